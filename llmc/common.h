@@ -1,0 +1,131 @@
+/*
+common.h: what every file of the project may use without saying so.
+
+  system headers   only here, so that a test can include an operation twice, once inside a namespace
+  CHECK            for what a user can cause: one line on stderr, exit status 1
+  assert           for bugs only, free of side effects; NDEBUG is refused, so it is alive in every build
+  buffers          the only way to reach memory that operations work on (device memory in the CUDA
+                   build): allocate, free, zero, upload, download
+
+Valid as C11 and as C++17.
+*/
+#ifndef LLMC_COMMON_H
+#define LLMC_COMMON_H
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#ifdef NDEBUG
+#error "assertions are part of the program: do not define NDEBUG"
+#endif
+
+#include <assert.h>
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <glob.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <omp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cblas.h>
+#include <cjson/cJSON.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNALLED = 3 };
+
+PRINTF_LIKE(1, 2)
+static inline void warn(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    flockfile(stderr);
+    fprintf(stderr, "diffv2: ");
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n");
+    funlockfile(stderr);
+    va_end(args);
+}
+
+// A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.
+#define CHECK(cond, ...)        \
+    do {                        \
+        if (!(cond)) {          \
+            fflush(stdout);     \
+            warn(__VA_ARGS__);  \
+            exit(EXIT_FAILED);  \
+        }                       \
+    } while (0)
+
+static inline double now_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
+static inline int min_int(int a, int b) { return a < b ? a : b; }
+static inline int max_int(int a, int b) { return a > b ? a : b; }
+
+// Host memory for small things; never NULL.
+static inline void *checked_calloc(size_t count, size_t size) {
+    void *p = calloc(count ? count : 1, size ? size : 1);
+    CHECK(p != NULL, "out of memory: %zu bytes wanted on the host", count * size);
+    return p;
+}
+
+// A printf into a fixed array; a text that does not fit is a user's path that is too long, hence CHECK.
+#define FORMAT(array, ...)                                                                       \
+    do {                                                                                         \
+        int format_length = snprintf((array), sizeof(array), __VA_ARGS__);                       \
+        CHECK(format_length >= 0 && (size_t)format_length < sizeof(array),                       \
+              "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, (array)); \
+    } while (0)
+
+#ifndef DEVICE_OPS
+
+// Memory that operations work on: 64-byte aligned, zero, touched in parallel so that step 1 pays no page faults.
+// `what` names it in the message when memory is short.
+static inline void *buffer_alloc(size_t bytes, const char *what) {
+    size_t size = round_up(max_size(bytes, 1), 4096);
+    void *p = aligned_alloc(4096, size);
+    CHECK(p != NULL, "out of memory: %.1f MiB wanted for %s; a smaller --batch-size or --seq-len needs less",
+          (double)bytes / 1048576.0, what);
+#pragma omp parallel for schedule(static)
+    for (size_t page = 0; page < size / 4096; page++) memset((char *)p + page * 4096, 0, 4096);
+    return p;
+}
+static inline void buffer_free(void *p) { free(p); }
+static inline void buffer_zero(void *p, size_t bytes) {
+    size_t pages = (bytes + 4095) / 4096;
+#pragma omp parallel for schedule(static)
+    for (size_t page = 0; page < pages; page++)
+        memset((char *)p + page * 4096, 0, min_size(4096, bytes - page * 4096));
+}
+static inline void buffer_upload(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
+static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
+
+#endif // DEVICE_OPS
+#endif

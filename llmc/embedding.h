@@ -1,0 +1,32 @@
+/*
+embedding: a row of the table per token.
+
+  forward   x[n,:] = weight[tokens[n],:]
+  backward  dweight[tokens[n],:] += dx[n,:]
+  shapes    tokens (N), weight (V,C), x (N,C)
+  numerics  a token that occurs often adds its rows in the order of n. Threads share the columns,
+            not the rows, so the sum does not depend on their number and nothing is atomic.
+  traffic   forward C in, C out per row; backward 2C in, C out
+*/
+#ifndef LLMC_EMBEDDING_H
+#define LLMC_EMBEDDING_H
+
+static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++)
+        memcpy(x + (size_t)n * (size_t)C, weight + (size_t)tokens[n] * (size_t)C, (size_t)C * sizeof(floatX));
+}
+
+static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
+    enum { COLUMNS = 32 };
+#pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += COLUMNS) {
+        int c1 = min_int(C, c0 + COLUMNS);
+        for (int n = 0; n < N; n++) {
+            grad_t *dw = dweight + (size_t)tokens[n] * (size_t)C;
+            const floatX *d = dx + (size_t)n * (size_t)C;
+            for (int c = c0; c < c1; c++) dw[c] += d[c]; // x[n,c] = weight[tokens[n],c]
+        }
+    }
+}
+#endif

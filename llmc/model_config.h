@@ -1,0 +1,214 @@
+/*
+model_config.h: the architecture of one model, what follows from it, and the list of its tensors.
+
+The table of tensors (tensor_rows) is the one place that knows the names, shapes, order, initial
+values and weight decay of parameters; allocation, init, optimizer, checkpoint, gradient dump and
+tests walk the list that tensor_list_build makes of it.
+*/
+#ifndef LLMC_MODEL_CONFIG_H
+#define LLMC_MODEL_CONFIG_H
+#include "common.h"
+#include "variants.h"
+
+typedef struct {
+    const AttentionVariant *attention;
+    int V, C, L, NH, NKV, D, F;
+    int T; // context: max_position_embeddings
+    double rope_theta, rms_norm_eps;
+    bool tied; // the LM head is the embedding
+} ModelConfig;
+
+// What the attention of a configuration comes to; see variants.h for the equations.
+typedef struct {
+    int OH, DV, NQ, QD, NK, NV;
+    int q_rows, k_rows, v_rows, lambda_rows; // rows of the fused input matrix, in this order
+    int fused_rows;                          // their sum
+    int fused_ld;                            // row stride of the fused activation: fused_rows rounded up to 64
+    int pair_stride;                         // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
+} AttentionDims;
+
+static inline AttentionDims attention_dims(const ModelConfig *c) {
+    const AttentionVariant *a = c->attention;
+    AttentionDims d;
+    d.OH = c->NH / a->merge;
+    d.DV = c->D * a->merge;
+    d.NQ = a->maps * d.OH;
+    d.QD = c->D / a->split;
+    d.NV = c->NKV / a->merge;
+    d.NK = a->key_sets * d.NV;
+    d.q_rows = d.NQ * d.QD;
+    d.k_rows = d.NK * d.QD;
+    d.v_rows = d.NV * d.DV;
+    d.lambda_rows = a->lambda == LAMBDA_SIGMOID ? c->NH : 0;
+    d.fused_rows = d.q_rows + d.k_rows + d.v_rows + d.lambda_rows;
+    d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
+    d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
+    return d;
+}
+
+// Problems of an architecture, each as one line into `out` (at most `limit`); returns their count.
+typedef char Problem[256];
+static inline int model_config_problems(const ModelConfig *c, Problem *out, int limit) {
+    int n = 0;
+#define PROBLEM(cond, ...) \
+    if ((cond) && n < limit) FORMAT(out[n++], __VA_ARGS__)
+    PROBLEM(c->V < 1, "vocabulary must be at least 1, not %d", c->V);
+    PROBLEM(c->C < 1, "hidden size must be at least 1, not %d", c->C);
+    PROBLEM(c->L < 1, "there must be at least 1 layer, not %d", c->L);
+    PROBLEM(c->F < 1, "MLP width must be at least 1, not %d", c->F);
+    PROBLEM(c->T < 1, "sequence length must be at least 1, not %d", c->T);
+    PROBLEM(c->NH < 1, "there must be at least 1 head, not %d", c->NH);
+    PROBLEM(c->NKV < 1, "there must be at least 1 key/value head, not %d", c->NKV);
+    PROBLEM(c->D < 8 || c->D > 256 || c->D % 2, "head dimension must be even and from 8 to 256, not %d", c->D);
+    PROBLEM(!(c->rope_theta > 0 && isfinite(c->rope_theta)), "rope theta must be positive, not %g", c->rope_theta);
+    PROBLEM(!(c->rms_norm_eps >= 0 && c->rms_norm_eps < 1), "rms_norm_eps must be in [0, 1), not %g", c->rms_norm_eps);
+    if (c->NH >= 1 && c->NKV >= 1) {
+        PROBLEM(c->NH % c->NKV, "%d heads are not a multiple of %d key/value heads", c->NH, c->NKV);
+        PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
+                "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
+                c->attention->merge, c->NH, c->NKV);
+    }
+    PROBLEM(c->D > 0 && c->D % (2 * c->attention->split), "%s needs a head dimension that is a multiple of %d, not %d",
+            c->attention->name, 2 * c->attention->split, c->D);
+    // sizes are computed in int for one row and size_t beyond
+    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
+                c->T > 1 << 24,
+            "a dimension is too large for this program");
+#undef PROBLEM
+    return n;
+}
+
+typedef enum { // names a tensor of a layer, or one of the whole model
+    T_EMBED,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_O, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM_FINAL, T_LM_HEAD,
+    TENSOR_KINDS
+} TensorKind;
+
+typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_O, DIM_HEAD, DIM_COUNT } Dim;
+typedef enum { INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init; // 1; normal(0, 0.02); the same over sqrt(2L)
+
+typedef struct {
+    TensorKind kind;
+    bool per_layer;
+    const char *name;
+    Dim shape[2]; // the second is DIM_NONE for a vector; a tensor with a dimension of 0 does not exist
+    Init init;
+    bool decay;
+    bool joined; // directly behind the previous tensor: the two are one matrix for a fused GEMM
+} TensorRow;
+
+static const TensorRow tensor_rows[] = {
+    // kind        layer  name                                shape                    init           decay  joined
+    {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true},
+    {T_V,          true,  "self_attn.v_proj.weight",          {DIM_VALUE, DIM_C},      INIT_NORMAL,   true,  true},
+    {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true},
+    {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
+    {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_MLP_UP,     true,  "mlp.up_proj.weight",               {DIM_F, DIM_C},          INIT_NORMAL,   true,  true},
+    {T_MLP_DOWN,   true,  "mlp.down_proj.weight",             {DIM_C, DIM_F},          INIT_RESIDUAL, true,  false},
+    {T_NORM_FINAL, false, "model.norm.weight",                {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_LM_HEAD,    false, "lm_head.weight",                   {DIM_HEAD, DIM_C},       INIT_NORMAL,   true,  false},
+};
+enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]) };
+
+typedef struct {
+    char name[96];
+    const TensorRow *row;
+    int layer;       // 0 .. L-1; -1 for the tensors before and L for those after the layers
+    int ndim;        // 1 or 2
+    size_t shape[2];
+    size_t count;    // elements
+    size_t offset;   // first element in the buffers of parameters, gradients and moments
+} Tensor;
+
+// The tensors of a model in the order of checkpoints and of the buffers: layer-major.
+typedef struct {
+    Tensor *tensors;
+    int count;
+    size_t parameter_count; // elements of all tensors
+    size_t buffer_count;    // the same with padding: what a buffer of parameters holds
+    size_t *layer_offset;   // [L+1]: the elements of layer l are layer_offset[l] .. layer_offset[l+1]
+    int *index;             // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
+    int L;
+} TensorList;
+
+enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
+
+// NULL when the model has no such tensor. `layer` is ignored for tensors of the whole model.
+static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
+    int i = list->index[(size_t)layer * TENSOR_KINDS + kind];
+    return i < 0 ? NULL : &list->tensors[i];
+}
+
+static inline TensorList tensor_list_build(const ModelConfig *c) {
+    AttentionDims a = attention_dims(c);
+    size_t dims[DIM_COUNT] = {0};
+    dims[DIM_V] = (size_t)c->V;
+    dims[DIM_C] = (size_t)c->C;
+    dims[DIM_F] = (size_t)c->F;
+    dims[DIM_Q] = (size_t)a.q_rows;
+    dims[DIM_K] = (size_t)a.k_rows;
+    dims[DIM_VALUE] = (size_t)a.v_rows;
+    dims[DIM_LAMBDA] = (size_t)a.lambda_rows;
+    dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
+    dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;
+
+    TensorList list;
+    memset(&list, 0, sizeof(list));
+    list.L = c->L;
+    list.tensors = (Tensor *)checked_calloc((size_t)TENSOR_ROW_COUNT * (size_t)c->L, sizeof(Tensor));
+    list.index = (int *)checked_calloc((size_t)c->L * TENSOR_KINDS, sizeof(int));
+    list.layer_offset = (size_t *)checked_calloc((size_t)c->L + 1, sizeof(size_t));
+    for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
+
+    size_t offset = 0;
+    bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
+    for (int r = 0; r < TENSOR_ROW_COUNT;) {
+        int group_end = r; // rows r .. group_end-1 are all per layer or all not
+        while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer) group_end++;
+        bool per_layer = tensor_rows[r].per_layer;
+        for (int l = 0; l < (per_layer ? c->L : 1); l++) {
+            offset = round_up(offset, TENSOR_ALIGN);
+            if (per_layer) list.layer_offset[l] = offset;
+            for (int i = r; i < group_end; i++) {
+                const TensorRow *row = &tensor_rows[i];
+                size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
+                if (count == 0) continue;
+                if (!row->joined) offset = round_up(offset, TENSOR_ALIGN);
+                Tensor *t = &list.tensors[list.count];
+                if (per_layer) FORMAT(t->name, "model.layers.%d.%s", l, row->name);
+                else FORMAT(t->name, "%s", row->name);
+                t->row = row;
+                t->layer = per_layer ? l : after ? c->L : -1;
+                t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
+                t->shape[0] = dims[row->shape[0]];
+                t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
+                t->count = count;
+                t->offset = offset;
+                offset += count;
+                list.parameter_count += count;
+                for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
+                    list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;
+                list.count++;
+            }
+            if (per_layer) list.layer_offset[l + 1] = round_up(offset, TENSOR_ALIGN);
+        }
+        after = after || per_layer;
+        r = group_end;
+    }
+    list.buffer_count = round_up(offset, TENSOR_ALIGN);
+    return list;
+}
+
+static inline void tensor_list_free(TensorList *list) {
+    free(list->tensors);
+    free(list->index);
+    free(list->layer_offset);
+    memset(list, 0, sizeof(*list));
+}
+#endif

@@ -1,0 +1,121 @@
+/*
+ops.h: the contract between the trainer and the operations.
+
+Every operation is declared here once, with its shapes, and defined twice under the same name: in
+`llmc/NAME.h` (C, this build) and in `llmc/NAME.cuh` (CUDA, selected by DEVICE_OPS). An operation
+that is declared and not defined is a compiler warning, hence an error.
+
+  floatX   storage of parameters and activations      real   statistics, moments, arithmetic
+  grad_t   storage of gradients
+  On the CPU all three are `float`, or `double` when compiled with -DREAL=double.
+
+  B sequences, T positions, N = B*T rows, C hidden size, L layers, V vocabulary, Vp row stride of the
+  logits, F MLP width, D head dimension, NH output heads, NKV key/value heads, NQ query heads.
+  Matrices are row-major; weights are [out, in]. `ld` is a row stride in elements.
+  "=" overwrites, "+=" accumulates: parameter gradients and residual gradients accumulate.
+
+Pointers are to operation memory (buffer_alloc). Only operations dereference them.
+*/
+#ifndef LLMC_OPS_H
+#define LLMC_OPS_H
+
+#ifdef DEVICE_OPS
+#include "device_types.cuh"
+#else
+#ifndef REAL
+#define REAL float
+#endif
+typedef REAL real;
+typedef REAL floatX;
+typedef REAL grad_t;
+#endif
+
+// x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
+static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
+static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C); // +=
+
+// y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps);
+static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
+
+// y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
+static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy); // dx =, dweight +=
+
+// rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
+// x (N, heads*D) with row stride ldx; table (positions, D/2, 2) of (cos, sin), filled on the host by rope_table
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first);
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first);
+
+// Causal attention of NQ query heads over NKV key/value heads, query head j with key/value head j / (NQ/NKV).
+// Rows of q, k, v and of the output have strides of their own, and so have the heads within a row: q, k and v
+// are read where the fused GEMM left them. Query row t has position first + t and sees the keys 0 .. first + t;
+// keys and values have first + T rows (first > 0 only in generation, with B = 1).
+typedef struct {
+    int B, T, first;
+    int NQ, NKV, D, DV;                    // D: width of a query and key head, DV: of a value head
+    int ldq, ldkv, ldo;                    // row strides
+    int q_head, k_head, v_head, o_head;    // head strides
+    real scale;
+} AttentionShape;
+
+// out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL when there is none
+static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                     AttentionShape s);
+static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                      const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                      AttentionShape s); // =; dq, dk, dv with the strides of q, k, v; dout with out's
+static inline size_t attention_workspace_bytes(AttentionShape s, int threads);
+
+// o[n,h,:] = a[n,h1,:] - s a[n,h2,:], s = sigmoid(l[n,h])    a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D)
+// h1 = 2 stride (h / stride) + h % stride, h2 = h1 + stride: stride 1 pairs (2h, 2h+1), stride NH pairs (h, h+NH)
+static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        int stride);
+static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
+                                         int N, int NH, int D, int ldl, int stride); // =; dl with the stride of l
+
+// y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
+static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
+static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
+
+// y = a + b, elementwise
+static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count);
+
+// losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
+// with dloss != 0 the logits are then overwritten by their gradient, dloss * (softmax - onehot), padding by 0
+static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss);
+
+// One AdamW step (decoupled decay) over `count` elements, g = grad_scale * grads:
+//   m = beta1 m + (1-beta1) g,  v = beta2 v + (1-beta2) g^2,  w -= lr (m^ / (sqrt(v^) + eps) + weight_decay w)
+// master: fp32 weights when params are narrower, else NULL
+static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
+                                double grad_scale, double lr, double beta1, double beta2, double eps,
+                                double weight_decay, int64_t step);
+
+// sum of squares, in double and in an order that does not depend on the number of threads
+static inline double sum_of_squares(const grad_t *x, size_t count);
+
+// Called once before the first operation: threads to use, and the scratch memory that operations may share.
+static inline void ops_init(size_t workspace_bytes);
+static inline void ops_free(void);
+
+#ifdef DEVICE_OPS
+#include "all_ops.cuh"
+#else
+#include "workspace.h"
+#include "vecmath.h"
+#include "embedding.h"
+#include "rmsnorm.h"
+#include "matmul.h"
+#include "rope.h"
+#include "attention.h"
+#include "diff_combine.h"
+#include "swiglu.h"
+#include "residual.h"
+#include "cross_entropy.h"
+#include "adamw.h"
+#include "sum_of_squares.h"
+#endif
+#endif

@@ -1,0 +1,51 @@
+/*
+variants.h: the attention variants as data. A trait is a number that becomes a loop bound or a size;
+nothing outside find_variant compares names.
+
+  maps      attention maps per output head: 1, or 2 that are subtracted
+  key_sets  sets of keys; with 2, map m reads key set m
+  merge     neighbouring heads merged into one output head of width merge*D (value width merge*D)
+  split     query and key heads have width D/split
+  pair      which query heads form a pair: neighbours (2i, 2i+1), or (i, i+NH)
+  lambda    where the factor of the second map comes from
+  norm      normalisation of the output heads before o_proj
+  gate      sigmoid gate on the output, from the input
+  sink      extra logit in the softmax denominator
+
+  OH = NH/merge output heads of width DV = merge*D;  NQ = maps*OH query heads of width QD = D/split;
+  NV = NKV/merge value heads;  NK = key_sets*NV key heads of width QD.  OH*DV = NH*D always.
+*/
+#ifndef LLMC_VARIANTS_H
+#define LLMC_VARIANTS_H
+#include "common.h"
+
+typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
+typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID } Lambda;
+typedef enum { NORM_NONE } Norm;
+typedef enum { GATE_NONE } Gate;
+typedef enum { SINK_NONE } Sink;
+
+typedef struct {
+    const char *name;
+    int maps, key_sets, merge, split;
+    Pair pair;
+    Lambda lambda;
+    Norm norm;
+    Gate gate;
+    Sink sink;
+} AttentionVariant;
+
+static const AttentionVariant attention_variants[] = {
+    // name       maps key_sets merge split pair       lambda          norm       gate       sink
+    {"baseline",  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2",   2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+};
+enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
+
+// NULL when there is no such variant.
+static inline const AttentionVariant *find_variant(const char *name) {
+    for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++)
+        if (strcmp(attention_variants[i].name, name) == 0) return &attention_variants[i];
+    return NULL;
+}
+#endif

@@ -1,0 +1,31 @@
+/*
+workspace.h: the number of threads and the scratch memory that the CPU operations share.
+
+Operations run one after another, so one block serves them all: the trainer asks each operation for
+its need (attention_workspace_bytes) and passes the largest to ops_init before the first step.
+*/
+#ifndef LLMC_WORKSPACE_H
+#define LLMC_WORKSPACE_H
+
+static struct {
+    void *memory;
+    size_t bytes;
+} ops_workspace;
+
+static inline void ops_init(size_t workspace_bytes) {
+    buffer_free(ops_workspace.memory);
+    ops_workspace.memory = buffer_alloc(workspace_bytes, "the operations' workspace");
+    ops_workspace.bytes = workspace_bytes;
+}
+
+static inline void ops_free(void) {
+    buffer_free(ops_workspace.memory);
+    ops_workspace.memory = NULL;
+    ops_workspace.bytes = 0;
+}
+
+static inline real *ops_workspace_take(size_t bytes) {
+    assert(ops_workspace.memory != NULL && bytes <= ops_workspace.bytes);
+    return (real *)ops_workspace.memory;
+}
+#endif

@@ -1,0 +1,105 @@
+/*
+harness.h: what tests are made of. A test is a sentence and a function; a file of tests ends in one
+table of them; test_diffv2.c runs the tables. EXPECT counts a failure, prints it with its parameters
+and goes on, so that one run shows all that is wrong.
+*/
+#ifndef TESTS_HARNESS_H
+#define TESTS_HARNESS_H
+#include "../llmc/common.h"
+
+typedef struct {
+    const char *sentence;
+    void (*run)(void);
+} Test;
+
+static int test_failures; // of the test that is running
+
+PRINTF_LIKE(3, 4)
+static inline void test_failed(const char *file, int line, const char *fmt, ...) {
+    if (test_failures++ >= 5) return; // the first ones tell
+    va_list args;
+    va_start(args, fmt);
+    printf("    %s:%d: ", file, line);
+    vprintf(fmt, args);
+    printf("\n");
+    va_end(args);
+}
+#define EXPECT(cond, ...)                                        \
+    do {                                                         \
+        if (!(cond)) test_failed(__FILE__, __LINE__, __VA_ARGS__); \
+    } while (0)
+
+// A stream of numbers that depends on its seed alone.
+typedef struct {
+    uint64_t state;
+} TestRandom;
+static inline uint64_t test_random_bits(TestRandom *r) {
+    uint64_t z = (r->state += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+static inline int test_random_int(TestRandom *r, int n) { return (int)(test_random_bits(r) % (uint64_t)n); }
+// uniform in (-1, 1)
+static inline double test_random_real(TestRandom *r) { return (double)(int64_t)test_random_bits(r) * 0x1p-63; }
+
+// An empty directory of this process's own under TMPDIR, removed by test_remove_directory.
+typedef struct {
+    char path[512];
+} TestDirectory;
+static inline TestDirectory test_make_directory(void) {
+    TestDirectory d;
+    const char *tmp = getenv("TMPDIR");
+    FORMAT(d.path, "%s/diffv2_test_XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    CHECK(mkdtemp(d.path) != NULL, "cannot make a temporary directory %s: %s", d.path, strerror(errno));
+    return d;
+}
+static inline void test_remove_directory(const TestDirectory *d) {
+    char command[600];
+    FORMAT(command, "rm -rf '%s'", d->path);
+    if (system(command) != 0) printf("    could not remove %s\n", d->path);
+}
+
+// What a child process did. `out` and `err` are cut at their sizes and end in 0.
+typedef struct {
+    int status; // exit status; 128 + N when signal N ended it
+    char out[65536], err[16384];
+} ProgramResult;
+
+// Runs a shell command line; the program under test is $TRAIN_DIFFV2, else ./train_diffv2, written as %s first
+// in `fmt` by the caller through test_program().
+static inline const char *test_program(void) {
+    const char *program = getenv("TRAIN_DIFFV2");
+    return program && *program ? program : "./train_diffv2";
+}
+static inline void test_read_file(const char *path, char *text, size_t size) {
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(text, 1, size - 1, f) : 0;
+    text[n] = 0;
+    if (f) fclose(f);
+}
+PRINTF_LIKE(2, 3)
+static inline void run_command(ProgramResult *r, const char *fmt, ...) {
+    static char text[8192], command[9000];
+    TestDirectory d = test_make_directory();
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(text, sizeof(text), fmt, args);
+    va_end(args);
+    CHECK(n >= 0 && (size_t)n < sizeof(text), "a test's command line is too long");
+    FORMAT(command, "{ %s ; } >'%s/out' 2>'%s/err' </dev/null", text, d.path, d.path);
+    int status = system(command);
+    r->status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    char path[600];
+    FORMAT(path, "%s/out", d.path);
+    test_read_file(path, r->out, sizeof(r->out));
+    FORMAT(path, "%s/err", d.path);
+    test_read_file(path, r->err, sizeof(r->err));
+    test_remove_directory(&d);
+}
+static inline int count_lines(const char *text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+#endif
