@@ -1,0 +1,221 @@
+"""
+The model as plain tensor code: what every other implementation of it is compared with.
+
+  block    x += Wo attention(rmsnorm(x));  x += Wdown (silu(Wgate y) * (Wup y)), y = rmsnorm(x)
+  head     logits = Wlm rmsnorm(x), Wlm = the embedding when tied;  loss = mean cross-entropy, nats
+  norm     rmsnorm(x) = w x / sqrt(mean(x^2) + eps)
+  legend   B sequences, T positions, C hidden size, L layers, V vocabulary, F MLP width,
+           D head_dim, NH num_attention_heads, NKV num_key_value_heads;
+           derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,
+           DQ width of queries and keys, DV width of values; always H*DV = NH*D
+  numerics whatever dtype the weights have; nothing is fused, cached or approximated
+"""
+import math
+from collections import namedtuple
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+class Variant(NamedTuple):
+    maps: int      # attention maps per output head: 1, or 2 of which the second is subtracted
+    key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
+    v_width: int   # width of a value head in units of D
+    pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
+    factor: str    # what the second map is multiplied with, a key of FACTORS
+    norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
+    gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
+    sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
+
+
+VARIANTS = {
+    #                              maps key_sets v_width pair factor     norm    gate    sink
+    "baseline":            Variant(1,   1,       1, "next", "none",      "none", "none", "none"),
+    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", "none", "none"),
+    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", "none", "none"),
+    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", "none", "none"),
+    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", "none", "none"),
+    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", "none", "none"),
+    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  "none", "none"),
+    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", "none", "zero"),
+    "sink":                Variant(1,   1,       1, "next", "none",      "none", "none", "learned"),
+    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", "head", "none"),
+    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", "elem", "none"),
+}
+
+
+Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
+
+
+def variant_of(config):
+    return VARIANTS[config.get("attention", "baseline")]  # a plain Llama config has no such key
+
+
+def shape_of(config):
+    v = variant_of(config)
+    NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    H, NV = NH // v.v_width, NKV // v.v_width
+    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D * v.v_width // v.key_sets, D * v.v_width)
+    if NH % NKV or NKV % v.v_width or s.DQ % 2:
+        raise ValueError(f"NH {NH}, NKV {NKV}, D {D}: heads do not divide")
+    if v.pair == "half" and NKV == 1:
+        raise ValueError("with one KV head both heads of a pair read the same group: no ablation")
+    return s
+
+
+# The factor of the second map, given the layer's weights w, its normed input x (B,T,C) and its
+# index. The projected ones are per token and head, (B,T,H,1); the others broadcast.
+def projected_lambda(w, x):
+    return (x @ w["self_attn.lambda_proj.weight"].T)[..., None]
+
+
+LAMBDA_VECTORS = ("q1", "k1", "q2", "k2")
+
+
+def lambda_init(layer):
+    return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+def exp_lambda(w, layer):
+    q1, k1, q2, k2 = (w["self_attn.lambda_" + i] for i in LAMBDA_VECTORS)
+    return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + lambda_init(layer)
+
+
+FACTORS = {
+    "sigmoid": lambda w, x, layer: torch.sigmoid(projected_lambda(w, x)),
+    "linear":  lambda w, x, layer: projected_lambda(w, x),
+    "one":     lambda w, x, layer: 1.0,
+    "exp":     lambda w, x, layer: exp_lambda(w, layer),
+    "scalar":  lambda w, x, layer: w["self_attn.lambda"],
+}
+
+
+def rmsnorm(x, weight, eps):
+    return weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def rope(x, theta):
+    """x (B,T,heads,d): element i < d/2 and element i + d/2 rotate by t * theta^(-2i/d)."""
+    T, half = x.shape[1], x.shape[3] // 2
+    frequency = theta ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = torch.arange(T, dtype=x.dtype)[:, None] * frequency  # (T,d/2)
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]        # (T,1,d/2), for every head
+    x1, x2 = x[..., :half], x[..., half:]
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
+
+
+def causal_softmax(scores, sink):
+    """scores (B,H,T,T); sink None or (H,): a logit that takes mass and returns nothing."""
+    T = scores.shape[-1]
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    scores = scores.masked_fill(future, -math.inf)
+    if sink is None:
+        return scores.softmax(-1)
+    column = sink[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+
+
+def attention(config, w, x, layer):
+    """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name."""
+    v, s = variant_of(config), shape_of(config)
+    B, T, _ = x.shape
+    theta, eps = config["rope_theta"], config["rms_norm_eps"]
+    query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), theta)
+    key = rope((x @ w["self_attn.k_proj.weight"].T).view(B, T, s.NK, s.DQ), theta)
+    value = (x @ w["self_attn.v_proj.weight"].T).view(B, T, s.NV, s.DV)
+
+    sink = {"none": None, "zero": x.new_zeros(s.H), "learned": w.get("self_attn.sinks")}[v.sink]
+    head = torch.arange(s.H)
+    outputs = []
+    for m in range(v.maps):
+        q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
+        g = q // (s.NQ // s.NV)                                        # its value head
+        k = g * v.key_sets + m % v.key_sets                            # its key head
+        scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
+        outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink), value[:, :, g]))
+
+    o = outputs[0]  # (B,T,H,DV)
+    if v.maps == 2:
+        o = o - FACTORS[v.factor](w, x, layer) * outputs[1]
+    if v.norm == "head":
+        o = rmsnorm(o, w["self_attn.subln.weight"], eps) * (1 - lambda_init(layer))
+    if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
+        o = o * torch.sigmoid(x @ w["self_attn.gate_proj.weight"].T).view(B, T, s.H, -1)
+    o = o.reshape(B, T, s.H * s.DV)
+    if v.norm == "all":
+        o = rmsnorm(o, w["self_attn.subln.weight"], eps)
+    return o @ w["self_attn.o_proj.weight"].T
+
+
+def mlp(w, y):
+    hidden = F.silu(y @ w["mlp.gate_proj.weight"].T) * (y @ w["mlp.up_proj.weight"].T)
+    return hidden @ w["mlp.down_proj.weight"].T
+
+
+def forward(config, weights, tokens):
+    """tokens (B,T) -> logits (B,T,V)"""
+    eps = config["rms_norm_eps"]
+    embedding = weights["model.embed_tokens.weight"]
+    x = embedding[tokens]  # (B,T,C)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        w = {name[len(prefix):]: t for name, t in weights.items() if name.startswith(prefix)}
+        x = x + attention(config, w, rmsnorm(x, w["input_layernorm.weight"], eps), layer)
+        x = x + mlp(w, rmsnorm(x, w["post_attention_layernorm.weight"], eps))
+    return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T
+
+
+def loss(config, weights, tokens, targets):
+    """Mean cross-entropy over all B*T targets, in nats."""
+    return F.cross_entropy(forward(config, weights, tokens).flatten(0, 1), targets.flatten())
+
+
+def tensor_table(config):
+    """(name, shape, centre, deviation) of every tensor, in the order of a checkpoint. The last two
+    are for tests, where no gradient should be negligible; training starts from other values."""
+    v, s = variant_of(config), shape_of(config)
+    V, C, F_ = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
+    NH, ND = config["num_attention_heads"], config["num_attention_heads"] * config["head_dim"]
+    linear = lambda out, fan_in: ((out, fan_in), 0, 1.3 / math.sqrt(fan_in))
+    norm = lambda width: ((width,), 1, 0.2)
+    vector = ((config["head_dim"],), 0, 0.5)
+    layer_rows = [  # present, name, shape and values
+        (True,                           "input_layernorm.weight",          norm(C)),
+        (True,                           "self_attn.q_proj.weight",         linear(s.NQ * s.DQ, C)),
+        (True,                           "self_attn.k_proj.weight",         linear(s.NK * s.DQ, C)),
+        (True,                           "self_attn.v_proj.weight",         linear(s.NV * s.DV, C)),
+        (v.factor == "sigmoid",          "self_attn.lambda_proj.weight",    linear(NH, C)),
+        (v.factor == "linear",           "self_attn.lambda_proj.weight",    linear(NH, C)),
+        (v.gate == "head",               "self_attn.gate_proj.weight",      linear(NH, C)),
+        (v.gate == "elem",               "self_attn.gate_proj.weight",      linear(ND, C)),
+        (True,                           "self_attn.o_proj.weight",         linear(C, ND)),
+        (v.norm == "head",               "self_attn.subln.weight",          norm(s.DV)),
+        (v.norm == "all",                "self_attn.subln.weight",          norm(ND)),
+        *((v.factor == "exp",            "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
+        (v.factor == "scalar",           "self_attn.lambda",                ((1,), 0.5, 0.2)),
+        (v.sink == "learned",            "self_attn.sinks",                 ((NH,), 0, 1)),
+        (True,                           "post_attention_layernorm.weight", norm(C)),
+        (True,                           "mlp.gate_proj.weight",            linear(F_, C)),
+        (True,                           "mlp.up_proj.weight",              linear(F_, C)),
+        (True,                           "mlp.down_proj.weight",            linear(C, F_)),
+    ]
+    table = [("model.embed_tokens.weight", (V, C), 0, 0.5)]
+    for layer in range(config["num_hidden_layers"]):
+        table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows if present]
+    table.append(("model.norm.weight", *norm(C)))
+    if not config["tie_word_embeddings"]:
+        table.append(("lm_head.weight", *linear(V, C)))
+    return table
+
+
+def init(config, seed):
+    """Random float64 weights that float32 represents exactly. Uniform, because that takes exact
+    arithmetic only: every machine draws the same bits."""
+    random, weights = np.random.RandomState(seed), {}
+    for name, shape, centre, deviation in tensor_table(config):
+        u = 2 * random.random_sample(shape) - 1  # deviation 1/sqrt(3)
+        values = np.float32(centre + deviation * math.sqrt(3) * u)
+        weights[name] = torch.from_numpy(values.astype(np.float64))
+    return weights

@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""
+Tests of model.py on its own: identities between variants, and a second formulation of attention.
+
+All in double precision on the shapes of the fixtures. Values are of order 1 and sums have fewer
+than 200 terms, so that two correct formulations agree to about 1e-14; 1e-12 leaves room.
+"""
+import math
+import sys
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import model
+from make_fixtures import SHAPES, COLUMNS, make_config
+
+TOLERANCE = 1e-12
+WORST = [0.0]  # largest difference of any passed comparison
+
+
+def case(variant, size, **changes):
+    """config, weights, tokens and targets of one row of SHAPES; `changes` override columns."""
+    shape = {**dict(zip(COLUMNS, SHAPES[variant, size])), **changes}
+    B, T = shape.pop("B"), shape["T"]
+    config = make_config(variant, size == "b", 10000.0, **shape)
+    stream = torch.from_numpy(np.random.RandomState(5).randint(0, config["vocab_size"], B * T + 1))
+    return config, model.init(config, 7), stream[:-1].view(B, T), stream[1:].view(B, T)
+
+
+def normal(*shape, generator=None):
+    generator = generator or torch.Generator().manual_seed(1)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def expect_close(a, b, what):
+    difference = float((a - b).abs().max() / b.abs().max())
+    assert a.shape == b.shape and difference <= TOLERANCE, f"{what}: relative difference {difference:.1e}"
+    WORST[0] = max(WORST[0], difference)
+
+
+def expect_different(a, b, what):
+    difference = float((a - b).abs().max() / b.abs().max())
+    assert difference > 1e-3, f"{what}: should differ, relative difference is {difference:.1e}"
+
+
+def attention_by_loops(config, w, x, layer):
+    """x (T,C) -> (T,C): the design's table once more, one head and one query at a time."""
+    name = config.get("attention", "baseline")
+    NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    group, T, w = NH // NKV, len(x), {n: t.numpy() for n, t in w.items()}
+    q, k, v = (x @ w[f"self_attn.{p}_proj.weight"].T for p in "qkv")
+    DQ = D // 2 if name == "diff_scalar" else D
+    DV = 2 * D if name == "diff_v1" else D
+    sigmoid = lambda z: 1 / (1 + np.exp(-z))
+
+    def rotated(row, head, t):  # element i and i + DQ/2 as one complex number
+        z = row[head * DQ:(head + 1) * DQ]
+        z = z[:DQ // 2] + 1j * z[DQ // 2:]
+        return z * np.exp(1j * t * config["rope_theta"] ** (-2 * np.arange(DQ // 2) / DQ))
+
+    def one_map(t, query_head, key_head, value_head, sink=None):
+        a = rotated(q[t], query_head, t)
+        dots = [(a * rotated(k[u], key_head, u).conj()).real.sum() for u in range(t + 1)]
+        e = [math.exp(dot / math.sqrt(DQ)) for dot in dots]
+        total = sum(e) + (0 if sink is None else math.exp(sink))
+        return sum(e[u] / total * v[u, value_head * DV:(value_head + 1) * DV] for u in range(t + 1))
+
+    def mean_square_normed(row):
+        return row / np.sqrt((row * row).mean() + config["rms_norm_eps"]) * w["self_attn.subln.weight"]
+
+    out = np.zeros((T, NH * D))
+    for t in range(T):
+        for i in range(NH // 2 if name == "diff_v1" else NH):
+            if name.startswith("diff_v2"):
+                first, second = (i, i + NH) if name == "diff_v2_cross_group" else (2 * i, 2 * i + 1)
+                kv1, kv2 = first // (2 * NH // NKV), second // (2 * NH // NKV)
+                if name == "diff_v2_no_lambda":
+                    s = 1
+                else:
+                    s = w["self_attn.lambda_proj.weight"][i] @ x[t]
+                    s = s if name == "diff_v2_no_sigmoid" else sigmoid(s)
+                o = one_map(t, first, kv1, kv1) - s * one_map(t, second, kv2, kv2)
+            elif name == "diff_v1":
+                p, init = i // ((NH // 2) // (NKV // 2)), 0.8 - 0.6 * math.exp(-0.3 * layer)
+                dot = lambda n: w["self_attn.lambda_q" + n] @ w["self_attn.lambda_k" + n]
+                s = math.exp(dot("1")) - math.exp(dot("2")) + init
+                o = one_map(t, 2 * i, 2 * p, p) - s * one_map(t, 2 * i + 1, 2 * p + 1, p)
+                o = mean_square_normed(o) * (1 - init)
+            elif name == "diff_scalar":
+                g = i // group
+                s = w["self_attn.lambda"][0]
+                o = one_map(t, 2 * i, 2 * g, g) - s * one_map(t, 2 * i + 1, 2 * g + 1, g)
+            else:
+                sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
+                o = one_map(t, i, i // group, i // group, sink)
+            out[t, i * DV:(i + 1) * DV] = o
+        if name == "diff_scalar":
+            out[t] = mean_square_normed(out[t])
+        if name.startswith("gated"):
+            gate = sigmoid(w["self_attn.gate_proj.weight"] @ x[t])
+            out[t] *= np.repeat(gate, D) if name == "gated_head" else gate
+    return out @ w["self_attn.o_proj.weight"].T
+
+
+def test_attention_equals_the_table_written_as_loops():
+    for variant, size in SHAPES:
+        config, weights, _, _ = case(variant, size, T=11, L=3)
+        x = np.random.RandomState(3).standard_normal((11, config["hidden_size"]))
+        for layer in (0, 2):  # diff_v1 depends on the layer
+            prefix = f"model.layers.{layer}."
+            w = {n[len(prefix):]: t for n, t in weights.items() if n.startswith(prefix)}
+            expected = torch.from_numpy(attention_by_loops(config, w, x, layer))
+            got = model.attention(config, w, torch.from_numpy(x)[None], layer)[0]
+            expect_close(got, expected, f"{variant} {size} layer {layer}")
+
+
+def test_baseline_attention_equals_the_library_kernel():
+    if not hasattr(F, "scaled_dot_product_attention"):  # since PyTorch 2.0
+        return "skipped: this PyTorch has none"
+    for size in "ab":
+        config, weights, _, _ = case("baseline", size)
+        w = {n[15:]: t for n, t in weights.items() if n.startswith("model.layers.0.")}
+        x = normal(2, 9, config["hidden_size"])
+        q, k, v = (x @ w[f"self_attn.{p}_proj.weight"].T for p in "qkv")
+        q, k, v = (t.unflatten(-1, (-1, config["head_dim"])) for t in (q, k, v))
+        q, k = model.rope(q, config["rope_theta"]), model.rope(k, config["rope_theta"])
+        repeats = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        expect_close(model.attention(config, w, x, 0), o @ w["self_attn.o_proj.weight"].T, size)
+
+
+def test_a_token_changes_its_own_logits_and_no_earlier_ones():
+    for variant, size in SHAPES:
+        config, weights, tokens, _ = case(variant, size)
+        t = tokens.shape[1] // 2
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % config["vocab_size"]
+        a, b = model.forward(config, weights, tokens), model.forward(config, weights, changed)
+        expect_close(b[:, :t], a[:, :t], f"{variant} {size} before")
+        expect_different(b[:, t], a[:, t], f"{variant} {size} at t")
+        expect_different(b[:, t + 1:], a[:, t + 1:], f"{variant} {size} after")
+
+
+def test_rope_equals_interleaved_pairs_after_a_permutation_of_rows():
+    x = normal(2, 9, 3, 8)
+    order = torch.arange(8).view(2, 4).T.flatten()  # 0 4 1 5 2 6 3 7: pairs side by side
+    pairs = torch.view_as_complex(x[..., order].view(2, 9, 3, 4, 2))
+    frequency = torch.tensor([10000.0 ** (-2 * i / 8) for i in range(4)], dtype=torch.float64)
+    angle = torch.arange(9, dtype=torch.float64)[:, None] * frequency
+    turned = torch.view_as_real(pairs * torch.polar(torch.ones_like(angle), angle)[:, None]).flatten(3)
+    expect_close(model.rope(x, 10000.0)[..., order], turned, "rope")
+
+
+def test_rope_makes_scores_depend_on_the_distance_only():
+    q, k = normal(16).expand(1, 12, 1, 16), normal(2, 16)[1].expand(1, 12, 1, 16)
+    scores = torch.einsum("bthd,bshd->ts", model.rope(q, 500.0), model.rope(k, 500.0))
+    expect_close(scores[1:, 1:], scores[:-1, :-1], "shifted by one")
+    expect_different(scores[1:, 0], scores[:-1, 0], "another distance")
+
+
+def test_sink_at_zero_is_off_by_one_and_at_minus_infinity_baseline():
+    for size in "ab":
+        config, weights, tokens, _ = case("sink", size)
+        expected = {name: model.forward({**config, "attention": name}, weights, tokens)
+                    for name in ("off_by_one", "baseline")}
+        expect_different(expected["off_by_one"], expected["baseline"], "off_by_one, baseline")
+        for name, logit in (("off_by_one", 0.0), ("baseline", -1e4)):
+            w = {n: torch.full_like(t, logit) if n.endswith("sinks") else t for n, t in weights.items()}
+            expect_close(model.forward(config, w, tokens), expected[name], f"{name} {size}")
+
+
+def with_projection(weights, name, logit):
+    """Weights of a one-layer model in which projection `name` gives `logit` (a number, or one per
+    row) for every token: embeddings have mean square 1 and first element 1, so that the first
+    element after the norm is the same for all, and the projection reads no other."""
+    w = dict(weights)
+    e = w["model.embed_tokens.weight"].clone()
+    C = e.shape[1]
+    e[:, 1:] *= ((C - 1) / e[:, 1:].pow(2).sum(-1, keepdim=True)).sqrt()
+    e[:, 0] = 1
+    w["model.embed_tokens.weight"] = e
+    first = w["model.layers.0.input_layernorm.weight"][0] / math.sqrt(1 + 1e-5)
+    name = f"model.layers.0.self_attn.{name}_proj.weight"
+    if name in w:
+        w[name] = torch.zeros_like(w[name])
+        w[name][:, 0] = logit / first
+    return w
+
+
+def test_an_open_gate_is_baseline_and_a_zero_gate_logit_halves_attention():
+    for variant, size in (v for v in SHAPES if v[0].startswith("gated")):
+        config, weights, tokens, _ = case(variant, size, L=1)
+        plain, o_proj = {**config, "attention": "baseline"}, "model.layers.0.self_attn.o_proj.weight"
+        for logit, share in ((50.0, 1.0), (0.0, 0.5)):
+            w = with_projection(weights, "gate", logit)
+            scaled = {**w, o_proj: w[o_proj] * share}
+            expected = model.forward(plain, scaled, tokens)
+            expect_close(model.forward(config, w, tokens), expected, f"{variant} {size}")
+
+
+def test_lambda_at_zero_leaves_the_first_map_as_a_baseline():
+    for variant, size in (v for v in SHAPES if v[0] in ("diff_v2", "diff_v2_no_sigmoid")):
+        config, weights, tokens, _ = case(variant, size, L=1)
+        w = with_projection(weights, "lambda", -50.0 if variant == "diff_v2" else 0.0)
+        q_proj = "model.layers.0.self_attn.q_proj.weight"
+        heads = w[q_proj].view(-1, config["head_dim"], config["hidden_size"])
+        first = {**w, q_proj: heads[0::2].flatten(0, 1)}
+        expected = model.forward({**config, "attention": "baseline"}, first, tokens)
+        expect_close(model.forward(config, w, tokens), expected, f"{variant} {size}")
+
+
+def test_lambda_at_one_is_no_lambda():
+    for size in "ab":
+        config, weights, tokens, _ = case("diff_v2", size, L=1)
+        w = with_projection(weights, "lambda", 50.0)
+        expected = model.forward({**config, "attention": "diff_v2_no_lambda"}, w, tokens)
+        expect_close(model.forward(config, w, tokens), expected, size)
+
+
+def test_no_sigmoid_is_diff_v2_when_its_logits_are_the_sigmoids():
+    for size in "ab":
+        config, weights, tokens, _ = case("diff_v2", size, L=1)
+        logits = torch.linspace(-1, 2, config["num_attention_heads"], dtype=torch.float64)
+        expected = model.forward(config, with_projection(weights, "lambda", logits), tokens)
+        w = with_projection(weights, "lambda", torch.sigmoid(logits))
+        got = model.forward({**config, "attention": "diff_v2_no_sigmoid"}, w, tokens)
+        expect_close(got, expected, size)
+
+
+def test_cross_group_with_its_query_heads_reordered_differs_only_by_the_second_maps_group():
+    for size in "ab":
+        config, weights, tokens, _ = case("diff_v2_cross_group", size, L=1)
+        q_proj, NH = "model.layers.0.self_attn.q_proj.weight", config["num_attention_heads"]
+        heads = weights[q_proj].view(2, NH, config["head_dim"], -1)  # [map][head]
+        w = {**weights, q_proj: heads.transpose(0, 1).flatten(0, 2)}  # [head][map]
+        got, other = model.forward(config, weights, tokens), {**config, "attention": "diff_v2"}
+        expect_different(got, model.forward(other, w, tokens), size)
+        # With the same keys and values in every group, groups do not matter.
+        for p in "kv":
+            name = f"model.layers.0.self_attn.{p}_proj.weight"
+            block = weights[name][:config["head_dim"]].repeat(config["num_key_value_heads"], 1)
+            weights[name] = w[name] = block
+        expect_close(model.forward(config, weights, tokens), model.forward(other, w, tokens), size)
+
+
+def test_gradients_equal_a_central_difference_along_a_random_direction():
+    for variant, size in SHAPES:
+        config, weights, tokens, targets = case(variant, size)
+        for t in weights.values():
+            t.requires_grad_()
+        model.loss(config, weights, tokens, targets).backward()
+        generator = torch.Generator().manual_seed(4)
+        direction = {n: normal(*t.shape, generator=generator) for n, t in weights.items()}
+        slope = sum(float((t.grad * direction[n]).sum()) for n, t in weights.items())
+        moved = lambda h: {n: t.detach() + h * direction[n] for n, t in weights.items()}
+        value = lambda h: float(model.loss(config, moved(h), tokens, targets))
+        h = 2e-5  # fourth order: truncation h^4, rounding 1e-16/h
+        numeric = (8 * (value(h) - value(-h)) - (value(2 * h) - value(-2 * h))) / (12 * h)
+        # A slope over thousands of weights is of order 1 and far from 0.
+        assert abs(numeric - slope) <= 1e-7 * max(1, abs(slope)), f"{variant} {size}: {numeric} and {slope}"
+
+
+def test_what_has_no_meaning_is_refused():
+    for variant, changes in (("diff_v2_cross_group", {"NKV": 1}), ("diff_v1", {"NH": 3, "NKV": 3}),
+                             ("baseline", {"NH": 3, "NKV": 2})):
+        try:
+            case(variant, "a", **changes)
+        except ValueError:
+            continue
+        raise AssertionError(f"{variant} {changes} was accepted")
+
+
+def main():
+    failed = 0
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            try:
+                note = test() or "ok"
+            except AssertionError as error:
+                note, failed = f"FAILED: {error}", failed + 1
+            print(f"{name[5:].replace('_', ' ')}: {note}")
+    print(f"{failed} failed, largest relative difference {WORST[0]:.1e}, "
+          f"PyTorch {torch.__version__}, numpy {np.__version__}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
