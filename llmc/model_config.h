@@ -68,7 +68,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
                 "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
                 c->attention->merge, c->NH, c->NKV);
     }
-    PROBLEM(c->D > 0 && c->D % (2 * c->attention->split), "%s needs a head dimension that is a multiple of %d, not %d",
+    PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split), "%s needs a head dimension that is a multiple of %d, not %d",
             c->attention->name, 2 * c->attention->split, c->D);
     // sizes are computed in int for one row and size_t beyond
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||

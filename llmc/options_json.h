@@ -1,0 +1,117 @@
+/*
+options_json.h: options as JSON, for run.json and trainer_state.json, and back for --resume.
+
+An object with the options' names as keys, in table order; null when an option has no value. A seed
+beyond 2^53, which a double does not hold, is a decimal string. Reals come back exactly when they are
+written by json_text (json.h).
+*/
+#ifndef LLMC_OPTIONS_JSON_H
+#define LLMC_OPTIONS_JSON_H
+#include "options_table.h"
+
+static inline cJSON *option_to_json(const Options *o, int r) {
+    OptionText text;
+    const char *value = option_text(text, o, r);
+    if (!value) return cJSON_CreateNull();
+    switch (option_rows[r].kind) {
+    case OPTION_ACTION:
+    case OPTION_BOOL:
+        return cJSON_CreateBool(strcmp(value, "yes") == 0);
+    case OPTION_TEXT:
+    case OPTION_CHOICE:
+        return cJSON_CreateString(value);
+    default:
+        break;
+    }
+    bool fits =
+        option_rows[r].kind != OPTION_U64 || *(const uint64_t *)((const char *)o + option_rows[r].field) <= 1ull << 53;
+    return fits ? cJSON_CreateNumber(strtod(value, NULL)) : cJSON_CreateString(value);
+}
+
+static inline cJSON *options_json(const Options *o, bool local_too) {
+    cJSON *json = cJSON_CreateObject();
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        const OptionRow *row = &option_rows[r];
+        if (row->kind == OPTION_ACTION || (row->on_resume == OPTION_LOCAL && !local_too)) continue;
+        cJSON *item = option_to_json(o, r);
+        CHECK(json && item && cJSON_AddItemToObject(json, row->name, item), "out of memory: options as JSON wanted");
+    }
+    return json;
+}
+
+// Every option (run.json). The caller deletes it.
+static inline cJSON *options_to_json(const Options *o) { return options_json(o, true); }
+
+// The options that belong to the run and not to one start of it (trainer_state.json): without --out, --resume,
+// --threads, ..., so that identical runs in two directories, or resumed and not, write identical checkpoints.
+static inline cJSON *options_state_to_json(const Options *o) { return options_json(o, false); }
+
+// Reads one saved value; false when the type or the value is not one that this option can have.
+static inline bool option_from_json(Options *o, int r, const cJSON *item) {
+    OptionKind kind = option_rows[r].kind;
+    bool number = kind == OPTION_INT || kind == OPTION_U64 || kind == OPTION_REAL;
+    OptionText text;
+    if (cJSON_IsBool(item)) return kind == OPTION_BOOL && option_set(o, r, cJSON_IsTrue(item) ? "yes" : "no");
+    if (cJSON_IsString(item) && item->valuestring) return kind != OPTION_BOOL && option_set(o, r, item->valuestring);
+    if (!cJSON_IsNumber(item) || !number || !isfinite(item->valuedouble)) return false;
+    if (kind == OPTION_REAL) snprintf(text, sizeof(text), "%.17g", item->valuedouble);
+    else if (fabs(item->valuedouble) > 0x1p53 || item->valuedouble != floor(item->valuedouble)) return false;
+    else snprintf(text, sizeof(text), "%.0f", item->valuedouble);
+    return option_set(o, r, text);
+}
+
+// For --resume: options that are not given take the saved value; those that are given and differ are printed, one
+// line each, and win, unless they must not change (then exit 2). Returns the number of differences. Options of
+// this start alone are passed over. A saved object that this program cannot have written ends it with status 1.
+static inline int options_adopt_json(Options *o, const cJSON *saved) {
+    static const char *const where = "the checkpoint's options";
+    CHECK(cJSON_IsObject(saved), "%s are not a JSON object: the checkpoint is damaged", where);
+    int differences = 0, refused = 0, damaged = 0;
+    bool seen[OPTION_LIMIT];
+    memset(seen, 0, sizeof(seen));
+    Options checkpoint;
+    memset(&checkpoint, 0, sizeof(checkpoint));
+    for (const cJSON *item = saved->child; item; item = item->next) {
+        const char *name = item->string ? item->string : "";
+        OptionText shown_name, shown_old, shown_new, text_old, text_new;
+        option_shown(shown_name, name);
+        int r = option_find(name, strlen(name));
+        if (r < 0 && cJSON_IsNull(item)) continue;
+        if (r < 0 || option_rows[r].kind == OPTION_ACTION || seen[r]) {
+            warn("%s have --%s %s", where, shown_name,
+                 r >= 0 && seen[r] ? "twice" : "which this version does not know");
+            damaged++;
+            continue;
+        }
+        seen[r] = true;
+        if (option_rows[r].on_resume == OPTION_LOCAL) continue;
+        if (!cJSON_IsNull(item) && !option_from_json(&checkpoint, r, item)) {
+            warn("%s have a value of --%s that is not %s", where, shown_name,
+                 option_accepts(text_old, &option_rows[r]));
+            damaged++;
+            continue;
+        }
+        const char *old_value = option_text(text_old, &checkpoint, r);
+        if (!o->given[r]) {
+            if (old_value) option_set(o, r, old_value);
+            continue;
+        }
+        const char *new_value = option_text(text_new, o, r);
+        if (old_value && new_value && strcmp(old_value, new_value) == 0) continue;
+        old_value = option_shown(shown_old, old_value ? old_value : "none");
+        new_value = option_shown(shown_new, new_value ? new_value : "none");
+        differences++;
+        if (option_rows[r].on_resume == OPTION_FIXED) {
+            warn("--%s: %s in the checkpoint, %s now; a resumed run cannot change it", name, old_value, new_value);
+            refused++;
+        } else {
+            printf("option --%s: %s in the checkpoint, %s now\n", name, old_value, new_value);
+        }
+    }
+    options_free(&checkpoint);
+    CHECK(!damaged, "%s cannot be read: was the checkpoint written by another version?", where);
+    fflush(stdout);
+    if (refused) exit(EXIT_USAGE);
+    return differences;
+}
+#endif

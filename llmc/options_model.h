@@ -1,0 +1,194 @@
+/*
+options_model.h: what follows from several options: the model's shape, defaults that depend on other
+options, and combinations that are refused.
+*/
+#ifndef LLMC_OPTIONS_MODEL_H
+#define LLMC_OPTIONS_MODEL_H
+#include "model_config.h"
+#include "options_table.h"
+
+// A usage error: one line. All of them are reported before the program ends with status 2.
+#define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
+
+typedef struct {
+    const char *option;
+    size_t field, preset, model; // offsets in Options (int64_t), Preset (int), ModelConfig (int)
+} ModelDim;
+#define DIMENSION(option, field, letter) \
+    { option, offsetof(Options, field), offsetof(Preset, letter), offsetof(ModelConfig, letter) }
+static const ModelDim model_dims[] = {
+    DIMENSION("layers", layers, L),       DIMENSION("hidden", hidden, C),     DIMENSION("heads", heads, NH),
+    DIMENSION("kv-heads", kv_heads, NKV), DIMENSION("head-dim", head_dim, D), DIMENSION("ffn", ffn, F),
+    DIMENSION("seq-len", seq_len, T),     DIMENSION("vocab", vocab, V),
+};
+#undef DIMENSION
+enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
+
+static inline int64_t *option_int(Options *o, size_t field) { return (int64_t *)((char *)o + field); }
+
+// Gives every option that has no value the one that follows from the others.
+static inline void options_derive(Options *o, int ranks) {
+    const Preset *preset = &presets[o->preset];
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        int r = option_row(model_dims[i].option);
+        if (!o->has[r])
+            *option_int(o, model_dims[i].field) = *(const int *)((const char *)preset + model_dims[i].preset);
+        o->has[r] = true;
+    }
+    int tie = option_row("tie-embeddings"), total = option_row("total-batch"), warmup = option_row("warmup");
+    int threads = option_row("threads");
+    if (!o->has[tie]) o->tie_embeddings = preset->tied;
+    if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
+    if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
+    if (!o->has[threads]) o->threads = omp_get_num_procs();
+    o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
+}
+
+static inline ModelConfig options_config(const Options *o) {
+    ModelConfig c;
+    memset(&c, 0, sizeof(c));
+    c.attention = &attention_variants[o->attention];
+    for (int i = 0; i < MODEL_DIM_COUNT; i++)
+        *(int *)((char *)&c + model_dims[i].model) = (int)*(const int64_t *)((const char *)o + model_dims[i].field);
+    c.rope_theta = o->rope_theta;
+    c.rms_norm_eps = o->rms_norm_eps;
+    c.tied = o->tie_embeddings;
+    return c;
+}
+
+// The ranges of single options leave only what heads must be to each other.
+static inline int options_model_problems(const Options *o) {
+    ModelConfig c = options_config(o);
+    Problem problems[8];
+    int count = model_config_problems(&c, problems, 8);
+    for (int i = 0; i < count; i++)
+        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
+             c.D);
+    return count;
+}
+
+// True when none of the named options was given a value that is not accepted; the list ends in NULL.
+static inline bool options_usable(const Options *o, const char *const *names) {
+    for (; *names; names++)
+        if (o->refused[option_row(*names)]) return false;
+    return true;
+}
+
+// Checks of numbers against each other, for options that all have their values.
+static inline int options_number_problems(const Options *o, int ranks) {
+    static const char *const shape[] = {"attention", "preset", "heads", "kv-heads", "head-dim", NULL};
+    static const char *const length[] = {"steps", "warmup", NULL};
+    static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
+    int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
+    if (options_usable(o, length) && o->warmup > o->steps)
+        REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
+    if (!options_usable(o, batch)) return problems;
+    int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
+    if (N > INT_MAX)
+        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens: lower one",
+               o->batch_size, o->seq_len, INT_MAX);
+    else if (o->total_batch % micro_step)
+        REFUSE(problems,
+               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64 " times --seq-len %" PRId64
+               " times %d rank%s: %" PRId64 " is",
+               o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s",
+               (o->total_batch / micro_step + 1) * micro_step);
+    return problems;
+}
+
+// Options that a mode needs. `adopted`: those of the checkpoint have been read, if there is one.
+static inline int options_missing(const Options *o, bool adopted) {
+    int problems = 0;
+    if (o->resume && !o->out && !o->refused[option_row("out")])
+        REFUSE(problems, "--resume needs --out DIR, the directory of the run");
+    if (o->resume && !adopted) return problems;
+    static const char *const modes[] = {"dump-grads", "generate", "eval", "dry-run", NULL};
+    bool training = options_usable(o, modes) && !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
+    if ((training || o->dump_grads) && !o->train_data && !o->refused[option_row("train-data")])
+        REFUSE(problems, "%s needs --train-data GLOB", training ? "training" : "--dump-grads");
+    if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
+        REFUSE(problems, "--eval needs --val-data GLOB");
+    return problems;
+}
+
+static inline int options_exclusions(const Options *o) {
+    int problems = 0, modes = 0;
+    if (o->init && o->resume)
+        REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
+    OptionText list;
+    list[0] = 0;
+    static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};
+    const bool asked[] = {o->dump_grads != NULL, o->generate > 0, o->eval, o->dry_run};
+    for (int i = 0; i < 4; i++) {
+        size_t n = strlen(list);
+        if (asked[i]) snprintf(list + n, sizeof(list) - n, "%s--%s", modes++ ? " and " : "", mode_names[i]);
+    }
+    if (modes > 1) REFUSE(problems, "%s exclude each other: the program does one of them", list);
+    return problems;
+}
+
+// Resolves defaults that depend on other options, and checks what options must be to each other: every problem is
+// reported, then exit 2. Called when the values of a checkpoint have been adopted.
+static inline void options_finish(Options *o, int ranks) {
+    assert(ranks >= 1);
+    options_derive(o, ranks);
+    int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
+    if (problems) exit(EXIT_USAGE);
+    if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
+}
+
+// The model of finished options. A combination that is no model: every problem is reported, then exit 2.
+static inline ModelConfig options_model(const Options *o) {
+    if (options_model_problems(o)) exit(EXIT_USAGE);
+    return options_config(o);
+}
+
+// Architecture flags that contradict a loaded model, each reported in one line; returns their count. A preset
+// speaks for the flags that are not given. The sequence length is free: no weight depends on it.
+static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
+    int count = 0, preset = option_row("preset");
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        const ModelDim *d = &model_dims[i];
+        int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
+        if (d->model == offsetof(ModelConfig, T)) continue;
+        int64_t want = *(const int64_t *)((const char *)o + d->field);
+        if (o->given[r] && want != have)
+            REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
+        want = *(const int *)((const char *)&presets[o->preset] + d->preset);
+        if (!o->given[r] && o->given[preset] && want != have)
+            REFUSE(count, "--preset %s, with --%s %" PRId64 ", contradicts the loaded model, which has %d",
+                   presets[o->preset].name, d->option, want, have);
+    }
+    const AttentionVariant *attention = &attention_variants[o->attention];
+    if (options_given(o, "attention") && attention != loaded->attention)
+        REFUSE(count, "--attention %s contradicts the loaded model, which has %s", attention->name,
+               loaded->attention->name);
+    if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
+        REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
+               loaded->rope_theta);
+    bool tie_given = options_given(o, "tie-embeddings");
+    bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
+    if ((tie_given || o->given[preset]) && tied != loaded->tied)
+        REFUSE(count, "%s contradicts the loaded model, whose embeddings are %stied",
+               tie_given ? (tied ? "--tie-embeddings" : "--no-tie-embeddings") : "--preset",
+               loaded->tied ? "" : "not ");
+    return count;
+}
+
+// For --init and --resume: the architecture options take the loaded model's values, --seq-len only when it has not
+// been given or adopted. Contradictions: exit 2.
+static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
+    if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        int r = option_row(model_dims[i].option);
+        if (model_dims[i].model == offsetof(ModelConfig, T) && o->has[r]) continue;
+        *option_int(o, model_dims[i].field) = *(const int *)((const char *)loaded + model_dims[i].model);
+        o->has[r] = true;
+    }
+    o->attention = (int)(loaded->attention - attention_variants);
+    o->rope_theta = loaded->rope_theta;
+    o->rms_norm_eps = loaded->rms_norm_eps;
+    o->tie_embeddings = loaded->tied;
+    o->has[option_row("tie-embeddings")] = true;
+}
+#endif
