@@ -20,6 +20,7 @@ right kernels chosen.
 extern "C" {
 #endif
 extern char *openblas_get_corename(void) __attribute__((weak)); // absent from other CBLAS libraries
+extern char *openblas_get_config(void) __attribute__((weak));
 #ifdef __cplusplus
 }
 #endif
@@ -62,6 +63,14 @@ static inline void matmul_prepare(char **argv) {
 #else
     (void)argv;
 #endif
+}
+
+// Name, version and kernels of the library, for run.json.
+static inline const char *matmul_library(void) {
+    static char text[256];
+    if (openblas_get_config == NULL || openblas_get_corename == NULL) return "CBLAS";
+    FORMAT(text, "%s, kernels %s", openblas_get_config(), openblas_get_corename());
+    return text;
 }
 
 // GFLOP/s of the library on a large product, best of a few: what a step's speed is compared with.

@@ -1,0 +1,66 @@
+# make train_diffv2        the trainer                 make test     scripts/test.sh
+# make text_to_shards      text files to token shards  make format   clang-format over all sources
+# Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined)
+
+CC ?= gcc
+CXX ?= g++
+ARCH ?= -march=native
+BUILD ?= build
+WARN = -Wall -Wextra -Wshadow -Werror
+REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+PACKAGES = openblas libcjson libxxhash
+
+ifeq ($(shell pkg-config --exists $(PACKAGES) 2>/dev/null && echo yes),yes)
+  PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
+  PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES))
+else ifeq ($(filter clean format,$(MAKECMDGOALS)),)
+  $(error OpenBLAS, cJSON or xxhash is missing (pkg-config finds not all of: $(PACKAGES)); scripts/install_deps.sh installs them)
+endif
+
+OPTIMIZE = -O3 $(ARCH) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+CPPFLAGS += -DREVISION='"$(REVISION)"' $(PACKAGE_CFLAGS)
+CFLAGS ?= $(OPTIMIZE) -g
+COMMON = $(WARN) -fopenmp -MMD -MP
+ifdef SANITIZE
+  CFLAGS = -O1 -g $(ARCH) -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
+endif
+ifdef REAL
+  CPPFLAGS += -DREAL=$(REAL)
+endif
+LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
+
+.PHONY: all test format clean
+all: train_diffv2 text_to_shards
+
+train_diffv2: $(BUILD)/train_diffv2
+	cp $< $@
+text_to_shards: $(BUILD)/text_to_shards
+	cp $< $@
+
+$(BUILD)/train_diffv2: $(BUILD)/train_diffv2.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/test_diffv2: $(BUILD)/test_diffv2.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
+	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $<
+# the same trainer compiled as C++: what the CUDA build will include
+$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o
+	$(CXX) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+
+$(BUILD)/train_diffv2_cpp.o: train_diffv2.c | $(BUILD)
+	$(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/%.o: %.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/%.o: data/%.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD):
+	mkdir -p $@
+
+test:
+	scripts/test.sh
+format:
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h)
+clean:
+	rm -rf $(BUILD) train_diffv2 text_to_shards
+
+-include $(wildcard $(BUILD)/*.d)

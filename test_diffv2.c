@@ -1,0 +1,59 @@
+/*
+test_diffv2.c: the tests of the CPU build, in one program.
+
+  build/test_diffv2            all of them; the last line is `N passed, N failed`
+  build/test_diffv2 WORDS      those whose sentence contains WORDS
+
+The trainer is included whole, so tests call its functions; those that need a process of their own
+start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
+the root of the repository. Compiled with -DREAL=double it also differentiates the whole model.
+*/
+#define main train_diffv2_main
+#include "train_diffv2.c"
+#undef main
+#include "tests/harness.h"
+#include "tests/operations.h"
+#include "tests/model.h"
+#include "tests/options.h"
+#include "tests/data.h"
+#include "tests/checkpoint.h"
+#include "tests/program.h"
+
+static const struct {
+    const char *subject;
+    const Test *tests;
+    int count;
+    bool fp64_only;
+} test_tables[] = {
+    {"operations", operations_tests, OPERATIONS_TEST_COUNT, false},
+    {"model", model_tests, MODEL_TEST_COUNT, false},
+    {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, true},
+    {"options", options_tests, OPTIONS_TEST_COUNT, false},
+    {"data", data_tests, DATA_TEST_COUNT, false},
+    {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, false},
+    {"program", program_tests, PROGRAM_TEST_COUNT, false},
+};
+
+int main(int argc, char **argv) {
+    matmul_prepare(argv);
+    if (data_test_child(argc, argv) || checkpoint_test_child(argc, argv)) return EXIT_DONE;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    int passed = 0, failed = 0;
+    for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++) {
+        if (test_tables[i].fp64_only && sizeof(real) != sizeof(double)) continue;
+        for (int t = 0; t < test_tables[i].count; t++) {
+            const Test *test = &test_tables[i].tests[t];
+            if (argc > 1 && !strstr(test->sentence, argv[1]) && !strstr(test_tables[i].subject, argv[1])) continue;
+            double start = now_seconds();
+            test_failures = 0;
+            test->run();
+            printf("%s %s: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", test_tables[i].subject, test->sentence,
+                   now_seconds() - start);
+            if (test_failures) failed++;
+            else passed++;
+        }
+    }
+    CHECK(passed + failed > 0, "no test's sentence contains '%s'", argc > 1 ? argv[1] : "");
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? EXIT_FAILED : EXIT_DONE;
+}

@@ -1,0 +1,448 @@
+/*
+model.h: tests of the whole model, over the table of attention variants: gradients against finite
+differences and against the fixtures of dev/reference, what each position may see, what a pair is, and
+generation with a cache.
+*/
+#ifndef TESTS_MODEL_H
+#define TESTS_MODEL_H
+#include "harness.h"
+
+typedef struct {
+    const char *why;
+    int V, C, L, NH, NKV, D, F, B, T;
+    bool tied;
+} ModelCase;
+
+static const ModelCase model_cases[] = {
+    {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true},
+    {"NH*D other than C, group of 3, T prime, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
+    {"as many key/value heads as heads, one past a block of 64 rows", 29, 24, 2, 2, 2, 16, 20, 1, 65, true},
+    {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false},
+};
+enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]) };
+
+static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant *attention) {
+    ModelConfig c;
+    memset(&c, 0, sizeof(c));
+    c.attention = attention;
+    c.V = m->V, c.C = m->C, c.L = m->L, c.NH = m->NH, c.NKV = m->NKV, c.D = m->D, c.F = m->F, c.T = m->T;
+    c.rope_theta = 10000;
+    c.rms_norm_eps = 1e-5;
+    c.tied = m->tied;
+    return c;
+}
+
+static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
+    model_plan(model, config, B, T, purpose);
+    model_alloc(model, NULL);
+    ops_init(model->workspace_bytes);
+}
+
+static inline void case_close(Model *model) {
+    model_free(model, true);
+    ops_free();
+}
+
+// Parameters large enough that every gradient is: norms around 1, matrices of standard deviation 1/sqrt(columns).
+static inline void case_randomise(Model *model, uint64_t seed) {
+    for (int i = 0; i < model->tensors.count; i++) {
+        const Tensor *t = &model->tensors.tensors[i];
+        uint64_t key = random_key(t->name, seed);
+        double scale = t->ndim == 2 ? 1 / sqrt((double)t->shape[1]) : 0.2, centre = t->row->init == INIT_ONE ? 1 : 0;
+        for (size_t e = 0; e < t->count; e++) model->params[t->offset + e] = (floatX)(centre + scale * random_normal(key, e));
+    }
+}
+
+static inline int *case_tokens(int count, int V, uint64_t seed) {
+    TestRandom r = {seed};
+    int *tokens = (int *)checked_calloc((size_t)count, sizeof(int));
+    for (int i = 0; i < count; i++) tokens[i] = test_random_int(&r, V);
+    return tokens;
+}
+
+// Mean loss of one batch, and its gradients when asked for.
+static inline double case_loss(Model *model, const int *tokens, int B, int T, bool with_gradients) {
+    size_t N = (size_t)B * (size_t)T;
+    buffer_zero(model->acts.losses, N * sizeof(real));
+    if (with_gradients) {
+        buffer_zero(model->grads, model->grads_bytes);
+        model_micro_step(model, tokens, tokens + 1, B, T, (double)N);
+    } else {
+        buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
+        buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
+        model_forward(model, B, T, 0);
+        model_classify(model, (int)N, 0);
+    }
+    return model_loss_sum(model, (int)N) / (double)N;
+}
+
+// Along a random direction of each tensor, (loss(w + h d) - loss(w - h d)) / 2h must be <gradient, d>. With h = 1e-5
+// the truncation is of the order of h^2 and the rounding of 1e-16/h, hence the tolerance.
+static void gradients_equal_finite_differences(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int m = 0; m < MODEL_CASE_COUNT; m++) {
+            const ModelCase *mc = &model_cases[m];
+            ModelConfig config = case_config(mc, &attention_variants[v]);
+            Problem problem;
+            if (model_config_problems(&config, &problem, 1)) continue;
+            Model model;
+            case_open(&model, &config, mc->B, mc->T, FOR_TRAINING);
+            case_randomise(&model, 7);
+            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+            case_loss(&model, tokens, mc->B, mc->T, true);
+            for (int i = 0; i < model.tensors.count; i++) {
+                const Tensor *t = &model.tensors.tensors[i];
+                floatX *w = model.params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
+                memcpy(saved, w, t->count * sizeof(floatX));
+                const double h = 1e-5;
+                double dot = 0, scale = 0, losses[2];
+                for (int side = 0; side < 2; side++) {
+                    TestRandom r = {99};
+                    dot = scale = 0;
+                    for (size_t e = 0; e < t->count; e++) {
+                        double d = test_random_real(&r), g = (double)model.grads[t->offset + e];
+                        w[e] = saved[e] + (floatX)((side ? -h : h) * d);
+                        dot += g * d;
+                        scale += g * g * d * d;
+                    }
+                    losses[side] = case_loss(&model, tokens, mc->B, mc->T, false);
+                }
+                memcpy(w, saved, t->count * sizeof(floatX));
+                free(saved);
+                double difference = (losses[0] - losses[1]) / (2 * h);
+                EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
+                       "%s, %s: %s: %.12g by differences, %.12g by the backward", attention_variants[v].name, mc->why,
+                       t->name, difference, dot);
+                EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why, t->name);
+            }
+            free(tokens);
+            case_close(&model);
+        }
+}
+
+static inline double norm_of(const double *x, size_t count) {
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+static const char *const fixture_shapes[] = {"a", "b"};
+
+// fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
+static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
+    char path[600];
+    FORMAT(path, "%s/grads.safetensors", directory);
+    SafeTensors *file = safetensors_open(path);
+    double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0, expected_loss;
+    safetensors_read(file, "loss", 0, 1, &expected_loss, DTYPE_F64);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", directory, loss, expected_loss);
+    EXPECT(file->count == (size_t)model->tensors.count + 1, "%s: the reference has %zu gradients, the model %d", directory,
+           file->count - 1, model->tensors.count);
+    for (int pass = 0; pass < 2; pass++) // the largest norm first
+        for (int i = 0; i < model->tensors.count; i++) {
+            const Tensor *t = &model->tensors.tensors[i];
+            double *expected = (double *)checked_calloc(t->count, sizeof(double));
+            const SafeTensor *found = safetensors_find(file, t->name);
+            EXPECT(found && found->count == t->count, "%s: the reference has no %s of this size", directory, t->name);
+            if (!found || found->count != t->count) return;
+            safetensors_read(file, t->name, 0, t->count, expected, DTYPE_F64);
+            double norm = norm_of(expected, t->count);
+            if (pass == 0) largest = norm > largest ? norm : largest;
+            for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
+            double error = norm_of(expected, t->count);
+            EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest, "%s: %s: error %.3g of a norm of %.3g",
+                   directory, t->name, error, norm);
+            free(expected);
+        }
+    safetensors_close(file);
+}
+
+static void gradients_equal_the_reference(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int s = 0; s < 2; s++) {
+            char directory[256], path[600], text[256];
+            FORMAT(directory, "dev/reference/fixtures/%s_%s", attention_variants[v].name, fixture_shapes[s]);
+            ModelConfig config = config_json_read(directory);
+            EXPECT(config.attention == &attention_variants[v], "%s is read as %s", directory, config.attention->name);
+            FORMAT(path, "%s/batch.json", directory);
+            test_read_file(path, text, sizeof(text));
+            cJSON *batch = cJSON_Parse(text);
+            double B = 0, T = 0;
+            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T), "%s cannot be read", path);
+            Model model;
+            case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+            CheckpointBuffers buffers = checkpoint_buffers(&model);
+            checkpoint_load_weights(directory, &buffers, false);
+            DataLoader loader;
+            FORMAT(path, "%s/tokens.bin", directory);
+            dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
+            int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
+            dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+            dataloader_close(&loader);
+            compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+            free(tokens);
+            cJSON_Delete(batch);
+            case_close(&model);
+        }
+}
+
+static void gradients_add_up_over_micro_steps(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model;
+    case_open(&model, &config, 2, mc->T, FOR_TRAINING);
+    case_randomise(&model, 7);
+    int *tokens = case_tokens(2 * mc->T + 1, mc->V, 3);
+    case_loss(&model, tokens, 2, mc->T, true);
+    size_t count = model.tensors.buffer_count;
+    grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
+    memcpy(whole, model.grads, count * sizeof(grad_t));
+    buffer_zero(model.grads, model.grads_bytes);
+    for (int b = 0; b < 2; b++)
+        model_micro_step(&model, tokens + b * mc->T, tokens + b * mc->T + 1, 1, mc->T, 2.0 * mc->T);
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        error += pow((double)model.grads[i] - (double)whole[i], 2);
+        norm += pow((double)whole[i], 2);
+    }
+    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
+    EXPECT(norm > 0 && sqrt(error) <= 50 * epsilon * sqrt(norm), "two sequences at once or one by one: relative difference %.3g", sqrt(error / norm));
+    free(whole);
+    free(tokens);
+    case_close(&model);
+}
+
+// Bitwise: what is before a changed token must not move at all.
+static void no_position_sees_a_later_one(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const ModelCase *mc = &model_cases[2];
+        ModelConfig config = case_config(mc, &attention_variants[v]);
+        Model model;
+        case_open(&model, &config, 1, mc->T, FOR_EVALUATION);
+        case_randomise(&model, 5);
+        int *tokens = case_tokens(mc->T + 1, mc->V, 8);
+        size_t row = (size_t)config.C * sizeof(floatX);
+        char *before = (char *)checked_calloc((size_t)mc->T, row);
+        case_loss(&model, tokens, 1, mc->T, false);
+        memcpy(before, model.acts.norm_final, (size_t)mc->T * row);
+        const int changed[] = {1, 31, 63, 64};
+        for (int i = 0; i < 4; i++) {
+            int t = changed[i], old = tokens[t];
+            tokens[t] = (old + 1) % mc->V;
+            case_loss(&model, tokens, 1, mc->T, false);
+            EXPECT(memcmp(before, model.acts.norm_final, (size_t)t * row) == 0, "%s: token %d moved an earlier position", attention_variants[v].name, t);
+            EXPECT(memcmp(before + (size_t)t * row, (char *)model.acts.norm_final + (size_t)t * row, row) != 0,
+                   "%s: token %d did not move its own position", attention_variants[v].name, t);
+            tokens[t] = old;
+        }
+        free(before);
+        free(tokens);
+        case_close(&model);
+    }
+}
+
+// With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
+static void the_heads_of_a_pair_share_keys_and_values(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model;
+    case_open(&model, &config, mc->B, mc->T, FOR_EVALUATION);
+    case_randomise(&model, 5);
+    size_t head = (size_t)config.D * (size_t)config.C;
+    for (int l = 0; l < config.L; l++)
+        for (int h = 0; h < config.NH; h++) {
+            floatX *q = param(&model, T_Q, l) + 2 * (size_t)h * head;
+            memcpy(q + head, q, head * sizeof(floatX));
+        }
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8);
+    case_loss(&model, tokens, mc->B, mc->T, false);
+    const LayerActivations *a = &model.acts.layers[config.L - 1];
+    const AttentionDims *d = &model.dims;
+    for (int n = 0; n < mc->B * mc->T; n++)
+        for (int h = 0; h < config.NH; h++) {
+            double l = (double)a->fused[(size_t)(n * d->fused_ld + d->fused_rows - d->lambda_rows + h)], s = 1 / (1 + exp(-l));
+            for (int i = 0; i < config.D; i++) {
+                double first = (double)a->heads[(n * d->NQ + 2 * h) * d->DV + i];
+                double context = (double)a->context[(n * config.NH + h) * d->DV + i];
+                EXPECT(fabs(context - (1 - s) * first) <= 1e-5 * fabs(first) + 1e-7, "row %d, head %d, element %d: %g, not %g", n, h, i,
+                       context, (1 - s) * first);
+            }
+        }
+    free(tokens);
+    case_close(&model);
+}
+
+// lambda -> -inf leaves the first map of each pair: the baseline whose queries are every second head's.
+static void without_lambda_the_first_map_is_left(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig diff = case_config(mc, find_variant("diff_v2")), plain = case_config(mc, find_variant("baseline"));
+    diff.L = plain.L = 1;
+    Model model, baseline;
+    case_open(&model, &diff, mc->B, mc->T, FOR_EVALUATION);
+    case_randomise(&model, 5);
+    // a first column that is positive in every normed row, and a lambda that reads only it
+    floatX *embed = param(&model, T_EMBED, 0), *norm = param(&model, T_NORM1, 0), *lambda = param(&model, T_LAMBDA, 0);
+    for (int v = 0; v < diff.V; v++) embed[(size_t)v * (size_t)diff.C] = 3;
+    norm[0] = 1;
+    for (int h = 0; h < diff.NH; h++)
+        for (int c = 0; c < diff.C; c++) lambda[h * diff.C + c] = c == 0 ? -10000 : 0;
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8);
+    double loss = case_loss(&model, tokens, mc->B, mc->T, false);
+
+    model_plan(&baseline, &plain, mc->B, mc->T, FOR_EVALUATION);
+    model_alloc(&baseline, NULL);
+    for (int i = 0; i < baseline.tensors.count; i++) {
+        const Tensor *t = &baseline.tensors.tensors[i];
+        const floatX *from = param(&model, t->row->kind, 0);
+        size_t head = (size_t)diff.D * (size_t)diff.C;
+        for (size_t e = 0; e < t->count; e++)
+            baseline.params[t->offset + e] = t->row->kind == T_Q ? from[2 * (e / head) * head + e % head] : from[e];
+    }
+    double expected = case_loss(&baseline, tokens, mc->B, mc->T, false);
+    EXPECT(fabs(loss - expected) <= 1e-6 * expected, "loss %.9g, the baseline's is %.9g", loss, expected);
+    free(tokens);
+    model_free(&baseline, true);
+    case_close(&model);
+}
+
+// A prompt at once, then token by token, against a fresh forward over the whole prefix.
+static void cached_generation_equals_the_uncached_logits(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const ModelCase *mc = &model_cases[2];
+        ModelConfig config = case_config(mc, &attention_variants[v]);
+        Model cached, fresh;
+        case_open(&cached, &config, 1, mc->T, FOR_GENERATION);
+        case_randomise(&cached, 5);
+        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION);
+        model_alloc(&fresh, &cached);
+        int *tokens = case_tokens(mc->T, mc->V, 8);
+        float a[64], b[64];
+        for (int end = 5, begin = 0; end <= mc->T; begin = end, end++) {
+            model_next_logits(&cached, tokens + begin, end - begin, begin, a);
+            model_next_logits(&fresh, tokens, end, 0, b);
+            float largest = 0;
+            for (int i = 0; i < mc->V; i++) largest = fmaxf(largest, fabsf(b[i]));
+            for (int i = 0; i < mc->V; i++)
+                EXPECT(fabsf(a[i] - b[i]) <= 1e-5f * largest, "%s: position %d, logit %d: %g with the cache, %g without",
+                       attention_variants[v].name, end - 1, i, (double)a[i], (double)b[i]);
+        }
+        free(tokens);
+        model_free(&fresh, false);
+        case_close(&cached);
+    }
+}
+
+static void generation_goes_on_beyond_the_context(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model;
+    case_open(&model, &config, 1, mc->T, FOR_GENERATION);
+    case_randomise(&model, 5);
+    enum { COUNT = 50 };
+    int tokens[2][1 + COUNT];
+    for (int i = 0; i < 2; i++) {
+        tokens[i][0] = 1;
+        model_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
+        for (int t = 0; t <= COUNT; t++) EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
+    }
+    EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
+    model_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
+    EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "another key gave the same tokens");
+    model_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
+    model_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
+    EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "temperature 0 and top-k 1 differ");
+    case_close(&model);
+}
+
+// The factor is clip/norm, not clip/norm^2 and not always 1.
+static void clipping_scales_to_the_limit(void) {
+    EXPECT(clip_factor(4, 1) == 0.25 && clip_factor(4, 8) == 1 && clip_factor(4, 0) == 1 && clip_factor(4, 2) == 0.5,
+           "factors %g %g %g %g", clip_factor(4, 1), clip_factor(4, 8), clip_factor(4, 0), clip_factor(4, 2));
+}
+
+// One update of a model against the textbook, tensor by tensor: decay on matrices only, the clipped gradient.
+static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model;
+    case_open(&model, &config, mc->B, mc->T, FOR_TRAINING);
+    case_randomise(&model, 7);
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    double loss = case_loss(&model, tokens, mc->B, mc->T, true), lr = 0.01;
+    floatX *before = (floatX *)checked_calloc(model.tensors.buffer_count, sizeof(floatX));
+    memcpy(before, model.params, model.params_bytes);
+    Options o;
+    options_defaults(&o);
+    o.grad_clip = 0.01;
+    o.eps = 1e-3; // not small beside the gradients, so that their scale is seen
+    UpdateResult r = model_update(&model, &o, lr, 1, loss);
+    EXPECT(r.applied && r.grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", r.grad_norm);
+    for (int i = 0; i < model.tensors.count; i++) {
+        const Tensor *t = &model.tensors.tensors[i];
+        for (size_t e = t->offset; e < t->offset + t->count; e++) {
+            double g = (double)model.grads[e] * o.grad_clip / r.grad_norm, w = (double)before[e];
+            double decay = t->ndim == 2 ? o.weight_decay : 0;
+            double expected = w - lr * (g / (fabs(g) + o.eps) + decay * w); // the first step: m^ = g, sqrt(v^) = |g|
+            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s: %g became %g, not %g", t->name, w,
+                   (double)model.params[e], expected);
+        }
+    }
+    memcpy(before, model.params, model.params_bytes);
+    model.grads[3] = (grad_t)NAN;
+    EXPECT(!model_update(&model, &o, lr, 2, loss).applied && memcmp(before, model.params, model.params_bytes) == 0,
+           "a gradient that is not a number was applied");
+    free(before);
+    free(tokens);
+    options_free(&o);
+    case_close(&model);
+}
+
+// Values follow from the seed, the name and the element alone.
+static void initial_values_agree_between_variants_where_names_and_shapes_do(void) {
+    Model models[2];
+    for (int v = 0; v < 2; v++) {
+        ModelConfig config = case_config(&model_cases[1], find_variant(v ? "diff_v2" : "baseline"));
+        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION);
+        model_alloc(&models[v], NULL);
+        model_init(&models[v], 17);
+    }
+    double sum = 0, squares = 0, count = 0;
+    for (int i = 0; i < models[0].tensors.count; i++) {
+        const Tensor *t = &models[0].tensors.tensors[i], *u = NULL;
+        for (int j = 0; j < models[1].tensors.count; j++)
+            if (strcmp(t->name, models[1].tensors.tensors[j].name) == 0) u = &models[1].tensors.tensors[j];
+        EXPECT(u && memcmp(models[0].params + t->offset, models[1].params + u->offset, t->count * sizeof(floatX)) == 0,
+               "%s differs between baseline and diff_v2", t->name);
+        for (size_t e = 0; e < t->count; e++) {
+            double w = (double)models[0].params[t->offset + e];
+            if (t->row->init == INIT_ONE) EXPECT(w == 1, "%s starts at %g, not 1", t->name, w);
+            if (t->row->init != INIT_NORMAL) continue;
+            sum += w, squares += w * w, count++;
+        }
+    }
+    // the mean of n normals has standard deviation sigma/sqrt(n), their variance a relative one of sqrt(2/n); 5 of each
+    EXPECT(fabs(sum / count) < 5 * 0.02 / sqrt(count) && fabs(squares / count / 4e-4 - 1) < 5 * sqrt(2 / count),
+           "mean %g, standard deviation %g of %g values of normal(0, 0.02)", sum / count, sqrt(squares / count), count);
+    for (int v = 0; v < 2; v++) model_free(&models[v], true);
+}
+
+static const Test model_tests[] = {
+    {"gradients equal the float64 reference's", gradients_equal_the_reference},
+    {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
+    {"no position sees a later one", no_position_sees_a_later_one},
+    {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
+    {"with lambda at minus infinity the first map is left", without_lambda_the_first_map_is_left},
+    {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
+    {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
+    {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
+    {"an update decays matrices only, applies the clipped gradient, and refuses one that is not finite",
+     an_update_decays_matrices_only_and_applies_the_clipped_gradient},
+    {"initial values agree between variants where names and shapes do", initial_values_agree_between_variants_where_names_and_shapes_do},
+};
+enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
+
+static const Test model_fp64_tests[] = {
+    {"gradients of every tensor equal finite differences", gradients_equal_finite_differences},
+};
+enum { MODEL_FP64_TEST_COUNT = sizeof(model_fp64_tests) / sizeof(model_fp64_tests[0]) };
+#endif
