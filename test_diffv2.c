@@ -36,7 +36,9 @@ static const struct {
 
 int main(int argc, char **argv) {
     matmul_prepare(argv);
-    if (data_test_child(argc, argv) || checkpoint_test_child(argc, argv)) return EXIT_DONE;
+    int child = data_test_child(argc, argv);
+    if (child >= 0) return child;
+    if (checkpoint_test_child(argc, argv)) return EXIT_DONE;
     setvbuf(stdout, NULL, _IOLBF, 0);
     int passed = 0, failed = 0;
     for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++) {

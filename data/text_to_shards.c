@@ -1,0 +1,601 @@
+/*
+text_to_shards: text to shards of byte-level tokens, the training data of train_diffv2.
+
+  tokens      a token is a byte of the text, so the vocabulary is 256 and there is no tokenizer to match. Token 0
+              separates documents: it stands before each of them, and nowhere else. NUL bytes within a text are
+              therefore dropped; their number and the first file that has one are said on stderr.
+  documents   a file is a document; with --delimiter, so is each part of it between two delimiters. The delimiter
+              itself is not kept. Empty documents are skipped.
+  input       files, directories (recursively, names in byte order; neither names that begin with a dot nor links
+              to directories), or - for stdin, in the order given. Nothing else is changed: no decoding, no
+              newline conversion.
+  shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., the format of llm.c: 256 little-endian int32
+              (magic 20240520, version 1, token count, then 0), then uint16 tokens. As few shards as --shard-tokens
+              allows, all of the same size, so that none is a short remainder; documents run across their ends.
+  validation  documents are taken in the order of a hash of their position as long as they fit into what is left of
+              the wanted amount (1% of the text when nothing is said): a spread over all of the text, the same at
+              each run. When none fits, the smallest document is taken. At least one document is left for training.
+  method      The input is read once and spooled, a byte a token, to an unlinked file in DIR; only the documents'
+              lengths are held in memory (16 bytes each). When all is read, amounts are known, the split is chosen and
+              the shards are written under temporary names, flushed to disk and renamed. A run that fails or is
+              interrupted leaves nothing half-written.
+  exit        0 done, 1 failed, 2 usage; errors are one line on stderr
+
+Builds alone: cc -O2 -o text_to_shards text_to_shards.c
+*/
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#define _FILE_OFFSET_BITS 64
+#include <assert.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
+enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
+enum { SEPARATOR = 0, CHUNK = 1 << 18, SHARDS_MAX = 1000000 };
+enum { TRAIN, VAL, SPLITS };
+static const char *const split_names[SPLITS] = {"train", "val"};
+
+typedef struct {
+    const char *out, *delimiter; // delimiter with its escapes resolved, NULL: none
+    size_t delimiter_length;
+    uint64_t shard_tokens;
+    double val_fraction;
+    uint64_t val_tokens;
+    bool has_val_tokens, asked_for_val, force;
+} Options;
+
+typedef struct {
+    Options options;
+    int directory;     // descriptor of the output directory, locked
+    FILE *spool;       // SEPARATOR and text of each document, unlinked
+    uint64_t *lengths; // of each document, with its separator
+    size_t documents, capacity;
+    uint64_t tokens; // of all documents
+    uint64_t length; // of the current document, 0: it has not begun
+    uint64_t files, empty_files, dropped;
+    size_t *prefix; // of --delimiter: prefix[k] is the longest border of its first k bytes
+    size_t matched; // bytes of the delimiter just seen
+    char first_dropped[PATH_MAX];
+    uint64_t shards[SPLITS]; // written under temporary names so far
+} Converter;
+
+static Converter converter; // the one global: the way out of an error needs it, to remove temporary files
+static volatile sig_atomic_t interrupted;
+
+static void shard_name(char *name, size_t size, int split, uint64_t index, const char *suffix) {
+    snprintf(name, size, "%s_%06llu.bin%s", split_names[split], (unsigned long long)index, suffix);
+}
+
+__attribute__((format(printf, 2, 3), noreturn)) static void fail(int status, const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    fflush(stdout);
+    fprintf(stderr, "text_to_shards: ");
+    vfprintf(stderr, fmt, args);
+    fprintf(stderr, "\n");
+    va_end(args);
+    for (int split = 0; split < SPLITS; split++)
+        for (uint64_t i = 0; i < converter.shards[split]; i++) {
+            char name[64];
+            shard_name(name, sizeof(name), split, i, ".tmp");
+            unlinkat(converter.directory, name, 0);
+        }
+    exit(status);
+}
+
+static void on_signal(int number) { interrupted = number; }
+static void stop_when_interrupted(void) {
+    if (interrupted) fail(EXIT_FAILED, "interrupted by signal %d, nothing was written", (int)interrupted);
+}
+
+static void *grow(void *p, size_t bytes) {
+    void *q = realloc(p, bytes);
+    if (q == NULL) fail(EXIT_FAILED, "out of memory: %zu bytes wanted", bytes);
+    return q;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// documents into the spool
+
+static void spool_byte(Converter *c, int byte) {
+    if (putc_unlocked(byte, c->spool) == EOF)
+        fail(EXIT_FAILED, "cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+    c->length++;
+}
+
+static void document_byte(Converter *c, int byte) {
+    if (c->length == 0) spool_byte(c, SEPARATOR);
+    spool_byte(c, byte);
+}
+
+static void document_end(Converter *c) {
+    if (c->length == 0) return;
+    if (c->documents == c->capacity) {
+        c->capacity = c->capacity ? 2 * c->capacity : 1024;
+        c->lengths = (uint64_t *)grow(c->lengths, c->capacity * sizeof(uint64_t));
+    }
+    c->lengths[c->documents++] = c->length;
+    c->tokens += c->length;
+    c->length = 0;
+}
+
+// One byte of text. A part of a delimiter is held back until it is one or not (Knuth, Morris and Pratt), so that
+// delimiters are found across the ends of chunks.
+static void text_byte(Converter *c, int byte) {
+    const char *delimiter = c->options.delimiter;
+    if (delimiter == NULL) {
+        document_byte(c, byte);
+        return;
+    }
+    while (c->matched > 0 && (unsigned char)delimiter[c->matched] != byte) {
+        size_t kept = c->prefix[c->matched];
+        for (size_t i = 0; i < c->matched - kept; i++) document_byte(c, (unsigned char)delimiter[i]);
+        c->matched = kept;
+    }
+    if ((unsigned char)delimiter[c->matched] != byte) document_byte(c, byte);
+    else if (++c->matched == c->options.delimiter_length) {
+        document_end(c);
+        c->matched = 0;
+    }
+}
+
+static void text_end(Converter *c) {
+    for (size_t i = 0; i < c->matched; i++) document_byte(c, (unsigned char)c->options.delimiter[i]);
+    c->matched = 0;
+    document_end(c);
+}
+
+static void delimiter_prepare(Converter *c) {
+    const char *delimiter = c->options.delimiter;
+    size_t n = c->options.delimiter_length;
+    if (delimiter == NULL) return;
+    c->prefix = (size_t *)grow(NULL, (n + 1) * sizeof(size_t));
+    c->prefix[0] = c->prefix[1] = 0;
+    for (size_t i = 1, k = 0; i < n; i++) {
+        while (k > 0 && delimiter[k] != delimiter[i]) k = c->prefix[k];
+        if (delimiter[k] == delimiter[i]) k++;
+        c->prefix[i + 1] = k;
+    }
+}
+
+static void read_text(Converter *c, int fd, const char *path, bool named) {
+    static unsigned char chunk[CHUNK];
+    uint64_t bytes = 0;
+    for (;;) {
+        ssize_t n = read(fd, chunk, sizeof(chunk));
+        stop_when_interrupted();
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) fail(EXIT_FAILED, "cannot read %s: %s", path, strerror(errno));
+        if (n == 0) break;
+        int32_t magic = 0;
+        if (bytes == 0 && n >= (ssize_t)sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
+        if (magic == MAGIC_U16 || magic == MAGIC_U32)
+            fail(EXIT_FAILED, "%s is a token shard already, not a text: leave it out of the input", path);
+        bytes += (uint64_t)n;
+        for (ssize_t i = 0; i < n; i++) {
+            if (chunk[i] != SEPARATOR) text_byte(c, chunk[i]);
+            else if (c->dropped++ == 0) snprintf(c->first_dropped, sizeof(c->first_dropped), "%s", path);
+        }
+    }
+    // Whoever names an empty file is mistaken; directories just have some.
+    if (bytes == 0 && named)
+        fail(EXIT_FAILED, "%s is empty: leave it out, or look for what should have filled it", path);
+    text_end(c);
+    c->files++;
+    c->empty_files += bytes == 0;
+}
+
+static void read_input(Converter *c, const char *path, bool named);
+
+static int not_hidden(const struct dirent *entry) { return entry->d_name[0] != '.'; }
+static int compare_names(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static void read_directory(Converter *c, const char *path) {
+    struct dirent **entries;
+    int count = scandir(path, &entries, not_hidden, compare_names);
+    if (count < 0) fail(EXIT_FAILED, "cannot read directory %s: %s", path, strerror(errno));
+    for (int i = 0; i < count; i++) {
+        char inner[PATH_MAX];
+        struct stat link, target;
+        int n = snprintf(inner, sizeof(inner), "%s/%s", path, entries[i]->d_name);
+        if (n < 0 || (size_t)n >= sizeof(inner)) fail(EXIT_FAILED, "a name in %s is too long", path);
+        if (lstat(inner, &link) != 0 || stat(inner, &target) != 0)
+            fail(EXIT_FAILED, "cannot examine %s: %s", inner, strerror(errno));
+        if (S_ISREG(target.st_mode) || S_ISDIR(link.st_mode)) read_input(c, inner, false);
+        free(entries[i]);
+    }
+    free(entries);
+}
+
+static void read_input(Converter *c, const char *path, bool named) {
+    if (named && strcmp(path, "-") == 0) {
+        read_text(c, STDIN_FILENO, "stdin", true);
+        return;
+    }
+    struct stat file;
+    if (stat(path, &file) != 0) fail(EXIT_FAILED, "cannot find %s: %s", path, strerror(errno));
+    if (S_ISDIR(file.st_mode)) {
+        read_directory(c, path);
+        return;
+    }
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) fail(EXIT_FAILED, "cannot open %s: %s", path, strerror(errno));
+    read_text(c, fd, path, named);
+    close(fd);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the split
+
+// A bijection (the finalizer of splitmix64), so that no two positions tie.
+static uint64_t position_hash(uint64_t z) {
+    z += 0x9E3779B97F4A7C15ull;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}
+static int compare_hashes(const void *a, const void *b) {
+    uint64_t x = position_hash(*(const uint64_t *)a), y = position_hash(*(const uint64_t *)b);
+    return x < y ? -1 : x > y;
+}
+
+// is_val[document]; returns the number of tokens for validation.
+static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
+    const Options *o = &c->options;
+    uint64_t target = o->has_val_tokens ? o->val_tokens : (uint64_t)(o->val_fraction * (double)c->tokens);
+    if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
+    if (target == 0) target = 1; // of a very short text
+    if (o->has_val_tokens && target >= c->tokens)
+        fail(EXIT_FAILED, "--val-tokens %llu leaves nothing for training: the text has %llu tokens",
+             (unsigned long long)target, (unsigned long long)c->tokens);
+    if (c->documents < 2) {
+        const char *advice =
+            "the text is one document, so none can be set aside for validation: cut it with --delimiter";
+        if (o->asked_for_val) fail(EXIT_FAILED, "%s", advice);
+        fprintf(stderr, "text_to_shards: %s\n", advice);
+        return 0;
+    }
+    uint64_t *order = (uint64_t *)grow(NULL, c->documents * sizeof(uint64_t));
+    for (size_t i = 0; i < c->documents; i++) order[i] = i;
+    qsort(order, c->documents, sizeof(uint64_t), compare_hashes);
+    uint64_t taken = 0;
+    size_t taken_documents = 0, smallest = (size_t)order[0];
+    for (size_t i = 0; i < c->documents && taken < target && taken_documents + 1 < c->documents; i++) {
+        size_t document = (size_t)order[i];
+        if (c->lengths[document] < c->lengths[smallest]) smallest = document;
+        if (c->lengths[document] > target - taken) continue;
+        is_val[document] = 1;
+        taken += c->lengths[document];
+        taken_documents++;
+    }
+    free(order);
+    if (taken_documents == 0) {
+        is_val[smallest] = 1;
+        taken = c->lengths[smallest];
+    }
+    if (taken > 2 * target || taken < target / 2)
+        fprintf(stderr,
+                "text_to_shards: validation has %llu tokens where about %llu were wanted, since documents are long: "
+                "--delimiter cuts them\n",
+                (unsigned long long)taken, (unsigned long long)target);
+    return taken;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// shards
+
+// Tokens of one split, `total` of them known beforehand, into `count` shards of equal size.
+typedef struct {
+    Converter *converter;
+    int split;
+    uint64_t total, count, written, end; // end: of the current shard
+    FILE *file;
+} ShardWriter;
+
+static void writer_failed(const ShardWriter *w) {
+    fail(EXIT_FAILED, "cannot write shard %llu of %s in %s: %s", (unsigned long long)w->converter->shards[w->split] - 1,
+         split_names[w->split], w->converter->options.out, strerror(errno));
+}
+
+static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
+    ShardWriter w;
+    memset(&w, 0, sizeof(w));
+    w.converter = c, w.split = split, w.total = total;
+    w.count = (total + c->options.shard_tokens - 1) / c->options.shard_tokens;
+    if (w.count > SHARDS_MAX)
+        fail(EXIT_FAILED, "%llu tokens would make %llu shards, more than %d: use a larger --shard-tokens",
+             (unsigned long long)total, (unsigned long long)w.count, SHARDS_MAX);
+    return w;
+}
+
+static void writer_next_shard(ShardWriter *w) {
+    Converter *c = w->converter;
+    uint64_t index = c->shards[w->split], begin = w->end;
+    // shard i ends at total (i+1) / count, without the overflow of the product
+    w->end = w->total / w->count * (index + 1) + w->total % w->count * (index + 1) / w->count;
+    char name[64];
+    shard_name(name, sizeof(name), w->split, index, ".tmp");
+    c->shards[w->split]++;
+    int fd = openat(c->directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
+    if (w->file == NULL) writer_failed(w);
+    int32_t header[HEADER_INTS] = {MAGIC_U16, VERSION_U16, (int32_t)(w->end - begin)};
+    if (fwrite(header, sizeof(header), 1, w->file) != 1) writer_failed(w);
+}
+
+static void writer_token(ShardWriter *w, uint16_t token) {
+    if (w->file == NULL) writer_next_shard(w);
+    if (putc_unlocked(token & 255, w->file) == EOF || putc_unlocked(token >> 8, w->file) == EOF) writer_failed(w);
+    if (++w->written < w->end) return;
+    if (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0 || fclose(w->file) != 0) writer_failed(w);
+    w->file = NULL;
+}
+
+static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val_tokens) {
+    ShardWriter writers[SPLITS] = {writer_open(c, TRAIN, c->tokens - val_tokens), writer_open(c, VAL, val_tokens)};
+    if (fflush(c->spool) != 0 || fseeko(c->spool, 0, SEEK_SET) != 0)
+        fail(EXIT_FAILED, "cannot write to a temporary file in %s: %s", c->options.out, strerror(errno));
+    for (size_t i = 0; i < c->documents; i++)
+        for (uint64_t k = 0; k < c->lengths[i]; k++) {
+            int byte = getc_unlocked(c->spool);
+            if (byte == EOF) fail(EXIT_FAILED, "cannot read back a temporary file in %s", c->options.out);
+            if ((k & 0xFFFF) == 0) stop_when_interrupted();
+            writer_token(&writers[is_val[i]], (uint16_t)byte);
+        }
+    for (int split = 0; split < SPLITS; split++)
+        assert(writers[split].written == writers[split].total && writers[split].file == NULL);
+}
+
+// Whether the output directory has final shards, which are then removed or not.
+static bool old_shards(Converter *c, bool remove) {
+    bool found = false;
+    int copy = dup(c->directory);
+    DIR *directory = copy < 0 ? NULL : fdopendir(copy);
+    if (directory == NULL) fail(EXIT_FAILED, "cannot read directory %s: %s", c->options.out, strerror(errno));
+    rewinddir(directory);
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;)
+        for (int split = 0; split < SPLITS; split++) {
+            const char *name = entry->d_name, *digits = "0123456789";
+            size_t prefix = strlen(split_names[split]);
+            if (strncmp(name, split_names[split], prefix) != 0 || name[prefix] != '_') continue;
+            name += prefix + 1;
+            if (strspn(name, digits) == 0 || strcmp(name + strspn(name, digits), ".bin") != 0) continue;
+            found = true;
+            if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)
+                fail(EXIT_FAILED, "cannot remove %s/%s: %s", c->options.out, entry->d_name, strerror(errno));
+        }
+    closedir(directory);
+    return found;
+}
+
+// Old shards go first: a crash in between leaves too few shards, never a mixture of two corpora.
+static void publish_shards(Converter *c) {
+    stop_when_interrupted();
+    if (c->options.force) old_shards(c, true);
+    for (int split = 0; split < SPLITS; split++)
+        for (uint64_t i = 0; i < c->shards[split]; i++) {
+            char from[64], to[64];
+            shard_name(from, sizeof(from), split, i, ".tmp");
+            shard_name(to, sizeof(to), split, i, "");
+            if (renameat(c->directory, from, c->directory, to) != 0)
+                fail(EXIT_FAILED, "cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
+        }
+    if (fsync(c->directory) != 0) fail(EXIT_FAILED, "cannot flush %s to disk: %s", c->options.out, strerror(errno));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// command line
+
+enum {
+    OPTION_OUT = 256,
+    OPTION_DELIMITER,
+    OPTION_SHARD_TOKENS,
+    OPTION_VAL_FRACTION,
+    OPTION_VAL_TOKENS,
+    OPTION_FORCE,
+    OPTION_HELP
+};
+static const struct {
+    const char *name, *value, *help;
+} option_table[] = {
+  // in the order of the enum above
+    {"out",          "DIR",  "where the shards go; made when it is not there (required)"                                 },
+    {"delimiter",    "TEXT", "cut files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: not cut)"},
+    {"shard-tokens", "N",    "most tokens in a shard, with K, M or G for powers of 1000 (default 100M)"                  },
+    {"val-fraction", "X",    "share of the tokens set aside for validation, 0 <= X < 1 (default 0.01)"                   },
+    {"val-tokens",   "N",    "the same as a number of tokens"                                                            },
+    {"force",        NULL,   "replace the shards that DIR has"                                                           },
+    {"help",         NULL,   "print this and exit"                                                                       },
+};
+enum { OPTION_COUNT = sizeof(option_table) / sizeof(option_table[0]) };
+
+static void print_help(void) {
+    printf("usage: text_to_shards --out DIR [OPTIONS] PATH...\n"
+           "Turns text into shards of byte-level tokens (vocabulary 256, token 0 before each document).\n"
+           "PATH is a file, a directory or - for stdin.\n\n");
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        char usage[64];
+        snprintf(usage, sizeof(usage), "--%s %s", option_table[i].name,
+                 option_table[i].value ? option_table[i].value : "");
+        printf("  %-20s %s\n", usage, option_table[i].help);
+    }
+    printf("\nexample: zcat dictionary.gz | text_to_shards --out corpus --delimiter '\\n\\n' -\n");
+}
+
+static uint64_t parse_count(const char *name, const char *text, uint64_t min, uint64_t max) {
+    char *end = NULL;
+    errno = 0;
+    unsigned long long x = strtoull(text, &end, 10);
+    bool good = text[0] >= '0' && text[0] <= '9' && errno == 0;
+    unsigned long long unit = *end == 'K' ? 1000ull : *end == 'M' ? 1000000ull : *end == 'G' ? 1000000000ull : 1;
+    if (good && unit > 1) end++;
+    if (!good || *end != 0 || x > max / unit || x * unit < min)
+        fail(EXIT_USAGE, "--%s %s: a whole number from %llu to %llu is wanted", name, text, (unsigned long long)min,
+             (unsigned long long)max);
+    return x * unit;
+}
+
+static int hex_digit(char c) {
+    const char *digits = "0123456789abcdef", *found = c ? strchr(digits, c >= 'A' && c <= 'F' ? c + 32 : c) : NULL;
+    return found ? (int)(found - digits) : -1;
+}
+
+static void parse_delimiter(Options *o, const char *text) {
+    char *to = (char *)grow(NULL, strlen(text) + 1);
+    size_t n = 0;
+    for (const char *p = text; *p; p++) {
+        static const char letters[] = "nrtf\\", bytes[] = "\n\r\t\f\\";
+        const char *letter = *p == '\\' && p[1] ? strchr(letters, p[1]) : NULL;
+        if (*p != '\\') to[n++] = *p;
+        else if (letter) to[n++] = bytes[letter - letters], p++;
+        else if (p[1] == 'x' && hex_digit(p[2]) >= 0 && hex_digit(p[3]) >= 0 && hex_digit(p[2]) + hex_digit(p[3]) > 0)
+            to[n++] = (char)(16 * hex_digit(p[2]) + hex_digit(p[3])), p += 3;
+        else fail(EXIT_USAGE, "--delimiter %s: '%.2s' is none of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
+    }
+    if (n == 0) fail(EXIT_USAGE, "--delimiter: the text is empty");
+    to[n] = 0;
+    o->delimiter = to;
+    o->delimiter_length = n;
+}
+
+static void set_option(Options *o, int option, const char *value) {
+    char *end = NULL;
+    switch (option) {
+    case OPTION_OUT:
+        o->out = value;
+        break;
+    case OPTION_DELIMITER:
+        parse_delimiter(o, value);
+        break;
+    // the header's count is an int32
+    case OPTION_SHARD_TOKENS:
+        o->shard_tokens = parse_count("shard-tokens", value, 1, INT32_MAX);
+        break;
+    case OPTION_VAL_TOKENS:
+        o->val_tokens = parse_count("val-tokens", value, 0, INT64_MAX);
+        o->has_val_tokens = true;
+        break;
+    case OPTION_VAL_FRACTION:
+        o->val_fraction = strtod(value, &end);
+        if (end == value || *end != 0 || !(o->val_fraction >= 0 && o->val_fraction < 1))
+            fail(EXIT_USAGE, "--val-fraction %s: a number from 0 to less than 1 is wanted", value);
+        o->asked_for_val = true;
+        break;
+    case OPTION_FORCE:
+        o->force = true;
+        break;
+    case OPTION_HELP:
+        print_help();
+        exit(fflush(stdout) == 0 ? 0 : EXIT_FAILED);
+    default:
+        assert(!"an option of the table is not handled");
+    }
+}
+
+static void parse_options(Options *o, int argc, char **argv) {
+    struct option known[OPTION_COUNT + 1];
+    memset(known, 0, sizeof(known));
+    for (int i = 0; i < OPTION_COUNT; i++) {
+        known[i].name = option_table[i].name;
+        known[i].has_arg = option_table[i].value ? required_argument : no_argument;
+        known[i].val = OPTION_OUT + i;
+    }
+    o->shard_tokens = 100000000;
+    o->val_fraction = 0.01;
+    opterr = 0; // our own lines instead of getopt's
+    for (int option; (option = getopt_long(argc, argv, ":", known, NULL)) != -1;) {
+        if (option == ':') fail(EXIT_USAGE, "%s needs a value; --help lists the options", argv[optind - 1]);
+        if (option == '?' && optopt > 0 && optopt < 256)
+            fail(EXIT_USAGE, "unknown option -%c; --help lists the options", optopt);
+        if (option == '?') fail(EXIT_USAGE, "unknown option %s; --help lists the options", argv[optind - 1]);
+        set_option(o, option, optarg);
+    }
+    if (o->has_val_tokens && o->asked_for_val) fail(EXIT_USAGE, "--val-fraction and --val-tokens exclude each other");
+    o->asked_for_val = o->asked_for_val || o->has_val_tokens;
+    if (o->out == NULL) fail(EXIT_USAGE, "--out DIR is missing; --help lists the options");
+    if (optind == argc) fail(EXIT_USAGE, "no input: name files or directories, or - for stdin");
+    int stdin_count = 0;
+    for (int i = optind; i < argc; i++) stdin_count += strcmp(argv[i], "-") == 0;
+    if (stdin_count > 1) fail(EXIT_USAGE, "- (stdin) can be read only once");
+}
+
+static void open_output(Converter *c) {
+    const char *out = c->options.out;
+    if (mkdir(out, 0777) != 0 && errno != EEXIST)
+        fail(EXIT_FAILED, "cannot make directory %s: %s", out, strerror(errno));
+    c->directory = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->directory < 0) fail(EXIT_FAILED, "cannot open directory %s: %s", out, strerror(errno));
+    if (flock(c->directory, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        fail(EXIT_FAILED, "another text_to_shards is writing to %s: wait for it, or choose another --out", out);
+    if (!c->options.force && old_shards(c, false))
+        fail(EXIT_FAILED, "%s has shards already: choose another --out, or replace them with --force", out);
+    const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
+    int fd = openat(c->directory, spool, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
+    if (c->spool == NULL || unlinkat(c->directory, spool, 0) != 0)
+        fail(EXIT_FAILED, "cannot write to directory %s: %s", out, strerror(errno));
+}
+
+int main(int argc, char **argv) {
+    Converter *c = &converter;
+    struct timespec begin, end;
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    parse_options(&c->options, argc, argv);
+    struct sigaction action;
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = on_signal; // without SA_RESTART, so that a read of a terminal or pipe ends
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+    signal(SIGXFSZ, SIG_IGN); // a file size limit then is an error of the write, like a full disk
+    delimiter_prepare(c);
+    open_output(c);
+    for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
+    if (c->documents == 0) fail(EXIT_FAILED, "no text in the input: nothing was written");
+    unsigned char *is_val = (unsigned char *)grow(NULL, c->documents);
+    memset(is_val, 0, c->documents);
+    uint64_t val_tokens = choose_validation(c, is_val), val_documents = 0;
+    for (size_t i = 0; i < c->documents; i++) val_documents += is_val[i];
+    write_shards(c, is_val, val_tokens);
+    publish_shards(c);
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    if (c->dropped)
+        fprintf(stderr, "text_to_shards: dropped %llu NUL bytes, the first in %s\n", (unsigned long long)c->dropped,
+                c->first_dropped);
+    uint64_t documents[SPLITS] = {(uint64_t)c->documents - val_documents, val_documents};
+    uint64_t tokens[SPLITS] = {c->tokens - val_tokens, val_tokens};
+    printf("%llu files (%llu empty), %llu documents, %llu tokens, %.1f s\n", (unsigned long long)c->files,
+           (unsigned long long)c->empty_files, (unsigned long long)c->documents, (unsigned long long)c->tokens,
+           seconds);
+    for (int split = 0; split < SPLITS; split++)
+        printf("%-5s %llu documents, %llu tokens in %llu shards %s/%s_*.bin\n", split_names[split],
+               (unsigned long long)documents[split], (unsigned long long)tokens[split],
+               (unsigned long long)c->shards[split], c->options.out, split_names[split]);
+    free(is_val);
+    free(c->lengths);
+    free(c->prefix);
+    free((void *)c->options.delimiter);
+    fclose(c->spool);
+    close(c->directory);
+    if (fflush(stdout) != 0) fail(EXIT_FAILED, "the shards are written, but stdout cannot be: %s", strerror(errno));
+    return 0;
+}
