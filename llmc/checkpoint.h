@@ -1,0 +1,307 @@
+/*
+checkpoint.h: checkpoints of a run: written whole or not at all, verified before they are believed.
+
+  void    checkpoint_save(run_dir, step, buffers, state)           writes run_dir/checkpoints/step_NNNNNNNN
+  int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     newest that verifies, with a warning for each that
+                                                                   does not; -1 when there are none at all
+  cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
+  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
+  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep`
+  void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
+
+A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
+checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards.
+
+  format   config.json            config_json.h
+           model.safetensors      the tensors in table order; BF16 when floatX is, else F32
+           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, when the weights are
+                                  narrower than F32, master.NAME; F32
+           trainer_state.json     the caller's object (counters, seeds, detector, options, fingerprint), then
+                                  "checksums": {FILE: {"bytes": SIZE, "xxh3_64": [DIGEST of each 64 MiB]}} and last
+                                  "checksum": the digest of this file's text up to this member's opening quote.
+                                  A digest is XXH3-64 as 16 hexadecimal digits.
+  atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
+  errors   CHECK, with the path; only checkpoint_find_newest passes over what is broken, and ends the program when
+           nothing else is there, as a start from step 0 would be a silent loss
+*/
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+#include "common.h"
+#include "checkpoint_tensors.h"
+#include "config_json.h"
+#include "files.h"
+#include "json.h"
+
+enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
+static const int64_t CHECKPOINT_STEP_LIMIT = 99999999; // eight digits
+
+static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]) };
+
+// Why something is broken, for a message.
+typedef char Reason[512];
+
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free()
+static inline uint64_t *file_digests(const char *path, size_t *count, uint64_t *bytes) {
+    int fd = file_open_regular(path, bytes), error = 0;
+    if (fd < 0) return NULL;
+    *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
+    uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
+    int64_t chunks = (int64_t)*count;
+#pragma omp parallel for schedule(dynamic) if (chunks > 1)
+    for (int64_t i = 0; i < chunks; i++) {
+        char piece[CHECKSUM_PIECE];
+        XXH3_state_t state;
+        XXH3_64bits_reset(&state);
+        uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
+        while (at < end) {
+            size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
+            if (!file_pread(fd, piece, n, at)) {
+#pragma omp atomic write
+                error = errno;
+                break;
+            }
+            XXH3_64bits_update(&state, piece, n);
+            at += n;
+        }
+        digests[i] = XXH3_64bits_digest(&state);
+    }
+    close(fd);
+    if (!error) return digests;
+    free(digests);
+    errno = error;
+    return NULL;
+}
+
+typedef char Digest[20];
+static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
+
+static inline cJSON *checksums_build(const char *dir) {
+    cJSON *checksums = cJSON_CreateObject();
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        size_t count = 0;
+        uint64_t bytes = 0, *digests = file_digests(path, &count, &bytes);
+        CHECK(digests, "cannot read %s back: %s", path, strerror(errno));
+        cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
+        cJSON_AddNumberToObject(file, "bytes", (double)bytes);
+        cJSON *list = cJSON_AddArrayToObject(file, "xxh3_64");
+        CHECK(list, "out of memory for trainer_state.json");
+        for (size_t k = 0; k < count; k++) {
+            Digest d;
+            digest_text(digests[k], d);
+            cJSON_AddItemToArray(list, cJSON_CreateString(d));
+        }
+        free(digests);
+    }
+    return checksums;
+}
+
+static inline bool checksums_verify(const char *dir, const cJSON *checksums, Reason why) {
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        size_t count = 0;
+        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests(path, &count, &bytes);
+        if (!digests) {
+            snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
+            return false;
+        }
+        const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
+        const cJSON *size = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(file, "xxh3_64");
+        bool same = json_size(size, &want_bytes) && bytes == want_bytes && cJSON_GetArraySize(list) == (int)count;
+        if (!same)
+            snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
+                     checkpoint_files[i], bytes, want_bytes);
+        const cJSON *want = same ? list->child : NULL;
+        for (size_t k = 0; same && k < count; k++, want = want->next) {
+            Digest d;
+            digest_text(digests[k], d);
+            same = cJSON_IsString(want) && strcmp(want->valuestring, d) == 0;
+            if (!same)
+                snprintf(why, sizeof(Reason), "its %s has changed on the disk (chunk %zu of %zu)", checkpoint_files[i],
+                         k + 1, count);
+        }
+        free(digests);
+        if (!same) return false;
+    }
+    return true;
+}
+
+// The last member of trainer_state.json, for the `size` bytes of text before it.
+static inline int state_tail(const char *text, size_t size, char out[64]) {
+    return snprintf(out, 64, "\"checksum\": \"%016" PRIx64 "\"\n}\n", (uint64_t)XXH3_64bits(text, size));
+}
+
+static inline void state_write(const char *path, const cJSON *state) {
+    size_t size = 0;
+    char *object = json_text(state, &size), tail[64];
+    assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
+    char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
+    memcpy(text, object, size - 3);
+    size_t length = size - 3 + (size_t)sprintf(text + size - 3, ",\n  ");
+    length += (size_t)state_tail(text, length, tail);
+    strcat(text, tail);
+    int fd = file_create(path);
+    file_write(fd, text, length, path);
+    file_close_synced(fd, path);
+    free(object);
+    free(text);
+}
+
+static inline cJSON *state_read(const char *dir, Reason why) {
+    char path[PATH_SIZE], tail[64];
+    FORMAT(path, "%s/trainer_state.json", dir);
+    size_t size = 0;
+    char *text = file_read(path, CHECKPOINT_STATE_LIMIT, &size);
+    if (!text) {
+        snprintf(why, sizeof(Reason), "cannot read its trainer_state.json: %s", strerror(errno));
+        return NULL;
+    }
+    size_t length = strlen("\"checksum\": \"0123456789abcdef\"\n}\n");
+    cJSON *state = NULL;
+    if (size > length) {
+        state_tail(text, size - length, tail);
+        if (memcmp(text + size - length, tail, length) == 0) state = json_parse(text, size);
+    }
+    if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not have the checksum that it states");
+    free(text);
+    return state;
+}
+
+static inline cJSON *checkpoint_load_state(const char *dir) {
+    Reason why;
+    cJSON *state = state_read(dir, why);
+    CHECK(state, "%s: %s", dir, why);
+    return state;
+}
+
+static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) {
+    cJSON *state = state_read(dir, why);
+    if (!state) return false;
+    uint64_t saved = 0;
+    bool good = json_get_u64(state, "step", &saved) && saved == (uint64_t)step;
+    if (!good) snprintf(why, sizeof(Reason), "it was saved at another step, %" PRIu64, saved);
+    good = good && checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), why);
+    cJSON_Delete(state);
+    return good;
+}
+
+static inline void checkpoint_path(const char *run_dir, int64_t step, const char *suffix, char out[PATH_SIZE]) {
+    int n = snprintf(out, PATH_SIZE, "%s/checkpoints/step_%08" PRId64 "%s", run_dir, step, suffix);
+    CHECK(n > 0 && n < PATH_SIZE, "a name is too long: %.80s...", run_dir);
+}
+
+static inline int compare_steps_down(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+// The steps of all directories step_NNNNNNNN, newest first; anything else is not ours. free()
+static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/checkpoints", run_dir);
+    *count = 0;
+    size_t room = 0;
+    int64_t *steps = NULL;
+    DIR *d = opendir(path);
+    CHECK(d || errno == ENOENT, "cannot read the directory %s: %s", path, strerror(errno));
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const char *name = e->d_name;
+        if (strlen(name) != 13 || strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
+        char child[PATH_SIZE];
+        FORMAT(child, "%s/%s", path, name);
+        if (!is_directory(child)) continue;
+        if (*count == room) {
+            room = 2 * room + 16;
+            steps = (int64_t *)realloc(steps, room * sizeof(int64_t));
+            CHECK(steps, "out of memory for the list of checkpoints in %s", path);
+        }
+        steps[(*count)++] = strtoll(name + 5, NULL, 10);
+    }
+    if (d) closedir(d);
+    if (*count) qsort(steps, *count, sizeof(int64_t), compare_steps_down);
+    return steps;
+}
+
+static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[PATH_SIZE]) {
+    size_t count = 0;
+    int64_t *steps = checkpoint_steps(run_dir, &count), found = -1;
+    for (size_t i = 0; i < count && found < 0; i++) {
+        Reason why;
+        checkpoint_path(run_dir, steps[i], "", path_out);
+        if (checkpoint_verify(path_out, steps[i], why)) found = steps[i];
+        else warn("checkpoint %s is passed over: %s", path_out, why);
+    }
+    CHECK(count == 0 || found >= 0,
+          "%s/checkpoints has no checkpoint that is whole; restore one, or move the directory "
+          "away to start again from step 0",
+          run_dir);
+    free(steps);
+    return found;
+}
+
+// First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name.
+static inline void checkpoint_remove(const char *run_dir, int64_t step) {
+    char path[PATH_SIZE], old[PATH_SIZE];
+    checkpoint_path(run_dir, step, "", path);
+    checkpoint_path(run_dir, step, ".old.tmp", old);
+    CHECK(remove_tree(old) && rename(path, old) == 0 && remove_tree(old), "cannot remove the checkpoint %s: %s", path,
+          strerror(errno));
+}
+
+// Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.
+static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
+    size_t count = 0;
+    int64_t *steps = checkpoint_steps(run_dir, &count), kept = 0;
+    for (size_t i = 0; i < count && keep > 0; i++) {
+        if (steps[i] > step) continue;
+        if (kept < keep) kept++;
+        else checkpoint_remove(run_dir, steps[i]);
+    }
+    free(steps);
+}
+
+// `state` must have "step"; it stays the caller's.
+static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
+    uint64_t state_step = 0;
+    bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step;
+    assert(has_step);
+    assert(!cJSON_GetObjectItemCaseSensitive(state, "checksums") &&
+           !cJSON_GetObjectItemCaseSensitive(state, "checksum"));
+    CHECK(step >= 0 && step <= CHECKPOINT_STEP_LIMIT, "no checkpoint at step %" PRId64 ": eight digits are the limit",
+          step);
+    static bool warned;
+    if (sizeof(real) == 8 && !warned) warn("a build in double precision saves checkpoints in single precision");
+    warned = true;
+
+    char parent[PATH_SIZE], dir[PATH_SIZE], temporary[PATH_SIZE], path[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", run_dir);
+    checkpoint_path(run_dir, step, "", dir);
+    checkpoint_path(run_dir, step, ".tmp", temporary);
+    if (!is_directory(parent)) {
+        make_directories(parent);
+        directory_sync(run_dir);
+    }
+    CHECK(remove_tree(temporary), "cannot remove the unfinished checkpoint %s: %s", temporary, strerror(errno));
+    make_directories(temporary);
+    FORMAT(path, "%s/config.json", temporary);
+    config_json_write(path, b->config, checkpoint_weights_dtype());
+    FORMAT(path, "%s/model.safetensors", temporary);
+    checkpoint_save_weights(path, b);
+    FORMAT(path, "%s/optimizer.safetensors", temporary);
+    checkpoint_save_optimizer(path, b);
+
+    cJSON *all = cJSON_Duplicate(state, true);
+    CHECK(all && cJSON_AddItemToObject(all, "checksums", checksums_build(temporary)), "out of memory for %s",
+          temporary);
+    FORMAT(path, "%s/trainer_state.json", temporary);
+    state_write(path, all);
+    cJSON_Delete(all);
+    directory_sync(temporary);
+    if (is_directory(dir)) checkpoint_remove(run_dir, step); // one that a resume passed over, or a replayed step's
+    rename_synced(temporary, dir);
+}
+#endif

@@ -1,0 +1,217 @@
+/*
+checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and safetensors files.
+
+  void checkpoint_load_weights(dir, buffers, with_optimizer)
+  void checkpoint_save_weights(path, buffers), checkpoint_save_optimizer(path, buffers)
+  void model_save_dump(path, tensors, grads, loss)
+
+A file is made of parts: a part is a buffer in the layout of the tensor list, whose tensors are called
+prefix + NAME. Formats and errors: checkpoint.h. Buffers pass through CHECKPOINT_STAGING bytes of host memory.
+*/
+#ifndef LLMC_CHECKPOINT_TENSORS_H
+#define LLMC_CHECKPOINT_TENSORS_H
+#include "common.h"
+#include "dtype.h"
+#include "files.h"
+#include "model_config.h"
+#include "ops.h"
+#include "safetensors.h"
+#include "safetensors_writer.h"
+
+enum { CHECKPOINT_STAGING = 16 << 20 };
+
+typedef struct {
+    const ModelConfig *config;
+    const TensorList *tensors;
+    floatX *params;
+    real *master; // NULL when params are not narrower than F32
+    real *m, *v;  // may be NULL when the optimizer is not loaded
+} CheckpointBuffers;
+
+static inline DType checkpoint_weights_dtype(void) { return DTYPE_OF(floatX) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32; }
+
+static inline void *checkpoint_staging(void) {
+    static void *staging;
+    if (!staging) staging = checked_calloc(CHECKPOINT_STAGING, 1);
+    return staging;
+}
+
+typedef struct {
+    const char *prefix;
+    void *buffer;
+    DType dtype; // in memory
+} CheckpointPart;
+enum { CHECKPOINT_PARTS = 3 };
+
+static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype) {
+    CheckpointPart p;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype;
+    return p;
+}
+
+static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
+    int n = 0;
+    parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real));
+    parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real));
+    if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real));
+    return n;
+}
+
+// [list->count][part_count]; free()
+static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
+                                               DType dtype) {
+    SafeTensorSpec *specs =
+        (SafeTensorSpec *)checked_calloc((size_t)list->count * (size_t)part_count, sizeof(SafeTensorSpec));
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        FORMAT(specs[i].name, "%s%s", parts[i % part_count].prefix, t->name);
+        specs[i].dtype = dtype;
+        specs[i].ndim = t->ndim;
+        for (int d = 0; d < t->ndim; d++) specs[i].shape[d] = t->shape[d];
+    }
+    return specs;
+}
+
+// Tensor `first` and following of the file, in the order of checkpoint_specs.
+static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
+                                          const CheckpointPart *parts, int part_count) {
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        const CheckpointPart *p = &parts[i % part_count];
+        size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
+        for (size_t done = 0, n; done < t->count; done += n) {
+            n = min_size(chunk, t->count - done);
+            buffer_download(checkpoint_staging(), (const char *)p->buffer + (t->offset + done) * size, n * size);
+            safetensors_write(w, first + i, done, checkpoint_staging(), p->dtype, n);
+        }
+    }
+}
+
+static inline void checkpoint_save_parts(const char *path, const TensorList *list, const CheckpointPart *parts,
+                                         int part_count, DType dtype) {
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
+    SafeTensorsWriter *w = safetensors_create(path, specs, list->count * part_count, true);
+    checkpoint_write_parts(w, 0, list, parts, part_count);
+    safetensors_finish(w);
+    free(specs);
+}
+
+static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
+    int at = snprintf(out, 160, "[");
+    for (int d = 0; d < ndim && at < 140; d++)
+        at += snprintf(out + at, 160 - (size_t)at, "%s%zu", d ? "," : "", shape[d]);
+    snprintf(out + at, 160 - (size_t)at, "]");
+}
+
+static inline int compare_spec_name(const void *a, const void *b) {
+    return strcmp(((const SafeTensorSpec *)a)->name, ((const SafeTensorSpec *)b)->name);
+}
+
+// The file has the tensors of `specs` in their shapes, and no others; `reason` is why it might not.
+static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, int count,
+                                      const char *reason) {
+    for (int i = 0; i < count; i++) {
+        const SafeTensor *t = safetensors_find(s, specs[i].name);
+        CHECK(t, "%s: tensor %s is missing; %s", s->path, specs[i].name, reason);
+        char want[160], have[160];
+        shape_text(specs[i].ndim, specs[i].shape, want);
+        shape_text(t->ndim, t->shape, have);
+        bool same = t->ndim == specs[i].ndim;
+        for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
+        CHECK(same, "%s: tensor %s has the shape %s; %s follows from config.json", s->path, t->name, have, want);
+    }
+    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
+    memcpy(sorted, specs, (size_t)count * sizeof(SafeTensorSpec));
+    qsort(sorted, (size_t)count, sizeof(SafeTensorSpec), compare_spec_name);
+    for (size_t i = 0, k = 0; i < s->count; i++) {
+        const char *name = s->tensors[i].name;
+        if (k < (size_t)count && strcmp(name, sorted[k].name) == 0) {
+            k++;
+            continue;
+        }
+        // old Llama files store the angles that follow from rope_theta
+        size_t length = strlen(name), tail = strlen(".rotary_emb.inv_freq");
+        if (length > tail && strcmp(name + length - tail, ".rotary_emb.inv_freq") == 0) continue;
+        CHECK(strcmp(name, "lm_head.weight") != 0,
+              "%s: tensor lm_head.weight is there, but config.json has tie_word_embeddings true: the head would be the "
+              "embedding; set it to false, or remove the tensor",
+              s->path);
+        CHECK(false, "%s: there is no place for tensor %.100s; %s", s->path, name, reason);
+    }
+    free(sorted);
+}
+
+static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const CheckpointPart *parts,
+                                         int part_count, const char *reason) {
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
+    checkpoint_compare(s, specs, list->count * part_count, reason);
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        const CheckpointPart *p = &parts[i % part_count];
+        size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
+        for (size_t done = 0, n; done < t->count; done += n) {
+            n = min_size(chunk, t->count - done);
+            safetensors_read(s, specs[i].name, done, n, checkpoint_staging(), p->dtype);
+            buffer_upload((char *)p->buffer + (t->offset + done) * size, checkpoint_staging(), n * size);
+        }
+    }
+    free(specs);
+}
+
+static inline void checkpoint_save_weights(const char *path, const CheckpointBuffers *b) {
+    CheckpointPart part = checkpoint_part("", b->params, DTYPE_OF(floatX));
+    checkpoint_save_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype());
+}
+
+static inline void checkpoint_save_optimizer(const char *path, const CheckpointBuffers *b) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = optimizer_parts(b, parts);
+    checkpoint_save_parts(path, b->tensors, parts, count, DTYPE_F32);
+}
+
+static inline void checkpoint_load_weights(const char *dir, const CheckpointBuffers *b, bool with_optimizer) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    const char *other_model = "the weights do not fit config.json";
+    const char *other_build = "this build has another precision than the one that saved the checkpoint: --init takes "
+                              "its weights alone";
+    SafeTensors *s = safetensors_open(dir);
+    parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX));
+    checkpoint_load_parts(s, b->tensors, parts, 1, other_model);
+    if (b->master && !with_optimizer) { // from the file, not from the rounded weights
+        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real));
+        checkpoint_load_parts(s, b->tensors, parts, 1, other_model);
+    }
+    safetensors_close(s);
+    if (!with_optimizer) return;
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/optimizer.safetensors", dir);
+    s = safetensors_open(path);
+    int count = optimizer_parts(b, parts);
+    checkpoint_load_parts(s, b->tensors, parts, count, other_build);
+    safetensors_close(s);
+}
+
+static inline void model_save_dump(const char *path, const TensorList *list, const grad_t *grads, double loss) {
+    char temporary[PATH_SIZE];
+    struct stat st;
+    bool direct = stat(path, &st) == 0 && !S_ISREG(st.st_mode); // a device or a pipe cannot be renamed to
+    if (direct) FORMAT(temporary, "%s", path);
+    else FORMAT(temporary, "%s.tmp", path);
+
+    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t)); // is only read
+    SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc((size_t)list->count + 1, sizeof(SafeTensorSpec));
+    FORMAT(specs[0].name, "loss");
+    specs[0].dtype = DTYPE_F32;
+    specs[0].ndim = 1;
+    specs[0].shape[0] = 1;
+    memcpy(specs + 1, tensors, (size_t)list->count * sizeof(SafeTensorSpec));
+    SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
+    safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
+    checkpoint_write_parts(w, 1, list, &part, 1);
+    safetensors_finish(w);
+    free(specs);
+    free(tensors);
+    if (!direct) rename_synced(temporary, path);
+}
+#endif

@@ -1,0 +1,174 @@
+/*
+files.h: files and directories that are there whole or not at all.
+
+  char *file_read(path, limit, &size)        whole regular file, with zero bytes behind it; NULL and errno; free()
+  bool  file_pread(fd, to, bytes, offset)    all of the bytes, or false and errno (ENODATA: the file is shorter)
+  void  file_write(fd, from, bytes, path)    all of the bytes, at the file's position
+  void  file_pwrite(fd, from, bytes, offset, path)
+  int   file_create(path)                    for writing, empty
+  void  file_close_synced(fd, path)          fsync (of a regular file) and close
+  void  file_write_atomic(path, text, size)  temporary name, fsync, rename, fsync of the directory
+  void  directory_sync(path)                 after a rename, so that it survives a power failure
+  void  directory_of(path, out, out_size)
+  void  make_directories(path)               with its parents; those that are there already are fine
+  bool  remove_tree(path)                    false and errno; one that is not there is removed already
+
+Functions without a result end the program through CHECK with the path and the system's reason.
+*/
+#ifndef LLMC_FILES_H
+#define LLMC_FILES_H
+#include "common.h"
+
+enum { PATH_SIZE = 4096 };
+
+static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
+    char *p = (char *)to;
+    while (bytes) {
+        ssize_t n = pread(fd, p, min_size(bytes, 1 << 30), (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENODATA;
+        if (n <= 0) return false;
+        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+    }
+    return true;
+}
+
+// O_NONBLOCK: a named pipe in the place of a file is refused, not waited for.
+static inline int file_open_regular(const char *path, uint64_t *size) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return -1;
+    struct stat st;
+    int error = fstat(fd, &st) != 0 ? errno : S_ISDIR(st.st_mode) ? EISDIR : !S_ISREG(st.st_mode) ? EINVAL : 0;
+    if (error) {
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    *size = (uint64_t)st.st_size;
+    return fd;
+}
+
+static inline char *file_read(const char *path, size_t limit, size_t *size) {
+    uint64_t bytes = 0;
+    int fd = file_open_regular(path, &bytes);
+    if (fd < 0) return NULL;
+    char *text = NULL;
+    int error = EFBIG;
+    if (bytes <= limit) {
+        text = (char *)checked_calloc((size_t)bytes + 8, 1);
+        error = file_pread(fd, text, (size_t)bytes, 0) ? 0 : errno;
+    }
+    close(fd);
+    if (error) {
+        free(text);
+        errno = error;
+        return NULL;
+    }
+    *size = (size_t)bytes;
+    return text;
+}
+
+static inline void file_write(int fd, const void *from, size_t bytes, const char *path) {
+    const char *p = (const char *)from;
+    while (bytes) {
+        ssize_t n = write(fd, p, min_size(bytes, 1 << 30));
+        if (n < 0 && errno == EINTR) continue;
+        CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
+        p += n, bytes -= (size_t)n;
+    }
+}
+
+static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t offset, const char *path) {
+    const char *p = (const char *)from;
+    while (bytes) {
+        ssize_t n = pwrite(fd, p, min_size(bytes, 1 << 30), (off_t)offset);
+        if (n < 0 && errno == EINTR) continue;
+        CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
+        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+    }
+}
+
+static inline int file_create(const char *path) {
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    CHECK(fd >= 0, "cannot create %s: %s", path, strerror(errno));
+    return fd;
+}
+
+static inline bool file_is_regular(int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
+}
+
+static inline void file_close_synced(int fd, const char *path) {
+    CHECK(!file_is_regular(fd) || fsync(fd) == 0, "cannot bring %s to the disk: %s", path, strerror(errno));
+    CHECK(close(fd) == 0, "cannot close %s: %s", path, strerror(errno));
+}
+
+static inline void directory_of(const char *path, char *out, size_t out_size) {
+    const char *slash = strrchr(path, '/');
+    size_t length = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    CHECK(length < out_size, "a name is too long: %.80s...", path);
+    memcpy(out, slash ? path : ".", length);
+    out[length] = 0;
+}
+
+static inline void directory_sync(const char *path) {
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    CHECK(fd >= 0, "cannot open the directory %s: %s", path, strerror(errno));
+    // some network file systems cannot sync a directory and say EINVAL
+    CHECK(fsync(fd) == 0 || errno == EINVAL, "cannot bring the directory %s to the disk: %s", path, strerror(errno));
+    close(fd);
+}
+
+static inline void rename_synced(const char *from, const char *to) {
+    char directory[PATH_SIZE];
+    CHECK(rename(from, to) == 0, "cannot rename %s to %s: %s", from, to, strerror(errno));
+    directory_of(to, directory, sizeof(directory));
+    directory_sync(directory);
+}
+
+static inline void file_write_atomic(const char *path, const char *text, size_t size) {
+    char temporary[PATH_SIZE];
+    FORMAT(temporary, "%s.tmp", path);
+    int fd = file_create(temporary);
+    file_write(fd, text, size, temporary);
+    file_close_synced(fd, temporary);
+    rename_synced(temporary, path);
+}
+
+static inline bool is_directory(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static inline void make_directories(const char *path) {
+    char part[PATH_SIZE];
+    FORMAT(part, "%s", path);
+    for (char *p = part + 1;; p++) {
+        if (*p && *p != '/') continue;
+        char end = *p;
+        *p = 0;
+        CHECK(mkdir(part, 0777) == 0 || is_directory(part), "cannot create the directory %s: %s", part,
+              strerror(errno));
+        *p = end;
+        if (!end) return;
+    }
+}
+
+static inline bool remove_tree(const char *path) {
+    struct stat st;
+    if (lstat(path, &st) != 0) return errno == ENOENT;
+    if (!S_ISDIR(st.st_mode)) return unlink(path) == 0;
+    DIR *d = opendir(path);
+    if (!d) return false;
+    bool done = true;
+    for (struct dirent *e; done && (e = readdir(d)) != NULL;) {
+        char child[PATH_SIZE];
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
+        FORMAT(child, "%s/%s", path, e->d_name);
+        done = remove_tree(child);
+    }
+    closedir(d);
+    return done && rmdir(path) == 0;
+}
+#endif

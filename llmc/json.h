@@ -1,0 +1,165 @@
+/*
+json.h: JSON text that is exact and the same every time, around cJSON's trees and parser.
+
+  cJSON *json_parse(text, size)                the whole text is one value; NULL when not. text[size] must be 0
+  char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
+  void   json_brief(item, out, out_size)       a value on one line, cut, for messages
+  bool   printable(string)                     has no control characters
+  void   json_add_u64(object, key, value)      a number; beyond 2^53, where doubles have gaps, a decimal string
+  bool   json_get_u64(object, key, &value)
+  bool   json_get_number(object, key, &value)
+  bool   json_size(item, &value)               a number that is an integer in [0, 2^53]
+  size_t json_escape(&text, out)               next piece of a string, escaped (at most 6 bytes)
+
+cJSON's own printer takes 15 digits for enough when they are within one unit of the last place; here a number
+has as many digits as bring back the same double. NaN and infinities are null. Bytes that are not UTF-8
+(sampled text, odd file names) become U+FFFD.
+*/
+#ifndef LLMC_JSON_H
+#define LLMC_JSON_H
+#include "common.h"
+
+static inline cJSON *json_parse(const char *text, size_t size) {
+    assert(text[size] == 0);
+    if (memchr(text, 0, size)) return NULL;
+    // With the closing 0 inside the length, as the parser of old versions reads one byte too far without it.
+    const char *end = NULL;
+    cJSON *item = cJSON_ParseWithLengthOpts(text, size + 1, &end, 0);
+    for (; item && end < text + size; end++)
+        if (!strchr(" \t\r\n", *end)) {
+            cJSON_Delete(item);
+            return NULL;
+        }
+    return item;
+}
+
+// Bytes of the UTF-8 character at s; 0 when it is none.
+static inline int utf8_length(const unsigned char *s) {
+    if (s[0] < 0x80) return 1;
+    int length = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
+    for (int i = 1; i < length; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    bool overlong = (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90);
+    bool beyond = (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F); // surrogates, above U+10FFFF
+    return overlong || beyond ? 0 : length;
+}
+
+static inline size_t json_escape(const char **text, char out[8]) {
+    unsigned char c = (unsigned char)**text;
+    int length = utf8_length((const unsigned char *)*text);
+    if (c == '"' || c == '\\') length = snprintf(out, 8, "\\%c", c);
+    else if (c < 0x20 || c == 0x7F) length = snprintf(out, 8, "\\u%04x", c);
+    else if (length == 0) length = snprintf(out, 8, "\xEF\xBF\xBD");
+    else {
+        memcpy(out, *text, (size_t)length);
+        *text += length;
+        return (size_t)length;
+    }
+    *text += 1;
+    return (size_t)length;
+}
+
+static inline void json_print_string(FILE *f, const char *s) {
+    char piece[8];
+    fputc('"', f);
+    while (*s) {
+        size_t length = json_escape(&s, piece);
+        fwrite(piece, 1, length, f);
+    }
+    fputc('"', f);
+}
+
+static inline void json_print_number(FILE *f, double x) {
+    char digits[40];
+    if (!isfinite(x)) FORMAT(digits, "null");
+    else if (x == floor(x) && fabs(x) <= 0x1p53) FORMAT(digits, "%.0f", x);
+    else
+        for (int precision = 15; precision <= 17; precision++) {
+            FORMAT(digits, "%.*g", precision, x);
+            if (strtod(digits, NULL) == x) break;
+        }
+    fputs(digits, f);
+}
+
+static inline void json_print(FILE *f, const cJSON *item, int depth) {
+    if (cJSON_IsString(item)) json_print_string(f, item->valuestring);
+    else if (cJSON_IsNumber(item)) json_print_number(f, item->valuedouble);
+    else if (cJSON_IsBool(item)) fputs(cJSON_IsTrue(item) ? "true" : "false", f);
+    else if (cJSON_IsArray(item) || cJSON_IsObject(item)) {
+        bool object = cJSON_IsObject(item);
+        fputc(object ? '{' : '[', f);
+        for (const cJSON *child = item->child; child; child = child->next) {
+            if (object) {
+                fprintf(f, "\n%*s", 2 * (depth + 1), "");
+                json_print_string(f, child->string);
+                fputs(": ", f);
+            }
+            json_print(f, child, depth + 1);
+            if (child->next) fputs(object ? "," : ", ", f);
+        }
+        if (object && item->child) fprintf(f, "\n%*s", 2 * depth, "");
+        fputc(object ? '}' : ']', f);
+    } else fputs("null", f);
+}
+
+static inline char *json_text(const cJSON *item, size_t *size) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, size);
+    CHECK(f != NULL, "out of memory for a JSON text");
+    json_print(f, item, 0);
+    fputc('\n', f);
+    bool failed = ferror(f) != 0;
+    CHECK(fclose(f) == 0 && !failed, "out of memory for a JSON text");
+    return text;
+}
+
+// A name out of a file may go into a message of one line.
+static inline bool printable(const char *s) {
+    for (; *s; s++)
+        if ((unsigned char)*s < 0x20 || *s == 0x7F) return false;
+    return true;
+}
+
+static inline void json_brief(const cJSON *item, char *out, size_t out_size) {
+    char *text = cJSON_PrintUnformatted(item);
+    snprintf(out, out_size, "%s", text ? text : "?");
+    cJSON_free(text);
+}
+
+static inline bool json_size(const cJSON *item, uint64_t *value) {
+    if (!cJSON_IsNumber(item)) return false;
+    double x = item->valuedouble;
+    if (!(x >= 0 && x <= 0x1p53 && x == floor(x))) return false;
+    *value = (uint64_t)x;
+    return true;
+}
+
+static inline void json_add_u64(cJSON *object, const char *key, uint64_t value) {
+    char digits[24];
+    FORMAT(digits, "%" PRIu64, value);
+    bool exact = value <= 1ull << 53;
+    CHECK(exact ? cJSON_AddNumberToObject(object, key, (double)value) : cJSON_AddStringToObject(object, key, digits),
+          "out of memory for a JSON text");
+}
+
+static inline bool json_get_u64(const cJSON *object, const char *key, uint64_t *value) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (json_size(item, value)) return true;
+    if (!cJSON_IsString(item) || !item->valuestring[0]) return false;
+    uint64_t sum = 0;
+    for (const char *p = item->valuestring; *p; p++) {
+        if (*p < '0' || *p > '9' || __builtin_mul_overflow(sum, (uint64_t)10, &sum) ||
+            __builtin_add_overflow(sum, (uint64_t)(*p - '0'), &sum))
+            return false;
+    }
+    *value = sum;
+    return true;
+}
+
+static inline bool json_get_number(const cJSON *object, const char *key, double *value) {
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, key);
+    if (!cJSON_IsNumber(item)) return false;
+    *value = item->valuedouble;
+    return true;
+}
+#endif

@@ -1,0 +1,112 @@
+/*
+safetensors_writer.h: tensors written to a file in the format that safetensors.h states.
+
+  SafeTensorsWriter *safetensors_create(path, specs, count, metadata)   `metadata`: with {"format":"pt"}
+  void safetensors_write(w, tensor, first, host, dtype, count)          converted to the tensor's type
+  void safetensors_finish(w)                                            all must have been written; fsync, close
+
+The header depends on the list of tensors alone, and its length is a multiple of 8, so that data are aligned.
+Parts of a regular file may be written in any order; a device or a pipe takes them in order only. Failures,
+a full disk for one, end the program with the path and the system's reason.
+*/
+#ifndef LLMC_SAFETENSORS_WRITER_H
+#define LLMC_SAFETENSORS_WRITER_H
+#include "safetensors.h"
+
+typedef struct {
+    char name[128];
+    DType dtype;
+    int ndim;
+    size_t shape[SAFETENSORS_DIMS];
+} SafeTensorSpec;
+
+typedef struct {
+    char path[PATH_SIZE];
+    int fd, count;
+    bool regular; // else a device or a pipe, which takes the bytes in order only
+    SafeTensorSpec *specs;
+    uint64_t *begin;  // [count+1] bytes in the file
+    uint64_t written; // bytes, of all of the file
+    void *staging;
+} SafeTensorsWriter;
+
+static inline size_t spec_count(const SafeTensorSpec *s) {
+    size_t count = 1;
+    for (int d = 0; d < s->ndim; d++) count *= s->shape[d];
+    return count;
+}
+
+static inline char *safetensors_header(const SafeTensorSpec *specs, int count, bool metadata, size_t *size) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, size);
+    CHECK(f != NULL, "out of memory for a safetensors header");
+    fprintf(f, "{%s%s", metadata ? "\"__metadata__\":{\"format\":\"pt\"}" : "", metadata && count ? "," : "");
+    uint64_t begin = 0;
+    for (int i = 0; i < count; i++) {
+        const SafeTensorSpec *s = &specs[i];
+        uint64_t end = begin + spec_count(s) * dtype_size(s->dtype);
+        json_print_string(f, s->name);
+        fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", dtype_table[s->dtype].name);
+        for (int d = 0; d < s->ndim; d++) fprintf(f, "%s%zu", d ? "," : "", s->shape[d]);
+        fprintf(f, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}%s", begin, end, i + 1 < count ? "," : "");
+        begin = end;
+    }
+    fputc('}', f);
+    for (long at = ftell(f); at % 8; at++) fputc(' ', f);
+    bool failed = ferror(f) != 0;
+    CHECK(fclose(f) == 0 && !failed, "out of memory for a safetensors header");
+    return text;
+}
+
+static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
+                                                    bool metadata) {
+    SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
+    FORMAT(w->path, "%s", path);
+    w->count = count;
+    w->specs = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
+    if (count) memcpy(w->specs, specs, (size_t)count * sizeof(SafeTensorSpec));
+    w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
+    w->fd = file_create(path);
+    w->regular = file_is_regular(w->fd);
+    size_t size = 0;
+    char *header = safetensors_header(specs, count, metadata, &size);
+    uint64_t length = size;
+    file_write(w->fd, &length, 8, path);
+    file_write(w->fd, header, size, path);
+    free(header);
+    w->written = 8 + size;
+    w->begin = (uint64_t *)checked_calloc((size_t)count + 1, sizeof(uint64_t));
+    w->begin[0] = w->written;
+    for (int i = 0; i < count; i++) w->begin[i + 1] = w->begin[i] + spec_count(&specs[i]) * dtype_size(specs[i].dtype);
+    return w;
+}
+
+static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t first, const void *host, DType dtype,
+                                     size_t count) {
+    assert(tensor >= 0 && tensor < w->count);
+    const SafeTensorSpec *s = &w->specs[tensor];
+    assert(first + count <= spec_count(s));
+    size_t size = dtype_size(s->dtype), chunk = SAFETENSORS_STAGING / size;
+    bool direct = s->dtype == dtype;
+    for (size_t done = 0; done < count;) {
+        size_t n = direct ? count : min_size(chunk, count - done);
+        const void *from = (const char *)host + done * dtype_size(dtype);
+        if (!direct) convert_elements(w->staging, s->dtype, from, dtype, n);
+        uint64_t place = w->begin[tensor] + (first + done) * size;
+        assert(w->regular || place == w->written);
+        if (w->regular) file_pwrite(w->fd, direct ? from : w->staging, n * size, place, w->path);
+        else file_write(w->fd, direct ? from : w->staging, n * size, w->path);
+        w->written += n * size;
+        done += n;
+    }
+}
+
+static inline void safetensors_finish(SafeTensorsWriter *w) {
+    assert(w->written == w->begin[w->count]);
+    file_close_synced(w->fd, w->path);
+    free(w->specs);
+    free(w->begin);
+    free(w->staging);
+    free(w);
+}
+#endif
