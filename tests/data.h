@@ -607,8 +607,8 @@ static void test_data_fingerprint(void) {
 // the converter
 
 static const char *data_converter(void) {
-    const char *program = getenv("TEXT_TO_SHARDS");
-    return program && *program ? program : "./text_to_shards";
+    const char *converter = getenv("TEXT_TO_SHARDS");
+    return converter && *converter ? converter : "./text_to_shards";
 }
 
 // All tokens of a split, shard after shard; checks headers on the way. Returns their number; shards in *shards.
@@ -684,7 +684,7 @@ static void test_converter_bytes(void) {
     EXPECT(r.status == 0 && r.err[0] == 0, "status %d: %s", r.status, r.err);
     EXPECT(strstr(r.out, "6 files (1 empty), 5 documents") != NULL, "it says: %s", r.out);
     FORMAT(path, "%s/out", d.path);
-    int shards;
+    int shards = 0;
     size_t longest, n = data_read_split(path, "train", got, sizeof(got), &shards, &longest);
     EXPECT(n == want_count && memcmp(got, want, min_size(n, want_count)) == 0, "%zu tokens instead of %zu, or others",
            n, want_count);
@@ -739,7 +739,7 @@ static void test_converter_delimiters(void) {
         run_command(&r, "%s --out '%s/out' --force --val-fraction 0 --delimiter '%s' %s'%s'", data_converter(), d.path,
                     escaped, i & 1 ? "- <" : "", path);
         FORMAT(path, "%s/out", d.path);
-        int shards;
+        int shards = 0;
         size_t got_count = want_count ? data_read_split(path, "train", got, sizeof(got), &shards, NULL) : 0;
         EXPECT(r.status == (want_count ? 0 : 1), "case %zu: status %d: %s", i, r.status, r.err);
         EXPECT(got_count == want_count && memcmp(got, want, want_count) == 0,
@@ -755,7 +755,7 @@ static void data_mark_documents(const char *directory, unsigned char *where, int
     static const char *const splits[] = {"train", "val"};
     memset(where, 0, (size_t)count);
     for (int split = 0; split < 2; split++) {
-        int shards, before = -1;
+        int shards = 0, before = -1;
         size_t n = data_read_split(directory, splits[split], bytes, sizeof(bytes) - 1, &shards, NULL);
         bytes[n] = 0;
         tokens[split] = n;
@@ -826,7 +826,7 @@ static void test_converter_validation(void) {
     data_expect_failure("one document and --val-fraction", &r, "one document", "--delimiter");
     static unsigned char bytes[100];
     for (int i = 0; i < 2; i++) { // the smaller one first, and last
-        int shards;
+        int shards = 0;
         run_command(&r, "printf '%s' > '%s/a' ; printf '%s' > '%s/b' ; %s --out '%s/three' --force '%s/a' '%s/b'",
                     i ? "short" : "a long text", d.path, i ? "a long text" : "short", d.path, data_converter(), d.path,
                     d.path, d.path);
@@ -884,8 +884,8 @@ static void test_converter_errors(void) {
         {"a signal",                      "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"              },
     };
     static ProgramResult r;
-    char program[PATH_MAX], command[2000];
-    CHECK(realpath(data_converter(), program) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
+    char converter[PATH_MAX], command[2000];
+    CHECK(realpath(data_converter(), converter) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
           data_converter());
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
@@ -894,7 +894,7 @@ static void test_converter_errors(void) {
             size_t n = strlen(command);
             snprintf(command + n, sizeof(command) - n, *p == '@' ? "$T2S --out out" : "%c", *p);
         }
-        run_command(&r, "cd '%s' ; T2S='%s' ; printf 'some text' > t ; : > e ; %s", d.path, program, command);
+        run_command(&r, "cd '%s' ; T2S='%s' ; printf 'some text' > t ; : > e ; %s", d.path, converter, command);
         EXPECT(r.status == cases[i].status && count_lines(r.err) == 1 && strstr(r.err, cases[i].word) &&
                    r.err[0] == 't',
                "%s: status %d instead of %d, or not one line with '%s': %s", cases[i].label, r.status, cases[i].status,
@@ -911,7 +911,7 @@ static void test_converter_force_and_nul(void) {
     static ProgramResult r;
     static unsigned char bytes[100];
     char path[700];
-    int shards;
+    int shards = 0;
     FORMAT(path, "%s/out", d.path);
     run_command(
         &r, "printf 'abcdefghij' | %s --out '%s' --shard-tokens 2 --val-fraction 0 - ; printf x > '%s/train_note.txt'",

@@ -76,8 +76,9 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
     return model_loss_sum(model, (int)N) / (double)N;
 }
 
-// Along a random direction of each tensor, (loss(w + h d) - loss(w - h d)) / 2h must be <gradient, d>. With h = 1e-5
-// the truncation is of the order of h^2 and the rounding of 1e-16/h, hence the tolerance.
+// Along a random direction d of each tensor the derivative of the loss must be <gradient, d>. Differences at h and 2h
+// together, (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d), truncate at the order of h^4; rounding
+// is of the order of 1e-16/h. With h = 1e-5 both are far below the tolerance.
 static void gradients_equal_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
@@ -95,13 +96,14 @@ static void gradients_equal_finite_differences(void) {
                 floatX *w = model.params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
                 memcpy(saved, w, t->count * sizeof(floatX));
                 const double h = 1e-5;
-                double dot = 0, scale = 0, losses[2];
-                for (int side = 0; side < 2; side++) {
+                const double offsets[] = {h, -h, 2 * h, -2 * h};
+                double dot = 0, scale = 0, losses[4];
+                for (int side = 0; side < 4; side++) {
                     TestRandom r = {99};
                     dot = scale = 0;
                     for (size_t e = 0; e < t->count; e++) {
                         double d = test_random_real(&r), g = (double)model.grads[t->offset + e];
-                        w[e] = saved[e] + (floatX)((side ? -h : h) * d);
+                        w[e] = saved[e] + (floatX)(offsets[side] * d);
                         dot += g * d;
                         scale += g * g * d * d;
                     }
@@ -109,7 +111,7 @@ static void gradients_equal_finite_differences(void) {
                 }
                 memcpy(w, saved, t->count * sizeof(floatX));
                 free(saved);
-                double difference = (losses[0] - losses[1]) / (2 * h);
+                double difference = (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * h);
                 EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
                        "%s, %s: %s: %.12g by differences, %.12g by the backward", attention_variants[v].name, mc->why,
                        t->name, difference, dot);
