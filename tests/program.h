@@ -161,10 +161,10 @@ static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) 
 static void a_run_without_a_checkpoint_starts_again_and_says_so(void) {
     ProgramData d = program_data();
     ProgramResult r;
-    run_trainer(&r, &d, "first", "--steps 1 --seed 3");
+    run_trainer(&r, &d, "first", "--steps 2 --seed 3");
     EXPECT_STATUS(r, 0);
     char options[700]; // weights of another run, which starting again must not forget
-    FORMAT(options, "--steps 4 --init '%s/first/checkpoints/step_00000001'", d.dir.path);
+    FORMAT(options, "--steps 4 --init '%s/first/checkpoints/step_00000002'", d.dir.path);
     run_command(&r, "%s --train-data '%s/train.bin' --batch-size 4 --threads 2 --out '%s/run' %s", test_program(), d.dir.path, d.dir.path, options);
     EXPECT_STATUS(r, 0);
     run_command(&r, "cd '%s' && cp -r run/checkpoints saved && rm -r run/checkpoints && cp run/log.jsonl log", d.dir.path);
