@@ -4,7 +4,7 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient with r
   forward   loss[n] += log(sum_v exp(x[n,v])) - x[n,target]
   backward  dx[n,v] = dloss (softmax(x[n,:])[v] - [v == target]),  written over x
   shapes    x (N,V) with row stride Vp >= V; targets (N) in [0,V); losses (N)
-  numerics  the row's maximum is subtracted before exp; a row with a NaN or an inf has loss NaN
+  numerics  the row's maximum is subtracted before exp; a NaN or +inf in a row makes its loss NaN
   traffic   forward V in, twice; backward V in, V out, once more: no second N x V buffer
 */
 #ifndef LLMC_CROSS_ENTROPY_H
@@ -19,7 +19,7 @@ static inline void cross_entropy(real *losses, floatX *logits, const int *target
         for (int v = 0; v < V; v++) max = x[v] > max ? x[v] : max;
 #pragma omp simd reduction(+ : sum)
         for (int v = 0; v < V; v++) sum += real_exp(x[v] - max);
-        losses[n] += (real)log((double)sum) + max - x[targets[n]];
+        losses[n] += (real)log((double)sum) + (max - x[targets[n]]); // near 0 for a sure and right prediction
         if (dloss == 0) continue;
         real scale = dloss / sum;
         for (int v = 0; v < V; v++) x[v] = real_exp(x[v] - max) * scale; // softmax in d/dx log sum exp(x)

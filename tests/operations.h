@@ -1,0 +1,743 @@
+/*
+operations.h: every operation against a naive one in double precision, by the engine of operation_engine.h. An
+operation is a kind (how its buffers lie, how it is called, what it should give) and a table of shapes, each with
+the reason why it is there.
+*/
+#ifndef TESTS_OPERATIONS_H
+#define TESTS_OPERATIONS_H
+#include "operation_engine.h"
+
+// --- embedding: x[0] weight (V,C), y (N,C) ---
+
+static void embedding_setup(OpCase *c) {
+    c->index_limit = c->d[1];
+    c->length = c->d[0];
+    op_rows(&c->x[0], "dweight", c->d[1], c->d[2], c->d[2]);
+    op_rows(&c->y[0], "x", c->d[0], c->d[2], c->d[2]);
+    c->dx[0].adds = true;
+}
+static void embedding_run_forward(OpCase *c) { embedding_forward(c->y->data, c->index, c->x->data, c->d[0], c->d[2]); }
+static void embedding_run_backward(OpCase *c) { embedding_backward(c->dx->data, c->dy, c->index, c->d[0], c->d[2]); }
+static void embedding_reference(OpCase *c) {
+    for (int i = 0, C = c->d[2]; i < c->d[0] * C; i++) c->y->ref[i] = c->x->ref[c->index[i / C] * C + i % C];
+}
+static void test_embedding(void) {
+    static const OpKind kind = {
+        "embedding", "N V C", embedding_setup, embedding_run_forward, embedding_run_backward, embedding_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,   1,   1  }, // the smallest of everything
+        {129, 3,   37 }, // few tokens, each many times; C one block of columns and a rest
+        {7,   257, 64 }, // most rows never seen: their gradient stays as it was
+        {13,  5,   100}, // C no multiple of 16, 32 or 64
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- rmsnorm: x[0] x (N,C), x[1] weight (C), y[0] y (N,C), y[1] rstd (N) ---
+
+#define RMSNORM_EPS 1e-5
+static void rmsnorm_setup(OpCase *c) {
+    int N = c->d[0], C = c->d[1];
+    c->scale = 1.0 / c->d[2];
+    c->length = max_int(N, C);
+    op_rows(&c->x[0], "dx", N, C, C);
+    op_rows(&c->x[1], "dweight", 1, C, C);
+    op_rows(&c->y[0], "y", N, C, C);
+    op_rows(&c->y[1], "rstd", 1, N, N);
+    c->dx[0].adds = c->dx[1].adds = true;
+}
+static void rmsnorm_run_forward(OpCase *c) {
+    rmsnorm_forward(c->y[0].data, c->y[1].data, c->x[0].data, c->x[1].data, c->d[0], c->d[1], (real)RMSNORM_EPS);
+}
+static void rmsnorm_run_backward(OpCase *c) {
+    rmsnorm_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, c->y[1].data, c->d[0], c->d[1]);
+}
+static void rmsnorm_reference(OpCase *c) {
+    for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
+        const double *x = c->x->ref + n * C;
+        double mean = 0, *y = c->y->ref + n * C;
+        for (int i = 0; i < C; i++) mean += x[i] * x[i] / C;
+        c->y[1].ref[n] = 1 / sqrt(mean + RMSNORM_EPS);
+        for (int i = 0; i < C; i++) y[i] = x[i] * c->y[1].ref[n] * c->x[1].ref[i];
+    }
+}
+static void test_rmsnorm(void) {
+    static const OpKind kind = {"rmsnorm",           "N C 1/scale",        rmsnorm_setup,
+                                rmsnorm_run_forward, rmsnorm_run_backward, rmsnorm_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,   1,   200}, // one element: but for eps, its gradient would vanish
+        {7,   64,  1  }, // exactly one block of columns
+        {13,  130, 1  }, // C two blocks of 64 and a rest of 2
+        {3,   37,  200}, // rows so small that eps counts as much as they do
+        {129, 100, 1  }, // C no multiple of 16; many rows for dweight
+    };
+    OP_CHECK_ALL(kind, shapes);
+    real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd; // a row of zeros
+    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)RMSNORM_EPS);
+    EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
+}
+
+// --- matmul: x[0] x (N,IC), x[1] weight (OC,IC), y (N,OC) with row stride ldy ---
+
+static void matmul_setup(OpCase *c) {
+    const int *d = c->d;
+    c->length = max_int(d[0], max_int(d[1], d[2]));
+    c->threads_change_sums = true;
+    op_rows(&c->x[0], "dx", d[0], d[1], d[1]);
+    op_rows(&c->x[1], "dweight", d[2], d[1], d[1]);
+    op_rows(&c->y[0], "y", d[0], d[2], d[3]);
+    c->dx[1].adds = true;
+}
+static void matmul_run_forward(OpCase *c) {
+    const int *d = c->d;
+    matmul_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3]);
+}
+static void matmul_run_backward(OpCase *c) {
+    const int *d = c->d;
+    matmul_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3]);
+}
+static void matmul_reference(OpCase *c) {
+    for (int i = 0, IC = c->d[1], OC = c->d[2]; i < c->d[0] * OC; i++) {
+        double *y = c->y->ref + i / OC * c->d[3] + i % OC;
+        *y = 0;
+        for (int j = 0; j < IC; j++) *y += c->x[0].ref[i / OC * IC + j] * c->x[1].ref[i % OC * IC + j];
+    }
+}
+static void test_matmul(void) {
+    static const OpKind kind = {"matmul",           "N IC OC ldy",       matmul_setup,
+                                matmul_run_forward, matmul_run_backward, matmul_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,  1,   1,   1  }, // the smallest
+        {7,  37,  5,   64 }, // a fused row padded to 64: columns 5 .. 63 belong to nobody
+        {67, 64,  129, 192}, // one past a multiple of 64, padded
+        {13, 300, 1,   64 }, // one output column, as lambda has with one head
+        {1,  16,  48,  48 }, // one row, as in generation; no padding
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- rope: x[0] and y (N,heads,D) with row stride ldx; in place, so runs copy first ---
+
+#define ROPE_THETA 10000.0
+static void rope_setup(OpCase *c) {
+    const int *d = c->d;
+    c->length = 2;
+    c->table = op_alloc((size_t)(OP_ROWS * d[3]));
+    rope_table(c->table, OP_ROWS, d[3], ROPE_THETA);
+    op_view(&c->x[0], "dx", 0, d[0] * d[1], d[2], d[3], d[4], d[3]);
+    op_view(&c->y[0], "x", 0, d[0] * d[1], d[2], d[3], d[4], d[3]);
+}
+static void rope_copy(real *to, const real *from, const OpView *v) {
+    for (size_t i = 0; i < op_size(v); i++) to[op_at(v, i)] = from[op_at(v, i)];
+}
+static void rope_run_forward(OpCase *c) {
+    rope_copy(c->y->data, c->x->data, c->y->view);
+    rope_forward(c->y->data, c->table, c->d[0], c->d[1], c->d[2], c->d[3], c->d[4], c->d[5]);
+}
+static void rope_run_backward(OpCase *c) {
+    rope_copy(c->dx->data, c->dy, c->y->view);
+    rope_backward(c->dx->data, c->table, c->d[0], c->d[1], c->d[2], c->d[3], c->d[4], c->d[5]);
+}
+static void rope_reference(OpCase *c) {
+    for (size_t i = 0; i < op_size(c->y->view); i++) {
+        size_t at = op_at(c->y->view, i), D = (size_t)c->d[3], T = (size_t)c->d[1], half = D / 2;
+        size_t t = (size_t)c->d[5] + i / D / (size_t)c->d[2] % T;
+        double angle = (double)t * pow(ROPE_THETA, -2.0 * (double)(i % half) / (double)D);
+        const double *x = c->x->ref + at;
+        c->y->ref[at] =
+            i % D < half ? cos(angle) * x[0] - sin(angle) * x[half] : cos(angle) * x[0] + sin(angle) * *(x - half);
+    }
+}
+static void test_rope(void) {
+    static const OpKind kind = {"rope",           "B T heads D ldx first", rope_setup,
+                                rope_run_forward, rope_run_backward,       rope_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1, 1,  1, 2,   2,   0  }, // one position, one pair
+        {3, 7,  2, 8,   40,  0  }, // each of several sequences starts at `first`; columns beyond the heads
+        {1, 13, 5, 40,  200, 0  }, // D no power of two
+        {2, 3,  1, 6,   64,  0  }, // an odd number of pairs
+        {1, 7,  2, 256, 512, 130}, // the widest head, far positions
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+static void test_rope_properties(void) {
+    enum { T = 67, D = 40, HEADS = 3, LD = HEADS * D, COUNT = T * LD, PAST = 60 * LD };
+    TestRandom random = {3};
+    real *table = op_alloc(T * D), *x = op_alloc_random(&random, COUNT, 1), *y = op_alloc_copy(x, COUNT);
+    real *tail = op_alloc_copy(x + PAST, COUNT - PAST), *constant = op_alloc(COUNT);
+    rope_table(table, T, D, ROPE_THETA);
+    rope_forward(y, table, 1, T, HEADS, D, LD, 0);
+    rope_forward(tail, table, 1, T - PAST / LD, HEADS, D, LD, PAST / LD);
+    EXPECT(op_same(y + PAST, tail, COUNT - PAST), "rows from position %d on differ from the whole's", PAST / LD);
+    for (int h = 0; h < T * HEADS; h++) {
+        double before = 0, after = 0;
+        for (int i = h * D; i < (h + 1) * D; i++) {
+            before += (double)x[i] * (double)x[i];
+            after += (double)y[i] * (double)y[i];
+        }
+        EXPECT(fabs(after - before) <= 8 * op_epsilon * before, "head %d: squared norm %.9g became %.9g", h, before,
+               after);
+    }
+    rope_backward(y, table, 1, T, HEADS, D, LD, 0);
+    double largest = 0;
+    for (int i = 0; i < COUNT; i++) largest = fmax(largest, fabs((double)y[i] - (double)x[i]));
+    EXPECT(largest <= 8 * op_epsilon, "forward and backward do not cancel: %.3g", largest);
+    // <rope(q, m), rope(k, n)> depends on m - n alone: head 0 is q, head 1 is k, the same at all positions
+    for (int i = 0; i < COUNT; i++) constant[i] = x[i % LD];
+    rope_forward(constant, table, 1, T, HEADS, D, LD, 0);
+    for (int n = 0; n < T; n++)
+        for (int m = n; m < T; m++) {
+            double here = 0, at_zero = 0;
+            for (int i = 0; i < D; i++) {
+                here += (double)constant[m * LD + i] * (double)constant[n * LD + D + i];
+                at_zero += (double)constant[(m - n) * LD + i] * (double)constant[D + i];
+            }
+            EXPECT(fabs(here - at_zero) <= 8 * op_epsilon * D * T, "positions %d, %d: %.9g, not %.9g", m, n, here,
+                   at_zero);
+        }
+    op_free("rope");
+}
+
+// --- attention: x[0] fused rows [q | k | v | padding], y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
+// With `maps` 2 the heads of two attention maps interleave, [heads][2][width]; the second is the one under test.
+
+static AttentionShape attention_shape(const int *d) { // B, T, NQ, NKV, D, DV, maps, padding
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = d[0], s.T = d[1], s.NQ = d[2], s.NKV = d[3], s.D = d[4], s.DV = d[5];
+    s.q_head = s.k_head = d[6] * s.D;
+    s.v_head = s.DV;
+    s.o_head = d[6] * s.DV;
+    s.ldq = s.ldkv = (s.NQ + s.NKV) * s.q_head + s.NKV * s.DV + d[7];
+    s.ldo = s.NQ * s.o_head + d[7];
+    s.scale = (real)(1 / sqrt((double)s.D));
+    return s;
+}
+static void attention_setup(OpCase *c) {
+    AttentionShape s = c->s = attention_shape(c->d);
+    int rows = s.B * s.T, map = c->d[6] - 1;
+    size_t k_at = (size_t)(s.NQ * s.q_head), v_at = k_at + (size_t)(s.NKV * s.k_head), of_map = (size_t)(map * s.D);
+    c->scale = 2;                      // scores spread enough for some keys to matter more than others
+    c->length = 4 * max_int(s.T, s.D); // errors of scores grow with their size, up to 4
+    op_view(&c->x[0], "dq", of_map, rows, s.NQ, s.D, s.ldq, s.q_head);
+    op_view(&c->x[0], "dk", k_at + of_map, rows, s.NKV, s.D, s.ldkv, s.k_head);
+    op_view(&c->x[0], "dv", v_at, rows, s.NKV, s.DV, s.ldkv, s.v_head);
+    op_view(&c->y[0], "out", (size_t)(map * s.DV), rows, s.NQ, s.DV, s.ldo, s.o_head);
+    op_rows(&c->y[1], "lse", s.B * s.NQ, s.T, s.T);
+}
+// The scratch memory as an operation may find it, all NaN, and whether the operation used more than it asked for.
+enum { WORKSPACE_TAIL = 1024 };
+static void workspace_poison(AttentionShape s) {
+    size_t need = attention_workspace_bytes(s, max_int(OP_THREADS, omp_get_max_threads())) + WORKSPACE_TAIL;
+    if (ops_workspace.bytes < need) ops_init(need);
+    memset(ops_workspace.memory, 0xFF, ops_workspace.bytes);
+}
+static void workspace_check(AttentionShape s, const char *what) {
+    int threads = omp_get_max_threads(), written = 0;
+    const unsigned char *tail = (unsigned char *)ops_workspace.memory + attention_workspace_bytes(s, threads);
+    for (int i = 0; i < WORKSPACE_TAIL; i++) written += tail[i] != 0xFF;
+    EXPECT(written == 0, "%s: the workspace is too small for %d threads", what, threads);
+}
+static void attention_run_forward(OpCase *c) {
+    const real *q = c->x->data + c->x->view[0].offset, *k = c->x->data + c->x->view[1].offset;
+    workspace_poison(c->s);
+    attention_forward(c->y[0].data + c->y->view->offset, c->y[1].data, q, k, c->x->data + c->x->view[2].offset, c->s);
+    workspace_check(c->s, c->what);
+}
+static void attention_run_backward(OpCase *c) {
+    size_t q = c->x->view[0].offset, k = c->x->view[1].offset, v = c->x->view[2].offset, o = c->y->view->offset;
+    const real *x = c->x->data;
+    real *dx = c->dx->data;
+    workspace_poison(c->s);
+    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s);
+    workspace_check(c->s, c->what);
+}
+static void attention_reference(OpCase *c) {
+    AttentionShape s = c->s;
+#pragma omp parallel for
+    for (int bh = 0; bh < s.B * s.NQ; bh++) {
+        int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV);
+        const double *x = c->x->ref + b * s.T * s.ldq, *q = x + c->x->view[0].offset + h * s.q_head;
+        const double *k = x + c->x->view[1].offset + kv * s.k_head, *v = x + c->x->view[2].offset + kv * s.v_head;
+        for (int t = 0; t < s.T; t++) {
+            double sum = 0, *out = c->y->ref + c->y->view->offset + (b * s.T + t) * s.ldo + h * s.o_head;
+            for (int i = 0; i < s.DV; i++) out[i] = 0;
+            for (int j = 0; j <= t; j++) {
+                double score = 0;
+                for (int i = 0; i < s.D; i++) score += q[t * s.ldq + i] * k[j * s.ldkv + i];
+                double p = exp(score * (double)s.scale); // scores are small: no maximum is needed
+                sum += p;
+                for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ldkv + i];
+            }
+            for (int i = 0; i < s.DV; i++) out[i] /= sum;
+            c->y[1].ref[bh * s.T + t] = log(sum);
+        }
+    }
+}
+static void test_attention(void) {
+    static const OpKind kind = {"attention",           "B T NQ NKV D DV maps padding", attention_setup,
+                                attention_run_forward, attention_run_backward,         attention_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1, 1,   1, 1, 8,   8,   1, 0 }, // one key: the output is its value, dq = dk = 0
+        {1, 7,   6, 1, 16,  16,  1, 13}, // one KV head for all queries; padded rows, as for lambda
+        {3, 13,  2, 2, 8,   8,   1, 0 }, // several sequences, NKV = NQ, prime T
+        {1, 64,  3, 3, 8,   8,   1, 64}, // exactly one block of 64 query rows
+        {1, 67,  6, 2, 16,  16,  1, 5 }, // a block and a rest; groups of 3
+        {2, 129, 2, 1, 40,  40,  1, 0 }, // one past two blocks; D no multiple of 16
+        {1, 13,  2, 1, 256, 256, 1, 0 }, // the widest head
+        {3, 7,   4, 2, 8,   16,  2, 6 }, // diff_v1: interleaved key sets, value heads of width 2D
+        {1, 67,  2, 1, 8,   16,  2, 0 }, // the same beyond one block
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// q (T,NQ,D), k and v (T,NKV,D) of one sequence, in separate buffers, and what comes of them
+typedef struct {
+    AttentionShape s;
+    size_t q_count, kv_count, lse_count;
+    real *q, *k, *v, *out, *lse;
+} AttentionSequence;
+static AttentionSequence attention_sequence(int T, double scale) {
+    AttentionSequence a;
+    const int d[8] = {1, T, 4, 2, 24, 24, 1, 0};
+    TestRandom random = {(uint64_t)T};
+    a.s = attention_shape(d);
+    a.s.ldq = a.s.ldo = a.s.NQ * a.s.D;
+    a.s.ldkv = a.s.NKV * a.s.D;
+    a.q_count = (size_t)(T * a.s.ldq), a.kv_count = (size_t)(T * a.s.ldkv), a.lse_count = (size_t)(T * a.s.NQ);
+    a.q = op_alloc_random(&random, a.q_count, scale);
+    a.k = op_alloc_random(&random, a.kv_count, scale);
+    a.v = op_alloc_random(&random, a.kv_count, 1);
+    a.out = op_alloc(a.q_count);
+    a.lse = op_alloc(a.lse_count);
+    workspace_poison(a.s);
+    attention_forward(a.out, a.lse, a.q, a.k, a.v, a.s);
+    return a;
+}
+static void test_attention_is_causal(void) {
+    enum { T = 129 };
+    static const int last[] = {0, 12, 62, 63, 64, 127}; // the first row, within a block, around its border, all but one
+    for (size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++) {
+        AttentionSequence a = attention_sequence(T, 2);
+        size_t rows = (size_t)last[i] + 1, at = rows * (size_t)a.s.ldq;
+        TestRandom random = {99};
+        for (size_t j = rows * (size_t)a.s.ldkv; j < a.kv_count; j++) {
+            a.k[j] = (real)(3 * test_random_real(&random));
+            a.v[j] = (real)(3 * test_random_real(&random));
+        }
+        real *out = op_alloc(a.q_count), *lse = op_alloc(a.lse_count);
+        attention_forward(out, lse, a.q, a.k, a.v, a.s);
+        EXPECT(op_same(out, a.out, at), "other keys after row %d changed an output up to it", last[i]);
+        EXPECT(!op_same(out + at, a.out + at, a.q_count - at), "other keys after row %d changed nothing", last[i]);
+        for (int h = 0; h < a.s.NQ; h++)
+            EXPECT(op_same(lse + h * T, a.lse + h * T, rows), "other keys after row %d changed lse, head %d", last[i],
+                   h);
+        op_free("attention");
+    }
+}
+static void test_attention_generates(void) {
+    enum { T = 131 };
+    static const int first[] = {1, 63, 64, 66, 67, 130}; // around the blocks; 130: one new row, as in generation
+    AttentionSequence a = attention_sequence(T, 2);
+    double tolerance = 8 * op_epsilon * sqrt(4.0 * T);
+    for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++) {
+        AttentionShape s = a.s;
+        s.first = first[i];
+        s.T = T - first[i];
+        size_t at = (size_t)(first[i] * s.ldq), count = a.q_count - at;
+        real *out = op_alloc(count), *lse = op_alloc((size_t)(s.NQ * s.T)), *no_lse = op_alloc(count);
+        workspace_poison(s);
+        attention_forward(out, lse, a.q + at, a.k, a.v, s);
+        workspace_check(s, "generation");
+        attention_forward(no_lse, NULL, a.q + at, a.k, a.v, s);
+        EXPECT(op_same(out, no_lse, count), "first %d: the output depends on whether lse is wanted", first[i]);
+        double error = 0;
+        for (size_t j = 0; j < count; j++) error = fmax(error, fabs((double)out[j] - (double)a.out[at + j]));
+        for (int h = 0; h < s.NQ; h++)
+            for (int t = 0; t < s.T; t++)
+                error = fmax(error, fabs((double)lse[h * s.T + t] - (double)a.lse[h * T + first[i] + t]));
+        EXPECT(error <= tolerance, "first %d: rows are %.3g off the whole's, tolerance %.3g", first[i], error,
+               tolerance);
+    }
+    op_free("attention");
+}
+static void test_attention_large_scores(void) {
+    enum { T = 67 };
+    AttentionSequence a = attention_sequence(T, 500); // scores of 1e5: exp overflows unless the maximum is subtracted
+    size_t count = a.q_count + 2 * a.kv_count;
+    real *dx = op_alloc(count);
+    attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, a.out, a.out, a.lse, a.q, a.k, a.v, a.s);
+    int bad = op_not_finite(a.out, a.q_count) + op_not_finite(a.lse, a.lse_count) + op_not_finite(dx, count), clear = 0;
+    EXPECT(bad == 0, "%d elements of out, lse, dq, dk, dv are not finite", bad);
+    for (int row = 0; row < T * a.s.NQ; row++) { // where one key is far ahead, the output is its value
+        int D = a.s.D, kv = row % a.s.NQ / (a.s.NQ / a.s.NKV), best = 0;
+        double largest = -HUGE_VAL, second = -HUGE_VAL;
+        for (int j = 0; j <= row / a.s.NQ; j++) {
+            double score = 0;
+            for (int i = 0; i < D; i++)
+                score += (double)a.s.scale * (double)a.q[row * D + i] * (double)a.k[(j * a.s.NKV + kv) * D + i];
+            second = fmax(second, fmin(score, largest));
+            if (score > largest) largest = score, best = (j * a.s.NKV + kv) * D;
+        }
+        if (largest - second < 1000) continue;
+        clear++;
+        EXPECT(op_same(a.out + row * D, a.v + best, (size_t)D), "row %d: the output is not the best key's value", row);
+    }
+    EXPECT(clear > T, "only %d rows have a key that is far ahead: the case tests nothing", clear);
+    op_free("attention");
+}
+
+// --- diff_combine: x[0] a (N,2NH,D), x[1] l (N,NH) with row stride ldl, y (N,NH,D) ---
+
+static void diff_combine_setup(OpCase *c) {
+    int N = c->d[0], NH = c->d[1], D = c->d[2];
+    c->scale = 3; // lambdas between 0.05 and 0.95
+    c->length = D;
+    op_rows(&c->x[0], "da", N, 2 * NH * D, 2 * NH * D);
+    op_rows(&c->x[1], "dl", N, NH, c->d[3]);
+    op_rows(&c->y[0], "o", N, NH * D, NH * D);
+}
+static void diff_combine_run_forward(OpCase *c) {
+    const int *d = c->d;
+    diff_combine_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
+}
+static void diff_combine_run_backward(OpCase *c) {
+    const int *d = c->d;
+    diff_combine_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3],
+                          d[4]);
+}
+static void diff_combine_reference(OpCase *c) {
+    int NH = c->d[1], D = c->d[2];
+    for (int i = 0; i < c->d[0] * NH * D; i++) {
+        int n = i / D / NH, h = i / D % NH, h1 = c->d[4] == 1 ? 2 * h : h, h2 = c->d[4] == 1 ? 2 * h + 1 : h + NH;
+        const double *a = c->x[0].ref + n * 2 * NH * D + i % D;
+        c->y->ref[i] = a[h1 * D] - a[h2 * D] / (1 + exp(-c->x[1].ref[n * c->d[3] + h]));
+    }
+}
+static void test_diff_combine(void) {
+    static const OpKind kind = {"diff_combine",           "N NH D ldl stride",       diff_combine_setup,
+                                diff_combine_run_forward, diff_combine_run_backward, diff_combine_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,  1, 1,   1,  1}, // one pair of one element
+        {7,  3, 8,   64, 1}, // odd NH; l in a row padded to 64
+        {13, 4, 40,  4,  1}, // D no multiple of 16
+        {7,  3, 8,   64, 3}, // pairs (h, h + NH)
+        {3,  5, 256, 5,  5}, // the widest head
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+static void test_diff_combine_pairs(void) {
+    enum { NH = 4 };
+    static const int pairs[][1 + 2 * NH] = {
+  // stride, then the two heads of each pair
+        {1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
+        {2, 0, 2, 1, 3, 4, 6, 5, 7}, // between the two
+        {4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
+    };
+    for (size_t k = 0; k < sizeof(pairs) / sizeof(pairs[0]); k++) {
+        real a[2 * NH], l[NH] = {0, 0, 0, 0}, o[NH], da[2 * NH], dl[NH], g[NH] = {1, 2, 4, 8};
+        for (int h = 0; h < 2 * NH; h++) a[h] = (real)(1 << h);
+        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0]);
+        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, pairs[k][0]);
+        for (int h = 0; h < NH; h++) { // s = 1/2: all is exact
+            int h1 = pairs[k][1 + 2 * h], h2 = pairs[k][2 + 2 * h];
+            bool right =
+                o[h] == a[h1] - a[h2] / 2 && da[h1] == g[h] && da[h2] == -g[h] / 2 && dl[h] == -g[h] * a[h2] / 4;
+            EXPECT(right, "stride %d: head %d is not made of (%d, %d)", pairs[k][0], h, h1, h2);
+        }
+    }
+}
+
+// --- swiglu: x[0] rows [gate | up] (N,2F), y (N,F) ---
+
+static void swiglu_setup(OpCase *c) {
+    int N = c->d[0], F = c->d[1];
+    c->scale = c->d[2];
+    op_rows(&c->x[0], "dgate", N, F, 2 * F);
+    op_view(&c->x[0], "dup", (size_t)F, N, 1, F, 2 * F, F);
+    op_rows(&c->y[0], "y", N, F, F);
+}
+static void swiglu_run_forward(OpCase *c) { swiglu_forward(c->y->data, c->x->data, c->d[0], c->d[1]); }
+static void swiglu_run_backward(OpCase *c) { swiglu_backward(c->dx->data, c->dy, c->x->data, c->d[0], c->d[1]); }
+static void swiglu_reference(OpCase *c) {
+    for (int i = 0, F = c->d[1]; i < c->d[0] * F; i++) {
+        double g = c->x->ref[i / F * 2 * F + i % F], u = c->x->ref[i / F * 2 * F + F + i % F];
+        c->y->ref[i] = g / (1 + exp(-g)) * u;
+    }
+}
+static void test_swiglu(void) {
+    static const OpKind kind = {"swiglu",           "N F scale",         swiglu_setup,
+                                swiglu_run_forward, swiglu_run_backward, swiglu_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,  1,   1 }, // the smallest
+        {13, 37,  4 }, // F no multiple of 16
+        {3,  257, 30}, // sigmoids that are 0 or 1 to within rounding
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- residual: x[0], x[1], y (count) ---
+
+static void residual_setup(OpCase *c) {
+    op_rows(&c->x[0], "a", 1, c->d[0], c->d[0]);
+    op_rows(&c->x[1], "b", 1, c->d[0], c->d[0]);
+    op_rows(&c->y[0], "y", 1, c->d[0], c->d[0]);
+}
+static void residual_run_forward(OpCase *c) {
+    residual_forward(c->y->data, c->x[0].data, c->x[1].data, (size_t)c->d[0]);
+}
+static void residual_reference(OpCase *c) {
+    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x[0].ref[i] + c->x[1].ref[i];
+}
+static void test_residual(void) {
+    static const OpKind kind = {"residual", "count", residual_setup, residual_run_forward, NULL, residual_reference};
+    static const int shapes[][OP_DIMS] = {{1}, {13}, {4097}}; // the smallest, less than a vector, one past a page
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- cross_entropy: x[0] logits (N,V) with row stride Vp, y losses (N), which are added to ---
+
+static void cross_entropy_setup(OpCase *c) {
+    c->index_limit = c->d[1];
+    c->scale = 4;
+    c->length = c->d[1];
+    c->dloss = 0.375;
+    op_rows(&c->x[0], "dlogits", c->d[0], c->d[1], c->d[2]);
+    op_rows(&c->y[0], "losses", 1, c->d[0], c->d[0]);
+    c->y[0].adds = true;
+}
+static void cross_entropy_run_forward(OpCase *c) { // without dloss: the logits, an input here, stay as they are
+    cross_entropy(c->y->data, c->x->data, c->index, c->d[0], c->d[1], c->d[2], 0);
+}
+static void cross_entropy_run_backward(OpCase *c) {
+    memcpy(c->dx->data, c->x->data, c->x->count * sizeof(real)); // with NaN in the padding
+    cross_entropy(c->y->data, c->dx->data, c->index, c->d[0], c->d[1], c->d[2], c->dy[0]);
+}
+static void cross_entropy_reference(OpCase *c) {
+    for (int n = 0; n < c->d[0]; n++) {
+        const double *x = c->x->ref + n * c->d[2];
+        double sum = 0;
+        for (int v = 0; v < c->d[1]; v++) sum += exp(x[v]);
+        c->y->ref[n] = log(sum) - x[c->index[n]];
+    }
+}
+static void test_cross_entropy(void) {
+    static const OpKind kind = {
+        "cross_entropy",        "N V Vp", cross_entropy_setup, cross_entropy_run_forward, cross_entropy_run_backward,
+        cross_entropy_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,  1,   64 }, // one class: loss 0, gradient 0
+        {7,  3,   64 }, // mostly padding
+        {13, 257, 320}, // bytes and a separator, padded to a multiple of 64
+        {67, 100, 100}, // no padding
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+static void test_cross_entropy_extremes(void) {
+    enum { V = 4 };
+    static const struct {
+        double logits[V];
+        int target;
+        double loss, gradient[V];
+    } cases[] = {
+        {{1e4, -1e4, 0, 0},        1, 2e4,         {1, -1, 0, 0}        }, // sure and wrong
+        {{1e4, -1e4, 0, 0},        0, 0,           {0, 0, 0, 0}         }, // sure and right
+        {{-3e4, -3e4, -3e4, -3e4}, 2, 1.386294361, {.25, .25, -.75, .25}}, // all far below 0: log 4
+        {{1e30, 1e30, -1e30, 0},   0, 0.693147181, {-.5, .5, 0, 0}      }, // a tie at the top: log 2
+    };
+    for (int k = 0; k < (int)(sizeof(cases) / sizeof(cases[0])); k++) {
+        real x[V], loss = 0;
+        double error = 0, tolerance = 1e-9 + 4 * op_epsilon * fabs(cases[k].logits[0]); // losses round as logits do
+        for (int v = 0; v < V; v++) x[v] = (real)cases[k].logits[v];
+        cross_entropy(&loss, x, &cases[k].target, 1, V, V, 1);
+        for (int v = 0; v < V; v++) error = fmax(error, fabs((double)x[v] - cases[k].gradient[v]));
+        EXPECT(fabs((double)loss - cases[k].loss) <= tolerance, "case %d: loss %.9g, not %.9g", k, (double)loss,
+               cases[k].loss);
+        EXPECT(error <= 4 * op_epsilon && op_not_finite(x, V) == 0, "case %d: the gradient is %.3g off", k, error);
+    }
+}
+static void test_cross_entropy_offset(void) {
+    enum { N = 13, V = 257, OFFSET = 4096 };
+    TestRandom random = {6};
+    int targets[N];
+    real *x = op_alloc(N * V), *y = op_alloc(N * V), loss_x[N], loss_y[N];
+    for (int i = 0; i < N * V; i++) {
+        x[i] = (real)((test_random_int(&random, 1024) - 512) / 64.0); // exact with and without the offset
+        y[i] = x[i] + OFFSET;
+    }
+    for (int n = 0; n < N; n++) targets[n] = test_random_int(&random, V), loss_x[n] = loss_y[n] = 0;
+    cross_entropy(loss_x, x, targets, N, V, V, 1);
+    cross_entropy(loss_y, y, targets, N, V, V, 1);
+    EXPECT(op_same(x, y, N * V), "the gradient changes when all logits grow by %d", OFFSET);
+    for (int n = 0; n < N; n++)
+        EXPECT(fabs((double)loss_x[n] - (double)loss_y[n]) <= 2 * op_epsilon * OFFSET, "row %d: loss %.9g became %.9g",
+               n, (double)loss_x[n], (double)loss_y[n]);
+    op_free("cross_entropy");
+}
+static void test_cross_entropy_nan(void) {
+    enum { N = 3, V = 40 };
+    static const int bad[] = {0, 17, 39}, targets[N] = {1, 1, 1}; // first, in a vector, last
+    for (int k = 0; k < 3; k++)
+        for (int infinite = 0; infinite < 2; infinite++) {
+            real x[N * V], losses[N] = {0, 0, 0};
+            for (int i = 0; i < N * V; i++) x[i] = (real)(i % 7);
+            x[V + bad[k]] = infinite ? (real)INFINITY : (real)NAN;
+            cross_entropy(losses, x, targets, N, V, V, 0);
+            EXPECT(isnan((double)losses[1]), "%s at %d: the loss is %g", infinite ? "inf" : "NaN", bad[k],
+                   (double)losses[1]);
+            EXPECT(isfinite((double)(losses[0] + losses[2])), "%s at %d reaches other rows", infinite ? "inf" : "NaN",
+                   bad[k]);
+        }
+}
+
+// --- the operations of the update ---
+
+static void test_adamw(void) {
+    static const struct {
+        int count;
+        double grad_scale, lr, beta1, beta2, eps, weight_decay;
+    } cases[] = {
+        {1,    1,    1e-3, 0.9, 0.95,  1e-8, 0  }, // a single element
+        {257,  0.37, 1e-2, 0.9, 0.95,  1e-8, 0.1}, // a scale below 1, as clipping makes it; no multiple of a vector
+        {67,   1,    1e-2, 0.9, 0.999, 0.5,  0.1}, // eps as large as the gradients: it stands outside the root
+        {4099, 8,    1e-2, 0,   0.5,   1e-8, 3  }, // no momentum, a decay that shows
+    };
+    enum { STEPS = 5 };
+    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
+        int count = cases[k].count, before = omp_get_max_threads();
+        double error[3] = {0, 0, 0}, norm[3] = {0, 0, 0},
+               *ref = (double *)op_alloc_bytes(3 * (size_t)count * sizeof(double));
+        real *state[2], *start = op_alloc(3 * (size_t)count), *g = op_alloc((size_t)count); // state: w, m, v in turn
+        for (int run = 0; run < 2; run++) {
+            TestRandom random = {7};
+            for (int i = 0; i < 3 * count; i++) start[i] = i < count ? (real)test_random_real(&random) : 0;
+            for (int i = 0; i < 3 * count; i++) ref[i] = (double)start[i];
+            real *w = state[run] = op_alloc_copy(start, 3 * (size_t)count);
+            omp_set_num_threads(1 + run);
+            for (int step = 1; step <= STEPS; step++) {
+                for (int i = 0; i < count; i++) g[i] = (real)test_random_real(&random);
+                if (count > 1) g[0] = 0; // a gradient of 0 moves nothing and divides nothing by 0
+                adamw_update(w, NULL, g, w + count, w + 2 * count, (size_t)count, cases[k].grad_scale, cases[k].lr,
+                             cases[k].beta1, cases[k].beta2, cases[k].eps, cases[k].weight_decay, step);
+                for (int i = 0; i < count; i++) {
+                    double *wi = ref + i, *m = wi + count, *v = m + count, gi = cases[k].grad_scale * (double)g[i];
+                    *m = cases[k].beta1 * *m + (1 - cases[k].beta1) * gi;
+                    *v = cases[k].beta2 * *v + (1 - cases[k].beta2) * gi * gi;
+                    double mhat = *m / (1 - pow(cases[k].beta1, step)), vhat = *v / (1 - pow(cases[k].beta2, step));
+                    *wi -= cases[k].lr * (mhat / (sqrt(vhat) + cases[k].eps) + cases[k].weight_decay * *wi);
+                }
+            }
+        }
+        omp_set_num_threads(before);
+        EXPECT(op_same(state[0], state[1], 3 * (size_t)count), "case %d: the threads change the result", (int)k);
+        EXPECT(op_not_finite(state[0], 3 * (size_t)count) == 0, "case %d: NaN or infinite", (int)k);
+        for (int i = 0; i < 3 * count; i++) {
+            error[i / count] += (ref[i] - (double)state[0][i]) * (ref[i] - (double)state[0][i]);
+            norm[i / count] += ref[i] * ref[i];
+        }
+        for (int p = 0; p < 3; p++)
+            EXPECT(sqrt(error[p]) <= 4 * op_epsilon * STEPS * sqrt(norm[p]), "case %d: %c is off by %.3g of its norm",
+                   (int)k, "wmv"[p], sqrt(error[p] / norm[p]));
+        op_free("adamw");
+    }
+}
+static void test_sum_of_squares(void) {
+    static const int counts[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003}; // around a part of 16 and all 256 of them
+    int before = omp_get_max_threads();
+    for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
+        size_t count = (size_t)counts[k];
+        TestRandom random = {k};
+        real *x = op_alloc(count), *y = op_alloc_random(&random, count, 1);
+        double want = 0;
+        for (size_t i = 0; i < count; i++) {
+            x[i] = (real)(test_random_int(&random, 2001) - 1000);
+            want += (double)x[i] * (double)x[i];
+        }
+        double got = sum_of_squares(x, count), sums[3];
+        EXPECT(got == want, "count %d: %.17g, not %.17g", counts[k], got, want);
+        for (int t = 0; t < 3; t++) {
+            omp_set_num_threads(1 + t);
+            sums[t] = sum_of_squares(y, count);
+        }
+        omp_set_num_threads(before);
+        EXPECT(sums[0] == sums[1] && sums[1] == sums[2], "count %d: %.17g, %.17g, %.17g with 1, 2, 3 threads",
+               counts[k], sums[0], sums[1], sums[2]);
+        if (count > 0) {
+            x[count - 1] = (real)NAN;
+            EXPECT(isnan(sum_of_squares(x, count)), "count %d: the last element is NaN, the sum is not", counts[k]);
+            for (size_t i = 0; i < count; i++) x[i] = (real)1e30; // squares beyond fp32
+            EXPECT(isfinite(sum_of_squares(x, count)), "count %d: squares overflow", counts[k]);
+        }
+        op_free("sum_of_squares");
+    }
+}
+
+// --- vecmath ---
+
+static float float_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return x;
+}
+static void test_exp(void) {
+    enum { BLOCK = 1024 };
+    const uint32_t step = 467;                                  // prime: all mantissas and exponents get their turn
+    uint32_t end[2] = {0x42B09999u, 0x80000000u | 0x42AE9999u}; // 88.3 and -87.3
+    for (int side = 0; side < 2; side++)
+        for (uint32_t bits = side ? 0x80000000u : 0; bits <= end[side]; bits += step * BLOCK) {
+            float x[BLOCK], y[BLOCK]; // a plain loop, so that the vectorised code is what is tested
+            for (uint32_t i = 0; i < BLOCK; i++)
+                x[i] = float_of_bits(bits + i * step <= end[side] ? bits + i * step : end[side]);
+            for (int i = 0; i < BLOCK; i++) y[i] = exp_float(x[i]);
+            for (int i = 0; i < BLOCK; i++) {
+                double want = exp((double)x[i]), ulp = ldexp(1, ilogb(want) - 23);
+                EXPECT(fabs((double)y[i] - want) < 2 * ulp, "exp(%.9g) is %.9g, %.2f ulp off", (double)x[i],
+                       (double)y[i], fabs((double)y[i] - want) / ulp);
+            }
+        }
+    static const float low[] = {-87.4f, -100, -1e10f, -3.4e38f, -INFINITY},
+                       high[] = {88.4f, 100, 1e10f, 3.4e38f, INFINITY};
+    for (int i = 0; i < 5; i++) {
+        EXPECT(exp_float(low[i]) == 0, "exp(%g) is %g, not 0", (double)low[i], (double)exp_float(low[i]));
+        EXPECT(exp_float(high[i]) > 2.1e38f && isfinite((double)exp_float(high[i])),
+               "exp(%g) is %g, not the largest value", (double)high[i], (double)exp_float(high[i]));
+    }
+    EXPECT(exp_float(0) == 1 && exp_float(-0.0f) == 1, "exp(0) is not 1");
+    EXPECT(isnan((double)exp_float(NAN)) && isnan((double)exp_float(-NAN)), "exp(NaN) is a number");
+}
+static void test_sigmoid(void) {
+    for (int i = -4000; i <= 4000; i++) {
+        double x = i / 100.0, want = 1 / (1 + exp(-(double)(real)x));
+        EXPECT(fabs((double)real_sigmoid((real)x) - want) <= 4 * op_epsilon * want, "sigmoid(%g) is %.9g, not %.9g", x,
+               (double)real_sigmoid((real)x), want);
+    }
+    EXPECT(real_sigmoid((real)1e4) == 1 && (double)real_sigmoid((real)-1e4) < 1e-38, "sigmoid of +-1e4 is not 1 and 0");
+    EXPECT(real_sigmoid(0) == (real)0.5, "sigmoid(0) is not 1/2");
+    EXPECT(isnan((double)real_sigmoid((real)NAN)), "sigmoid(NaN) is a number");
+}
+
+static const Test operations_tests[] = {
+    {"exp is within 2 ulp, 0 far below, finite far above, and keeps NaN",       test_exp                   },
+    {"the sigmoid is right to rounding everywhere and saturates",               test_sigmoid               },
+    {"the embedding copies rows and its backward adds repeated tokens up",      test_embedding             },
+    {"rmsnorm and its backward agree with the definition",                      test_rmsnorm               },
+    {"matmul and its backward agree with the definition",                       test_matmul                },
+    {"rope and its backward agree with the definition",                         test_rope                  },
+    {"rope keeps norms, is undone by its backward and sees distances only",     test_rope_properties       },
+    {"attention and its backward agree with the definition",                    test_attention             },
+    {"attention never looks ahead, to the last bit",                            test_attention_is_causal   },
+    {"attention from a position on gives the rows of the whole sequence",       test_attention_generates   },
+    {"attention survives scores of 100,000",                                    test_attention_large_scores},
+    {"diff_combine and its backward agree with the definition",                 test_diff_combine          },
+    {"diff_combine pairs the heads that the variants name",                     test_diff_combine_pairs    },
+    {"swiglu and its backward agree with the definition",                       test_swiglu                },
+    {"the residual adds with one rounding",                                     test_residual              },
+    {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy         },
+    {"cross_entropy of extreme logits is finite and right",                     test_cross_entropy_extremes},
+    {"cross_entropy does not change when all logits grow alike",                test_cross_entropy_offset  },
+    {"cross_entropy of a row with a NaN or an infinity is NaN",                 test_cross_entropy_nan     },
+    {"adamw agrees with a loop in double over several steps",                   test_adamw                 },
+    {"sum_of_squares is exact on integers, for any threads, and shows NaN",     test_sum_of_squares        },
+};
+enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };
+#endif
