@@ -67,6 +67,8 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
         PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
                 "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
                 c->attention->merge, c->NH, c->NKV);
+        PROBLEM(c->attention->pair == PAIR_HALF && c->NKV == 1,
+                "%s pairs heads of different key/value groups: with 1 key/value head there are none", c->attention->name);
     }
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split), "%s needs a head dimension that is a multiple of %d, not %d",
             c->attention->name, 2 * c->attention->split, c->D);

@@ -36,9 +36,12 @@ typedef struct {
 } AttentionVariant;
 
 static const AttentionVariant attention_variants[] = {
-    // name       maps key_sets merge split pair       lambda          norm       gate       sink
-    {"baseline",  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2",   2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    // clang-format off
+    // name                   maps key_sets merge split pair       lambda          norm       gate       sink
+    {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    // clang-format on
 };
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
 
