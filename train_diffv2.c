@@ -277,7 +277,7 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     }
     if (d->pair_stride)
         diff_combine_forward(a->context, a->heads, fused + d->q_rows + d->k_rows + d->v_rows, N, d->OH, d->DV, ld,
-                             d->pair_stride);
+                             d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
 
@@ -345,7 +345,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     if (d->pair_stride)
         diff_combine_backward(g->dheads, g->dfused + lambda, g->dcontext, a->heads, a->fused + lambda, N, d->OH, d->DV,
-                              ld, d->pair_stride);
+                              ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
     for (int set = 0; set < c->attention->key_sets; set++) {
         KeySet s = key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,

@@ -1,11 +1,11 @@
 /*
 diff_combine: subtract the two heads of a pair.
 
-  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l[n,h])
+  forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l[n,h]) or s = l[n,h]
   backward  da[n,h1,:] = do[n,h,:]                 o is linear in a
             da[n,h2,:] = -s do[n,h,:]
-            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s)
-            dl[n,h]    = -s (1 - s) <do[n,h,:], a[n,h2,:]>
+            ds         = -<do[n,h,:], a[n,h2,:]>,  ds/dl = s (1 - s) or 1
+            dl[n,h]    = ds ds/dl
   shapes    a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D); n = b*T + t
   pairing   h1 = 2 stride (h / stride) + h % stride,  h2 = h1 + stride
   numerics  arithmetic in `real`, one rounding at the store
@@ -17,21 +17,23 @@ diff_combine: subtract the two heads of a pair.
 
 static inline int diff_first_head(int h, int stride) { return 2 * stride * (h / stride) + h % stride; }
 
+static inline real diff_factor(real l, bool sigmoid) { return sigmoid ? real_sigmoid(l) : l; }
+
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride) {
+                                        int stride, bool sigmoid) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
             const floatX *a1 = a + ((size_t)n * 2 * (size_t)NH + (size_t)diff_first_head(h, stride)) * (size_t)D;
             const floatX *a2 = a1 + (size_t)stride * (size_t)D;
             floatX *out = o + ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
-            real s = real_sigmoid(l[(size_t)n * (size_t)ldl + (size_t)h]);
+            real s = diff_factor(l[(size_t)n * (size_t)ldl + (size_t)h], sigmoid);
             for (int i = 0; i < D; i++) out[i] = a1[i] - s * a2[i];
         }
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride) {
+                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
@@ -39,14 +41,14 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
             size_t second = first + (size_t)stride * (size_t)D;
             const floatX *g = do_ + ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
             size_t at = (size_t)n * (size_t)ldl + (size_t)h;
-            real s = real_sigmoid(l[at]), dot = 0;
+            real s = diff_factor(l[at], sigmoid), dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < D; i++) {
                 da[first + (size_t)i] = g[i];       // + a1 in o = a1 - s a2
                 da[second + (size_t)i] = -s * g[i]; // - s a2
                 dot += g[i] * a[second + (size_t)i];
             }
-            dl[at] = -s * (1 - s) * dot; // s = sigmoid(l)
+            dl[at] = -dot * (sigmoid ? s * (1 - s) : 1); // s = sigmoid(l), or l
         }
 }
 #endif

@@ -39,7 +39,7 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.q_rows = d.NQ * d.QD;
     d.k_rows = d.NK * d.QD;
     d.v_rows = d.NV * d.DV;
-    d.lambda_rows = a->lambda == LAMBDA_SIGMOID ? c->NH : 0;
+    d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
     d.fused_rows = d.q_rows + d.k_rows + d.v_rows + d.lambda_rows;
     d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
     d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;

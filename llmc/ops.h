@@ -69,12 +69,13 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s); // =; dq, dk, dv with the strides of q, k, v; dout with out's
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads);
 
-// o[n,h,:] = a[n,h1,:] - s a[n,h2,:], s = sigmoid(l[n,h])    a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D)
+// o[n,h,:] = a[n,h1,:] - s a[n,h2,:]                         a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D)
+// s = sigmoid(l[n,h]), or l[n,h] itself
 // h1 = 2 stride (h / stride) + h % stride, h2 = h1 + stride: stride 1 pairs (2h, 2h+1), stride NH pairs (h, h+NH)
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride);
+                                        int stride, bool sigmoid);
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride); // =; dl with the stride of l
+                                         int N, int NH, int D, int ldl, int stride, bool sigmoid); // =; dl with the stride of l
 
 // y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
