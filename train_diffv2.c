@@ -37,6 +37,7 @@ typedef struct {
     floatX *fused;   // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
     floatX *heads;   // (N, NQ, DV): attention output of every query head
     real *lse;       // (key_sets, B, NQ/key_sets, T)
+    floatX *lambda;  // (N, OH): where lambda is not projected, else NULL
     floatX *context; // (N, NH*D): what o_proj reads; the same memory as heads when nothing is subtracted
     floatX *x_mid;   // (N, C): residual stream after attention
     floatX *norm2;   // (N, C)
@@ -61,6 +62,7 @@ typedef struct {
     floatX *dnorm;    // (N, C)
     floatX *dfused;   // (N, fused_ld)
     floatX *dheads;   // (N, NQ, DV)
+    floatX *dlambda;  // (N, OH): as lambda
     floatX *dcontext; // (N, NH*D)
     floatX *dgate_up; // (N, 2F)
     floatX *dhidden;  // (N, F)
@@ -143,7 +145,7 @@ static void activations_carve(Model *model, Arena *arena) {
     Activations *a = &model->acts;
     size_t N = (size_t)model->B * (size_t)model->T, C = (size_t)c->C, F = (size_t)c->F;
     size_t heads_width = (size_t)(d->NQ * d->DV), context_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
-    bool backward = model->purpose == FOR_TRAINING;
+    bool backward = model->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
 
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
@@ -160,6 +162,7 @@ static void activations_carve(Model *model, Arena *arena) {
         layer->rstd1 = CARVE(arena, real, N);
         layer->heads = CARVE(arena, floatX, N * heads_width);
         layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
+        layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
         layer->context = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
         layer->x_mid = CARVE(arena, floatX, N * C);
         layer->norm2 = CARVE(arena, floatX, N * C);
@@ -177,6 +180,7 @@ static void activations_carve(Model *model, Arena *arena) {
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
     a->dheads = CARVE(arena, floatX, N * heads_width);
+    a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
     a->dcontext = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
@@ -258,6 +262,11 @@ static void model_init(Model *model, uint64_t seed) {
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
+// The factor of the second map in a layer where it is not projected from the input, for every row and head.
+static void lambda_forward(Model *model, int l, int N) {
+    fill_forward(model->acts.layers[l].lambda, 1, (size_t)N * (size_t)model->dims.OH);
+}
+
 // One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
@@ -275,9 +284,10 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
         KeySet s = key_set(model, set, B, T, first);
         attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
     }
+    if (a->lambda) lambda_forward(model, l, N);
     if (d->pair_stride)
-        diff_combine_forward(a->context, a->heads, fused + d->q_rows + d->k_rows + d->v_rows, N, d->OH, d->DV, ld,
-                             d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+        diff_combine_forward(a->context, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
+                             d->OH, d->DV, a->lambda ? d->OH : ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
 
@@ -344,8 +354,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     // x_mid = x + o(context), context = combine(attention(rope(fused(norm1))))
     matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     if (d->pair_stride)
-        diff_combine_backward(g->dheads, g->dfused + lambda, g->dcontext, a->heads, a->fused + lambda, N, d->OH, d->DV,
-                              ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+        diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcontext, a->heads,
+                              a->lambda ? a->lambda : a->fused + lambda, N, d->OH, d->DV, a->lambda ? d->OH : ld,
+                              d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
     for (int set = 0; set < c->attention->key_sets; set++) {
         KeySet s = key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,

@@ -77,6 +77,9 @@ static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
                                          int N, int NH, int D, int ldl, int stride, bool sigmoid); // =; dl with the stride of l
 
+// l[:] = value                                               a lambda that is not projected; see layer_lambda.h
+static inline void fill_forward(floatX *l, real value, size_t count);
+
 // y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
@@ -113,6 +116,7 @@ static inline void ops_free(void);
 #include "rope.h"
 #include "attention.h"
 #include "diff_combine.h"
+#include "layer_lambda.h"
 #include "swiglu.h"
 #include "residual.h"
 #include "cross_entropy.h"

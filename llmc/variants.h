@@ -20,7 +20,8 @@ nothing outside find_variant compares names.
 #include "common.h"
 
 typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
-typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR } Lambda; // projected from the input, then a sigmoid or not
+// projected from the input, then a sigmoid or not; or the constant 1
+typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE } Lambda;
 typedef enum { NORM_NONE } Norm;
 typedef enum { GATE_NONE } Gate;
 typedef enum { SINK_NONE } Sink;
@@ -41,6 +42,7 @@ static const AttentionVariant attention_variants[] = {
     {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
     // clang-format on
 };
