@@ -38,7 +38,8 @@ typedef struct {
     floatX *heads;   // (N, NQ, DV): attention output of every query head
     real *lse;       // (key_sets, B, NQ/key_sets, T)
     floatX *lambda;  // (N, OH): where lambda is not projected, else NULL
-    floatX *context; // (N, NH*D): what o_proj reads; the same memory as heads when nothing is subtracted
+    floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
+    floatX *context; // (N, NH*D): what o_proj reads, after the gate; without one, combined
     floatX *x_mid;   // (N, C): residual stream after attention
     floatX *norm2;   // (N, C)
     real *rstd2;     // (N)
@@ -63,6 +64,7 @@ typedef struct {
     floatX *dfused;   // (N, fused_ld)
     floatX *dheads;   // (N, NQ, DV)
     floatX *dlambda;  // (N, OH): as lambda
+    floatX *dcombined; // (N, OH, DV): as combined
     floatX *dcontext; // (N, NH*D)
     floatX *dgate_up; // (N, 2F)
     floatX *dhidden;  // (N, F)
@@ -163,7 +165,8 @@ static void activations_carve(Model *model, Arena *arena) {
         layer->heads = CARVE(arena, floatX, N * heads_width);
         layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
         layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-        layer->context = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+        layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
         layer->x_mid = CARVE(arena, floatX, N * C);
         layer->norm2 = CARVE(arena, floatX, N * C);
         layer->rstd2 = CARVE(arena, real, N);
@@ -181,7 +184,8 @@ static void activations_carve(Model *model, Arena *arena) {
     a->dfused = CARVE(arena, floatX, N * ld);
     a->dheads = CARVE(arena, floatX, N * heads_width);
     a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-    a->dcontext = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
+    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
+    a->dcontext = d->gate_width ? CARVE(arena, floatX, N * context_width) : a->dcombined;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
 }
@@ -286,8 +290,10 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     }
     if (a->lambda) lambda_forward(model, l, N);
     if (d->pair_stride)
-        diff_combine_forward(a->context, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
+        diff_combine_forward(a->combined, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
                              d->OH, d->DV, a->lambda ? d->OH : ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+    if (d->gate_width)
+        gate_forward(a->context, a->combined, fused + d->fused_rows - d->gate_rows, N, d->OH, d->DV, ld, d->gate_width);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
 
@@ -342,7 +348,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
-    size_t lambda = (size_t)(d->q_rows + d->k_rows + d->v_rows);
+    size_t lambda = (size_t)(d->q_rows + d->k_rows + d->v_rows), gate = (size_t)(d->fused_rows - d->gate_rows);
 
     // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)): dx passes the sum unchanged
     matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
@@ -353,8 +359,10 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
 
     // x_mid = x + o(context), context = combine(attention(rope(fused(norm1))))
     matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
+    if (d->gate_width)
+        gate_backward(g->dcombined, g->dfused + gate, g->dcontext, a->combined, a->fused + gate, N, d->OH, d->DV, ld, d->gate_width);
     if (d->pair_stride)
-        diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcontext, a->heads,
+        diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcombined, a->heads,
                               a->lambda ? a->lambda : a->fused + lambda, N, d->OH, d->DV, a->lambda ? d->OH : ld,
                               d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
     for (int set = 0; set < c->attention->key_sets; set++) {

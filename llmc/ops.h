@@ -80,6 +80,12 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
 // l[:] = value                                               a lambda that is not projected; see layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
 
+// y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
+// width 1: one gate per head, or D: one per element
+static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg, int width);
+static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
+                                 int heads, int D, int ldg, int width); // =; dg with the stride of g
+
 // y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
@@ -117,6 +123,7 @@ static inline void ops_free(void);
 #include "attention.h"
 #include "diff_combine.h"
 #include "layer_lambda.h"
+#include "gate.h"
 #include "swiglu.h"
 #include "residual.h"
 #include "cross_entropy.h"

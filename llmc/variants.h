@@ -23,7 +23,7 @@ typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
 // projected from the input, then a sigmoid or not; or the constant 1
 typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE } Lambda;
 typedef enum { NORM_NONE } Norm;
-typedef enum { GATE_NONE } Gate;
+typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
 typedef enum { SINK_NONE } Sink;
 
 typedef struct {
@@ -44,6 +44,8 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_HEAD, SINK_NONE},
+    {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_ELEMENT, SINK_NONE},
     // clang-format on
 };
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
