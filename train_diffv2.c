@@ -251,12 +251,14 @@ static void model_init(Model *model, uint64_t seed) {
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
-        double std = t->row->init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : 0.02;
+        Init init = t->row->init;
+        double mean = init == INIT_ONE ? 1 : 0;
+        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : init == INIT_NORMAL ? 0.02 : 0;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
             for (size_t e = 0; e < count; e++)
-                host[e] = (floatX)(float)(t->row->init == INIT_ONE ? 1.0 : std * random_normal(key, begin + e));
+                host[e] = (floatX)(float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
         }
     }
@@ -288,6 +290,7 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
         KeySet s = key_set(model, set, B, T, first);
         attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
     }
+    if (c->attention->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     if (a->lambda) lambda_forward(model, l, N);
     if (d->pair_stride)
         diff_combine_forward(a->combined, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
@@ -365,6 +368,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
         diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcombined, a->heads,
                               a->lambda ? a->lambda : a->fused + lambda, N, d->OH, d->DV, a->lambda ? d->OH : ld,
                               d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+    if (c->attention->sink == SINK_LEARNED)
+        sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     for (int set = 0; set < c->attention->key_sets; set++) {
         KeySet s = key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,

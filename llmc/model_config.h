@@ -85,13 +85,13 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 
 typedef enum { // names a tensor of a layer, or one of the whole model
     T_EMBED,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
 
-typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_HEAD, DIM_COUNT } Dim;
-typedef enum { INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init; // 1; normal(0, 0.02); the same over sqrt(2L)
+typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SINKS, DIM_HEAD, DIM_COUNT } Dim;
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL } Init; // 0; 1; normal(0, 0.02); the same over sqrt(2L)
 
 typedef struct {
     TensorKind kind;
@@ -113,6 +113,7 @@ static const TensorRow tensor_rows[] = {
     {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true},
     {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true},
     {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
+    {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false},
     {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
     {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false},
     {T_MLP_UP,     true,  "mlp.up_proj.weight",               {DIM_F, DIM_C},          INIT_NORMAL,   true,  true},
@@ -163,6 +164,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c) {
     dims[DIM_LAMBDA] = (size_t)a.lambda_rows;
     dims[DIM_GATE] = (size_t)a.gate_rows;
     dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
+    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? (size_t)a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;
 
     TensorList list;

@@ -69,6 +69,12 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s); // =; dq, dk, dv with the strides of q, k, v; dout with out's
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads);
 
+// Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
+// sinks (NH) or 0 (NULL), whose column is dropped; attention_backward with them is then the right one.
+static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D);
+static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
+                                 const floatX *sinks, int B, int T, int NH, int D); // +=
+
 // o[n,h,:] = a[n,h1,:] - s a[n,h2,:]                         a (N,2NH,D), l (N,NH) with row stride ldl, o (N,NH,D)
 // s = sigmoid(l[n,h]), or l[n,h] itself
 // h1 = 2 stride (h / stride) + h % stride, h2 = h1 + stride: stride 1 pairs (2h, 2h+1), stride NH pairs (h, h+NH)
@@ -121,6 +127,7 @@ static inline void ops_free(void);
 #include "matmul.h"
 #include "rope.h"
 #include "attention.h"
+#include "sink.h"
 #include "diff_combine.h"
 #include "layer_lambda.h"
 #include "gate.h"

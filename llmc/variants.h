@@ -24,7 +24,7 @@ typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
 typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE } Lambda;
 typedef enum { NORM_NONE } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
-typedef enum { SINK_NONE } Sink;
+typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
 typedef struct {
     const char *name;
@@ -44,6 +44,8 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_ZERO},
+    {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_LEARNED},
     {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_HEAD, SINK_NONE},
     {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_ELEMENT, SINK_NONE},
     // clang-format on
