@@ -39,7 +39,9 @@ typedef struct {
     real *lse;       // (key_sets, B, NQ/key_sets, T)
     floatX *lambda;  // (N, OH): where lambda is not projected, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
-    floatX *context; // (N, NH*D): what o_proj reads, after the gate; without one, combined
+    floatX *normed;  // (N, NH*D): combined, normalised; without a norm, combined
+    real *rstd_sub;  // (N * NH*D / norm_width)
+    floatX *context; // (N, NH*D): what o_proj reads, after the gate; without one, normed
     floatX *x_mid;   // (N, C): residual stream after attention
     floatX *norm2;   // (N, C)
     real *rstd2;     // (N)
@@ -65,6 +67,7 @@ typedef struct {
     floatX *dheads;   // (N, NQ, DV)
     floatX *dlambda;  // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
+    floatX *dnormed;  // (N, NH*D): as normed
     floatX *dcontext; // (N, NH*D)
     floatX *dgate_up; // (N, 2F)
     floatX *dhidden;  // (N, F)
@@ -166,7 +169,9 @@ static void activations_carve(Model *model, Arena *arena) {
         layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
         layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
         layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
-        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
+        layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
+        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * context_width / (size_t)d->norm_width) : NULL;
+        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->normed;
         layer->x_mid = CARVE(arena, floatX, N * C);
         layer->norm2 = CARVE(arena, floatX, N * C);
         layer->rstd2 = CARVE(arena, real, N);
@@ -185,7 +190,8 @@ static void activations_carve(Model *model, Arena *arena) {
     a->dheads = CARVE(arena, floatX, N * heads_width);
     a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
     a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
-    a->dcontext = d->gate_width ? CARVE(arena, floatX, N * context_width) : a->dcombined;
+    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * context_width) : a->dcombined;
+    a->dcontext = d->gate_width ? CARVE(arena, floatX, N * context_width) : a->dnormed;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
 }
@@ -252,7 +258,7 @@ static void model_init(Model *model, uint64_t seed) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
         Init init = t->row->init;
-        double mean = init == INIT_ONE ? 1 : 0;
+        double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
         double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : init == INIT_NORMAL ? 0.02 : 0;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
@@ -270,8 +276,15 @@ static void model_init(Model *model, uint64_t seed) {
 
 // The factor of the second map in a layer where it is not projected from the input, for every row and head.
 static void lambda_forward(Model *model, int l, int N) {
-    fill_forward(model->acts.layers[l].lambda, 1, (size_t)N * (size_t)model->dims.OH);
+    size_t count = (size_t)N * (size_t)model->dims.OH;
+    floatX *rows = model->acts.layers[l].lambda;
+    switch (model->config.attention->lambda) {
+    case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
+    default: fill_forward(rows, 1, count);
+    }
 }
+
+static const double SUBLN_EPS = 1e-5; // of the norm before o_proj, whatever rms_norm_eps is
 
 // One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
@@ -295,8 +308,11 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     if (d->pair_stride)
         diff_combine_forward(a->combined, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
                              d->OH, d->DV, a->lambda ? d->OH : ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+    int norm_rows = d->norm_width ? N * (c->NH * c->D / d->norm_width) : 0;
+    if (norm_rows)
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), norm_rows, d->norm_width, (real)SUBLN_EPS);
     if (d->gate_width)
-        gate_forward(a->context, a->combined, fused + d->fused_rows - d->gate_rows, N, d->OH, d->DV, ld, d->gate_width);
+        gate_forward(a->context, a->normed, fused + d->fused_rows - d->gate_rows, N, d->OH, d->DV, ld, d->gate_width);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
 
@@ -344,6 +360,15 @@ static void model_classify(Model *model, int N, real dloss) {
 // ---------------------------------------------------------------------------------------------------
 // Backward: the forward's lines from the last to the first
 
+static void lambda_backward(Model *model, int l, int N) {
+    size_t count = (size_t)N * (size_t)model->dims.OH;
+    const floatX *drows = model->acts.dlambda;
+    switch (model->config.attention->lambda) {
+    case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
+    default: break; // constant
+    }
+}
+
 // acts.dx is the gradient of x_out on entry and of x on return.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->config;
@@ -363,17 +388,24 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     // x_mid = x + o(context), context = combine(attention(rope(fused(norm1))))
     matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     if (d->gate_width)
-        gate_backward(g->dcombined, g->dfused + gate, g->dcontext, a->combined, a->fused + gate, N, d->OH, d->DV, ld, d->gate_width);
+        gate_backward(g->dnormed, g->dfused + gate, g->dcontext, a->normed, a->fused + gate, N, d->OH, d->DV, ld, d->gate_width);
+    if (d->norm_width) {
+        int norm_rows = N * (c->NH * c->D / d->norm_width);
+        buffer_zero(g->dcombined, (size_t)norm_rows * (size_t)d->norm_width * sizeof(floatX));
+        rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
+                         a->rstd_sub, norm_rows, d->norm_width);
+    }
     if (d->pair_stride)
         diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcombined, a->heads,
                               a->lambda ? a->lambda : a->fused + lambda, N, d->OH, d->DV, a->lambda ? d->OH : ld,
                               d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
+    if (a->lambda) lambda_backward(model, l, N);
     if (c->attention->sink == SINK_LEARNED)
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     for (int set = 0; set < c->attention->key_sets; set++) {
         KeySet s = key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
-                           a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
+                           a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
     }
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
     matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld);

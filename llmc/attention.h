@@ -101,19 +101,20 @@ static inline void attention_backward_head(floatX *dq, real *dkh, real *dvh, con
     }
 }
 
-// dst[t,:] = the sum over the `group` query heads of src[g][t,:]
-static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld) {
+// dst[t,:] = the sum over the `group` query heads of src[g][t,:]; with `add`, += it
+static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, bool add) {
     for (int t = 0; t < T; t++)
         for (int c = 0; c < width; c++) {
             real sum = 0;
             for (int g = 0; g < group; g++) sum += src[((size_t)g * (size_t)T + (size_t)t) * (size_t)width + (size_t)c];
-            dst[(size_t)t * (size_t)ld + (size_t)c] = sum;
+            floatX *to = &dst[(size_t)t * (size_t)ld + (size_t)c];
+            *to = add ? *to + sum : sum;
         }
 }
 
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                      AttentionShape s) {
+                                      AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);
     int group = s.NQ / s.NKV;
     size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ, block = ATTENTION_BLOCK * T;
@@ -135,8 +136,8 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
         for (size_t i = 0; i < (size_t)s.B * (size_t)s.NKV; i++) {
             size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * (size_t)s.ldkv;
             size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * T;
-            attention_sum_group(dk + row + kv * (size_t)s.k_head, dkh + first * (size_t)s.D, group, s.T, s.D, s.ldkv);
-            attention_sum_group(dv + row + kv * (size_t)s.v_head, dvh + first * (size_t)s.DV, group, s.T, s.DV, s.ldkv);
+            attention_sum_group(dk + row + kv * (size_t)s.k_head, dkh + first * (size_t)s.D, group, s.T, s.D, s.ldkv, false);
+            attention_sum_group(dv + row + kv * (size_t)s.v_head, dvh + first * (size_t)s.DV, group, s.T, s.DV, s.ldkv, add_dv);
         }
     }
 }

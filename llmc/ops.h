@@ -66,7 +66,8 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
                                      AttentionShape s);
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                      AttentionShape s); // =; dq, dk, dv with the strides of q, k, v; dout with out's
+                                      AttentionShape s, bool add_dv); // =, or with add_dv dv +=: a second key set reads
+                                                                      // the same values; strides: of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
@@ -85,6 +86,9 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
 
 // l[:] = value                                               a lambda that is not projected; see layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
+// l[:] = lambda[0]; dlambda (1)
+static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count);
+static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, size_t count); // +=
 
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element

@@ -20,9 +20,9 @@ nothing outside find_variant compares names.
 #include "common.h"
 
 typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
-// projected from the input, then a sigmoid or not; or the constant 1
-typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE } Lambda;
-typedef enum { NORM_NONE } Norm;
+// projected from the input, then a sigmoid or not; the constant 1; or learned, one number per layer
+typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR } Lambda;
+typedef enum { NORM_NONE, NORM_ALL } Norm; // rmsnorm over all NH*D elements
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
@@ -44,6 +44,7 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_scalar",           2,   2,       1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  GATE_NONE, SINK_NONE},
     {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_ZERO},
     {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_LEARNED},
     {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_HEAD, SINK_NONE},
@@ -51,6 +52,9 @@ static const AttentionVariant attention_variants[] = {
     // clang-format on
 };
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
+
+// The first value of a layer's own lambda (layer from 0).
+static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
 
 // NULL when there is no such variant.
 static inline const AttentionVariant *find_variant(const char *name) {
