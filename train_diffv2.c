@@ -259,7 +259,7 @@ static void model_init(Model *model, uint64_t seed) {
         uint64_t key = random_key(t->name, seed);
         Init init = t->row->init;
         double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : init == INIT_NORMAL ? 0.02 : 0;
+        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
@@ -280,6 +280,10 @@ static void lambda_forward(Model *model, int l, int N) {
     floatX *rows = model->acts.layers[l].lambda;
     switch (model->config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
+    case LAMBDA_EXP:
+        lambda_exp_forward(rows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l), param(model, T_LAMBDA_Q2, l),
+                           param(model, T_LAMBDA_K2, l), model->config.D, (real)lambda_init(l), count);
+        break;
     default: fill_forward(rows, 1, count);
     }
 }
@@ -311,6 +315,8 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     int norm_rows = d->norm_width ? N * (c->NH * c->D / d->norm_width) : 0;
     if (norm_rows)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), norm_rows, d->norm_width, (real)SUBLN_EPS);
+    if (c->attention->norm == NORM_HEAD)
+        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(c->NH * c->D));
     if (d->gate_width)
         gate_forward(a->context, a->normed, fused + d->fused_rows - d->gate_rows, N, d->OH, d->DV, ld, d->gate_width);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
@@ -365,6 +371,11 @@ static void lambda_backward(Model *model, int l, int N) {
     const floatX *drows = model->acts.dlambda;
     switch (model->config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
+    case LAMBDA_EXP:
+        lambda_exp_backward(grad(model, T_LAMBDA_Q1, l), grad(model, T_LAMBDA_K1, l), grad(model, T_LAMBDA_Q2, l),
+                            grad(model, T_LAMBDA_K2, l), drows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l),
+                            param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->config.D, count);
+        break;
     default: break; // constant
     }
 }
@@ -391,6 +402,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
         gate_backward(g->dnormed, g->dfused + gate, g->dcontext, a->normed, a->fused + gate, N, d->OH, d->DV, ld, d->gate_width);
     if (d->norm_width) {
         int norm_rows = N * (c->NH * c->D / d->norm_width);
+        if (c->attention->norm == NORM_HEAD)
+            scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(c->NH * c->D));
         buffer_zero(g->dcombined, (size_t)norm_rows * (size_t)d->norm_width * sizeof(floatX));
         rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
                          a->rstd_sub, norm_rows, d->norm_width);

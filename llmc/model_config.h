@@ -43,7 +43,7 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.v_rows = d.NV * d.DV;
     d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
     d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEMENT ? d.DV : 0;
-    d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : 0;
+    d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : a->norm == NORM_HEAD ? d.DV : 0;
     d.gate_rows = d.OH * d.gate_width;
     d.fused_rows = d.q_rows + d.k_rows + d.v_rows + d.lambda_rows + d.gate_rows;
     d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
@@ -87,14 +87,14 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 
 typedef enum { // names a tensor of a layer, or one of the whole model
     T_EMBED,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
 
-typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT } Dim;
-// 0; 1; normal(0, 0.02); the same over sqrt(2L); lambda_init of the layer
-typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_LAMBDA } Init;
+typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR, DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT } Dim;
+// 0; 1; normal(0, 0.02); the same over sqrt(2L); normal(0, 0.1); lambda_init of the layer
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
 typedef struct {
     TensorKind kind;
@@ -117,6 +117,10 @@ static const TensorRow tensor_rows[] = {
     {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true},
     {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
     {T_SUBLN,      true,  "self_attn.subln.weight",           {DIM_SUBLN, DIM_NONE},   INIT_ONE,      false, false},
+    {T_LAMBDA_Q1,  true,  "self_attn.lambda_q1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_K1,  true,  "self_attn.lambda_k1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_Q2,  true,  "self_attn.lambda_q2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_K2,  true,  "self_attn.lambda_k2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
     {T_LAYER_LAMBDA, true, "self_attn.lambda",                {DIM_LAYER_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false},
     {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false},
     {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
@@ -170,6 +174,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c) {
     dims[DIM_GATE] = (size_t)a.gate_rows;
     dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
     dims[DIM_SUBLN] = (size_t)a.norm_width;
+    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? (size_t)c->D : 0;
     dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
     dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? (size_t)a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;

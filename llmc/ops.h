@@ -89,6 +89,15 @@ static inline void fill_forward(floatX *l, real value, size_t count);
 // l[:] = lambda[0]; dlambda (1)
 static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count);
 static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, size_t count); // +=
+// l[:] = exp(q1.k1) - exp(q2.k2) + init; q1, k1, q2, k2 (D) each
+static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
+                                      int D, real init, size_t count);
+static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
+                                       const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
+                                       size_t count); // +=
+
+// x[:] *= factor; its own backward
+static inline void scale_inplace(floatX *x, real factor, size_t count);
 
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element
@@ -135,6 +144,7 @@ static inline void ops_free(void);
 #include "diff_combine.h"
 #include "layer_lambda.h"
 #include "gate.h"
+#include "scale.h"
 #include "swiglu.h"
 #include "residual.h"
 #include "cross_entropy.h"

@@ -20,9 +20,10 @@ nothing outside find_variant compares names.
 #include "common.h"
 
 typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
-// projected from the input, then a sigmoid or not; the constant 1; or learned, one number per layer
-typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR } Lambda;
-typedef enum { NORM_NONE, NORM_ALL } Norm; // rmsnorm over all NH*D elements
+// projected from the input, then a sigmoid or not; the constant 1; or one number per layer, learned itself or by
+// exp(q1.k1) - exp(q2.k2) + lambda_init
+typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR, LAMBDA_EXP } Lambda;
+typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm; // rmsnorm over all NH*D elements; over each head, times 1 - lambda_init
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
@@ -44,6 +45,7 @@ static const AttentionVariant attention_variants[] = {
     {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
+    {"diff_v1",               2,   2,       2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, GATE_NONE, SINK_NONE},
     {"diff_scalar",           2,   2,       1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  GATE_NONE, SINK_NONE},
     {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_ZERO},
     {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_LEARNED},

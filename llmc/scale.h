@@ -1,0 +1,12 @@
+/*
+scale: x[:] *= factor. A constant factor, so the same operation takes the gradient back.
+  traffic   1 in, 1 out per element
+*/
+#ifndef LLMC_SCALE_H
+#define LLMC_SCALE_H
+
+static inline void scale_inplace(floatX *x, real factor, size_t count) {
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < count; i++) x[i] *= factor;
+}
+#endif
