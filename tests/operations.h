@@ -249,7 +249,7 @@ static void attention_run_backward(OpCase *c) {
     const real *x = c->x->data;
     real *dx = c->dx->data;
     workspace_poison(c->s);
-    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s);
+    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s, false);
     workspace_check(c->s, c->what);
 }
 static void attention_reference(OpCase *c) {
@@ -366,7 +366,7 @@ static void test_attention_large_scores(void) {
     AttentionSequence a = attention_sequence(T, 500); // scores of 1e5: exp overflows unless the maximum is subtracted
     size_t count = a.q_count + 2 * a.kv_count;
     real *dx = op_alloc(count);
-    attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, a.out, a.out, a.lse, a.q, a.k, a.v, a.s);
+    attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, a.out, a.out, a.lse, a.q, a.k, a.v, a.s, false);
     int bad = op_not_finite(a.out, a.q_count) + op_not_finite(a.lse, a.lse_count) + op_not_finite(dx, count), clear = 0;
     EXPECT(bad == 0, "%d elements of out, lse, dq, dk, dv are not finite", bad);
     for (int row = 0; row < T * a.s.NQ; row++) { // where one key is far ahead, the output is its value
@@ -399,30 +399,32 @@ static void diff_combine_setup(OpCase *c) {
 }
 static void diff_combine_run_forward(OpCase *c) {
     const int *d = c->d;
-    diff_combine_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
+    diff_combine_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4], d[5]);
 }
 static void diff_combine_run_backward(OpCase *c) {
     const int *d = c->d;
     diff_combine_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3],
-                          d[4]);
+                          d[4], d[5]);
 }
 static void diff_combine_reference(OpCase *c) {
     int NH = c->d[1], D = c->d[2];
     for (int i = 0; i < c->d[0] * NH * D; i++) {
         int n = i / D / NH, h = i / D % NH, h1 = c->d[4] == 1 ? 2 * h : h, h2 = c->d[4] == 1 ? 2 * h + 1 : h + NH;
         const double *a = c->x[0].ref + n * 2 * NH * D + i % D;
-        c->y->ref[i] = a[h1 * D] - a[h2 * D] / (1 + exp(-c->x[1].ref[n * c->d[3] + h]));
+        double l = c->x[1].ref[n * c->d[3] + h];
+        c->y->ref[i] = a[h1 * D] - a[h2 * D] * (c->d[5] ? 1 / (1 + exp(-l)) : l);
     }
 }
 static void test_diff_combine(void) {
-    static const OpKind kind = {"diff_combine",           "N NH D ldl stride",       diff_combine_setup,
+    static const OpKind kind = {"diff_combine",           "N NH D ldl stride sigmoid", diff_combine_setup,
                                 diff_combine_run_forward, diff_combine_run_backward, diff_combine_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1, 1,   1,  1}, // one pair of one element
-        {7,  3, 8,   64, 1}, // odd NH; l in a row padded to 64
-        {13, 4, 40,  4,  1}, // D no multiple of 16
-        {7,  3, 8,   64, 3}, // pairs (h, h + NH)
-        {3,  5, 256, 5,  5}, // the widest head
+        {1,  1, 1,   1,  1, 1}, // one pair of one element
+        {7,  3, 8,   64, 1, 1}, // odd NH; l in a row padded to 64
+        {13, 4, 40,  4,  1, 1}, // D no multiple of 16
+        {7,  3, 8,   64, 3, 1}, // pairs (h, h + NH)
+        {3,  5, 256, 5,  5, 1}, // the widest head
+        {7,  3, 8,   64, 1, 0}, // the factor is l itself
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -437,8 +439,8 @@ static void test_diff_combine_pairs(void) {
     for (size_t k = 0; k < sizeof(pairs) / sizeof(pairs[0]); k++) {
         real a[2 * NH], l[NH] = {0, 0, 0, 0}, o[NH], da[2 * NH], dl[NH], g[NH] = {1, 2, 4, 8};
         for (int h = 0; h < 2 * NH; h++) a[h] = (real)(1 << h);
-        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0]);
-        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, pairs[k][0]);
+        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0], true);
+        diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, pairs[k][0], true);
         for (int h = 0; h < NH; h++) { // s = 1/2: all is exact
             int h1 = pairs[k][1 + 2 * h], h2 = pairs[k][2 + 2 * h];
             bool right =
