@@ -48,7 +48,6 @@ Valid as C11 and as C++17.
 
 #include <cblas.h>
 #include <cjson/cJSON.h>
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
