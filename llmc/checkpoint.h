@@ -51,8 +51,8 @@ static inline uint64_t *file_digests(const char *path, size_t *count, uint64_t *
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
     for (int64_t i = 0; i < chunks; i++) {
         char piece[CHECKSUM_PIECE];
-        XXH3_state_t state;
-        XXH3_64bits_reset(&state);
+        XXH3_state_t *state = XXH3_createState();
+        CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
         uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
         while (at < end) {
             size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
@@ -61,10 +61,11 @@ static inline uint64_t *file_digests(const char *path, size_t *count, uint64_t *
                 error = errno;
                 break;
             }
-            XXH3_64bits_update(&state, piece, n);
+            XXH3_64bits_update(state, piece, n);
             at += n;
         }
-        digests[i] = XXH3_64bits_digest(&state);
+        digests[i] = XXH3_64bits_digest(state);
+        XXH3_freeState(state);
     }
     close(fd);
     if (!error) return digests;
