@@ -21,6 +21,7 @@ very file with CUDA operations instead.
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
 #include "llmc/progress.h"
+#include "llmc/stop_signals.h"
 
 #ifndef REVISION
 #define REVISION "unknown"
@@ -629,6 +630,7 @@ static void run_checkpoint(Run *run) {
     double start = now_seconds();
     log_sync(&run->log);
     checkpoint_save(run->options.out, run->step, &buffers, state);
+    checkpoint_prune(run->options.out, run->options.keep, run->step);
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
@@ -729,27 +731,46 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
 
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
-static void run_train(Run *run) {
+// A run that ends before its last step says how it goes on. Returns the exit status.
+static int run_stopped(Run *run) {
+    const Options *o = &run->options;
+    const char *why = stop_signal ? strsignal(stop_signal) : "--stop-after";
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "stopped");
+    log_string(&run->log, "why", why);
+    log_end(&run->log);
+    progress_break();
+    if (o->out) printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step, o->steps, why, o->out);
+    else printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step, o->steps, why);
+    return !stop_signal ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
+}
+
+// Steps until the last one, --stop-after or a signal. Returns the exit status.
+static int run_train(Run *run) {
     const Options *o = &run->options;
     int64_t first = run->step;
     run->peak_gflops = matmul_peak_gflops();
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n",
            first, o->steps, o->total_batch, run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
-    if (o->val_data) run_log_validation(run);
+    if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     dataloader_start(&run->train, run->next_window);
-    while (run->step < o->steps) {
+    while (run->step < o->steps && !stop_signal) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)(run->step - first) * (double)(o->steps - run->step));
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
         if (every(run->step, o->sample_every)) run_print_sample(run);
-        if (last) run_checkpoint(run);
+        bool stop = last || stop_signal || run->step == o->stop_after;
+        if (stop || every(run->step, o->checkpoint_every)) run_checkpoint(run);
+        if (stop) break;
     }
+    if (run->step < o->steps) return run_stopped(run);
     char duration[32];
     format_duration(duration, sizeof(duration), busy);
     printf("done: %" PRId64 " steps in %s, waiting for data %.2f s\n", run->step - first, duration, run->train.wait_seconds);
+    return EXIT_DONE;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -884,25 +905,30 @@ static void run_close(Run *run) {
     options_free(&run->options);
 }
 
-static void run_mode(Run *run, int argc, char **argv) {
+// Does what the options ask for. Returns the exit status.
+static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
+    int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, o);
     else if (o->generate) print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
     else if (o->eval) {
         double loss = run_validate(run);
         printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
     } else if (o->dump_grads) dump_gradients(run);
-    else if (run->step >= o->steps) printf("%s has done its %" PRId64 " steps: nothing to do\n", o->out, o->steps);
+    else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);
+        stop_signals_catch();
         if (o->out && o->resume) log_resume(&run->log, o->out, run->step);
         else if (o->out) {
             cJSON *description = run_description(o, argc, argv);
             log_create(&run->log, o->out, description);
             cJSON_Delete(description);
         }
-        run_train(run);
+        if (o->out) checkpoint_clean(o->out);
+        return run_train(run);
     }
+    return EXIT_DONE;
 }
 
 int main(int argc, char **argv) {
@@ -912,9 +938,9 @@ int main(int argc, char **argv) {
     memset(&run, 0, sizeof(run));
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run_open(&run, &config, &resume);
-    run_mode(&run, argc, argv);
+    int status = run_mode(&run, argc, argv);
     run_close(&run);
     cJSON_Delete(resume.state);
     CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
-    return EXIT_DONE;
+    return status;
 }

@@ -6,6 +6,7 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
                                                                    does not; -1 when there are none at all
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
+  void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
   void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep`
   void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
 
@@ -251,6 +252,22 @@ static inline void checkpoint_remove(const char *run_dir, int64_t step) {
     checkpoint_path(run_dir, step, ".old.tmp", old);
     CHECK(remove_tree(old) && rename(path, old) == 0 && remove_tree(old), "cannot remove the checkpoint %s: %s", path,
           strerror(errno));
+}
+
+// Removes what saves that were cut short have left. The caller holds the run (log_create, log_resume).
+static inline void checkpoint_clean(const char *run_dir) {
+    char parent[PATH_SIZE], path[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", run_dir);
+    DIR *d = opendir(parent);
+    CHECK(d || errno == ENOENT, "cannot read the directory %s: %s", parent, strerror(errno));
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const char *name = e->d_name, *suffix = name + min_size(strlen(name), 13);
+        if (strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
+        if (strcmp(suffix, ".tmp") != 0 && strcmp(suffix, ".old.tmp") != 0) continue;
+        FORMAT(path, "%s/%s", parent, name);
+        CHECK(remove_tree(path), "cannot remove the unfinished checkpoint %s: %s", path, strerror(errno));
+    }
+    if (d) closedir(d);
 }
 
 // Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.

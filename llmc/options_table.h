@@ -41,7 +41,8 @@ typedef struct {
     const char *out;
     bool resume;
     const char *init;
-    int64_t val_every, val_steps, sample_every, threads;
+    int64_t stop_after; // 0: not given
+    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, threads;
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not asked for
@@ -149,6 +150,12 @@ static const OptionRow option_rows[] = {
         "continue the run in --out from its last checkpoint"},
     {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
         "start from the architecture and weights of a checkpoint directory"},
+    {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
+        "end after step N with a checkpoint; the schedule stays that of --steps"},
+    {"run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]", NULL,
+        "save a checkpoint every N steps; 0: only the last"},
+    {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
+        "checkpoints to keep, the newest; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
         "validate every N steps; 0: only at the start and the end"},
     {"run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,

@@ -66,11 +66,16 @@ typedef struct {
     char out[65536], err[16384];
 } ProgramResult;
 
-// Runs a shell command line; the program under test is $TRAIN_DIFFV2, else ./train_diffv2, written as %s first
-// in `fmt` by the caller through test_program().
+// The program under test: $TRAIN_DIFFV2, else ./train_diffv2.
 static inline const char *test_program(void) {
     const char *program = getenv("TRAIN_DIFFV2");
     return program && *program ? program : "./train_diffv2";
+}
+// The same as an absolute path, for commands that change the directory.
+static inline const char *test_program_path(void) {
+    static char path[PATH_MAX];
+    CHECK(realpath(test_program(), path) != NULL, "cannot find %s: build it, or set TRAIN_DIFFV2", test_program());
+    return path;
 }
 static inline void test_read_file(const char *path, char *text, size_t size) {
     FILE *f = fopen(path, "rb");
@@ -78,6 +83,7 @@ static inline void test_read_file(const char *path, char *text, size_t size) {
     text[n] = 0;
     if (f) fclose(f);
 }
+// Runs a shell command line.
 PRINTF_LIKE(2, 3)
 static inline void run_command(ProgramResult *r, const char *fmt, ...) {
     static char text[8192], command[9000];

@@ -160,7 +160,7 @@ static const char *const wrong_options[][2] = {
     {"--no-lr", "unknown option --no-lr: "},
     {"--", "unknown option --: "},
     {"--match-params --dry-run", "unknown option --match-params: "}, // a later version's
-    {"--keep 3 --dry-run", "unknown option --keep: "},
+    {"--kept 3 --dry-run", "unknown option --kept: "},
     {"--dry-run 5", "unexpected argument '5'"},
     {"shards.bin --dry-run", "unexpected argument 'shards.bin'"},
     {"'' --dry-run", "unexpected argument ''"},

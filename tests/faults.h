@@ -1,0 +1,236 @@
+/*
+faults.h: what happens to a run when it is stopped, killed, or loses its disk: a checkpoint that is there is whole,
+a resume continues bit for bit, and nothing is ever lost that was saved. Every test causes the fault for real.
+*/
+#ifndef TESTS_FAULTS_H
+#define TESTS_FAULTS_H
+#include "harness.h"
+#include "program.h"
+
+// A run of 12 steps whose epoch ends within it: 40 windows of 16 tokens, 8 per update.
+static ProgramData fault_data(void) {
+    ProgramData d;
+    char path[600];
+    d.dir = test_make_directory();
+    FORMAT(path, "%s/train.bin", d.dir.path);
+    d.entropy = write_grammar_shard(path, 40 * 16 + 1, 1);
+    return d;
+}
+static const char *const fault_options = "--steps 12 --total-batch 128 --batch-size 4";
+static const char *const fault_model = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
+
+static void fault_run(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
+    run_command(r, "cd '%s' && %s --train-data train.bin %s %s --out '%s' %s", d->dir.path, test_program_path(), fault_model,
+                fault_options, out, options);
+}
+static void fault_resume(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
+    run_command(r, "cd '%s' && %s --out '%s' --resume --threads 1 %s", d->dir.path, test_program_path(), out, options);
+}
+
+// The final checkpoint of `out` and its records of steps are those of the run "whole".
+static void expect_whole(const ProgramData *d, const char *out) {
+    char a[600], b[600];
+    FORMAT(a, "whole/checkpoints/step_%08d", 12);
+    FORMAT(b, "%s/checkpoints/step_%08d", out, 12);
+    expect_same_directories(d, a, b);
+    ProgramResult r; // times differ, all else in the records of steps must not
+    run_command(&r, "cd '%s' && for run in whole '%s'; do grep '\"train\"' $run/log.jsonl | sed -E 's/\"(tokens_per_s|ms|flops_util)\": *[^,]*,//g' > $run.steps; done; "
+                    "cmp whole.steps '%s.steps'", d->dir.path, out, out);
+    EXPECT(r.status == 0, "the records of %s are not those of the uninterrupted run: %s%s", out, r.out, r.err);
+}
+
+static void a_run_resumes_bitwise_at_every_step(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "");
+    EXPECT_STATUS(r, 0);
+    for (int step = 1; step < 12; step++) {
+        char out[32], options[64];
+        FORMAT(out, "stop%d", step);
+        FORMAT(options, "--stop-after %d", step);
+        fault_run(&r, &d, out, options);
+        EXPECT(r.status == 0 && strstr(r.out, "--resume"), "--stop-after %d: status %d, %.200s", step, r.status, r.err);
+        fault_resume(&r, &d, out, "");
+        EXPECT_STATUS(r, 0);
+        expect_whole(&d, out);
+    }
+    test_remove_directory(&d.dir);
+}
+
+static void old_checkpoints_are_removed_and_foreign_files_are_left(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "run", "--checkpoint-every 2 --keep 2 --stop-after 5");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && mkdir checkpoints/step_1 checkpoints/step_00000099.tmp checkpoints/notes && "
+                    "echo mine > checkpoints/step_00000007 && echo mine > checkpoints/notes/a && echo mine > plan.txt", d.dir.path);
+    EXPECT(strcmp(r.out, "step_00000004 step_00000005 ") == 0, "with --keep 2 there are: %s", r.out);
+    fault_resume(&r, &d, "run", "");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && cat checkpoints/step_00000007 checkpoints/notes/a plan.txt", d.dir.path);
+    EXPECT(strcmp(r.out, "notes step_00000007 step_00000010 step_00000012 step_1 mine\nmine\nmine\n") == 0, "left are: %s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+// Starts a run of 12 steps with a checkpoint after each in the background, does `fault` (with $pid) and waits for it.
+static void fault_in_background(ProgramResult *r, const ProgramData *d, const char *out, const char *steps, const char *fault) {
+    run_command(r, "cd '%s' && { %s --train-data train.bin %s %s --out '%s' --checkpoint-every 1 & } && pid=$! && %s; wait $pid",
+                d->dir.path, test_program_path(), fault_model, steps, out, fault);
+}
+#define WAIT_FOR_STEP "until grep -qs '\"step\": *3,' run/log.jsonl; do sleep 0.01; done"
+
+static void a_signal_saves_and_a_resume_continues_bitwise(void) {
+    static const char *const signals[] = {"TERM", "INT", "USR1"};
+    for (int i = 0; i < 3; i++) {
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char fault[200];
+        // enough steps that the signal arrives in the middle; the schedule is constant so that --steps may differ
+        FORMAT(fault, WAIT_FOR_STEP "; kill -%s $pid", signals[i]);
+        fault_in_background(&r, &d, "run", "--steps 1000000 --schedule constant --total-batch 128 --batch-size 4", fault);
+        EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i], r.status, r.err);
+        double step = 0, after = 0;
+        log_records(&d, "run", "train", "step", &step);
+        char options[64];
+        FORMAT(options, "--steps %d", (int)step + 2);
+        fault_resume(&r, &d, "run", options);
+        EXPECT_STATUS(r, 0);
+        int records = log_records(&d, "run", "train", "step", &after);
+        EXPECT(after == step + 2 && records == (int)after, "SIG%s at step %g: %d records up to step %g", signals[i], step, records, after);
+        run_command(&r, "cd '%s' && %s --train-data train.bin %s --steps %d --schedule constant --total-batch 128 --batch-size 4 --out whole",
+                    d.dir.path, test_program_path(), fault_model, (int)step + 2);
+        EXPECT_STATUS(r, 0);
+        run_command(&r, "cd '%s' && last=$(ls run/checkpoints | tail -n 1) && diff -rq run/checkpoints/$last whole/checkpoints/$last | grep -v trainer_state",
+                    d.dir.path);
+        EXPECT(r.out[0] == 0, "SIG%s: after the resume the weights differ: %s", signals[i], r.out);
+        test_remove_directory(&d.dir);
+    }
+}
+
+static void a_second_signal_ends_the_run_at_once(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    // one step that takes long: many micro-steps, so that the first signal is still waiting for its end
+    fault_in_background(&r, &d, "run", "--steps 10 --batch-size 1 --total-batch 16000000",
+                        "until test -e run/run.json; do sleep 0.01; done; sleep 0.3; kill -TERM $pid; sleep 0.2; kill -TERM $pid");
+    EXPECT(r.status == 1 && strstr(r.err, "second signal"), "status %d, stderr %.200s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+// Killed at moments spread over a run that saves after every step, and resumed each time, until it is done.
+static void kill_9_never_leaves_half_a_checkpoint(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "--checkpoint-every 1");
+    EXPECT_STATUS(r, 0);
+    enum { KILLS = 25 };
+    int killed = 0;
+    for (int i = 0; i < KILLS; i++) {
+        // the first start makes the run; a later one resumes it
+        run_command(&r, "cd '%s' && if test -e run/run.json; then start='--out run --resume --threads 1'; "
+                        "else start=\"--train-data train.bin %s %s --out run --checkpoint-every 1\"; fi; "
+                        "{ %s $start & } && pid=$! && sleep 0.%03d; kill -9 $pid; wait $pid", d.dir.path, fault_model, fault_options,
+                    test_program_path(), 12 + i * 7 % 50);
+        bool refused = strstr(r.err, "diffv2: ") && !strstr(r.err, "passed over");
+        EXPECT(!refused, "after kill %d the run was refused: %.300s", i, r.err);
+        EXPECT(!strstr(r.err, "passed over"), "kill %d left a broken checkpoint under its final name: %.300s", i, r.err);
+        killed += r.status == 128 + 9;
+    }
+    EXPECT(killed > KILLS / 3, "only %d of %d starts were killed: the test tests little", killed, KILLS);
+    run_command(&r, "cd '%s' && if test -e run/run.json; then %s --out run --resume --threads 1; fi", d.dir.path, test_program_path());
+    EXPECT_STATUS(r, 0);
+    expect_whole(&d, "run");
+    run_command(&r, "ls '%s/run/checkpoints' | grep -c tmp", d.dir.path);
+    EXPECT(atoi(r.out) == 0, "%d unfinished checkpoints are left", atoi(r.out));
+    test_remove_directory(&d.dir);
+}
+
+static void a_broken_checkpoint_is_passed_over_by_name(void) {
+    static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "--checkpoint-every 4");
+    EXPECT_STATUS(r, 0);
+    for (int i = 0; i < 4; i++)
+        for (int place = 0; place < 3; place++) { // flipped near the start, in the middle, at the end; then cut short
+            run_command(&r, "cd '%s' && rm -rf run && cp -r whole run && f=run/checkpoints/step_00000012/%s && n=$(stat -c %%s $f) && "
+                            "at=$((n * %d / 2 - (%d > 0))) && b=$(od -An -tu1 -j $at -N 1 $f) && "
+                            "printf \"\\\\$(printf %%o $((b ^ 1)))\" | dd of=$f bs=1 seek=$at conv=notrunc status=none", d.dir.path, files[i], place, place);
+            EXPECT_STATUS(r, 0);
+            fault_resume(&r, &d, "run", "");
+            EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step_00000012 is passed over") && strstr(r.err, files[i]),
+                   "%s, place %d: status %d, stderr %.300s", files[i], place, r.status, r.err);
+            expect_whole(&d, "run");
+        }
+    run_command(&r, "cd '%s' && rm -rf run && cp -r whole run && for c in run/checkpoints/*; do truncate -s -1 $c/model.safetensors; done", d.dir.path);
+    fault_resume(&r, &d, "run", "");
+    EXPECT(r.status == 1 && count_lines(r.err) == 4, "no checkpoint is whole: status %d, stderr %.500s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+static void two_processes_do_not_share_a_run(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    char fault[300];
+    FORMAT(fault, WAIT_FOR_STEP "; %s --out run --resume; echo second $? >&2; kill -TERM $pid", test_program_path());
+    fault_in_background(&r, &d, "run", "--steps 1000000 --total-batch 128 --batch-size 4", fault);
+    EXPECT(r.status == EXIT_SIGNALLED && strstr(r.err, "second 1") && count_lines(r.err) == 2, "status %d, stderr %.300s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+static void a_shard_that_changes_during_the_run_stops_it_with_one_line(void) {
+    static const char *const faults[] = {
+        "rm train.bin",                                                    // vanishes
+        "truncate -s 1100 train.bin",                                      // shrinks
+        "cp train.bin other && printf x >> other && mv other train.bin",   // is replaced
+    };
+    for (int i = 0; i < 3; i++) {
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char fault[300];
+        FORMAT(fault, WAIT_FOR_STEP "; %s", faults[i]);
+        fault_in_background(&r, &d, "run", "--steps 1000000 --total-batch 128 --batch-size 4", fault);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "train.bin"), "%s: status %d, stderr %.300s", faults[i], r.status, r.err);
+        test_remove_directory(&d.dir);
+    }
+}
+
+// A file system of 400 KB in a mount namespace of its own, or nothing where the machine does not allow one.
+static void a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    run_command(&r, "unshare -rm true");
+    if (r.status != 0) {
+        printf("     (no mount namespaces here: a full disk is not tried)\n");
+        test_remove_directory(&d.dir);
+        return;
+    }
+    fault_run(&r, &d, "whole", "--checkpoint-every 1 --keep 0");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && mkdir disk && unshare -rm sh -c 'mount -t tmpfs -o size=400k tmpfs disk && %s --train-data train.bin %s %s --out disk/run "
+                    "--checkpoint-every 1 --keep 0; echo status $? >&2; ls disk/run/checkpoints; cp -r disk/run run'",
+                d.dir.path, test_program_path(), fault_model, fault_options);
+    EXPECT(strstr(r.err, "status 1") && count_lines(r.err) == 2 && strstr(r.err, "No space left"), "a full disk: stderr %.300s", r.err);
+    EXPECT(strstr(r.out, "step_00000001\n"), "no checkpoint was saved before the disk was full: %.300s", r.out);
+    fault_resume(&r, &d, "run", "");
+    EXPECT_STATUS(r, 0);
+    expect_whole(&d, "run");
+    run_command(&r, "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o ro tmpfs disk && %s --train-data train.bin %s %s --out disk/run'", d.dir.path,
+                test_program_path(), fault_model, fault_options);
+    EXPECT_ONE_LINE(r, 1, "disk/run");
+    test_remove_directory(&d.dir);
+}
+
+static const Test faults_tests[] = {
+    {"a run resumes bitwise at every step, with accumulation and across an epoch's end", a_run_resumes_bitwise_at_every_step},
+    {"old checkpoints are removed, foreign files are left", old_checkpoints_are_removed_and_foreign_files_are_left},
+    {"a signal saves, and a resume continues bitwise", a_signal_saves_and_a_resume_continues_bitwise},
+    {"a second signal ends the run at once", a_second_signal_ends_the_run_at_once},
+    {"kill -9 never leaves half a checkpoint", kill_9_never_leaves_half_a_checkpoint},
+    {"a broken checkpoint is passed over by name, and an older one continues bitwise", a_broken_checkpoint_is_passed_over_by_name},
+    {"two processes do not share a run", two_processes_do_not_share_a_run},
+    {"a shard that changes during the run stops it with one line", a_shard_that_changes_during_the_run_stops_it_with_one_line},
+    {"a full or read-only disk ends in one line and loses nothing", a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing},
+};
+enum { FAULTS_TEST_COUNT = sizeof(faults_tests) / sizeof(faults_tests[0]) };
+#endif
