@@ -752,6 +752,7 @@ static int run_train(Run *run) {
     run->peak_gflops = matmul_peak_gflops();
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n",
            first, o->steps, o->total_batch, run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
+    fflush(stdout);
     if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     dataloader_start(&run->train, run->next_window);

@@ -74,7 +74,8 @@ static void old_checkpoints_are_removed_and_foreign_files_are_left(void) {
 
 // Starts a run of 12 steps with a checkpoint after each in the background, does `fault` (with $pid) and waits for it.
 static void fault_in_background(ProgramResult *r, const ProgramData *d, const char *out, const char *steps, const char *fault) {
-    run_command(r, "cd '%s' && { %s --train-data train.bin %s %s --out '%s' --checkpoint-every 1 & } && pid=$! && %s; wait $pid",
+    run_command(r, "cd '%s' && { %s --train-data train.bin %s %s --out '%s' --checkpoint-every 1 > printed & } && pid=$! && %s; "
+                   "wait $pid; status=$?; cat printed; exit $status",
                 d->dir.path, test_program_path(), fault_model, steps, out, fault);
 }
 #define WAIT_FOR_STEP "until grep -qs '\"step\": *3,' run/log.jsonl; do sleep 0.01; done"
@@ -112,7 +113,7 @@ static void a_second_signal_ends_the_run_at_once(void) {
     ProgramResult r;
     // one step that takes long: many micro-steps, so that the first signal is still waiting for its end
     fault_in_background(&r, &d, "run", "--steps 10 --batch-size 1 --total-batch 16000000",
-                        "until test -e run/run.json; do sleep 0.01; done; sleep 0.3; kill -TERM $pid; sleep 0.2; kill -TERM $pid");
+                        "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; sleep 0.2; kill -TERM $pid");
     EXPECT(r.status == 1 && strstr(r.err, "second signal"), "status %d, stderr %.200s", r.status, r.err);
     test_remove_directory(&d.dir);
 }
