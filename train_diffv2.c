@@ -41,7 +41,7 @@ typedef struct {
     floatX *lambda;  // (N, OH): where lambda is not projected, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
     floatX *normed;  // (N, NH*D): combined, normalised; without a norm, combined
-    real *rstd_sub;  // (N * NH*D / norm_width)
+    real *rstd_sub;  // (N, norm_count)
     floatX *context; // (N, NH*D): what o_proj reads, after the gate; without one, normed
     floatX *x_mid;   // (N, C): residual stream after attention
     floatX *norm2;   // (N, C)
@@ -125,8 +125,8 @@ static KeySet key_set(const Model *model, int set, int B, int T, int first) {
     k.shape.o_head = sets * d->DV;
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
     k.q = (size_t)(set * d->QD);
-    k.k = (size_t)(d->q_rows + set * d->QD);
-    k.v = (size_t)(d->q_rows + d->k_rows);
+    k.k = (size_t)(d->k_at + set * d->QD);
+    k.v = (size_t)d->v_at;
     k.out = (size_t)(set * d->DV);
     k.lse = (size_t)set * (size_t)B * (size_t)k.shape.NQ * (size_t)T;
     return k;
@@ -171,7 +171,7 @@ static void activations_carve(Model *model, Arena *arena) {
         layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
         layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
         layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
-        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * context_width / (size_t)d->norm_width) : NULL;
+        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
         layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->normed;
         layer->x_mid = CARVE(arena, floatX, N * C);
         layer->norm2 = CARVE(arena, floatX, N * C);
@@ -291,6 +291,42 @@ static void lambda_forward(Model *model, int l, int N) {
 
 static const double SUBLN_EPS = 1e-5; // of the norm before o_proj, whatever rms_norm_eps is
 
+// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
+typedef struct {
+    floatX *rows;
+    int ld;
+} LambdaRows;
+static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
+    LambdaRows l;
+    l.rows = own ? own : fused + d->lambda_at;
+    l.ld = own ? d->OH : d->fused_ld;
+    return l;
+}
+
+// From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
+static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
+    const AttentionVariant *variant = model->config.attention;
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    int N = B * T, ld = d->fused_ld;
+    for (int set = 0; set < variant->key_sets; set++) {
+        KeySet s = key_set(model, set, B, T, first);
+        attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
+    }
+    if (variant->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
+    if (a->lambda) lambda_forward(model, l, N);
+    if (d->pair_stride) {
+        LambdaRows lambda = lambda_rows(d, a->lambda, fused);
+        diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
+                             variant->lambda == LAMBDA_SIGMOID);
+    }
+    if (d->norm_count)
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
+                        (real)SUBLN_EPS);
+    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+    if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
+}
+
 // One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
@@ -302,24 +338,9 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
 
     rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
-    matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda
+    matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
-    for (int set = 0; set < c->attention->key_sets; set++) {
-        KeySet s = key_set(model, set, B, T, first);
-        attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
-    }
-    if (c->attention->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
-    if (a->lambda) lambda_forward(model, l, N);
-    if (d->pair_stride)
-        diff_combine_forward(a->combined, a->heads, a->lambda ? a->lambda : fused + d->q_rows + d->k_rows + d->v_rows, N,
-                             d->OH, d->DV, a->lambda ? d->OH : ld, d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
-    int norm_rows = d->norm_width ? N * (c->NH * c->D / d->norm_width) : 0;
-    if (norm_rows)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), norm_rows, d->norm_width, (real)SUBLN_EPS);
-    if (c->attention->norm == NORM_HEAD)
-        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(c->NH * c->D));
-    if (d->gate_width)
-        gate_forward(a->context, a->normed, fused + d->fused_rows - d->gate_rows, N, d->OH, d->DV, ld, d->gate_width);
+    context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
 
@@ -381,6 +402,38 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
+// From the gradient of the context to that of the fused rows: context_forward's lines from the last to the first.
+static void context_backward(Model *model, int l, int B, int T) {
+    const AttentionVariant *variant = model->config.attention;
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    Activations *g = &model->acts;
+    int N = B * T, ld = d->fused_ld;
+    size_t width = (size_t)(d->OH * d->DV);
+    if (d->gate_width)
+        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dcontext, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld,
+                      d->gate_width);
+    if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
+    if (d->norm_count) {
+        buffer_zero(g->dcombined, (size_t)N * width * sizeof(floatX));
+        rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
+                         a->rstd_sub, N * d->norm_count, d->norm_width);
+    }
+    if (d->pair_stride) {
+        LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
+        diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld,
+                              d->pair_stride, variant->lambda == LAMBDA_SIGMOID);
+    }
+    if (a->lambda) lambda_backward(model, l, N);
+    if (variant->sink == SINK_LEARNED)
+        sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
+    for (int set = 0; set < variant->key_sets; set++) {
+        KeySet s = key_set(model, set, B, T, 0);
+        attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
+                           a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
+    }
+}
+
 // acts.dx is the gradient of x_out on entry and of x on return.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->config;
@@ -388,7 +441,6 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
-    size_t lambda = (size_t)(d->q_rows + d->k_rows + d->v_rows), gate = (size_t)(d->fused_rows - d->gate_rows);
 
     // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)): dx passes the sum unchanged
     matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
@@ -397,30 +449,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
                     2 * F, 2 * F);
     rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C);
 
-    // x_mid = x + o(context), context = combine(attention(rope(fused(norm1))))
+    // x_mid = x + o(context), context = context(rope(fused(norm1)))
     matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    if (d->gate_width)
-        gate_backward(g->dnormed, g->dfused + gate, g->dcontext, a->normed, a->fused + gate, N, d->OH, d->DV, ld, d->gate_width);
-    if (d->norm_width) {
-        int norm_rows = N * (c->NH * c->D / d->norm_width);
-        if (c->attention->norm == NORM_HEAD)
-            scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(c->NH * c->D));
-        buffer_zero(g->dcombined, (size_t)norm_rows * (size_t)d->norm_width * sizeof(floatX));
-        rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
-                         a->rstd_sub, norm_rows, d->norm_width);
-    }
-    if (d->pair_stride)
-        diff_combine_backward(g->dheads, a->lambda ? g->dlambda : g->dfused + lambda, g->dcombined, a->heads,
-                              a->lambda ? a->lambda : a->fused + lambda, N, d->OH, d->DV, a->lambda ? d->OH : ld,
-                              d->pair_stride, c->attention->lambda == LAMBDA_SIGMOID);
-    if (a->lambda) lambda_backward(model, l, N);
-    if (c->attention->sink == SINK_LEARNED)
-        sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
-    for (int set = 0; set < c->attention->key_sets; set++) {
-        KeySet s = key_set(model, set, B, T, 0);
-        attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
-                           a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
-    }
+    context_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
     matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld);
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C);

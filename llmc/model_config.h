@@ -22,9 +22,11 @@ typedef struct {
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
     int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
-    int fused_rows;                          // their sum
+    int k_at, v_at, lambda_at, gate_at;      // where each begins; q is at 0
+    int fused_rows;                          // all of them
     int gate_width;                          // gates per output head; 0: none
     int norm_width;                          // elements of the context that are normalised together; 0: no norm
+    int norm_count;                          // norms per row: NH*D / norm_width; 0: no norm
     int fused_ld;                            // row stride of the fused activation: fused_rows rounded up to 64
     int pair_stride;                         // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
@@ -44,8 +46,13 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
     d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEMENT ? d.DV : 0;
     d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : a->norm == NORM_HEAD ? d.DV : 0;
+    d.norm_count = d.norm_width ? d.OH * d.DV / d.norm_width : 0;
     d.gate_rows = d.OH * d.gate_width;
-    d.fused_rows = d.q_rows + d.k_rows + d.v_rows + d.lambda_rows + d.gate_rows;
+    d.k_at = d.q_rows;
+    d.v_at = d.k_at + d.k_rows;
+    d.lambda_at = d.v_at + d.v_rows;
+    d.gate_at = d.lambda_at + d.lambda_rows;
+    d.fused_rows = d.gate_at + d.gate_rows;
     d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
     d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
     return d;
