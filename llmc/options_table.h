@@ -95,7 +95,7 @@ static const OptionRow option_rows[] = {
     {"model", "attention", OPTION_CHOICE, OPTION_FIXED, FIELD(attention), "NAME", "diff_v2", NULL, attention_choice,
         "attention variant"},
     {"model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
-        "shape of the model; each of the flags below changes one number of it"},
+        "shape of the model, each number of which has a flag below; -1.5h and -2h have more heads, for baselines"},
     {"model", "layers", OPTION_INT, OPTION_FIXED, FIELD(layers), "L", "(the preset's)", "[1, 65536]", NULL, "layers"},
     {"model", "hidden", OPTION_INT, OPTION_FIXED, FIELD(hidden), "C", "(the preset's)", "[1, 16777216]", NULL,
         "hidden size"},
