@@ -25,7 +25,7 @@ typedef struct {
     int attention, preset; // indices into attention_variants and presets
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
     double rope_theta;
-    bool tie_embeddings;
+    bool tie_embeddings, match_params;
     int64_t seq_len, vocab;
 
     const char *train_data, *val_data;
@@ -110,6 +110,8 @@ static const OptionRow option_rows[] = {
         "base of the rotary position embedding"},
     {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(the preset's)", NULL, NULL,
         "the LM head is the embedding"},
+    {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
+        "choose the MLP width that gives the model as many parameters as baseline has with --ffn"},
     {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T", "(the preset's; with --init the model's)",
         "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the preset's)", "[1, 268435456]", NULL,

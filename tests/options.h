@@ -200,6 +200,28 @@ static void test_comparison_presets(void) {
     }
 }
 
+// 3 C L parameters depend on each unit of the width, so half of that may be missing: at most 0.1% in tiny.
+static void test_match_params(void) {
+    for (int p = 0; p < PRESET_COUNT; p++)
+        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+            const char *preset = presets[p].name, *attention = attention_variants[v].name;
+            const char *words[] = {"x",    "--dry-run",   "--match-params", "--preset",
+                                   preset, "--attention", attention,        NULL};
+            Options o;
+            parse_words(&o, words);
+            options_finish(&o, 1);
+            ModelConfig c = options_model(&o), plain = c;
+            plain.attention = find_variant("baseline");
+            plain.F = presets[p].F;
+            double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
+            EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
+                   "%s %s: MLP %d leaves %g parameters of %g", preset, attention, c.F, difference, want);
+            EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention),
+                   "%s %s: MLP %d, --ffn %d", preset, attention, c.F, (int)o.ffn);
+            options_free(&o);
+        }
+}
+
 // ---- what is refused
 
 static ProgramResult program;
@@ -219,7 +241,6 @@ static const char *const wrong_options[][2] = {
     {"--no-tie-embedings", "did you mean --no-tie-embeddings?"},
     {"--no-lr", "unknown option --no-lr: "},
     {"--", "unknown option --: "},
-    {"--match-params --dry-run", "unknown option --match-params: "}, // a later version's
     {"--keep 3 --dry-run", "unknown option --keep: "},
     {"--dry-run 5", "unexpected argument '5'"},
     {"shards.bin --dry-run", "unexpected argument 'shards.bin'"},
@@ -296,6 +317,11 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
+    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than baseline with --ffn 40"},
+    {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
+    {"--dry-run --match-params --kv-heads 3", "--kv-heads 3"},
+    {"--dry-run --match-params=1", "--match-params takes no value"},
+    {"--dry-run --match-params --no-match-params", "--match-params is given twice"},
 };
 // clang-format on
 enum { WRONG_OPTION_COUNT = sizeof(wrong_options) / sizeof(wrong_options[0]) };
@@ -345,6 +371,7 @@ static void test_accepted_edges(void) {
         "--dry-run --batch-size 2 --seq-len 16 --total-batch 96 --threads 1",
         "--dry-run --no-tie-embeddings --no-resume --no-eval --attention baseline",
         "--dry-run --prompt=--lr",
+        "--dry-run --match-params --ffn 45 --attention diff_v2", // 44 narrower
     };
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         run_command(&program, "%s %s", test_program(), lines[i]);
@@ -627,6 +654,9 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--rope-theta=10000", NULL}, 1, "--rope-theta 10000 contradicts"},
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "MLP width of 95 of --ffn 95; the loaded model has 96"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "of --ffn 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},
@@ -718,6 +748,7 @@ static const Test options_tests[] = {
     {"schedules have the sums and the values of their closed forms", test_closed_forms},
     {"presets have the parameter counts that they state", test_presets},
     {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel", test_comparison_presets},
+    {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"every wrong option ends the program with status 2 and one line that says what is accepted", test_wrong_options},
     {"everything wrong on a command line is reported at once", test_all_at_once},
     {"values at the edges of their ranges are accepted", test_accepted_edges},
