@@ -532,6 +532,14 @@ static double training_flops(const Model *model, int B, int T) { return 3 * forw
 
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
+static void print_match(const Model *model, const Options *o) {
+    ModelConfig plain = model_as_baseline(&model->config);
+    plain.F = (int)o->ffn;
+    size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
+    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F, own, baseline,
+           100 * ((double)own / (double)baseline - 1));
+}
+
 static void print_dry_run(const Model *model, const Options *o) {
     const ModelConfig *c = &model->config;
     const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
@@ -548,6 +556,7 @@ static void print_dry_run(const Model *model, const Options *o) {
     for (int i = 0; i < 5; i++)
         if (parts[i]) printf("  %-44s %14zu\n", part_names[i], parts[i]);
     printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
+    if (o->match_params) print_match(model, o);
     printf("memory of this process\n");
     print_memory_row("parameters", model->params_bytes);
     print_memory_row("gradients", model->grads_bytes);
@@ -950,6 +959,7 @@ static int run_mode(Run *run, int argc, char **argv) {
     else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);
+        if (o->match_params) print_match(&run->model, o);
         stop_signals_catch();
         if (o->out && o->resume) log_resume(&run->log, o->out, run->step);
         else if (o->out) {

@@ -239,4 +239,27 @@ static inline void tensor_list_free(TensorList *list) {
     free(list->layer_offset);
     memset(list, 0, sizeof(*list));
 }
+
+static inline size_t model_parameter_count(const ModelConfig *c) {
+    TensorList list = tensor_list_build(c);
+    size_t count = list.parameter_count;
+    tensor_list_free(&list);
+    return count;
+}
+
+// The same model as a baseline.
+static inline ModelConfig model_as_baseline(const ModelConfig *c) {
+    ModelConfig plain = *c;
+    plain.attention = find_variant("baseline");
+    return plain;
+}
+
+// The MLP width that gives the model the parameters of the baseline with width c->F, to within half of what one more
+// costs, 3/2 C L parameters; of two that are as close the wider. Below 1: there is none.
+static inline int model_matched_ffn(const ModelConfig *c) {
+    ModelConfig plain = model_as_baseline(c), wider = *c;
+    wider.F++;
+    size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own; // modulo 2^64, so may be negative
+    return c->F + (int)floor((double)(int64_t)more / (double)(model_parameter_count(&wider) - own) + 0.5);
+}
 #endif

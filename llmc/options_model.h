@@ -53,18 +53,8 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
+    if (o->match_params) c.F = model_matched_ffn(&c); // --ffn stays what was asked for
     return c;
-}
-
-// The ranges of single options leave only what heads must be to each other.
-static inline int options_model_problems(const Options *o) {
-    ModelConfig c = options_config(o);
-    Problem problems[8];
-    int count = model_config_problems(&c, problems, 8);
-    for (int i = 0; i < count; i++)
-        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
-             c.D);
-    return count;
 }
 
 // True when none of the named options was given a value that is not accepted; the list ends in NULL.
@@ -72,6 +62,24 @@ static inline bool options_usable(const Options *o, const char *const *names) {
     for (; *names; names++)
         if (o->refused[option_row(*names)]) return false;
     return true;
+}
+
+// The ranges of single options leave only what heads must be to each other, and an MLP that cannot make up for them.
+static inline int options_model_problems(const Options *o) {
+    static const char *const widths[] = {"hidden", "ffn", NULL};
+    ModelConfig c = options_config(o);
+    Problem problems[8];
+    bool narrow = o->match_params && c.F < 1;
+    if (narrow) c.F = 1;
+    int count = model_config_problems(&c, problems, 8);
+    if (narrow && options_usable(o, widths))
+        warn("--match-params: %s has more parameters than baseline with --ffn %" PRId64
+             " at any MLP width: raise --ffn",
+             c.attention->name, o->ffn);
+    for (int i = 0; i < count; i++)
+        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
+             c.D);
+    return count + (narrow && options_usable(o, widths));
 }
 
 // Checks of numbers against each other, for options that all have their values.
@@ -143,6 +151,14 @@ static inline ModelConfig options_model(const Options *o) {
     return options_config(o);
 }
 
+// Whether the options say which --ffn --match-params starts from: given, adopted, or a preset's that is given.
+static inline bool options_ffn_known(const Options *o) {
+    return o->has[option_row("ffn")] || options_given(o, "preset");
+}
+static inline int64_t options_ffn(const Options *o) {
+    return o->has[option_row("ffn")] ? o->ffn : presets[o->preset].F;
+}
+
 // Architecture flags that contradict a loaded model, each reported in one line; returns their count. A preset
 // speaks for the flags that are not given. The sequence length is free: no weight depends on it.
 static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
@@ -151,6 +167,7 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
         const ModelDim *d = &model_dims[i];
         int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
         if (d->model == offsetof(ModelConfig, T)) continue;
+        if (d->model == offsetof(ModelConfig, F) && o->match_params) continue; // below
         int64_t want = *(const int64_t *)((const char *)o + d->field);
         if (o->given[r] && want != have)
             REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
@@ -158,6 +175,14 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
         if (!o->given[r] && o->given[preset] && want != have)
             REFUSE(count, "--preset %s, with --%s %" PRId64 ", contradicts the loaded model, which has %d",
                    presets[o->preset].name, d->option, want, have);
+    }
+    ModelConfig matched = *loaded;
+    if (o->match_params && options_ffn_known(o)) {
+        matched.F = (int)options_ffn(o);
+        matched.F = model_matched_ffn(&matched);
+        if (matched.F != loaded->F)
+            REFUSE(count, "--match-params makes an MLP width of %d of --ffn %" PRId64 "; the loaded model has %d",
+                   matched.F, options_ffn(o), loaded->F);
     }
     const AttentionVariant *attention = &attention_variants[o->attention];
     if (options_given(o, "attention") && attention != loaded->attention)
@@ -176,12 +201,23 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 }
 
 // For --init and --resume: the architecture options take the loaded model's values, --seq-len only when it has not
-// been given or adopted. Contradictions: exit 2.
+// been given or adopted. With --match-params --ffn stays what the loaded width was made of, or, where nothing says
+// what that was, the loaded width is kept as it is. Contradictions: exit 2.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    int ffn = option_row("ffn");
+    if (o->match_params && options_ffn_known(o)) {
+        o->ffn = options_ffn(o);
+        o->has[ffn] = true;
+    } else if (o->match_params) {
+        warn("--match-params: the MLP width stays the loaded model's %d: no --ffn or --preset says what to match",
+             loaded->F);
+        o->match_params = false;
+    }
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         int r = option_row(model_dims[i].option);
         if (model_dims[i].model == offsetof(ModelConfig, T) && o->has[r]) continue;
+        if (r == ffn && o->match_params) continue;
         *option_int(o, model_dims[i].field) = *(const int *)((const char *)loaded + model_dims[i].model);
         o->has[r] = true;
     }

@@ -25,7 +25,7 @@ typedef struct {
     int attention, preset; // indices into attention_variants and presets
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
     double rope_theta;
-    bool tie_embeddings;
+    bool tie_embeddings, match_params;
     int64_t seq_len, vocab;
 
     const char *train_data, *val_data;
@@ -96,7 +96,7 @@ static const OptionRow option_rows[] = {
     {"model", "attention", OPTION_CHOICE, OPTION_FIXED, FIELD(attention), "NAME", "diff_v2", NULL, attention_choice,
         "attention variant"},
     {"model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
-        "shape of the model; each of the flags below changes one number of it"},
+        "shape of the model, each number of which has a flag below; -1.5h and -2h have more heads, for baselines"},
     {"model", "layers", OPTION_INT, OPTION_FIXED, FIELD(layers), "L", "(the preset's)", "[1, 65536]", NULL, "layers"},
     {"model", "hidden", OPTION_INT, OPTION_FIXED, FIELD(hidden), "C", "(the preset's)", "[1, 16777216]", NULL,
         "hidden size"},
@@ -111,6 +111,8 @@ static const OptionRow option_rows[] = {
         "base of the rotary position embedding"},
     {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(the preset's)", NULL, NULL,
         "the LM head is the embedding"},
+    {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
+        "choose the MLP width that gives the model as many parameters as baseline has with --ffn"},
     {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T", "(the preset's; with --init the model's)",
         "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the preset's)", "[1, 268435456]", NULL,

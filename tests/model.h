@@ -274,37 +274,165 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
     case_close(&model);
 }
 
-// lambda -> -inf leaves the first map of each pair: the baseline whose queries are every second head's.
-static void without_lambda_the_first_map_is_left(void) {
-    const ModelCase *mc = &model_cases[1];
-    ModelConfig diff = case_config(mc, find_variant("diff_v2")), plain = case_config(mc, find_variant("baseline"));
-    diff.L = plain.L = 1;
-    Model model, baseline;
-    case_open(&model, &diff, mc->B, mc->T, FOR_EVALUATION);
-    case_randomise(&model, 5);
-    // a first column that is positive in every normed row, and a lambda that reads only it
-    floatX *embed = param(&model, T_EMBED, 0), *norm = param(&model, T_NORM1, 0), *lambda = param(&model, T_LAMBDA, 0);
-    for (int v = 0; v < diff.V; v++) embed[(size_t)v * (size_t)diff.C] = 3;
-    norm[0] = 1;
-    for (int h = 0; h < diff.NH; h++)
-        for (int c = 0; c < diff.C; c++) lambda[h * diff.C + c] = c == 0 ? -10000 : 0;
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8);
-    double loss = case_loss(&model, tokens, mc->B, mc->T, false);
+// ---- variants that become each other
 
-    model_plan(&baseline, &plain, mc->B, mc->T, FOR_EVALUATION);
-    model_alloc(&baseline, NULL);
-    for (int i = 0; i < baseline.tensors.count; i++) {
-        const Tensor *t = &baseline.tensors.tensors[i];
-        const floatX *from = param(&model, t->row->kind, 0);
-        size_t head = (size_t)diff.D * (size_t)diff.C;
-        for (size_t e = 0; e < t->count; e++)
-            baseline.params[t->offset + e] = t->row->kind == T_Q ? from[2 * (e / head) * head + e % head] : from[e];
+// Makes column 0 of every layer's normed input positive: the residual stream keeps the embedding's 3 there.
+static void make_constant_column(Model *model) {
+    const ModelConfig *c = &model->config;
+    floatX *embed = param(model, T_EMBED, 0);
+    for (int v = 0; v < c->V; v++) embed[(size_t)v * (size_t)c->C] = 3;
+    for (int l = 0; l < c->L; l++) {
+        param(model, T_NORM1, l)[0] = 1;
+        memset(param(model, T_O, l), 0, (size_t)(c->NH * c->D) * sizeof(floatX)); // row 0: what is added to column 0
+        memset(param(model, T_MLP_DOWN, l), 0, (size_t)c->F * sizeof(floatX));
     }
-    double expected = case_loss(&baseline, tokens, mc->B, mc->T, false);
-    EXPECT(fabs(loss - expected) <= 1e-6 * expected, "loss %.9g, the baseline's is %.9g", loss, expected);
-    free(tokens);
-    model_free(&baseline, true);
-    case_close(&model);
+}
+// A projection that reads nothing but column 0: row r gets values[r % count] there.
+static void read_constant_column(Model *model, TensorKind kind, const double *values, int count) {
+    for (int l = 0; l < model->config.L; l++) {
+        const Tensor *t = tensor_of(&model->tensors, kind, l);
+        floatX *w = param(model, kind, l);
+        for (size_t e = 0; e < t->count; e++)
+            w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % (size_t)count] : 0;
+    }
+}
+// Makes every row of the first layer's normed input equal but for signs, so that its column 0 is one known number,
+// which is returned: all embeddings have the magnitudes of the first one.
+static double make_equal_rows(Model *model) {
+    const ModelConfig *c = &model->config;
+    floatX *embed = param(model, T_EMBED, 0);
+    double mean = 0;
+    make_constant_column(model);
+    for (int v = 1; v < c->V; v++)
+        for (int i = 1; i < c->C; i++) {
+            floatX *e = embed + v * c->C + i;
+            *e = *e < 0 ? -(floatX)fabs((double)embed[i]) : (floatX)fabs((double)embed[i]);
+        }
+    for (int i = 0; i < c->C; i++) mean += (double)embed[i] * (double)embed[i] / c->C;
+    return 3 / sqrt(mean + c->rms_norm_eps);
+}
+
+// What a row of the table below does to `a`, randomised, and to `b`, which has a's values where names and shapes agree.
+static void sinks_at_zero(Model *a, Model *b) {
+    (void)a;
+    for (int l = 0; l < b->config.L; l++) memset(param(b, T_SINKS, l), 0, (size_t)b->config.NH * sizeof(floatX));
+}
+static void sinks_far_below(Model *a, Model *b) {
+    (void)b;
+    for (int l = 0; l < a->config.L; l++)
+        for (int h = 0; h < a->config.NH; h++) param(a, T_SINKS, l)[h] = -10000;
+}
+static void copy_common(Model *b, const Model *a) {
+    for (int i = 0; i < b->tensors.count; i++) {
+        const Tensor *t = &b->tensors.tensors[i], *from = tensor_of(&a->tensors, t->row->kind, max_int(0, min_int(t->layer, a->config.L - 1)));
+        if (from && from->count == t->count) memcpy(b->params + t->offset, a->params + from->offset, t->count * sizeof(floatX));
+    }
+}
+static void gates_open(Model *a, Model *b) {
+    const double far_above = 10000;
+    make_constant_column(a);
+    read_constant_column(a, T_GATE, &far_above, 1);
+    copy_common(b, a);
+}
+// Query heads of b from those of a: head h from head of[h].
+static void move_query_heads(Model *b, const Model *a, const int *of) {
+    size_t head = (size_t)b->dims.QD * (size_t)b->config.C;
+    for (int l = 0; l < b->config.L; l++)
+        for (int h = 0; h < b->dims.NQ; h++)
+            memcpy(param(b, T_Q, l) + (size_t)h * head, param(a, T_Q, l) + (size_t)of[h] * head, head * sizeof(floatX));
+}
+static void lambda_far_below(Model *a, Model *b) {
+    const double far_below = -10000;
+    int of[64];
+    make_constant_column(a);
+    read_constant_column(a, T_LAMBDA, &far_below, 1);
+    copy_common(b, a);
+    for (int h = 0; h < b->config.NH; h++) of[h] = 2 * h;
+    move_query_heads(b, a, of);
+}
+static void lambda_is_the_sigmoid(Model *a, Model *b) {
+    double column = make_equal_rows(a), l[3] = {-1.5, 0.25, 2}, projection[3], sigmoid[3];
+    for (int i = 0; i < 3; i++) projection[i] = l[i] / column, sigmoid[i] = 1 / (1 + exp(-l[i])) / column;
+    read_constant_column(a, T_LAMBDA, projection, 3);
+    copy_common(b, a);
+    read_constant_column(b, T_LAMBDA, sigmoid, 3);
+}
+static void lambda_is_one(Model *a, Model *b) {
+    double one = 1 / make_equal_rows(a);
+    copy_common(b, a);
+    read_constant_column(b, T_LAMBDA, &one, 1);
+}
+static void groups_are_equal(Model *a, Model *b) {
+    const TensorKind kinds[] = {T_K, T_V};
+    int of[64];
+    for (int l = 0; l < a->config.L; l++)
+        for (int k = 0; k < 2; k++) {
+            const Tensor *t = tensor_of(&a->tensors, kinds[k], l);
+            size_t group = t->count / (size_t)a->config.NKV;
+            for (size_t e = group; e < t->count; e++) a->params[t->offset + e] = a->params[t->offset + e - group];
+        }
+    copy_common(b, a);
+    for (int h = 0; h < a->config.NH; h++) of[2 * h] = h, of[2 * h + 1] = h + a->config.NH;
+    move_query_heads(b, a, of);
+}
+
+#define BIT(kind) (1u << (kind))
+static const struct {
+    const char *a, *b;
+    void (*make)(Model *a, Model *b);
+    int layers;
+    bool exact;      // the same bits; else equal to rounding, as the fused GEMMs have other shapes
+    unsigned except; // tensors whose gradients differ, since only one of the two has a gradient through lambda, or moves
+} identities[] = {
+    {"off_by_one", "sink", sinks_at_zero, 2, true, 0},
+    {"sink", "baseline", sinks_far_below, 2, true, 0},
+    {"gated_head", "baseline", gates_open, 2, false, 0},
+    {"gated_elem", "baseline", gates_open, 2, false, 0},
+    {"diff_v2", "baseline", lambda_far_below, 2, false, 0},
+    {"diff_v2", "diff_v2_no_sigmoid", lambda_is_the_sigmoid, 1, false, BIT(T_EMBED) | BIT(T_NORM1) | BIT(T_LAMBDA)},
+    {"diff_v2_no_lambda", "diff_v2_no_sigmoid", lambda_is_one, 1, false, BIT(T_EMBED) | BIT(T_NORM1)},
+    {"diff_v2_cross_group", "diff_v2", groups_are_equal, 2, false, BIT(T_Q) | BIT(T_K) | BIT(T_V)},
+};
+
+// Loss and gradients of two variants whose parameters make them the same function.
+static void variants_become_each_other_where_they_should(void) {
+    const ModelCase *mc = &model_cases[1];
+    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
+    for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
+        const char *a_name = identities[i].a, *b_name = identities[i].b;
+        ModelConfig a_config = case_config(mc, find_variant(a_name)), b_config = case_config(mc, find_variant(b_name));
+        a_config.L = b_config.L = identities[i].layers;
+        Model a, b;
+        case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
+        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING);
+        model_alloc(&b, NULL);
+        ops_init(max_size(a.workspace_bytes, b.workspace_bytes));
+        case_randomise(&a, 5);
+        case_randomise(&b, 5);
+        identities[i].make(&a, &b);
+        int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8), compared = 0;
+        double a_loss = case_loss(&a, tokens, mc->B, mc->T, true), b_loss = case_loss(&b, tokens, mc->B, mc->T, true);
+        EXPECT(fabs(a_loss - b_loss) <= (identities[i].exact ? 0 : 20 * epsilon * b_loss), "%s has the loss %.12g, %s %.12g", a_name,
+               a_loss, b_name, b_loss);
+        for (int t = 0; t < a.tensors.count; t++) {
+            const Tensor *ta = &a.tensors.tensors[t], *tb = NULL;
+            for (int u = 0; u < b.tensors.count; u++)
+                if (strcmp(ta->name, b.tensors.tensors[u].name) == 0) tb = &b.tensors.tensors[u];
+            if (!tb || tb->count != ta->count || identities[i].except & BIT(ta->row->kind)) continue;
+            double error = 0, norm = 0;
+            for (size_t e = 0; e < ta->count; e++) {
+                error += pow((double)a.grads[ta->offset + e] - (double)b.grads[tb->offset + e], 2);
+                norm += pow((double)b.grads[tb->offset + e], 2);
+            }
+            EXPECT(norm > 0 && sqrt(error) <= (identities[i].exact ? 0 : 100 * epsilon * sqrt(norm)),
+                   "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name, sqrt(error / norm));
+            compared++;
+        }
+        EXPECT(compared >= 3 + 3 * a_config.L, "%s and %s: only %d gradients were compared", a_name, b_name, compared);
+        free(tokens);
+        model_free(&b, true);
+        case_close(&a);
+    }
 }
 
 // A prompt at once, then token by token, against a fresh forward over the whole prefix.
@@ -433,7 +561,7 @@ static const Test model_tests[] = {
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
     {"no position sees a later one", no_position_sees_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
-    {"with lambda at minus infinity the first map is left", without_lambda_the_first_map_is_left},
+    {"variants become each other where sinks, gates or lambdas make them so", variants_become_each_other_where_they_should},
     {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
     {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},

@@ -249,18 +249,21 @@ static void attention_run_backward(OpCase *c) {
     const real *x = c->x->data;
     real *dx = c->dx->data;
     workspace_poison(c->s);
-    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s, false);
+    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s,
+                       false);
     workspace_check(c->s, c->what);
 }
-static void attention_reference(OpCase *c) {
+// The definition, for heads that begin at these elements; `sinks` has one more logit per head, NULL: there is none.
+static void attention_define(OpCase *c, size_t q_at, size_t k_at, size_t v_at, size_t out_at, size_t lse_at,
+                             const double *sinks) {
     AttentionShape s = c->s;
 #pragma omp parallel for
     for (int bh = 0; bh < s.B * s.NQ; bh++) {
         int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV);
-        const double *x = c->x->ref + b * s.T * s.ldq, *q = x + c->x->view[0].offset + h * s.q_head;
-        const double *k = x + c->x->view[1].offset + kv * s.k_head, *v = x + c->x->view[2].offset + kv * s.v_head;
+        const double *x = c->x->ref + b * s.T * s.ldq, *q = x + q_at + h * s.q_head;
+        const double *k = x + k_at + kv * s.k_head, *v = x + v_at + kv * s.v_head;
         for (int t = 0; t < s.T; t++) {
-            double sum = 0, *out = c->y->ref + c->y->view->offset + (b * s.T + t) * s.ldo + h * s.o_head;
+            double sum = sinks ? exp(sinks[h]) : 0, *out = c->y->ref + out_at + (b * s.T + t) * s.ldo + h * s.o_head;
             for (int i = 0; i < s.DV; i++) out[i] = 0;
             for (int j = 0; j <= t; j++) {
                 double score = 0;
@@ -270,9 +273,13 @@ static void attention_reference(OpCase *c) {
                 for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ldkv + i];
             }
             for (int i = 0; i < s.DV; i++) out[i] /= sum;
-            c->y[1].ref[bh * s.T + t] = log(sum);
+            c->y[1].ref[lse_at + (size_t)(bh * s.T + t)] = log(sum);
         }
     }
+}
+static void attention_reference(OpCase *c) {
+    const OpView *v = c->x->view;
+    attention_define(c, v[0].offset, v[1].offset, v[2].offset, c->y->view->offset, 0, NULL);
 }
 static void test_attention(void) {
     static const OpKind kind = {"attention",           "B T NQ NKV D DV maps padding", attention_setup,
@@ -287,6 +294,72 @@ static void test_attention(void) {
         {1, 13,  2, 1, 256, 256, 1, 0 }, // the widest head
         {3, 7,   4, 2, 8,   16,  2, 6 }, // diff_v1: interleaved key sets, value heads of width 2D
         {1, 67,  2, 1, 8,   16,  2, 0 }, // the same beyond one block
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- attention of two key sets that read the same values: buffers as above, both sets under test ---
+// As the trainer runs diff_v1 and diff_scalar: query and key heads are [heads][2][D], set m has the m-th of each two,
+// its output is the m-th of each two output heads, and lse is (2,B,NQ,T). The second call adds to dv.
+
+typedef struct {
+    size_t q, k, v, out, lse; // first elements of a set
+} AttentionSet;
+static AttentionSet attention_set(const OpCase *c, int set) {
+    AttentionShape s = c->s;
+    AttentionSet a;
+    a.q = (size_t)(set * s.D);
+    a.k = (size_t)(s.NQ * s.q_head + set * s.D);
+    a.v = (size_t)(s.NQ * s.q_head + s.NKV * s.k_head);
+    a.out = (size_t)(set * s.DV);
+    a.lse = (size_t)(set * s.B * s.NQ * s.T);
+    return a;
+}
+static void attention_sets_setup(OpCase *c) {
+    AttentionShape s = c->s = attention_shape(c->d);
+    AttentionSet first = attention_set(c, 0);
+    int rows = s.B * s.T;
+    c->scale = 2;
+    c->length = 4 * max_int(s.T, s.D);
+    op_view(&c->x[0], "dq", first.q, rows, 2 * s.NQ, s.D, s.ldq, s.D);
+    op_view(&c->x[0], "dk", first.k, rows, 2 * s.NKV, s.D, s.ldkv, s.D);
+    op_view(&c->x[0], "dv", first.v, rows, s.NKV, s.DV, s.ldkv, s.v_head);
+    op_view(&c->y[0], "out", 0, rows, 2 * s.NQ, s.DV, s.ldo, s.DV);
+    op_rows(&c->y[1], "lse", 2 * s.B * s.NQ, s.T, s.T);
+}
+static void attention_sets_run_forward(OpCase *c) {
+    const real *x = c->x->data;
+    for (int set = 0; set < 2; set++) {
+        AttentionSet a = attention_set(c, set);
+        workspace_poison(c->s);
+        attention_forward(c->y[0].data + a.out, c->y[1].data + a.lse, x + a.q, x + a.k, x + a.v, c->s);
+    }
+}
+static void attention_sets_run_backward(OpCase *c) {
+    const real *x = c->x->data;
+    real *dx = c->dx->data;
+    for (int set = 0; set < 2; set++) {
+        AttentionSet a = attention_set(c, set);
+        workspace_poison(c->s);
+        attention_backward(dx + a.q, dx + a.k, dx + a.v, c->dy + a.out, c->y[0].data + a.out, c->y[1].data + a.lse,
+                           x + a.q, x + a.k, x + a.v, c->s, set > 0);
+    }
+}
+static void attention_sets_reference(OpCase *c) {
+    for (int set = 0; set < 2; set++) {
+        AttentionSet a = attention_set(c, set);
+        attention_define(c, a.q, a.k, a.v, a.out, a.lse, NULL);
+    }
+}
+static void test_attention_sets(void) {
+    static const OpKind kind = {"attention of two key sets", "B T NQ NKV D DV maps padding", attention_sets_setup,
+                                attention_sets_run_forward,  attention_sets_run_backward,    attention_sets_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1, 1,  1, 1, 8,   16,  2, 0 }, // one key: dv is the sum of both gradients of the output
+        {2, 13, 6, 2, 8,   16,  2, 11}, // diff_v1: values of width 2D, groups of 3, padded rows
+        {1, 7,  3, 3, 20,  40,  2, 64}, // diff_scalar: half-width keys, values of a whole head; D no multiple of 16
+        {1, 67, 2, 1, 8,   16,  2, 0 }, // beyond one block
+        {1, 5,  2, 1, 256, 512, 2, 0 }, // the widest head, values of twice its width
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -387,6 +460,85 @@ static void test_attention_large_scores(void) {
     op_free("attention");
 }
 
+// --- sink: x[0] fused rows [q | k | v | padding], x[1] sinks (NQ), y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
+// sink_forward after attention_forward against the definition with one more column, and their two backwards.
+
+static void sink_setup(OpCase *c) { // attention's, and whether sinks are learned
+    int d[OP_DIMS];
+    memcpy(d, c->d, sizeof(d));
+    d[6] = 1;
+    AttentionShape s = c->s = attention_shape(d);
+    c->s.ldo = s.NQ * s.o_head; // sink_forward takes its rows without padding
+    int rows = s.B * s.T, k_at = s.NQ * s.D, v_at = k_at + s.NKV * s.D;
+    c->scale = 2;
+    c->length = 4 * max_int(s.B * s.T, s.D);
+    op_view(&c->x[0], "dq", 0, rows, s.NQ, s.D, s.ldq, s.q_head);
+    op_view(&c->x[0], "dk", (size_t)k_at, rows, s.NKV, s.D, s.ldkv, s.k_head);
+    op_view(&c->x[0], "dv", (size_t)v_at, rows, s.NKV, s.DV, s.ldkv, s.v_head);
+    if (c->d[6]) op_rows(&c->x[1], "dsinks", 1, s.NQ, s.NQ);
+    c->dx[1].adds = true;
+    op_rows(&c->y[0], "out", rows, s.NQ * s.DV, s.NQ * s.DV);
+    op_rows(&c->y[1], "lse", s.B * s.NQ, s.T, s.T);
+}
+static void sink_run_forward(OpCase *c) {
+    attention_run_forward(c);
+    sink_forward(c->y[0].data, c->y[1].data, c->x[1].data, c->s.B, c->s.T, c->s.NQ, c->s.DV);
+}
+static void sink_run_backward(OpCase *c) {
+    if (c->d[6])
+        sink_backward(c->dx[1].data, c->dy, c->y[0].data, c->y[1].data, c->x[1].data, c->s.B, c->s.T, c->s.NQ, c->s.DV);
+    attention_run_backward(c);
+}
+static void sink_reference(OpCase *c) {
+    static const double zeros[OP_ROWS];
+    const OpView *v = c->x->view;
+    attention_define(c, v[0].offset, v[1].offset, v[2].offset, 0, 0, c->d[6] ? c->x[1].ref : zeros);
+}
+static void test_sink(void) {
+    static const OpKind kind = {
+        "sink", "B T NQ NKV D DV learned padding", sink_setup, sink_run_forward, sink_run_backward, sink_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1, 1,  1, 1, 8,   8,   0, 0}, // one key beside the sink: dq and dk are no longer 0
+        {1, 1,  1, 1, 8,   8,   1, 0}, // the same, learned
+        {2, 13, 6, 2, 16,  16,  0, 9}, // off_by_one: groups, padded rows
+        {2, 13, 6, 2, 16,  16,  1, 9}, // several sequences add to one gradient of a sink
+        {1, 67, 5, 1, 8,   40,  1, 0}, // beyond one block; values wider than keys, no multiple of 16
+        {1, 7,  2, 1, 256, 256, 1, 0}, // the widest head
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+// A sink far below the scores is none, to the last bit; one far above takes everything and leaves no gradient.
+static void test_sink_extremes(void) {
+    enum { T = 67, NQ = 4, D = 24 };
+    static const double logits[] = {-60, -1e4, -1e30, 100, 1e4, 1e30};
+    for (size_t k = 0; k < sizeof(logits) / sizeof(logits[0]); k++) {
+        AttentionSequence a = attention_sequence(T, 2);
+        real sinks[NQ], dsinks[NQ], *out = op_alloc_copy(a.out, a.q_count), *lse = op_alloc_copy(a.lse, a.lse_count);
+        size_t count = a.q_count + 2 * a.kv_count;
+        real *dx = op_alloc(count), *plain = op_alloc(count), *v = dx + a.q_count + a.kv_count;
+        for (int h = 0; h < NQ; h++) sinks[h] = (real)logits[k], dsinks[h] = 0;
+        sink_forward(out, lse, sinks, 1, T, NQ, D);
+        sink_backward(dsinks, a.out, out, lse, sinks, 1, T, NQ, D);
+        attention_backward(dx, dx + a.q_count, v, a.out, out, lse, a.q, a.k, a.v, a.s, false);
+        attention_backward(plain, plain + a.q_count, plain + a.q_count + a.kv_count, a.out, a.out, a.lse, a.q, a.k, a.v,
+                           a.s, false);
+        int bad = op_not_finite(out, a.q_count) + op_not_finite(lse, a.lse_count) + op_not_finite(dx, count) +
+                  op_not_finite(dsinks, NQ);
+        EXPECT(bad == 0, "sink %g: %d numbers are not finite", logits[k], bad);
+        double largest = 0;
+        for (int h = 0; h < NQ; h++) largest = fmax(largest, fabs((double)dsinks[h]));
+        if (logits[k] < 0)
+            EXPECT(op_same(out, a.out, a.q_count) && op_same(lse, a.lse, a.lse_count) && op_same(dx, plain, count),
+                   "sink %g: out, lse or a gradient is not plain attention's", logits[k]);
+        else {
+            for (size_t i = 0; i < a.q_count; i++) largest = fmax(largest, fabs((double)out[i]));
+            for (size_t i = 0; i < count; i++) largest = fmax(largest, fabs((double)dx[i]));
+        }
+        EXPECT(largest <= 1e-20, "sink %g: %g is left of what should vanish", logits[k], largest);
+        op_free("sink");
+    }
+}
+
 // --- diff_combine: x[0] a (N,2NH,D), x[1] l (N,NH) with row stride ldl, y (N,NH,D) ---
 
 static void diff_combine_setup(OpCase *c) {
@@ -403,8 +555,8 @@ static void diff_combine_run_forward(OpCase *c) {
 }
 static void diff_combine_run_backward(OpCase *c) {
     const int *d = c->d;
-    diff_combine_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3],
-                          d[4], d[5]);
+    diff_combine_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4],
+                          d[5]);
 }
 static void diff_combine_reference(OpCase *c) {
     int NH = c->d[1], D = c->d[2];
@@ -417,7 +569,7 @@ static void diff_combine_reference(OpCase *c) {
 }
 static void test_diff_combine(void) {
     static const OpKind kind = {"diff_combine",           "N NH D ldl stride sigmoid", diff_combine_setup,
-                                diff_combine_run_forward, diff_combine_run_backward, diff_combine_reference};
+                                diff_combine_run_forward, diff_combine_run_backward,   diff_combine_reference};
     static const int shapes[][OP_DIMS] = {
         {1,  1, 1,   1,  1, 1}, // one pair of one element
         {7,  3, 8,   64, 1, 1}, // odd NH; l in a row padded to 64
@@ -448,6 +600,150 @@ static void test_diff_combine_pairs(void) {
             EXPECT(right, "stride %d: head %d is not made of (%d, %d)", pairs[k][0], h, h1, h2);
         }
     }
+}
+
+// --- layer lambdas: x[0] rows [q1 | k1 | gap], x[1] rows [q2 | k2 | gap], or x[0] lambda (1); y l (count) ---
+
+static void lambda_exp_setup(OpCase *c) {
+    int D = c->d[0], ld = 2 * D + 3;
+    c->scale = 0.5;
+    c->length = max_int(D, c->d[1]);
+    op_view(&c->x[0], "dq1", 0, 1, 1, D, ld, D);
+    op_view(&c->x[0], "dk1", (size_t)D, 1, 1, D, ld, D);
+    op_view(&c->x[1], "dq2", 0, 1, 1, D, ld, D);
+    op_view(&c->x[1], "dk2", (size_t)D, 1, 1, D, ld, D);
+    op_rows(&c->y[0], "l", 1, c->d[1], c->d[1]);
+    c->dx[0].adds = c->dx[1].adds = true;
+}
+static void lambda_exp_run_forward(OpCase *c) {
+    const real *a = c->x[0].data, *b = c->x[1].data;
+    int D = c->d[0];
+    lambda_exp_forward(c->y->data, a, a + D, b, b + D, D, (real)lambda_init(c->d[2]), (size_t)c->d[1]);
+}
+static void lambda_exp_run_backward(OpCase *c) {
+    const real *a = c->x[0].data, *b = c->x[1].data;
+    real *da = c->dx[0].data, *db = c->dx[1].data;
+    int D = c->d[0];
+    lambda_exp_backward(da, da + D, db, db + D, c->dy, a, a + D, b, b + D, D, (size_t)c->d[1]);
+}
+static void lambda_exp_reference(OpCase *c) {
+    double dot[2] = {0, 0};
+    for (int m = 0; m < 2; m++)
+        for (int i = 0, D = c->d[0]; i < D; i++) dot[m] += c->x[m].ref[i] * c->x[m].ref[D + i];
+    for (int i = 0; i < c->d[1]; i++) c->y->ref[i] = exp(dot[0]) - exp(dot[1]) + lambda_init(c->d[2]);
+}
+static void lambda_scalar_setup(OpCase *c) {
+    c->length = c->d[0];
+    op_rows(&c->x[0], "dlambda", 1, 1, 1);
+    op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
+    c->dx[0].adds = true;
+}
+static void lambda_scalar_run_forward(OpCase *c) { lambda_scalar_forward(c->y->data, c->x->data, (size_t)c->d[0]); }
+static void lambda_scalar_run_backward(OpCase *c) { lambda_scalar_backward(c->dx->data, c->dy, (size_t)c->d[0]); }
+static void lambda_scalar_reference(OpCase *c) {
+    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[0];
+}
+static void test_layer_lambda(void) {
+    static const OpKind of_exp = {"lambda_exp",           "D count layer",         lambda_exp_setup,
+                                  lambda_exp_run_forward, lambda_exp_run_backward, lambda_exp_reference};
+    static const OpKind scalar = {
+        "lambda_scalar",        "count", lambda_scalar_setup, lambda_scalar_run_forward, lambda_scalar_run_backward,
+        lambda_scalar_reference};
+    static const int exp_shapes[][OP_DIMS] = {
+        {1,   1,    0 }, // the smallest; the first layer, whose init is 0.2
+        {40,  67,   5 }, // no multiple of 16
+        {256, 4099, 30}, // the widest head, many rows; a layer whose init is 0.8 to within 1e-4
+    };
+    static const int scalar_shapes[][OP_DIMS] = {{1}, {13}, {4099}}; // the smallest, less than a vector, past a page
+    OP_CHECK_ALL(of_exp, exp_shapes);
+    OP_CHECK_ALL(scalar, scalar_shapes);
+    for (int count = 0; count <= 67; count += 67) { // the constant of diff_v2_no_lambda
+        real *l = op_alloc((size_t)count);
+        int wrong = 0;
+        fill_forward(l, 1, (size_t)count);
+        for (int i = 0; i < count; i++) wrong += l[i] != 1;
+        EXPECT(wrong == 0, "fill_forward: %d of %d elements are not 1", wrong, count);
+        op_free("fill_forward");
+    }
+}
+
+// --- scale_inplace: x[0] and y (count); in place, so runs copy first ---
+
+static void scale_setup(OpCase *c) {
+    op_rows(&c->x[0], "dx", 1, c->d[0], c->d[0]);
+    op_rows(&c->y[0], "x", 1, c->d[0], c->d[0]);
+}
+static void scale_run_forward(OpCase *c) {
+    rope_copy(c->y->data, c->x->data, c->y->view);
+    scale_inplace(c->y->data, (real)(c->d[1] / 10.0), (size_t)c->d[0]);
+}
+static void scale_run_backward(OpCase *c) {
+    rope_copy(c->dx->data, c->dy, c->y->view);
+    scale_inplace(c->dx->data, (real)(c->d[1] / 10.0), (size_t)c->d[0]);
+}
+static void scale_reference(OpCase *c) {
+    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * (c->d[1] / 10.0);
+}
+static void test_scale(void) {
+    static const OpKind kind = {"scale_inplace",   "count 10*factor",  scale_setup,
+                                scale_run_forward, scale_run_backward, scale_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,    8 }, // the smallest; 1 - lambda_init of the first layer
+        {13,   -3}, // less than a vector
+        {4099, 2 }, // one page and a rest; 1 - lambda_init of a late layer
+        {67,   0 }, // everything becomes 0
+    };
+    OP_CHECK_ALL(kind, shapes);
+}
+
+// --- gate: x[0] x (N,heads,D), x[1] g (N,heads*width) with row stride ldg, y (N,heads,D) ---
+
+static void gate_setup(OpCase *c) {
+    int N = c->d[0], heads = c->d[1], D = c->d[2];
+    c->scale = 3; // gates between 0.05 and 0.95
+    c->length = D;
+    op_rows(&c->x[0], "dx", N, heads * D, heads * D);
+    op_rows(&c->x[1], "dg", N, heads * c->d[4], c->d[3]);
+    op_rows(&c->y[0], "y", N, heads * D, heads * D);
+}
+static void gate_run_forward(OpCase *c) {
+    const int *d = c->d;
+    gate_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
+}
+static void gate_run_backward(OpCase *c) {
+    const int *d = c->d;
+    gate_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
+}
+static void gate_reference(OpCase *c) {
+    int heads = c->d[1], D = c->d[2];
+    for (int i = 0; i < c->d[0] * heads * D; i++) {
+        int of_head = i / D % heads * c->d[4] + (c->d[4] == 1 ? 0 : i % D);
+        c->y->ref[i] = c->x[0].ref[i] / (1 + exp(-c->x[1].ref[i / D / heads * c->d[3] + of_head]));
+    }
+}
+static void test_gate(void) {
+    static const OpKind kind = {"gate",           "N heads D ldg width", gate_setup,
+                                gate_run_forward, gate_run_backward,     gate_reference};
+    static const int shapes[][OP_DIMS] = {
+        {1,  1, 1,   1,   1  }, // one element: both kinds of gate in one
+        {7,  3, 8,   64,  1  }, // a gate per head, in a row padded to 64
+        {7,  3, 8,   64,  8  }, // a gate per element, padded
+        {13, 4, 40,  4,   1  }, // D no multiple of 16
+        {13, 4, 40,  160, 40 }, // the same per element, rows without padding
+        {3,  5, 256, 64,  1  }, // the widest head
+        {2,  2, 256, 512, 256}, // per element
+    };
+    OP_CHECK_ALL(kind, shapes);
+    // saturated gates let everything or nothing through and have no gradient; halves are exact
+    enum { D = 4 };
+    real x[D] = {1, 2, 3, 4}, g[D] = {(real)1e4, (real)-1e4, 0, (real)1e4}, dy[D] = {5, 6, 7, 8}, y[D], dx[D], dg[D];
+    static const double want_y[D] = {1, 0, 1.5, 4}, want_dx[D] = {5, 0, 3.5, 8}, want_dg[D] = {0, 0, 5.25, 0};
+    gate_forward(y, x, g, 1, 1, D, D, D);
+    gate_backward(dx, dg, dy, x, g, 1, 1, D, D, D);
+    for (int i = 0; i < D; i++)
+        EXPECT(fabs((double)y[i] - want_y[i]) < 1e-30 && fabs((double)dx[i] - want_dx[i]) < 1e-30 &&
+                   fabs((double)dg[i] - want_dg[i]) < 1e-30,
+               "gate %g: y %g, dx %g, dg %g", (double)g[i], (double)y[i], (double)dx[i], (double)dg[i]);
 }
 
 // --- swiglu: x[0] rows [gate | up] (N,2F), y (N,F) ---
@@ -730,8 +1026,14 @@ static const Test operations_tests[] = {
     {"attention never looks ahead, to the last bit",                            test_attention_is_causal   },
     {"attention from a position on gives the rows of the whole sequence",       test_attention_generates   },
     {"attention survives scores of 100,000",                                    test_attention_large_scores},
+    {"attention of two key sets adds both gradients of the values they share",  test_attention_sets        },
+    {"a sink and its backward agree with a softmax of one more column",         test_sink                  },
+    {"a sink far below the scores is none, one far above takes everything",     test_sink_extremes         },
     {"diff_combine and its backward agree with the definition",                 test_diff_combine          },
     {"diff_combine pairs the heads that the variants name",                     test_diff_combine_pairs    },
+    {"layer lambdas and their backwards agree with the definitions",            test_layer_lambda          },
+    {"scale_inplace multiplies and takes the gradient back",                    test_scale                 },
+    {"the gates and their backward agree with the definition",                  test_gate                  },
     {"swiglu and its backward agree with the definition",                       test_swiglu                },
     {"the residual adds with one rounding",                                     test_residual              },
     {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy         },

@@ -110,16 +110,36 @@ static void test_presets(void) {
         const char *preset;
         size_t baseline, diff_v2;
     } counts[] = {
-        {"tiny",  771200,      838784     },
-        {"small", 5968128,     6500608    },
-        {"124m",  116473344,   123661824  },
-        {"350m",  329910272,   355469312  },
-        {"830m",  833594880,   890807808  },
-        {"1.4b",  1419741184,  1521190912 },
-        {"2.8b",  2778728960,  2990082560 },
-        {"3b",    3479153664,  3745459200 },
-        {"6.8b",  6861885440,  7402950656 },
-        {"13.1b", 13123015680, 14179783680},
+        {"tiny",       771200,      838784     },
+        {"tiny-1.5h",  836736,      938112     },
+        {"tiny-2h",    902272,      1037440    },
+        {"small",      5968128,     6500608    },
+        {"small-1.5h", 6492416,     7291136    },
+        {"small-2h",   7016704,     8081664    },
+        {"124m",       116473344,   123661824  },
+        {"124m-1.5h",  123551232,   134333952  },
+        {"124m-2h",    130629120,   145006080  },
+        {"350m",       329910272,   355469312  },
+        {"350m-1.5h",  355076096,   393414656  },
+        {"350m-2h",    380241920,   431360000  },
+        {"830m",       833594880,   890807808  },
+        {"830m-1.5h",  833594880,   919414272  },
+        {"830m-2h",    890217984,   1004643840 },
+        {"1.4b",       1419741184,  1521190912 },
+        {"1.4b-1.5h",  1419741184,  1571915776 },
+        {"1.4b-2h",    1520404480,  1723303936 },
+        {"2.8b",       2778728960,  2990082560 },
+        {"2.8b-1.5h",  2778728960,  3095759360 },
+        {"2.8b-2h",    2988444160,  3411151360 },
+        {"3b",         3479153664,  3745459200 },
+        {"3b-1.5h",    3479153664,  3878611968 },
+        {"3b-2h",      3743394816,  4276005888 },
+        {"6.8b",       6861885440,  7402950656 },
+        {"6.8b-1.5h",  6861885440,  7673483264 },
+        {"6.8b-2h",    7398756352,  8480886784 },
+        {"13.1b",      13123015680, 14179783680},
+        {"13.1b-1.5h", 13123015680, 14708167680},
+        {"13.1b-2h",   14171591680, 16285127680},
     };
     EXPECT(PRESET_COUNT == sizeof(counts) / sizeof(counts[0]), "%d presets", (int)PRESET_COUNT);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
@@ -138,6 +158,68 @@ static void test_presets(void) {
             options_free(&o);
         }
     }
+}
+
+// The parameters of one layer's attention, of `preset` with `kv_heads` as `attention`; *lambda of them in lambda_proj.
+static size_t attention_parameters(const char *preset, int kv_heads, const char *attention, size_t *lambda) {
+    char kv[16];
+    FORMAT(kv, "%d", kv_heads);
+    const char *words[] = {"train_diffv2", "--dry-run", "--preset",    preset,    "--kv-heads", kv, "--layers", "1",
+                           "--vocab",      "1",         "--attention", attention, NULL};
+    Options o;
+    parse_words(&o, words);
+    options_finish(&o, 1);
+    ModelConfig c = options_model(&o);
+    TensorList list = tensor_list_build(&c);
+    size_t count = 0;
+    for (int i = 0; i < list.count; i++)
+        if (strstr(list.tensors[i].name, "self_attn")) count += list.tensors[i].count;
+    const Tensor *projection = tensor_of(&list, T_LAMBDA, 0);
+    *lambda = projection ? projection->count : 0;
+    tensor_list_free(&list);
+    options_free(&o);
+    return count;
+}
+static void test_comparison_presets(void) {
+    for (int i = 0; i < PRESET_COUNT; i += 3) {
+        const Preset *p = &presets[i], *more = &presets[i + 1], *twice = &presets[i + 2];
+        int kv = more->NKV;
+        size_t lambda, none, diff = attention_parameters(p->name, kv, "diff_v2", &lambda);
+        EXPECT(2 * more->NH == 3 * p->NH && twice->NH == 2 * p->NH && twice->NKV == kv && p->NH / 2 % kv == 0,
+               "%s: %d heads, then %d and %d, on %d key/value heads", p->name, p->NH, more->NH, twice->NH, kv);
+        EXPECT(kv == p->NKV || p->NH / 2 % p->NKV, "%s: %d key/value heads, and %d with more heads", p->name, p->NKV,
+               kv);
+        EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
+               "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
+        ModelConfig c = {find_variant("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
+        plain.attention = find_variant("baseline");
+        plain.NH = twice->NH;
+        AttentionDims a = attention_dims(&c), b = attention_dims(&plain);
+        EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
+               "%s has not the attention kernel of diff_v2 with the heads of %s", twice->name, p->name);
+    }
+}
+
+// 3 C L parameters depend on each unit of the width, so half of that may be missing: at most 0.1% in tiny.
+static void test_match_params(void) {
+    for (int p = 0; p < PRESET_COUNT; p++)
+        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+            const char *preset = presets[p].name, *attention = attention_variants[v].name;
+            const char *words[] = {"x",    "--dry-run",   "--match-params", "--preset",
+                                   preset, "--attention", attention,        NULL};
+            Options o;
+            parse_words(&o, words);
+            options_finish(&o, 1);
+            ModelConfig c = options_model(&o), plain = c;
+            plain.attention = find_variant("baseline");
+            plain.F = presets[p].F;
+            double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
+            EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
+                   "%s %s: MLP %d leaves %g parameters of %g", preset, attention, c.F, difference, want);
+            EXPECT(o.ffn == presets[p].F && (c.F == plain.F || c.attention != plain.attention),
+                   "%s %s: MLP %d, --ffn %d", preset, attention, c.F, (int)o.ffn);
+            options_free(&o);
+        }
 }
 
 // ---- what is refused
@@ -159,7 +241,6 @@ static const char *const wrong_options[][2] = {
     {"--no-tie-embedings", "did you mean --no-tie-embeddings?"},
     {"--no-lr", "unknown option --no-lr: "},
     {"--", "unknown option --: "},
-    {"--match-params --dry-run", "unknown option --match-params: "}, // a later version's
     {"--kept 3 --dry-run", "unknown option --kept: "},
     {"--dry-run 5", "unexpected argument '5'"},
     {"shards.bin --dry-run", "unexpected argument 'shards.bin'"},
@@ -236,6 +317,11 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
+    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than baseline with --ffn 40"},
+    {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
+    {"--dry-run --match-params --kv-heads 3", "--kv-heads 3"},
+    {"--dry-run --match-params=1", "--match-params takes no value"},
+    {"--dry-run --match-params --no-match-params", "--match-params is given twice"},
 };
 // clang-format on
 enum { WRONG_OPTION_COUNT = sizeof(wrong_options) / sizeof(wrong_options[0]) };
@@ -285,6 +371,7 @@ static void test_accepted_edges(void) {
         "--dry-run --batch-size 2 --seq-len 16 --total-batch 96 --threads 1",
         "--dry-run --no-tie-embeddings --no-resume --no-eval --attention baseline",
         "--dry-run --prompt=--lr",
+        "--dry-run --match-params --ffn 45 --attention diff_v2", // 44 narrower
     };
     for (size_t i = 0; i < sizeof(lines) / sizeof(lines[0]); i++) {
         run_command(&program, "%s %s", test_program(), lines[i]);
@@ -567,6 +654,9 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--rope-theta=10000", NULL}, 1, "--rope-theta 10000 contradicts"},
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "MLP width of 95 of --ffn 95; the loaded model has 96"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "of --ffn 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},
@@ -657,6 +747,8 @@ static const Test options_tests[] = {
     {"a learning rate never rises after the warmup", test_monotone},
     {"schedules have the sums and the values of their closed forms", test_closed_forms},
     {"presets have the parameter counts that they state", test_presets},
+    {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel", test_comparison_presets},
+    {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"every wrong option ends the program with status 2 and one line that says what is accepted", test_wrong_options},
     {"everything wrong on a command line is reported at once", test_all_at_once},
     {"values at the edges of their ranges are accepted", test_accepted_edges},

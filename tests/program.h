@@ -134,6 +134,39 @@ static void a_resumed_run_is_the_uninterrupted_one(void) {
     test_remove_directory(&d.dir);
 }
 
+// The matched width is worked out once: a resume, which sees the width that was asked for again, gets the same model.
+static void matched_parameters_survive_a_resume(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600];
+    run_trainer(&r, &d, "whole", "--match-params --steps 3");
+    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.2000s%.200s", r.status, r.out, r.err);
+    run_trainer(&r, &d, "parts", "--match-params --steps 2");
+    EXPECT_STATUS(r, 0);
+    run_trainer(&r, &d, "parts", "--match-params --steps 3 --resume"); // the command line of the start
+    EXPECT_STATUS(r, 0);
+    expect_same_directories(&d, "whole/checkpoints/step_00000003", "parts/checkpoints/step_00000003");
+    run_command(&r, "cp -r '%s/parts' '%s/again' && rm -r '%s/again/checkpoints' && %s --out '%s/again' --resume --threads 2", d.dir.path,
+                d.dir.path, d.dir.path, test_program(), d.dir.path); // from run.json alone
+    EXPECT(r.status == 0 && strstr(r.out, "from step 0"), "status %d: %.300s%.200s", r.status, r.out, r.err);
+    FORMAT(path, "%s/again/checkpoints/step_00000002", d.dir.path);
+    EXPECT(config_json_read(path).F == 34, "started again, the run has an MLP of %d", config_json_read(path).F);
+    run_command(&r, "%s --out '%s/parts' --resume --no-match-params", test_program(), d.dir.path);
+    EXPECT_ONE_LINE(r, 2, "--match-params: yes in the checkpoint, no now");
+
+    FORMAT(path, "%s/parts/checkpoints/step_00000003", d.dir.path);
+    run_command(&r, "%s --init '%s' --dry-run", test_program(), path);
+    EXPECT(r.status == 0 && strstr(r.out, "MLP 34,"), "status %d: %.300s%.200s", r.status, r.out, r.err);
+    run_command(&r, "%s --init '%s' --dry-run --match-params", test_program(), path);
+    EXPECT(strstr(r.out, "MLP 34,"), "%.300s", r.out);
+    EXPECT_ONE_LINE(r, 0, "--match-params: the MLP width stays the loaded model's 34");
+    run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 40", test_program(), path);
+    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status, r.out, r.err);
+    run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 34", test_program(), path);
+    EXPECT_ONE_LINE(r, 2, "--match-params makes an MLP width of 28 of --ffn 34; the loaded model has 34");
+    test_remove_directory(&d.dir);
+}
+
 static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -336,6 +369,7 @@ static void tokens_beyond_the_vocabulary_are_refused(void) {
 static const Test program_tests[] = {
     {"the same seed gives the same bits, another does not", the_same_seed_gives_the_same_bits},
     {"a resumed run is the uninterrupted one, and a finished one stays as it is", a_resumed_run_is_the_uninterrupted_one},
+    {"parameters that were matched stay so through a resume, and are not matched twice", matched_parameters_survive_a_resume},
     {"a run is never started or resumed silently in the wrong place", a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
     {"the log has a record of every step and validation, and --eval agrees with it", the_log_has_a_record_of_every_step_and_validation},
