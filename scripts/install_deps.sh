@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# install_deps.sh: installs what the build needs and this machine lacks, with the system's package
+# manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), cJSON, xxHash.
+# Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
+#
+# Usage: scripts/install_deps.sh [--check]
+#   --check   only say what is missing
+set -euo pipefail
+
+fail() {
+    echo "install_deps.sh: $1" >&2
+    exit "${2:-1}"
+}
+
+check_only=no
+case "$#:${1-}" in
+0:) ;;
+1:--check) check_only=yes ;;
+1:--help | 1:-h)
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
+    exit 0
+    ;;
+*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check]" 2 ;;
+esac
+
+has_program() { command -v "$1" >/dev/null 2>&1; }
+has_library() { pkg-config --exists "$1" 2>/dev/null; }
+
+# Debian keeps several builds of OpenBLAS side by side, and pkg-config, the linker and the loader follow
+# an "alternative". Attention calls the library from parallel regions, which only the OpenMP build allows.
+has_openmp_openblas() {
+    has_library openblas || return 1
+    has_program apt-get || return 0 # elsewhere its name does not say
+    [[ $(pkg-config --variable=libdir openblas) == /usr/lib/* ]] || return 0 # somebody's own
+    compgen -G '/usr/lib/*/openblas-openmp/libopenblas.so' >/dev/null
+}
+
+# What is missing, as words that package_of translates.
+find_missing() {
+    missing=()
+    has_program gcc || missing+=(gcc)
+    has_program g++ || missing+=(g++)
+    has_program make || missing+=(make)
+    has_program pkg-config || missing+=(pkg-config)
+    has_openmp_openblas || missing+=(openblas)
+    has_library libcjson || missing+=(cjson)
+    has_library libxxhash || missing+=(xxhash)
+    # gcc only recommends the C library's headers
+    if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
+}
+
+detect_manager() {
+    for manager in apt-get dnf pacman; do has_program "$manager" && return; done
+    manager=none
+}
+
+package_of() { # manager word
+    case "$1:$2" in
+    apt-get:openblas) echo libopenblas-openmp-dev ;;
+    apt-get:cjson) echo libcjson-dev ;;
+    apt-get:xxhash) echo libxxhash-dev ;;
+    apt-get:libc-dev) echo libc6-dev ;;
+    dnf:g++) echo gcc-c++ ;;
+    dnf:pkg-config) echo pkgconf-pkg-config ;;
+    dnf:openblas) echo openblas-devel ;;
+    dnf:cjson) echo cjson-devel ;;
+    dnf:xxhash) echo xxhash-devel ;;
+    pacman:g++) echo gcc ;;
+    pacman:pkg-config) echo pkgconf ;;
+    pacman:*) echo "$2" ;;
+    *) echo "$2" ;;
+    esac
+}
+
+# Runs a command as root; without a way to, says what to run.
+as_root() {
+    local sudo=()
+    if [ "$(id -u)" -ne 0 ]; then
+        has_program sudo || fail "neither root nor sudo: as root, run: $all_commands"
+        sudo=(sudo)
+    fi
+    echo "+ ${sudo[*]}${sudo:+ }$*"
+    "${sudo[@]}" "$@"
+}
+
+# One line when the linker or the loader would take another build of OpenBLAS than the OpenMP one.
+check_openblas_build() {
+    has_program update-alternatives || return 0
+    local name value wrong=()
+    while read -r name _ value; do
+        case "$name:$value" in
+        libopenblas.so*:*/openblas-openmp/*) ;;
+        libopenblas.so*) wrong+=("update-alternatives --set $name ${value/openblas-*\//openblas-openmp/}") ;;
+        esac
+    done < <(update-alternatives --get-selections 2>/dev/null)
+    [ "${#wrong[@]}" -eq 0 ] && return 0
+    local commands
+    commands=$(printf ' && %s' "${wrong[@]}")
+    fail "OpenBLAS is not its OpenMP build, which attention needs; as root, run: ${commands# && }"
+}
+
+find_missing
+if [ "${#missing[@]}" -eq 0 ]; then
+    check_openblas_build
+    echo "dependencies: all there"
+    exit 0
+fi
+detect_manager
+packages=()
+for word in "${missing[@]}"; do packages+=("$(package_of "$manager" "$word")"); done
+if [ "$check_only" = yes ]; then
+    echo "dependencies: missing: ${packages[*]}"
+    exit 1
+fi
+case "$manager" in
+apt-get)
+    echo "installing with apt-get: ${packages[*]}"
+    all_commands="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
+    as_root apt-get update -q || fail "apt-get update failed: look at its lines above, most likely there is no network"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}" ||
+        fail "apt-get install failed: look at its lines above"
+    ;;
+dnf)
+    echo "installing with dnf: ${packages[*]}"
+    all_commands="dnf install -y ${packages[*]}"
+    as_root dnf install -y "${packages[@]}" || fail "dnf install failed: look at its lines above"
+    ;;
+pacman)
+    echo "installing with pacman: ${packages[*]}"
+    all_commands="pacman -S --needed --noconfirm ${packages[*]}"
+    as_root pacman -S --needed --noconfirm "${packages[@]}" || fail "pacman failed: look at its lines above"
+    ;;
+*) fail "no apt-get, dnf or pacman here: install with this system's package manager: ${missing[*]} (OpenBLAS built with OpenMP)" ;;
+esac
+find_missing
+[ "${#missing[@]}" -eq 0 ] || fail "still missing after the installation: ${missing[*]}"
+check_openblas_build
+echo "dependencies: all there"

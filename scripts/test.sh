@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# test.sh: builds everything and runs all tests. The last line is "N passed, N failed" (and ", N skipped"
+# when something was), over all stages; exit status 0 when nothing failed, 1 otherwise, 2 usage.
+#   float      the tests with the build that trains
+#   double     the same compiled with REAL=double, with finite differences of the whole model
+#   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
+#   C++        the trainer compiled as C++17 computes the gradients of the C build
+#
+# Usage: scripts/test.sh [--quick | --all]
+#   --quick   only float and C++
+#   --all     also tests that take longer than these; so far there are none
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+quick=no
+case "$#:${1-}" in
+0: | 1:--all) ;;
+1:--quick) quick=yes ;;
+1:--help | 1:-h)
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
+    exit 0
+    ;;
+*)
+    echo "test.sh: unexpected argument '$*': usage: scripts/test.sh [--quick | --all]" >&2
+    exit 2
+    ;;
+esac
+
+# Small steps meet at a barrier every few microseconds: on a busy machine threads that wait by spinning, as OpenMP's
+# do, keep those they wait for from running.
+export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
+
+passed=0 failed=0 skipped=0
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+finish() {
+    local line="$passed passed, $failed failed"
+    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+    echo "$line"
+    [ "$failed" -eq 0 ]
+    exit
+}
+fail_one() {
+    echo "FAIL $1"
+    failed=$((failed + 1))
+}
+
+# Builds targets with make variables; a build that fails is a failed test.
+build() { # what, make arguments...
+    local what=$1 start=$SECONDS
+    shift
+    if make -s -j2 "$@" >"$scratch/build" 2>&1; then
+        echo "ok   build: $what ($((SECONDS - start)) s)"
+        passed=$((passed + 1))
+    else
+        cat "$scratch/build"
+        fail_one "build: $what"
+        return 1
+    fi
+}
+
+# Runs a test program and adds up the counts of its last line. One that ends without such a line, or with a
+# status that does not agree with it, failed.
+run_tests() { # build directory, variables for env...
+    local directory=$1 start=$SECONDS status last
+    shift
+    env TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" "$@" \
+        "$directory/test_diffv2" 2>&1 | tee "$scratch/tests"
+    status=${PIPESTATUS[0]}
+    last=$(tail -n 1 "$scratch/tests")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+        if [ "${BASH_REMATCH[2]}" -eq 0 ] && [ "$status" -ne 0 ]; then fail_one "$directory/test_diffv2 ended with status $status"; fi
+    else
+        passed=$((passed + $(grep -c '^ok ' "$scratch/tests")))
+        failed=$((failed + $(grep -c '^FAIL ' "$scratch/tests")))
+        fail_one "$directory/test_diffv2 ended with status $status in the middle of its tests"
+    fi
+    echo "     $directory: $((SECONDS - start)) s"
+}
+
+# Which sanitizers this machine has: sets sanitizers, leaks (0 or 1), or fails. A leak check needs ptrace, which
+# some containers forbid.
+probe_sanitizers() {
+    echo 'int main(void) { return 0; }' >"$scratch/probe.c"
+    sanitizers=address,undefined
+    cc -fsanitize="$sanitizers" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null || return 1
+    for leaks in 1 0; do
+        ASAN_OPTIONS=detect_leaks=$leaks "$scratch/probe" >/dev/null 2>&1 && return 0
+    done
+    return 1
+}
+
+# The trainer as C++ against the trainer as C, on a model of the reference.
+compare_languages() {
+    local fixture=dev/reference/fixtures/diff_v2_a language program batch
+    batch=$(sed -n 's/.*"batch_size": *\([0-9]*\).*/\1/p' "$fixture/batch.json")
+    for language in c cpp; do
+        program=build/train_diffv2
+        [ "$language" = c ] || program=build/train_diffv2_cpp
+        "$program" --init "$fixture" --train-data "$fixture/tokens.bin" --batch-size "$batch" --threads 1 \
+            --dump-grads "$scratch/$language.safetensors" >"$scratch/$language.out" 2>&1 || {
+            cat "$scratch/$language.out"
+            return 1
+        }
+    done
+    cmp "$scratch/c.safetensors" "$scratch/cpp.safetensors"
+}
+
+echo "== dependencies"
+scripts/install_deps.sh || {
+    fail_one "dependencies: see the line above"
+    finish
+}
+
+echo "== float"
+if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2; then run_tests build; fi
+
+echo "== C++"
+if build "the trainer as C++17" build/train_diffv2 build/train_diffv2_cpp; then
+    if compare_languages; then
+        echo "ok   C++: the trainer compiled as C++17 computes the same bytes of gradients"
+        passed=$((passed + 1))
+    else
+        fail_one "C++: the trainer compiled as C++17 does not compute the gradients of the C build"
+    fi
+fi
+[ "$quick" = no ] || finish
+
+echo "== double"
+if build "double" BUILD=build/fp64 REAL=double build/fp64/train_diffv2 build/fp64/text_to_shards build/fp64/test_diffv2; then
+    run_tests build/fp64
+fi
+
+echo "== sanitizers"
+if ! probe_sanitizers; then
+    echo "skip sanitizers: this machine's compiler has none that run"
+    skipped=$((skipped + 1))
+elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
+    build/asan/test_diffv2; then
+    [ "$leaks" -eq 1 ] || echo "     leaks are not looked for: the leak checker does not run here"
+    run_tests build/asan ASAN_OPTIONS=detect_leaks="$leaks" UBSAN_OPTIONS=print_stacktrace=1
+fi
+
+echo "     all stages: $SECONDS s"
+finish
