@@ -18,6 +18,7 @@ the root of the repository. Compiled with -DREAL=double it also differentiates t
 #include "tests/data.h"
 #include "tests/checkpoint.h"
 #include "tests/program.h"
+#include "tests/stats.h"
 
 static const struct {
     const char *subject;
@@ -32,6 +33,7 @@ static const struct {
     {"data", data_tests, DATA_TEST_COUNT, false},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, false},
     {"program", program_tests, PROGRAM_TEST_COUNT, false},
+    {"statistics", stats_tests, STATS_TEST_COUNT, false},
 };
 
 int main(int argc, char **argv) {
