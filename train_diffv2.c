@@ -2,7 +2,7 @@
 train_diffv2.c: pretraining of decoder language models with differential attention, on the CPU.
 
 The file reads top to bottom: the model and its memory, forward, backward (its exact mirror), update,
-what a step costs, checkpoints, generation, the training loop, main. Operations are called by name and
+statistics, what a step costs, checkpoints, generation, the training loop, main. Operations are called by name and
 declared in llmc/ops.h; nothing here dereferences a buffer, so that train_diffv2.cu can include this
 very file with CUDA operations instead.
 
@@ -515,6 +515,37 @@ static UpdateResult model_update(Model *model, const Options *o, double lr, int6
 }
 
 // ---------------------------------------------------------------------------------------------------
+// Statistics
+
+typedef struct {
+    Range lambda;      // as it multiplies the second map; NaN without one
+    Range context_rms; // of what o_proj reads, per row and output head
+    AttentionStats attention;
+    Magnitudes residual; // of the stream that leaves the layer
+    double grad_norm;    // before clipping
+} LayerStats;
+
+// Of the last micro-step, whose activations the backward leaves as they are, and of the gradients added up so far.
+static LayerStats layer_stats(const Model *model, int l, int B, int T) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    size_t N = (size_t)B * (size_t)T, begin = model->tensors.layer_offset[l], end = model->tensors.layer_offset[l + 1];
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
+    KeySet s = key_set(model, 0, B, T, 0);
+    LayerStats stats;
+    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
+    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
+    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
+    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
+                                      lambda.ld, d->pair_stride, sigmoid);
+    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
+    stats.grad_norm = sqrt(sum_of_squares(model->grads + begin, end - begin));
+    return stats;
+}
+
+// ---------------------------------------------------------------------------------------------------
 // What a step costs
 
 // FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row, and causal attention.
@@ -769,6 +800,29 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     warn("step %" PRId64 ": the loss or the gradient is not finite; the update was left out", run->step);
 }
 
+// One record per layer. After the update, which leaves activations and gradients, and before a validation, which does not.
+static void run_log_stats(Run *run) {
+    for (int l = 0; l < run->model.config.L; l++) {
+        LayerStats s = layer_stats(&run->model, l, run->model.B, run->model.T);
+        log_begin(&run->log, "stats", run->step);
+        log_integer(&run->log, "layer", l);
+        log_number(&run->log, "lambda_min", s.lambda.min);
+        log_number(&run->log, "lambda_mean", s.lambda.mean);
+        log_number(&run->log, "lambda_max", s.lambda.max);
+        log_number(&run->log, "context_rms_min", s.context_rms.min);
+        log_number(&run->log, "context_rms_mean", s.context_rms.mean);
+        log_number(&run->log, "context_rms_max", s.context_rms.max);
+        log_number(&run->log, "first_mass_map0", s.attention.first[0]);
+        log_number(&run->log, "first_mass_map1", s.attention.first[1]);
+        log_number(&run->log, "first_mass_effective", s.attention.first_effective);
+        log_number(&run->log, "logit_max", s.attention.largest_logit);
+        log_number(&run->log, "residual_max", s.residual.largest);
+        log_number(&run->log, "residual_median", s.residual.median);
+        log_number(&run->log, "grad_norm", s.grad_norm);
+        log_end(&run->log);
+    }
+}
+
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 // A run that ends before its last step says how it goes on. Returns the exit status.
@@ -793,6 +847,7 @@ static int run_train(Run *run) {
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n",
            first, o->steps, o->total_batch, run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
     fflush(stdout);
+    if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     dataloader_start(&run->train, run->next_window);
@@ -800,6 +855,7 @@ static int run_train(Run *run) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)(run->step - first) * (double)(o->steps - run->step));
+        if (o->out && every(run->step, o->stats_every)) run_log_stats(run);
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
         if (every(run->step, o->sample_every)) run_print_sample(run);

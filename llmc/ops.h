@@ -126,6 +126,31 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
 // sum of squares, in double and in an order that does not depend on the number of threads
 static inline double sum_of_squares(const grad_t *x, size_t count);
 
+// Statistics of what a layer has computed, for the log: small results on the host, equal for any number of threads. A
+// NaN among the values gives NaN. stats.h has the equations.
+typedef struct {
+    double min, mean, max;
+} Range;
+typedef struct {
+    double largest, median; // of |x|
+} Magnitudes;
+typedef struct {
+    double first[2];        // mass on position 0, of the first and the second map of each output head; NaN without one
+    double first_effective; // of A1 - s A2, in absolute value, normalised; with one map first[0]
+    double largest_logit;   // |scale q.k|
+} AttentionStats;
+
+// the factors of the second maps as diff_combine_forward uses them     l (N,NH) with row stride ldl
+static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid);
+// root mean squares of rows                                            x (rows,D), rows > 0
+static inline Range rms_stats(const floatX *x, size_t rows, int D);
+// count > 0
+static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
+// On sampled query rows, all NaN with T = 1. s describes key set 0 of `key_sets`, whose heads alternate within q and k;
+// lse (key_sets, B, NQ, T). l, ldl, stride and sigmoid as for diff_combine_forward; stride 0: one map, no l
+static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l, AttentionShape s,
+                                             int key_sets, int ldl, int stride, bool sigmoid);
+
 // Called once before the first operation: threads to use, and the scratch memory that operations may share.
 static inline void ops_init(size_t workspace_bytes);
 static inline void ops_free(void);
@@ -150,5 +175,6 @@ static inline void ops_free(void);
 #include "cross_entropy.h"
 #include "adamw.h"
 #include "sum_of_squares.h"
+#include "stats.h"
 #endif
 #endif

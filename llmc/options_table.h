@@ -42,7 +42,7 @@ typedef struct {
     bool resume;
     const char *init;
     int64_t stop_after; // 0: not given
-    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, threads;
+    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, threads;
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not asked for
@@ -164,6 +164,8 @@ static const OptionRow option_rows[] = {
         "batches of a validation"},
     {"run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
+    {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
+        "statistics of each layer in log.jsonl every N steps; 0: never"},
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
 
     {"instead of training", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,

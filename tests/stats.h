@@ -1,0 +1,518 @@
+/*
+stats.h: tests of the per-layer statistics. A layer is computed again from its input and parameters, in double, as
+the definitions read: whole rows of probabilities, no fused matrix, no kept log-sum-exp.
+*/
+#ifndef TESTS_STATS_H
+#define TESTS_STATS_H
+#include "harness.h"
+#include "model.h"
+#include "program.h"
+
+static const ModelCase stats_cases[] = {
+    {"every row but those of position 0 is in the sample, group of 3, T prime", 37, 20, 2, 6, 2, 8,  28, 2, 13, false},
+    {"a sample of the rows, B no divisor of its size, head dimension 16",       29, 24, 2, 4, 4, 16, 20, 3, 41, true },
+};
+enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
+
+// y (rows) = weight (rows, C) x (C)
+static inline void direct_matrix(double *y, const floatX *weight, const double *x, int rows, int C) {
+    for (int r = 0; weight && r < rows; r++) {
+        y[r] = 0;
+        for (int c = 0; c < C; c++) y[r] += (double)weight[r * C + c] * x[c];
+    }
+}
+
+static inline double direct_rms(const double *x, int count, double eps) {
+    double sum = 0;
+    for (int i = 0; i < count; i++) sum += x[i] * x[i];
+    return sqrt(sum / count + eps);
+}
+
+static inline void direct_rope(double *x, int heads, int D, int t, double theta) {
+    for (int h = 0; h < heads; h++)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = t * pow(theta, -2.0 * i / D), a = x[h * D + i], b = x[h * D + i + D / 2];
+            x[h * D + i] = a * cos(angle) - b * sin(angle);
+            x[h * D + i + D / 2] = b * cos(angle) + a * sin(angle);
+        }
+}
+
+// The inputs of the attention of one layer, row by row.
+typedef struct {
+    double *q, *k, *v, *l, *gate; // (N,NQ,QD), (N,NK,QD), (N,NV,DV), (N,NH), (N,gate_rows)
+} DirectInputs;
+
+static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX *x, int B, int T) {
+    const AttentionDims *d = &m->dims;
+    int N = B * T, C = m->config.C;
+    const int widths[5] = {d->q_rows, d->k_rows, d->v_rows, d->lambda_rows, d->gate_rows};
+    static const TensorKind kinds[5] = {T_Q, T_K, T_V, T_LAMBDA, T_GATE};
+    double *parts[5], *y = (double *)checked_calloc((size_t)C, sizeof(double));
+    for (int i = 0; i < 5; i++) parts[i] = (double *)checked_calloc((size_t)N * (size_t)widths[i], sizeof(double));
+    for (int n = 0; n < N; n++) {
+        for (int c = 0; c < C; c++) y[c] = (double)x[n * C + c];
+        double rms = direct_rms(y, C, m->config.rms_norm_eps);
+        for (int c = 0; c < C; c++) y[c] *= (double)param(m, T_NORM1, layer)[c] / rms;
+        for (int i = 0; i < 5; i++) direct_matrix(parts[i] + n * widths[i], param(m, kinds[i], layer), y, widths[i], C);
+        direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->config.rope_theta);
+        direct_rope(parts[1] + n * widths[1], d->NK, d->QD, n % T, m->config.rope_theta);
+    }
+    free(y);
+    DirectInputs in = {parts[0], parts[1], parts[2], parts[3], parts[4]};
+    return in;
+}
+
+static inline double direct_lambda(const Model *m, int layer, double l) {
+    double dots[2] = {0, 0};
+    switch (m->config.attention->lambda) {
+    case LAMBDA_SIGMOID:
+        return 1 / (1 + exp(-l));
+    case LAMBDA_LINEAR:
+        return l;
+    case LAMBDA_SCALAR:
+        return (double)param(m, T_LAYER_LAMBDA, layer)[0];
+    case LAMBDA_EXP:
+        for (int i = 0; i < m->config.D; i++) {
+            dots[0] += (double)param(m, T_LAMBDA_Q1, layer)[i] * (double)param(m, T_LAMBDA_K1, layer)[i];
+            dots[1] += (double)param(m, T_LAMBDA_Q2, layer)[i] * (double)param(m, T_LAMBDA_K2, layer)[i];
+        }
+        return exp(dots[0]) - exp(dots[1]) + lambda_init(layer);
+    default:
+        return 1;
+    }
+}
+
+// With two key sets the query heads are [OH][2] and the key heads [NV][2], each two with one value head; else groups of
+// NQ/NK query heads read one key and value head.
+static inline int direct_key_head(const AttentionDims *d, int h) {
+    return d->NK > d->NV ? 2 * (h / 2 / (d->OH / d->NV)) + h % 2 : h / (d->NQ / d->NK);
+}
+
+// The probabilities p (t+1) of query head h at position t of sequence b; returns the largest |logit|.
+static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
+                                          int t, int T) {
+    const AttentionDims *d = &m->dims;
+    const AttentionVariant *a = m->config.attention;
+    int key = direct_key_head(d, h);
+    double largest = 0, sum = a->sink == SINK_ZERO      ? 1
+                              : a->sink == SINK_LEARNED ? exp((double)param(m, T_SINKS, layer)[h])
+                                                        : 0;
+    for (int j = 0; j <= t; j++) {
+        double dot = 0;
+        for (int i = 0; i < d->QD; i++)
+            dot += in->q[((b * T + t) * d->NQ + h) * d->QD + i] * in->k[((b * T + j) * d->NK + key) * d->QD + i];
+        double logit = dot / sqrt(d->QD);
+        largest = fmax(largest, fabs(logit));
+        sum += p[j] = exp(logit);
+    }
+    for (int j = 0; j <= t; j++) p[j] /= sum;
+    return largest;
+}
+
+// context (OH,DV): norm and gate after the subtraction, as variants.h has them
+static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
+    const AttentionDims *d = &m->dims;
+    const AttentionVariant *a = m->config.attention;
+    int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
+    for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
+        double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
+        for (int i = 0; i < width; i++) context[at + i] *= factor * (double)param(m, T_SUBLN, layer)[i] / rms;
+    }
+    for (int i = 0; a->gate != GATE_NONE && i < d->OH * d->DV; i++)
+        context[i] /= 1 + exp(-gate[a->gate == GATE_HEAD ? i / d->DV : i]);
+}
+
+typedef struct {
+    double sum, count;
+    Range range;
+} DirectRange;
+static inline void direct_add(DirectRange *r, double x) {
+    r->range.min = r->count ? fmin(r->range.min, x) : x;
+    r->range.max = r->count ? fmax(r->range.max, x) : x;
+    r->sum += x;
+    r->range.mean = r->sum / ++r->count;
+}
+
+// The statistics of the attention of one layer; `sampled` (N) tells the query rows of the sample.
+static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x, int B, int T, const bool *sampled) {
+    const AttentionDims *d = &m->dims;
+    const AttentionVariant *a = m->config.attention;
+    DirectInputs in = direct_inputs(m, layer, x, B, T);
+    DirectRange lambda, rms, first[2], effective;
+    memset(&lambda, 0, sizeof(lambda));
+    rms = first[0] = first[1] = effective = lambda;
+    double *p = (double *)checked_calloc(2 * (size_t)T, sizeof(double)), largest = 0;
+    double *context = (double *)checked_calloc((size_t)(d->OH * d->DV), sizeof(double));
+    for (int n = 0; n < B * T; n++) {
+        int t = n % T;
+        for (int h = 0; h < d->OH; h++) {
+            double s = a->maps == 2 ? direct_lambda(m, layer, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0;
+            if (a->maps == 2) direct_add(&lambda, s);
+            for (int i = 0; i < d->DV; i++) context[h * d->DV + i] = 0;
+            for (int map = 0; map < a->maps; map++) {
+                int head = a->maps == 1 ? h : a->pair == PAIR_HALF ? h + map * d->OH : 2 * h + map;
+                double logit = direct_probabilities(p + map * T, m, layer, &in, head, n / T, t, T);
+                int value = direct_key_head(d, head) / a->key_sets;
+                for (int j = 0; j <= t; j++)
+                    for (int i = 0; i < d->DV; i++)
+                        context[h * d->DV + i] +=
+                            (map ? -s : 1) * p[map * T + j] * in.v[((n - t + j) * d->NV + value) * d->DV + i];
+                if (!sampled[n]) continue;
+                largest = fmax(largest, logit);
+                direct_add(&first[map], p[map * T]);
+            }
+            for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]);
+            if (sampled[n]) direct_add(&effective, a->maps == 1 ? p[0] : fabs(p[0] - s * p[T]) / sum);
+        }
+        direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
+        for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
+    }
+    LayerStats stats;
+    memset(&stats, 0, sizeof(stats));
+    stats.lambda = lambda.range;
+    stats.context_rms = rms.range;
+    for (int map = 0; map < 2; map++) stats.attention.first[map] = first[map].range.mean;
+    stats.attention.first_effective = effective.range.mean;
+    stats.attention.largest_logit = largest;
+    double *const owned[] = {in.q, in.k, in.v, in.l, in.gate, p, context};
+    for (int i = 0; i < 7; i++) free(owned[i]);
+    return stats;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static inline Magnitudes direct_magnitudes(const floatX *x, size_t count) {
+    double *sorted = (double *)checked_calloc(count, sizeof(double));
+    for (size_t i = 0; i < count; i++) sorted[i] = (double)fabsf((float)x[i]);
+    qsort(sorted, count, sizeof(double), compare_doubles);
+    Magnitudes m = {sorted[count - 1], sorted[(count - 1) / 2]};
+    free(sorted);
+    return m;
+}
+
+static inline double direct_grad_norm(const Model *m, int layer) {
+    double sum = 0;
+    for (int i = 0; i < m->tensors.count; i++) {
+        const Tensor *t = &m->tensors.tensors[i];
+        char prefix[64];
+        FORMAT(prefix, "model.layers.%d.", layer);
+        if (strncmp(t->name, prefix, strlen(prefix)) != 0) continue;
+        for (size_t e = 0; e < t->count; e++) sum += pow((double)m->grads[t->offset + e], 2);
+    }
+    return sqrt(sum);
+}
+
+// The model's sums of up to C, D or T terms are rounded in `real`, the means over rows and heads in double. `scale` is
+// the size of what is rounded: for a range its largest value, since a small context is the difference of larger ones.
+static void expect_near(const Model *m, const char *why, int layer, const char *what, double got, double wanted,
+                        double scale) {
+    double epsilon = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24;
+    double tolerance = (m->config.C + m->config.D + m->T) * epsilon + m->B * m->T * m->dims.OH * 0x1p-53;
+    EXPECT(fabs(got - wanted) <= tolerance * scale, "%s, %s, layer %d: %s is %.9g, not %.9g (error %.2g of %.2g)",
+           m->config.attention->name, why, layer, what, got, wanted, fabs(got - wanted), tolerance * scale);
+}
+static void expect_near_range(const Model *m, const char *why, int layer, const char *what, Range got, Range wanted) {
+    char name[64];
+    double scale = fmax(fabs(wanted.min), fabs(wanted.max));
+    FORMAT(name, "min %s", what);
+    expect_near(m, why, layer, name, got.min, wanted.min, scale);
+    FORMAT(name, "mean %s", what);
+    expect_near(m, why, layer, name, got.mean, wanted.mean, scale);
+    FORMAT(name, "max %s", what);
+    expect_near(m, why, layer, name, got.max, wanted.max, scale);
+}
+
+// After a forward and a backward, so the activations that they read must be the forward's still.
+static void statistics_equal_a_direct_computation(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int c = 0; c < STATS_CASE_COUNT; c++) {
+            const ModelCase *mc = &stats_cases[c];
+            ModelConfig config = case_config(mc, &attention_variants[v]);
+            Model m;
+            case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+            case_randomise(&m, 7);
+            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3), rows = attention_stats_rows(mc->B, mc->T);
+            bool *sampled = (bool *)checked_calloc((size_t)(mc->B * mc->T), sizeof(bool));
+            for (int r = 0; r < rows; r++)
+                sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
+            case_loss(&m, tokens, mc->B, mc->T, true);
+            for (int l = 0; l < config.L; l++) {
+                LayerStats got = layer_stats(&m, l, mc->B, mc->T);
+                LayerStats wanted =
+                    direct_stats(&m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded, mc->B, mc->T, sampled);
+                const AttentionStats *g = &got.attention, *w = &wanted.attention;
+                double grad_norm = direct_grad_norm(&m, l);
+                if (config.attention->maps == 2) {
+                    expect_near_range(&m, mc->why, l, "lambda", got.lambda, wanted.lambda);
+                    expect_near(&m, mc->why, l, "mass of map 1", g->first[1], w->first[1], w->first[1]);
+                } else
+                    EXPECT(isnan(got.lambda.min) && isnan(got.lambda.mean) && isnan(got.lambda.max) &&
+                               isnan(g->first[1]),
+                           "%s has statistics of a second map", config.attention->name);
+                expect_near_range(&m, mc->why, l, "context RMS", got.context_rms, wanted.context_rms);
+                expect_near(&m, mc->why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
+                expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective,
+                            w->first_effective);
+                expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
+                expect_near(&m, mc->why, l, "gradient norm", got.grad_norm, grad_norm, grad_norm);
+                Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, (size_t)(mc->B * mc->T * mc->C));
+                EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,
+                       "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", config.attention->name, l,
+                       got.residual.largest, got.residual.median, residual.largest, residual.median);
+            }
+            free(sampled);
+            free(tokens);
+            case_close(&m);
+        }
+}
+
+static void the_sampled_rows_are_distinct_and_spread(void) {
+    static const int shapes[][2] = {
+        {1,  2      },
+        {1,  65     },
+        {64, 2      },
+        {65, 2      },
+        {3,  41     },
+        {8,  65     },
+        {64, 1024   },
+        {2,  13     },
+        {1,  1 << 24}
+    };
+    for (int i = 0; i < 9; i++) {
+        int B = shapes[i][0], T = shapes[i][1], rows = attention_stats_rows(B, T), seen[64], in_first_half = 0,
+            first_sequence = 0;
+        int wanted = (int64_t)B * (T - 1) < 64 ? B * (T - 1) : 64;
+        EXPECT(rows == wanted, "B %d, T %d: %d rows, not %d", B, T, rows, wanted);
+        for (int r = 0; r < rows && r < 64; r++) {
+            int b, t;
+            attention_stats_row(r, rows, B, T, &b, &t);
+            EXPECT(b >= 0 && b < B && t >= 1 && t < T, "B %d, T %d: row (%d,%d)", B, T, b, t);
+            seen[r] = b * T + t;
+            for (int other = 0; other < r; other++)
+                EXPECT(seen[other] != seen[r], "B %d, T %d: row (%d,%d) twice", B, T, b, t);
+            in_first_half += 2 * (t - 1) < T - 1;
+            first_sequence += b == 0;
+        }
+        EXPECT(T == 2 || abs(2 * in_first_half - rows) <= B, "B %d, T %d: %d of %d rows in the first half", B, T,
+               in_first_half, rows);
+        EXPECT(abs(first_sequence * B - rows) < B, "B %d, T %d: %d of %d rows in the first sequence", B, T,
+               first_sequence, rows);
+    }
+}
+
+static void magnitudes_are_those_of_the_sorted_values(void) {
+    enum { COUNT = 1000 };
+    floatX x[COUNT];
+    TestRandom r = {11};
+    for (int kind = 0; kind < 4; kind++)
+        for (int count = 1; count <= COUNT; count = count < 8 ? count + 1 : count * 5) {
+            for (int i = 0; i < count; i++) {
+                double u = test_random_real(&r);
+                x[i] = (floatX)(kind == 0   ? u
+                                : kind == 1 ? (double)(int)(4 * u)
+                                : kind == 2 ? u * exp(80 * test_random_real(&r))
+                                            : -0.0);
+            }
+            Magnitudes got = magnitude_stats(x, (size_t)count), wanted = direct_magnitudes(x, (size_t)count);
+            EXPECT(got.largest == wanted.largest && got.median == wanted.median,
+                   "kind %d, %d values: largest %.9g and median %.9g, not %.9g and %.9g", kind, count, got.largest,
+                   got.median, wanted.largest, wanted.median);
+        }
+    for (int i = 0; i < 5; i++) x[i] = (floatX)i;
+    x[1] = (floatX)-INFINITY;
+    Magnitudes m = magnitude_stats(x, 5);
+    EXPECT(isinf(m.largest) && m.median == 3, "of 0, -inf, 2, 3, 4: largest %g, median %g", m.largest, m.median);
+    x[1] = (floatX)-NAN;
+    m = magnitude_stats(x, 5);
+    EXPECT(isnan(m.largest) && m.median == 3, "of 0, nan, 2, 3, 4: largest %g, median %g", m.largest, m.median);
+}
+
+// A value that is not a number must not vanish in a comparison, wherever it is.
+static void a_nan_shows(void) {
+    floatX x[6];
+    for (int at = 0; at < 6; at++) {
+        for (int i = 0; i < 6; i++) x[i] = i == at ? (floatX)NAN : (floatX)(i + 1);
+        Range a = lambda_stats(x, 3, 2, 2, true), b = rms_stats(x, 3, 2);
+        EXPECT(isnan(a.min) && isnan(a.mean) && isnan(a.max), "lambda %d: %g %g %g", at, a.min, a.mean, a.max);
+        EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
+    }
+    const ModelCase *mc = &stats_cases[0];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model m;
+    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+    case_randomise(&m, 7);
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    case_loss(&m, tokens, mc->B, mc->T, true);
+    m.acts.layers[0].fused[5 * m.dims.fused_ld] = (floatX)NAN; // one query
+    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    EXPECT(isnan(s.attention.first[0]) && isfinite(s.attention.first[1]) && isnan(s.attention.first_effective) &&
+               isnan(s.attention.largest_logit),
+           "a query that is not a number: %g %g %g %g", s.attention.first[0], s.attention.first[1],
+           s.attention.first_effective, s.attention.largest_logit);
+    free(tokens);
+    case_close(&m);
+}
+
+static void one_position_has_no_attention_statistics(void) {
+    const ModelCase *mc = &model_cases[0];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model m;
+    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+    case_randomise(&m, 7);
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    case_loss(&m, tokens, mc->B, mc->T, true);
+    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    EXPECT(isnan(s.attention.first[0]) && isnan(s.attention.first[1]) && isnan(s.attention.first_effective) &&
+               isnan(s.attention.largest_logit),
+           "attention: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
+           s.attention.largest_logit);
+    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && s.grad_norm > 0,
+           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, s.grad_norm);
+    free(tokens);
+    case_close(&m);
+}
+
+static void statistics_do_not_depend_on_the_number_of_threads(void) {
+    const ModelCase *mc = &stats_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model m;
+    int before = omp_get_max_threads();
+    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+    case_randomise(&m, 7);
+    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    case_loss(&m, tokens, mc->B, mc->T, true);
+    LayerStats stats[4];
+    for (int threads = 1; threads <= 4; threads++) {
+        omp_set_num_threads(threads);
+        stats[threads - 1] = layer_stats(&m, 1, mc->B, mc->T);
+        EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give other statistics",
+               threads);
+    }
+    omp_set_num_threads(before);
+    free(tokens);
+    case_close(&m);
+}
+
+static const char *const stats_keys[] = {"kind",
+                                         "step",
+                                         "layer",
+                                         "lambda_min",
+                                         "lambda_mean",
+                                         "lambda_max",
+                                         "context_rms_min",
+                                         "context_rms_mean",
+                                         "context_rms_max",
+                                         "first_mass_map0",
+                                         "first_mass_map1",
+                                         "first_mass_effective",
+                                         "logit_max",
+                                         "residual_max",
+                                         "residual_median",
+                                         "grad_norm"};
+enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
+
+// Of a two-layer run: after the train record of each `every`th step one record per layer.
+static void expect_stats_records(const ProgramData *d, const char *run, int steps, int every_steps, int maps) {
+    char path[600], line[4096];
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+    FILE *f = fopen(path, "r");
+    EXPECT(f != NULL, "there is no %s", path);
+    int count = 0, step = 0;
+    while (f && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
+        step += kind && strcmp(kind, "train") == 0;
+        if (kind && strcmp(kind, "stats") == 0) {
+            int key = 0;
+            for (const cJSON *item = record->child; item; item = item->next, key++) {
+                bool second_map = (key >= 3 && key <= 5) || key == 10;
+                EXPECT(key < STATS_KEY_COUNT && strcmp(item->string, stats_keys[key]) == 0, "%s: key %d is %s", run,
+                       key, item->string);
+                EXPECT(key == 0 || (second_map && maps == 1 ? cJSON_IsNull(item) : cJSON_IsNumber(item)),
+                       "%s: %s in %.300s", run, item->string, line);
+            }
+            double of = 0, layer = -1;
+            json_get_number(record, "step", &of);
+            json_get_number(record, "layer", &layer);
+            EXPECT(key == STATS_KEY_COUNT, "%s: %d keys", run, key);
+            EXPECT(of == step && step % every_steps == 0 && layer == count % 2, "%s: step %g, layer %g after step %d",
+                   run, of, layer, step);
+            count++;
+        }
+        cJSON_Delete(record);
+    }
+    if (f) fclose(f);
+    EXPECT(count == steps / every_steps * 2, "%s: %d records, not %d", run, count, steps / every_steps * 2);
+}
+
+static const char *const stats_model =
+    "--layers 2 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
+    "--total-batch 128 --schedule constant --warmup 2 --threads 2";
+
+static void the_program_logs_one_record_per_layer(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
+    for (int v = 0; v < 3; v++) {
+        const AttentionVariant *a = find_variant(names[v]);
+        run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
+                    test_program(), d.dir.path, stats_model, a->name, d.dir.path, a->name);
+        EXPECT_STATUS(r, 0);
+        expect_stats_records(&d, a->name, 3, 2, a->maps);
+    }
+    run_command(&r, "%s --out '%s/diff_v2' --resume --steps 5 --threads 2", test_program(), d.dir.path);
+    EXPECT_STATUS(r, 0);
+    expect_stats_records(&d, "diff_v2", 5, 2, 2);
+    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 2 --stats-every 1", test_program(), d.dir.path,
+                stats_model);
+    EXPECT_ONE_LINE(r, 0, "--stats-every");
+    test_remove_directory(&d.dir);
+}
+
+// Neither do statistics change the run, nor a validation in the same step the statistics.
+static void statistics_leave_the_run_as_it_is(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    static const char *const options[] = {"", "--stats-every 1",
+                                          "--stats-every 1 --val-every 1 --val-steps 2 --val-data"};
+    static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
+    for (int i = 0; i < 3; i++) {
+        run_command(&r,
+                    "cd '%s' && P='%s' && case $P in /*) ;; *) P=$OLDPWD/$P ;; esac && $P --train-data train.bin %s "
+                    "--steps 4 --out run%d %s %s",
+                    d.dir.path, test_program(), stats_model, i, options[i], i == 2 ? "val.bin" : "");
+        EXPECT_STATUS(r, 0);
+        for (int f = 0; f < 2; f++) {
+            run_command(&r, "cd '%s' && cmp run0/checkpoints/step_00000004/%s run%d/checkpoints/step_00000004/%s",
+                        d.dir.path, files[f], i, files[f]);
+            EXPECT(r.status == 0, "%s is another with \"%s\": %.200s", files[f], options[i], r.out);
+        }
+        run_command(&r,
+                    "cd '%s' && for r in run%d run0; do grep train $r/log.jsonl | cut -d, -f1-4 > $r/train; done; cmp "
+                    "run%d/train run0/train",
+                    d.dir.path, i, i);
+        EXPECT(r.status == 0, "the losses are others with \"%s\": %.200s", options[i], r.out);
+    }
+    run_command(&r,
+                "cd '%s' && for i in 1 2; do grep stats run$i/log.jsonl > run$i/stats; done; test $(wc -l < "
+                "run1/stats) = 8 && cmp run1/stats run2/stats",
+                d.dir.path);
+    EXPECT(r.status == 0, "statistics differ when the step is validated: %.200s%.200s", r.out, r.err);
+    test_remove_directory(&d.dir);
+}
+
+static const Test stats_tests[] = {
+    {"statistics of a layer equal a direct computation, for every variant", statistics_equal_a_direct_computation},
+    {"the sampled query rows are distinct and spread", the_sampled_rows_are_distinct_and_spread},
+    {"magnitudes are those of the sorted values", magnitudes_are_those_of_the_sorted_values},
+    {"a value that is not a number shows in the statistics", a_nan_shows},
+    {"one position has no attention statistics", one_position_has_no_attention_statistics},
+    {"statistics do not depend on the number of threads", statistics_do_not_depend_on_the_number_of_threads},
+    {"--stats-every logs one record per layer with all its keys, also after a resume", the_program_logs_one_record_per_layer},
+    {"statistics leave the run as it is, bit for bit", statistics_leave_the_run_as_it_is},
+};
+enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
+#endif
