@@ -111,7 +111,8 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
         const cJSON *size = cJSON_GetObjectItemCaseSensitive(file, "bytes");
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(file, "xxh3_64");
-        bool same = json_size(size, &want_bytes) && bytes == want_bytes && cJSON_GetArraySize(list) == (int)count;
+        bool same = json_size(size, &want_bytes) && bytes == want_bytes && cJSON_IsArray(list) &&
+                    cJSON_GetArraySize(list) == (int)count;
         if (!same)
             snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
                      checkpoint_files[i], bytes, want_bytes);
