@@ -21,7 +21,7 @@ static size_t input_bytes; // of the file as it is now
 
 // ---- memory
 
-enum { LIVE_BITS = 18, LIVE_SLOTS = 1 << LIVE_BITS, LIVE_LIMIT = LIVE_SLOTS / 2 };
+enum { LIVE_BITS = 16, LIVE_SLOTS = 1 << LIVE_BITS, LIVE_LIMIT = LIVE_SLOTS / 2 };
 static const volatile void *live[LIVE_LIMIT];
 static size_t live_count;
 static uint32_t live_index[LIVE_SLOTS]; // place in live + 1; 0: free
