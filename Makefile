@@ -62,7 +62,7 @@ $(BUILD):
 test:
 	scripts/test.sh
 format:
-	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h)
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h)
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards
 

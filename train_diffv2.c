@@ -965,6 +965,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
     model_plan(&run->model, config, o->generate ? 1 : B, T, purpose);
     if (o->dry_run) return;
+    const char *loaded = resume->path[0] ? resume->path : o->init;
+    if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     if (training) dataloader_open(&run->train, o->train_data, B, T, config->V, 0, 1, o->seed, true);
     if (o->val_data && !o->generate && !o->dump_grads) dataloader_open(&run->val, o->val_data, B, T, config->V, 0, 1, o->seed, false);
     model_alloc(&run->model, NULL);
@@ -978,7 +980,6 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T));
 
-    const char *loaded = resume->path[0] ? resume->path : o->init;
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
     else model_init(&run->model, o->seed);

@@ -113,8 +113,11 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
         const cJSON *size = cJSON_GetObjectItemCaseSensitive(file, "bytes");
         const cJSON *list = cJSON_GetObjectItemCaseSensitive(file, "xxh3_64");
-        bool same = json_size(size, &want_bytes) && bytes == want_bytes && cJSON_GetArraySize(list) == (int)count;
-        if (!same)
+        bool stated = json_size(size, &want_bytes) && cJSON_IsArray(list) &&
+                      (uint64_t)cJSON_GetArraySize(list) == (want_bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
+        bool same = stated && bytes == want_bytes;
+        if (!stated) snprintf(why, sizeof(Reason), "it does not state the checksums of its %s", checkpoint_files[i]);
+        else if (!same)
             snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
                      checkpoint_files[i], bytes, want_bytes);
         const cJSON *want = same ? list->child : NULL;

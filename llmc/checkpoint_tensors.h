@@ -1,6 +1,8 @@
 /*
 checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and safetensors files.
 
+  void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated for
+                                                the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
   void checkpoint_save_weights(path, buffers), checkpoint_save_optimizer(path, buffers)
   void model_save_dump(path, tensors, grads, loss)
@@ -169,17 +171,27 @@ static inline void checkpoint_save_optimizer(const char *path, const CheckpointB
     checkpoint_save_parts(path, b->tensors, parts, count, DTYPE_F32);
 }
 
+static const char *const checkpoint_other_model = "the weights do not fit config.json";
+
+static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
+    CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32);
+    SafeTensors *s = safetensors_open(dir);
+    SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32);
+    checkpoint_compare(s, specs, list->count, checkpoint_other_model);
+    free(specs);
+    safetensors_close(s);
+}
+
 static inline void checkpoint_load_weights(const char *dir, const CheckpointBuffers *b, bool with_optimizer) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    const char *other_model = "the weights do not fit config.json";
     const char *other_build = "this build has another precision than the one that saved the checkpoint: --init takes "
                               "its weights alone";
     SafeTensors *s = safetensors_open(dir);
     parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX));
-    checkpoint_load_parts(s, b->tensors, parts, 1, other_model);
+    checkpoint_load_parts(s, b->tensors, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not from the rounded weights
         parts[0] = checkpoint_part("", b->master, DTYPE_OF(real));
-        checkpoint_load_parts(s, b->tensors, parts, 1, other_model);
+        checkpoint_load_parts(s, b->tensors, parts, 1, checkpoint_other_model);
     }
     safetensors_close(s);
     if (!with_optimizer) return;

@@ -3,7 +3,7 @@ json.h: JSON text that is exact and the same every time, around cJSON's trees an
 
   cJSON *json_parse(text, size)                the whole text is one value; NULL when not. text[size] must be 0
   char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
-  void   json_brief(item, out, out_size)       a value on one line, cut, for messages
+  void   json_brief(item, out, out_size)       a value on one line, cut, for messages; no control characters
   bool   printable(string)                     has no control characters
   void   json_add_u64(object, key, value)      a number; beyond 2^53, where doubles have gaps, a decimal string
   bool   json_get_u64(object, key, &value)
@@ -123,6 +123,8 @@ static inline bool printable(const char *s) {
 static inline void json_brief(const cJSON *item, char *out, size_t out_size) {
     char *text = cJSON_PrintUnformatted(item);
     snprintf(out, out_size, "%s", text ? text : "?");
+    for (char *p = out; *p; p++) // DEL is not escaped by the printer
+        if (*p == 0x7F) *p = '?';
     cJSON_free(text);
 }
 

@@ -23,7 +23,10 @@ safetensors.h: tensors read from files. safetensors_writer.h writes them.
 #include "files.h"
 #include "json.h"
 
-enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 100000000, SAFETENSORS_STAGING = 4 << 20 };
+enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 100000000 };
+#ifndef SAFETENSORS_STAGING
+#define SAFETENSORS_STAGING (4 << 20) // bytes, for conversions; fuzzing makes it small, so that small files have several
+#endif
 
 typedef struct {
     const char *name;       // in the header's tree

@@ -366,6 +366,19 @@ static void tokens_beyond_the_vocabulary_are_refused(void) {
     test_remove_directory(&d.dir);
 }
 
+// Otherwise a few bytes of config.json would take all memory of a machine before the weights are looked at.
+static void weights_are_compared_with_config_json_before_memory_is_allocated(void) {
+    const char *fixture = "dev/reference/fixtures/diff_v2_a";
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    run_command(&r, "cp %s/* '%s' && sed -i -e '/intermediate_size/s/10/16000000/' -e '/num_hidden_layers/s/2/9000/' '%s/config.json'",
+                fixture, d.path, d.path);
+    EXPECT_STATUS(r, EXIT_DONE);
+    run_command(&r, "%s --init '%s' --train-data '%s/tokens.bin' --batch-size 2", test_program(), d.path, d.path);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "[16000000,12] follows from config.json");
+    test_remove_directory(&d);
+}
+
 static const Test program_tests[] = {
     {"the same seed gives the same bits, another does not", the_same_seed_gives_the_same_bits},
     {"a resumed run is the uninterrupted one, and a finished one stays as it is", a_resumed_run_is_the_uninterrupted_one},
@@ -378,6 +391,7 @@ static const Test program_tests[] = {
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
     {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
+    {"weights are compared with config.json before memory is allocated", weights_are_compared_with_config_json_before_memory_is_allocated},
     {"tokens beyond the vocabulary, missing data and a full stdout are refused", tokens_beyond_the_vocabulary_are_refused},
 };
 enum { PROGRAM_TEST_COUNT = sizeof(program_tests) / sizeof(program_tests[0]) };

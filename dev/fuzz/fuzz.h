@@ -1,0 +1,59 @@
+/*
+fuzz.h: what the fuzz targets are made of. A target feeds one reader of llmc/ with hostile files.
+
+A target is one file, fuzz_NAME.c, that includes this file, then the reader, and defines
+
+  const char fuzz_file[]       the name that the input has as a file, in fuzz_directory()
+  void fuzz_prepare(void)      once, before the first input: files beside it
+  void fuzz_seeds(void)        calls fuzz_seed for small valid files and fuzz_word for the dictionary: both come
+                               from the writers and tables of llmc/, so that they follow the formats
+  void fuzz_one(data, size)    calls the reader; the input is already in its file
+  LLVMFuzzerCustomMutator      optional: mutates and then repairs what guards the reader (a checksum, a length)
+
+harness.c turns it into a program: with libFuzzer (clang), or with replay.c, which runs given files and
+simple mutations of them under any compiler.
+
+What counts as a defect: what AddressSanitizer and UndefinedBehaviorSanitizer report, a failed assert, an input
+that takes longer than 5 seconds, more than FUZZ_ALLOCATION_LIMIT bytes in one allocation, a message that is not
+one printable line, a reader that succeeds and leaves memory or a descriptor behind, and a FUZZ_EXPECT that does
+not hold. A refusal is none: exit, which ends CHECK, returns to the harness instead, and what the reader held
+then is released. Hence the macros below, behind the system headers: the readers themselves are the shipped ones.
+*/
+#ifndef FUZZ_H
+#define FUZZ_H
+#include "../../llmc/common.h"
+
+enum { FUZZ_ALLOCATION_LIMIT = 32 << 20, FUZZ_INPUT_LIMIT = 1 << 14 };
+
+extern const char fuzz_file[];
+void fuzz_prepare(void);
+void fuzz_seeds(void);
+void fuzz_one(const uint8_t *data, size_t size);
+
+const char *fuzz_directory(void);                               // without a slash at its end
+void fuzz_put(const char *name, const void *data, size_t size); // a file of that directory
+void fuzz_seed(const char *name, const void *data, size_t size);
+void fuzz_seed_from(const char *name, const char *path); // a seed that a writer of llmc/ has written
+void fuzz_word(const char *word);
+PRINTF_LIKE(1, 2) _Noreturn void fuzz_defect(const char *fmt, ...); // ends the program; the input is kept
+_Noreturn void fuzz_exit(int status);
+PRINTF_LIKE(1, 2) void fuzz_warn(const char *fmt, ...);
+int fuzz_open(const char *path, int flags, ...);
+int fuzz_close(int fd);
+
+// A part of an input is changed by the fuzzer's own means; of replay.c, when there is no libFuzzer.
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
+
+#define FUZZ_EXPECT(cond, ...)                 \
+    do {                                       \
+        if (!(cond)) fuzz_defect(__VA_ARGS__); \
+    } while (0)
+
+#ifndef FUZZ_HARNESS
+#define exit(status) fuzz_exit(status)
+#define warn(...) fuzz_warn(__VA_ARGS__)
+#define open(...) fuzz_open(__VA_ARGS__)
+#define close(fd) fuzz_close(fd)
+#endif
+#endif

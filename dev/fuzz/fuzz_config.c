@@ -1,0 +1,88 @@
+/*
+fuzz_config.c: config_json_read on a hostile config.json. A model that is accepted must be one: its sizes are
+computed, its tensors are listed, and writing it as config.json and reading that gives the same model.
+*/
+#include "fuzz.h"
+#include "../../llmc/config_json.h"
+
+const char fuzz_file[] = "config.json";
+
+enum { LAYER_LIMIT = 64 }; // a list of tensors is as long as there are layers
+
+void fuzz_prepare(void) {}
+
+void fuzz_seeds(void) {
+    for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) {
+        ModelConfig c;
+        memset(&c, 0, sizeof(c));
+        c.attention = &attention_variants[i];
+        c.V = 256, c.C = 64, c.L = 2, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 172, c.T = 64;
+        c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = i % 2;
+        cJSON *object = config_json_build(&c, DTYPE_F32);
+        size_t size = 0;
+        char *text = json_text(object, &size);
+        fuzz_seed(c.attention->name, text, size);
+        free(text);
+        cJSON_Delete(object);
+        fuzz_word(c.attention->name);
+    }
+    const char *newer = "{\"model_type\":\"llama\",\"vocab_size\":9,\"hidden_size\":16,\"num_hidden_layers\":1,"
+                        "\"num_attention_heads\":2,\"intermediate_size\":8,\"max_position_embeddings\":4,\"dtype\":"
+                        "\"bfloat16\",\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":5e5,"
+                        "\"partial_rotary_factor\":1},\"rope_scaling\":null,\"attention_dropout\":0.0}";
+    fuzz_seed("newer", newer, strlen(newer));
+    for (int i = 0; i < ABSENT_FEATURE_COUNT; i++) {
+        char key[64];
+        FORMAT(key, "\"%s\":", absent_features[i].key);
+        fuzz_word(key);
+    }
+    for (int t = 0; t < DTYPE_COUNT; t++) fuzz_word(dtype_table[t].torch_name);
+    const char *const words[] = {"\"rope_parameters\":",
+                                 "\"rope_type\":",
+                                 "\"head_dim\":",
+                                 "\"num_key_value_heads\":",
+                                 "\"attention\":",
+                                 "\"model_type\":",
+                                 "null",
+                                 "true",
+                                 "false",
+                                 "1e999",
+                                 "16777216",
+                                 "2147483647",
+                                 "65536",
+                                 "-0",
+                                 "0.5",
+                                 "\\u0000",
+                                 "\\u007f",
+                                 "\x7f"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+}
+
+static void check_sizes(const ModelConfig *c) {
+    AttentionDims a = attention_dims(c);
+    FUZZ_EXPECT(a.OH > 0 && a.DV > 0 && a.NQ > 0 && a.QD > 0 && a.NK > 0 && a.NV > 0, "a size is not positive");
+    FUZZ_EXPECT(a.NQ % a.NK == 0 || a.NK % a.NV == 0, "query heads do not divide among key heads");
+    FUZZ_EXPECT(a.QD % 2 == 0 && (int64_t)a.OH * a.DV == (int64_t)c->NH * c->D, "heads do not add up");
+    FUZZ_EXPECT(a.fused_rows > 0 && a.fused_ld >= a.fused_rows, "%d rows with stride %d", a.fused_rows, a.fused_ld);
+    if (c->L > LAYER_LIMIT) return;
+    TensorList list = tensor_list_build(c);
+    FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them");
+    tensor_list_free(&list);
+}
+
+void fuzz_one(const uint8_t *data, size_t size) {
+    (void)data, (void)size;
+    ModelConfig c = config_json_read(fuzz_directory());
+    check_sizes(&c);
+
+    char path[PATH_SIZE], again[PATH_SIZE];
+    FORMAT(again, "%s/again", fuzz_directory());
+    FORMAT(path, "%s/config.json", again);
+    make_directories(again);
+    config_json_write(path, &c, DTYPE_F32);
+    ModelConfig d = config_json_read(again);
+    FUZZ_EXPECT(c.attention == d.attention && c.V == d.V && c.C == d.C && c.L == d.L && c.NH == d.NH &&
+                    c.NKV == d.NKV && c.D == d.D && c.F == d.F && c.T == d.T && c.rope_theta == d.rope_theta &&
+                    c.rms_norm_eps == d.rms_norm_eps && c.tied == d.tied,
+                "what was written is not what was read");
+}

@@ -1,0 +1,134 @@
+/*
+fuzz_safetensors.c: safetensors_open on a hostile file; every small tensor is found by its name and read in each
+type, whole and in parts, which must agree with each other and with the bytes of the file. Then the comparison
+with the tensors of a model (checkpoint_compare).
+
+Two of three mutations repair the length of the header, which guards the parser behind it.
+*/
+#include "fuzz.h"
+#define SAFETENSORS_STAGING 64
+#include "../../llmc/checkpoint_tensors.h"
+
+const char fuzz_file[] = "model.safetensors";
+
+enum { READ_LIMIT = 1024, LENGTH_BYTES = 8 };
+static char path[PATH_SIZE];
+static SafeTensorSpec *specs;
+static int spec_total;
+static double whole[READ_LIMIT], part[READ_LIMIT]; // room for every type
+
+static ModelConfig small_config(void) {
+    ModelConfig c;
+    memset(&c, 0, sizeof(c));
+    c.attention = find_variant("diff_v2");
+    c.V = 3, c.C = 2, c.L = 1, c.NH = 1, c.NKV = 1, c.D = 8, c.F = 2, c.T = 4;
+    c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = true;
+    return c;
+}
+
+void fuzz_prepare(void) {
+    ModelConfig c = small_config();
+    TensorList list = tensor_list_build(&c);
+    CheckpointPart all = checkpoint_part("", NULL, DTYPE_F32);
+    FORMAT(path, "%s/%s", fuzz_directory(), fuzz_file);
+    specs = checkpoint_specs(&list, &all, 1, DTYPE_F32);
+    spec_total = list.count;
+    tensor_list_free(&list);
+}
+
+static void seed_types(void) {
+    SafeTensorSpec small[DTYPE_COUNT + 1];
+    const double values[6] = {0, -1.5, 65504, 1e-8, INFINITY, NAN};
+    char to[PATH_SIZE];
+    FORMAT(to, "%s/seed", fuzz_directory());
+    memset(small, 0, sizeof(small));
+    for (int t = 0; t <= DTYPE_COUNT; t++) {
+        FORMAT(small[t].name, "t%d", t);
+        small[t].dtype = t < DTYPE_COUNT ? (DType)t : DTYPE_F32;
+        small[t].ndim = t < DTYPE_COUNT ? 2 : 0;
+        small[t].shape[0] = 2, small[t].shape[1] = 3;
+    }
+    SafeTensorsWriter *w = safetensors_create(to, small, DTYPE_COUNT + 1, false);
+    for (int t = 0; t <= DTYPE_COUNT; t++) safetensors_write(w, t, 0, values, DTYPE_F64, t < DTYPE_COUNT ? 6 : 1);
+    safetensors_finish(w);
+    fuzz_seed_from("types", to);
+}
+
+void fuzz_seeds(void) {
+    ModelConfig c = small_config();
+    TensorList list = tensor_list_build(&c);
+    CheckpointBuffers b;
+    memset(&b, 0, sizeof(b));
+    char to[PATH_SIZE];
+    FORMAT(to, "%s/seed", fuzz_directory());
+    b.config = &c, b.tensors = &list;
+    b.params = (floatX *)checked_calloc(list.buffer_count, sizeof(floatX));
+    checkpoint_save_weights(to, &b);
+    fuzz_seed_from("model", to);
+    seed_types();
+    fuzz_seed("empty", "\2\0\0\0\0\0\0\0{}", 10);
+    fuzz_seed("other", "\100\0\0\0\0\0\0\0{\"a\":{\"dtype\":\"I64\",\"shape\":[0,9],\"data_offsets\":[0,0]}}          ",
+              72);
+    for (int i = 0; i < list.count; i++) fuzz_word(list.tensors[i].name);
+    const char *const words[] = {"\"F64\"",
+                                 "\"F32\"",
+                                 "\"BF16\"",
+                                 "\"F16\"",
+                                 "\"I8\"",
+                                 "\"__metadata__\":{\"format\":\"pt\"},",
+                                 "\"dtype\":",
+                                 "\"shape\":[",
+                                 "\"data_offsets\":[",
+                                 "lm_head.weight",
+                                 ".rotary_emb.inv_freq",
+                                 "9007199254740992",
+                                 "4294967296",
+                                 "[0,0]",
+                                 "[]",
+                                 "null",
+                                 "\\u0000",
+                                 "\\u007f",
+                                 "\x7f"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+    free(b.params);
+    tensor_list_free(&list);
+}
+
+static void read_tensor(const SafeTensors *s, const SafeTensor *t, const uint8_t *data, size_t size) {
+    size_t bytes = t->count * dtype_size(t->dtype), third = t->count / 3;
+    FUZZ_EXPECT(t->end <= size && t->end - t->begin == bytes, "tensor %s lies outside the file", t->name);
+    for (int d = 0; d < DTYPE_COUNT; d++) {
+        size_t wide = dtype_size((DType)d);
+        safetensors_read(s, t->name, 0, t->count, whole, (DType)d);
+        safetensors_read(s, t->name, third, t->count - third, part, (DType)d);
+        FUZZ_EXPECT(memcmp((char *)whole + third * wide, part, (t->count - third) * wide) == 0,
+                    "a part of tensor %s differs from the whole", t->name);
+        FUZZ_EXPECT(d != (int)t->dtype || memcmp(whole, data + t->begin, bytes) == 0, "tensor %s is not the file's",
+                    t->name);
+    }
+}
+
+void fuzz_one(const uint8_t *data, size_t size) {
+    SafeTensors *s = safetensors_open(path);
+    for (size_t i = 0; i < s->count; i++) {
+        const SafeTensor *t = &s->tensors[i];
+        FUZZ_EXPECT(safetensors_find(s, t->name) == t, "tensor %s is not found", t->name);
+        if (t->dtype != DTYPE_COUNT && t->count <= READ_LIMIT) read_tensor(s, t, data, size);
+    }
+    checkpoint_compare(s, specs, spec_total, "it is not the model of this test");
+    safetensors_close(s);
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    uint64_t length = 0;
+    static uint8_t rest[FUZZ_INPUT_LIMIT];
+    if (size >= LENGTH_BYTES) memcpy(&length, data, LENGTH_BYTES);
+    if (seed % 3 == 0 || size < LENGTH_BYTES || length > size - LENGTH_BYTES || max_size > sizeof(rest))
+        return LLVMFuzzerMutate(data, size, max_size);
+    size_t rest_bytes = size - LENGTH_BYTES - (size_t)length;
+    memcpy(rest, data + LENGTH_BYTES + length, rest_bytes);
+    length = LLVMFuzzerMutate(data + LENGTH_BYTES, (size_t)length, max_size - LENGTH_BYTES - rest_bytes);
+    memcpy(data, &length, LENGTH_BYTES);
+    memcpy(data + LENGTH_BYTES + length, rest, rest_bytes);
+    return LENGTH_BYTES + (size_t)length + rest_bytes;
+}

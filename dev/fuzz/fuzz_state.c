@@ -1,0 +1,145 @@
+/*
+fuzz_state.c: a hostile trainer_state.json: its own checksum and those of the files beside it, its numbers, and
+its options, which --resume adopts. Options that are accepted must survive being saved and adopted again.
+
+Most mutations end with the right checksum, without which nothing behind it is reached.
+*/
+#include "fuzz.h"
+#include "../../llmc/checkpoint.h"
+#include "../../llmc/options_json.h"
+#include "../../llmc/options_model.h"
+
+const char fuzz_file[] = "trainer_state.json";
+
+enum { STEP = 7 };
+
+int omp_get_num_procs(void) { return 1; } // the targets are built without OpenMP
+
+void fuzz_prepare(void) {
+    fuzz_put("config.json", "{}\n", 3);
+    fuzz_put("model.safetensors", "\2\0\0\0\0\0\0\0{}", 10);
+    fuzz_put("optimizer.safetensors", "", 0); // a file has no chunk when it is empty
+}
+
+static cJSON *build_state(uint64_t big) {
+    cJSON *state = cJSON_CreateObject();
+    Options o;
+    options_defaults(&o);
+    option_set(&o, option_row("train-data"), "corpus/*.bin");
+    option_set(&o, option_row("layers"), "2");
+    if (big > UINT32_MAX) option_set(&o, option_row("seed"), "18446744073709551615");
+    json_add_u64(state, "step", STEP);
+    json_add_u64(state, "updates", STEP);
+    json_add_u64(state, "next_window", big);
+    json_add_u64(state, "seed", o.seed);
+    json_add_u64(state, "data_fingerprint", big);
+    cJSON_AddItemToObject(state, "options", options_state_to_json(&o));
+    cJSON_AddItemToObject(state, "checksums", checksums_build(fuzz_directory()));
+    options_free(&o);
+    return state;
+}
+
+void fuzz_seeds(void) {
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/seed", fuzz_directory());
+    for (int big = 0; big < 2; big++) {
+        cJSON *state = build_state(big ? UINT64_MAX - 5 : 56);
+        if (!big) cJSON_DeleteItemFromObject(state, "checksums");
+        state_write(path, state);
+        fuzz_seed_from(big ? "big_numbers" : "without_checksums", path);
+        cJSON_Delete(state);
+    }
+    cJSON *empty = cJSON_CreateObject();
+    cJSON_AddNullToObject(empty, "step");
+    state_write(path, empty);
+    fuzz_seed_from("empty", path);
+    cJSON_Delete(empty);
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        char key[64];
+        FORMAT(key, "\"%s\":", option_rows[r].name);
+        fuzz_word(key);
+    }
+    const char *const words[] = {"\"checksums\":",
+                                 "\"xxh3_64\":",
+                                 "\"bytes\":",
+                                 "\"options\":",
+                                 "null",
+                                 "true",
+                                 "[]",
+                                 "{}",
+                                 "\"\"",
+                                 "1e999",
+                                 "1e15",
+                                 "9007199254740993",
+                                 "\"18446744073709551616\"",
+                                 "-0.0",
+                                 "5e-324",
+                                 "\\u0000",
+                                 "\\u007f",
+                                 "\x7f",
+                                 "\\ud800"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+}
+
+static char *saved_text(const Options *o, size_t *size) {
+    cJSON *json = options_state_to_json(o);
+    char *text = json_text(json, size);
+    cJSON_Delete(json);
+    return text;
+}
+
+static void check_options(const Options *o) {
+    Options again;
+    size_t size = 0, size_again = 0;
+    char *text = saved_text(o, &size);
+    cJSON *json = json_parse(text, size);
+    FUZZ_EXPECT(json, "saved options are not JSON: %s", text);
+    options_defaults(&again);
+    options_adopt_json(&again, json);
+    char *text_again = saved_text(&again, &size_again);
+    FUZZ_EXPECT(size == size_again && memcmp(text, text_again, size) == 0, "options were saved as %s and again as %s",
+                text, text_again);
+    cJSON_Delete(json);
+    free(text);
+    free(text_again);
+    options_free(&again);
+}
+
+void fuzz_one(const uint8_t *data, size_t size) {
+    (void)data;
+    static const char *const numbers[] = {"step", "updates", "next_window", "seed", "data_fingerprint"};
+    Reason why;
+    if (!checkpoint_verify(fuzz_directory(), STEP, why)) warn("%s", why);
+    cJSON *state = checkpoint_load_state(fuzz_directory());
+    for (int i = 0; i < 5; i++) {
+        uint64_t value = 0, back = 0;
+        if (!json_get_u64(state, numbers[i], &value)) continue;
+        cJSON *object = cJSON_CreateObject();
+        json_add_u64(object, "number", value);
+        FUZZ_EXPECT(json_get_u64(object, "number", &back) && back == value, "a number was saved as another");
+        cJSON_Delete(object);
+    }
+    Options o;
+    options_defaults(&o);
+    o.given[option_row("lr")] = true;            // may differ from the checkpoint's
+    o.given[option_row("seed")] = size % 8 == 0; // must not
+    options_adopt_json(&o, cJSON_GetObjectItemCaseSensitive(state, "options"));
+    cJSON_Delete(state);
+    check_options(&o);
+    options_finish(&o, 1);
+    ModelConfig c = options_model(&o);
+    FUZZ_EXPECT(attention_dims(&c).fused_rows > 0, "a model without a projection");
+    options_free(&o);
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    char tail[64];
+    if (seed % 16 == 0 || max_size < 4 * sizeof(tail)) return LLVMFuzzerMutate(data, size, max_size);
+    size_t tail_bytes = (size_t)state_tail("", 0, tail), body = size;
+    if (size > tail_bytes && memcmp(data + size - tail_bytes, tail, strlen("\"checksum\": \"")) == 0)
+        body -= tail_bytes;
+    body = LLVMFuzzerMutate(data, body, max_size - tail_bytes);
+    state_tail((const char *)data, body, tail);
+    memcpy(data + body, tail, tail_bytes);
+    return body + tail_bytes;
+}
