@@ -873,9 +873,11 @@ static int run_train(Run *run) {
 // ---------------------------------------------------------------------------------------------------
 // Modes and main
 
-static uint64_t state_number(const cJSON *state, const char *key, const char *path) {
+static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
     uint64_t value = 0;
     CHECK(json_get_u64(state, key, &value), "%s: trainer_state.json has no \"%s\": it is not a checkpoint of this program", path, key);
+    CHECK(value <= limit, "%s: trainer_state.json has \"%s\" %" PRIu64 ", more than %" PRIu64 ": it is not a checkpoint of this program",
+          path, key, value, limit);
     return value;
 }
 
@@ -984,10 +986,10 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
     else model_init(&run->model, o->seed);
     if (!resume->state || !training) return;
-    run->step = (int64_t)state_number(resume->state, "step", resume->path);
-    run->updates = (int64_t)state_number(resume->state, "updates", resume->path);
-    run->next_window = state_number(resume->state, "next_window", resume->path);
-    CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", resume->path),
+    run->step = (int64_t)state_number(resume->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, resume->path);
+    run->updates = (int64_t)state_number(resume->state, "updates", (uint64_t)run->step, resume->path);
+    run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
+    CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
           "--train-data %s: not the data that %s was trained on; give the same shards, or start anew with --init", o->train_data, o->out);
 }
 
