@@ -19,6 +19,7 @@ the root of the repository. Compiled with -DREAL=double it also differentiates t
 #include "tests/checkpoint.h"
 #include "tests/program.h"
 #include "tests/faults.h"
+#include "tests/spikes.h"
 
 static const struct {
     const char *subject;
@@ -34,6 +35,7 @@ static const struct {
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, false},
     {"program", program_tests, PROGRAM_TEST_COUNT, false},
     {"faults", faults_tests, FAULTS_TEST_COUNT, false},
+    {"spikes", spikes_tests, SPIKES_TEST_COUNT, false},
 };
 
 int main(int argc, char **argv) {
