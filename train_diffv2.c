@@ -589,38 +589,42 @@ static void model_next_logits(Model *speaker, const int *tokens, int count, int 
 }
 
 // Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
-// later half is read again at the positions from 0 and generation goes on.
-static void model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k, uint64_t key) {
+// later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
+// the logits are not finite.
+static int model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k, uint64_t key) {
     int V = speaker->config.V, T = speaker->T;
     float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
     Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
     int begin = max_int(0, length - T), cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
-    for (int end = length; end < length + count; end++) {
+    int end = length;
+    for (; end < length + count; end++) {
         if (end - begin > T) {
             begin = end - max_int(1, T / 2);
             cached = 0;
         }
         model_next_logits(speaker, tokens + begin + cached, end - begin - cached, cached, logits);
         cached = end - begin;
-        CHECK(isfinite(logits[0]), "the model's logits are not finite: its weights are broken or training diverged");
+        if (!isfinite(logits[0])) break;
         tokens[end] = sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
     }
     free(candidates);
     free(logits);
+    return end - length;
 }
 
-// Generated text after --prompt, or after a document separator, on stdout.
-static void print_sample(Model *speaker, const Options *o, int count, uint64_t key) {
+// Generated text after --prompt, or after a document separator, on stdout; false when it ends early.
+static bool print_sample(Model *speaker, const Options *o, int count, uint64_t key) {
     size_t prompt_length = o->prompt ? strlen(o->prompt) : 0;
     int length = 1 + (int)prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
     tokens[0] = DOCUMENT_SEPARATOR;
     for (size_t i = 0; i < prompt_length; i++) tokens[1 + i] = (unsigned char)o->prompt[i];
-    model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + 1, length - 1 + count, speaker->config.V);
+    int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
+    print_tokens(stdout, tokens + 1, length - 1 + generated, speaker->config.V);
     printf("\n");
     fflush(stdout);
     free(tokens);
+    return generated == count;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -723,8 +727,9 @@ enum { SAMPLE_TOKENS = 200 };
 static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
-    print_sample(&run->speaker, &run->options, SAMPLE_TOKENS, random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step));
-    printf("---\n");
+    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
+    bool whole = print_sample(&run->speaker, &run->options, SAMPLE_TOKENS, key);
+    printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     fflush(stdout);
 }
 
@@ -1026,8 +1031,10 @@ static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, o);
-    else if (o->generate) print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
-    else if (o->eval) {
+    else if (o->generate) {
+        bool whole = print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
+        CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
+    } else if (o->eval) {
         double loss = run_validate(run);
         printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
     } else if (o->dump_grads) dump_gradients(run);
