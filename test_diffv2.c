@@ -21,6 +21,7 @@ with files and processes is tested with the build that people run.
 #include "tests/program.h"
 #include "tests/faults.h"
 #include "tests/stats.h"
+#include "tests/spikes.h"
 
 static const struct {
     const char *subject;
@@ -37,6 +38,7 @@ static const struct {
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
+    {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
 };
 
 int main(int argc, char **argv) {

@@ -16,6 +16,7 @@ very file with CUDA operations instead.
 #include "llmc/random.h"
 #include "llmc/options.h"
 #include "llmc/schedule.h"
+#include "llmc/spikes.h"
 #include "llmc/dataloader.h"
 #include "llmc/checkpoint.h"
 #include "llmc/logger.h"
@@ -491,27 +492,21 @@ static double model_loss_sum(const Model *model, int N) {
 // ---------------------------------------------------------------------------------------------------
 // Update
 
-typedef struct {
-    double grad_norm; // before clipping
-    bool applied;     // a gradient that is not finite never is
-} UpdateResult;
+// Before clipping; NaN or infinite when an element is.
+static double model_grad_norm(const Model *model) { return sqrt(sum_of_squares(model->grads, model->tensors.buffer_count)); }
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
 
-// One AdamW step on the accumulated gradients; `update` counts from 1 (bias correction).
-static UpdateResult model_update(Model *model, const Options *o, double lr, int64_t update, double loss) {
-    UpdateResult r;
-    r.grad_norm = sqrt(sum_of_squares(model->grads, model->tensors.buffer_count));
-    r.applied = isfinite(loss) && isfinite(r.grad_norm);
-    if (!r.applied) return r;
+// One AdamW step on the accumulated gradients, whose norm is finite; `update` counts from 1 (bias correction).
+static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
+    assert(isfinite(grad_norm) && update > 0);
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         adamw_update(model->params + t->offset, NULL, model->grads + t->offset, model->m + t->offset,
-                     model->v + t->offset, t->count, clip_factor(r.grad_norm, o->grad_clip), lr, o->beta1, o->beta2,
+                     model->v + t->offset, t->count, clip_factor(grad_norm, o->grad_clip), lr, o->beta1, o->beta2,
                      o->eps, t->row->decay ? o->weight_decay : 0, update);
     }
-    return r;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -625,38 +620,42 @@ static void model_next_logits(Model *speaker, const int *tokens, int count, int 
 }
 
 // Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
-// later half is read again at the positions from 0 and generation goes on.
-static void model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k, uint64_t key) {
+// later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
+// the logits are not finite.
+static int model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k, uint64_t key) {
     int V = speaker->config.V, T = speaker->T;
     float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
     Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
     int begin = max_int(0, length - T), cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
-    for (int end = length; end < length + count; end++) {
+    int end = length;
+    for (; end < length + count; end++) {
         if (end - begin > T) {
             begin = end - max_int(1, T / 2);
             cached = 0;
         }
         model_next_logits(speaker, tokens + begin + cached, end - begin - cached, cached, logits);
         cached = end - begin;
-        CHECK(isfinite(logits[0]), "the model's logits are not finite: its weights are broken or training diverged");
+        if (!isfinite(logits[0])) break;
         tokens[end] = sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
     }
     free(candidates);
     free(logits);
+    return end - length;
 }
 
-// Generated text after --prompt, or after a document separator, on stdout.
-static void print_sample(Model *speaker, const Options *o, int count, uint64_t key) {
+// Generated text after --prompt, or after a document separator, on stdout; false when it ends early.
+static bool print_sample(Model *speaker, const Options *o, int count, uint64_t key) {
     size_t prompt_length = o->prompt ? strlen(o->prompt) : 0;
     int length = 1 + (int)prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
     tokens[0] = DOCUMENT_SEPARATOR;
     for (size_t i = 0; i < prompt_length; i++) tokens[1 + i] = (unsigned char)o->prompt[i];
-    model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + 1, length - 1 + count, speaker->config.V);
+    int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
+    print_tokens(stdout, tokens + 1, length - 1 + generated, speaker->config.V);
     printf("\n");
     fflush(stdout);
     free(tokens);
+    return generated == count;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -670,6 +669,7 @@ typedef struct {
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
+    Guard guard;           // which of them are
     uint64_t next_window;  // of the training order
     uint64_t fingerprint;  // of the training data
     int micro_steps;       // per update
@@ -688,16 +688,31 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     return b;
 }
 
+// The newest checkpoint whose weights have given a finite loss and gradient since, or "none".
+static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
+    int64_t last_finite = run->step - run->guard.not_finite_in_row;
+    bool found = run->options.out && checkpoint_find_before(run->options.out, last_finite, path) >= 0;
+    if (!found) snprintf(path, PATH_SIZE, "none");
+}
+
 static void run_checkpoint(Run *run) {
     if (!run->options.out) return;
+    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    if (!checkpoint_weights_finite(&buffers)) {
+        char good[PATH_SIZE];
+        run_last_good_checkpoint(run, good);
+        CHECK(false, "the weights after step %" PRId64 " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
+              run->step, good);
+    }
     cJSON *state = cJSON_CreateObject();
     json_add_u64(state, "step", (uint64_t)run->step);
     json_add_u64(state, "updates", (uint64_t)run->updates);
     json_add_u64(state, "next_window", run->next_window);
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
-    CHECK(cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)), "out of memory for a checkpoint");
-    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    CHECK(cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
+              cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
+          "out of memory for a checkpoint");
     double start = now_seconds();
     log_sync(&run->log);
     checkpoint_save(run->options.out, run->step, &buffers, state);
@@ -743,17 +758,18 @@ enum { SAMPLE_TOKENS = 200 };
 static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
-    print_sample(&run->speaker, &run->options, SAMPLE_TOKENS, random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step));
-    printf("---\n");
+    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
+    bool whole = print_sample(&run->speaker, &run->options, SAMPLE_TOKENS, key);
+    printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     fflush(stdout);
 }
 
 typedef struct {
     double loss, grad_norm, lr, seconds;
-    bool applied;
+    Verdict verdict;
 } StepResult;
 
-// One update: gradients of micro_steps micro-batches, clipping, AdamW.
+// One step: gradients of micro_steps micro-batches, then the update, unless it is to be left out.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
@@ -770,10 +786,9 @@ static StepResult run_step(Run *run) {
     run->step++;
     r.loss = model_loss_sum(model, N) / (double)o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
-    UpdateResult update = model_update(model, o, r.lr, run->updates + 1, r.loss);
-    run->updates += update.applied;
-    r.grad_norm = update.grad_norm;
-    r.applied = update.applied;
+    r.grad_norm = model_grad_norm(model);
+    r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    if (r.verdict.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
     r.seconds = now_seconds() - start;
     return r;
 }
@@ -790,14 +805,72 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_number(&run->log, "tokens_per_s", tokens_per_s);
     log_number(&run->log, "ms", 1e3 * r->seconds);
     log_number(&run->log, "flops_util", share);
-    log_null(&run->log, "loss_z");
-    log_null(&run->log, "grad_z");
-    log_bool(&run->log, "skipped", !r->applied);
+    log_number(&run->log, "loss_z", r->verdict.loss_z);
+    log_number(&run->log, "grad_z", r->verdict.grad_z);
+    log_bool(&run->log, "skipped", !r->verdict.apply);
     log_end(&run->log);
     progress_step(run->step, o->steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
-    if (r->applied) return;
+}
+
+static void run_log_spike(Run *run, const char *of, double value, double z) {
+    if (!(z >= SPIKE_Z)) return;
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "spike");
+    log_string(&run->log, "of", of);
+    log_number(&run->log, "value", value);
+    log_number(&run->log, "z", z);
+    log_end(&run->log);
+}
+
+// What was out of the ordinary in a step: records in the log, and a line on stderr when its update was left out.
+static void run_log_events(Run *run, const StepResult *r) {
+    const Verdict *v = &r->verdict;
+    run_log_spike(run, "loss", r->loss, v->loss_z);
+    run_log_spike(run, "grad_norm", r->grad_norm, v->grad_z);
+    if (v->apply) return;
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", v->finite ? "skipped" : "not_finite");
+    log_number(&run->log, "loss", r->loss);
+    log_number(&run->log, "grad_norm", r->grad_norm);
+    log_number(&run->log, "loss_z", v->loss_z);
+    log_number(&run->log, "grad_z", v->grad_z);
+    if (!v->finite) log_integer(&run->log, "in_row", run->guard.not_finite_in_row);
+    log_end(&run->log);
     progress_break();
-    warn("step %" PRId64 ": the loss or the gradient is not finite; the update was left out", run->step);
+    if (v->finite)
+        warn("step %" PRId64 ": loss %.4f (z %.3g), gradient norm %.4g (z %.3g): skipped, the update was left out", run->step,
+             r->loss, v->loss_z, r->grad_norm, v->grad_z);
+    else
+        warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was left out", run->step,
+             r->loss, r->grad_norm, run->guard.not_finite_in_row);
+}
+
+static void run_stop_when_nothing_is_finite(Run *run) {
+    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
+    char good[PATH_SIZE];
+    run_last_good_checkpoint(run, good);
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "stopped");
+    log_string(&run->log, "why", "not_finite");
+    log_string(&run->log, "last_good_checkpoint", good);
+    log_end(&run->log);
+    log_sync(&run->log);
+    CHECK(false, "steps %" PRId64 " to %" PRId64 " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
+          "--grad-clip or --skip-grad-z from an earlier checkpoint; last good checkpoint: %s",
+          run->step - run->guard.not_finite_in_row + 1, run->step, good);
+}
+
+static void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
+    if (d->judged) printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
+    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_LEAST, end);
+}
+
+static void run_print_spikes(const Run *run) {
+    const Guard *g = &run->guard;
+    printf("spikes: ");
+    print_spike_score("loss", &g->loss, ", ");
+    print_spike_score("gradient norm", &g->grad_norm, "; ");
+    printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
 // One record per layer. After the update, which leaves activations and gradients, and before a validation, which does not.
@@ -836,6 +909,7 @@ static int run_stopped(Run *run) {
     progress_break();
     if (o->out) printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step, o->steps, why, o->out);
     else printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step, o->steps, why);
+    run_print_spikes(run);
     return !stop_signal ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
@@ -855,18 +929,22 @@ static int run_train(Run *run) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)(run->step - first) * (double)(o->steps - run->step));
+        run_log_events(run, &r);
         if (o->out && every(run->step, o->stats_every)) run_log_stats(run);
+        run_stop_when_nothing_is_finite(run);
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
         if (every(run->step, o->sample_every)) run_print_sample(run);
         bool stop = last || stop_signal || run->step == o->stop_after;
-        if (stop || every(run->step, o->checkpoint_every)) run_checkpoint(run);
+        bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
+        if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
         if (stop) break;
     }
     if (run->step < o->steps) return run_stopped(run);
     char duration[32];
     format_duration(duration, sizeof(duration), busy);
     printf("done: %" PRId64 " steps in %s, waiting for data %.2f s\n", run->step - first, duration, run->train.wait_seconds);
+    run_print_spikes(run);
     return EXIT_DONE;
 }
 
@@ -989,6 +1067,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->step = (int64_t)state_number(resume->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, resume->path);
     run->updates = (int64_t)state_number(resume->state, "updates", (uint64_t)run->step, resume->path);
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
+    CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(resume->state, "detectors")),
+          "%s: the \"detectors\" of trainer_state.json are none of this program", resume->path);
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
           "--train-data %s: not the data that %s was trained on; give the same shards, or start anew with --init", o->train_data, o->out);
 }
@@ -1010,8 +1090,10 @@ static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, o);
-    else if (o->generate) print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
-    else if (o->eval) {
+    else if (o->generate) {
+        bool whole = print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
+        CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
+    } else if (o->eval) {
         double loss = run_validate(run);
         printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
     } else if (o->dump_grads) dump_gradients(run);

@@ -4,6 +4,7 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
   void    checkpoint_save(run_dir, step, buffers, state)           writes run_dir/checkpoints/step_NNNNNNNN
   int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     newest that verifies, with a warning for each that
                                                                    does not; -1 when there are none at all
+  int64_t checkpoint_find_before(run_dir, step, path_out)          newest before `step` that verifies, likewise; -1: none
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
   void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
@@ -231,20 +232,31 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
     return steps;
 }
 
-static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[PATH_SIZE]) {
-    size_t count = 0;
-    int64_t *steps = checkpoint_steps(run_dir, &count), found = -1;
-    for (size_t i = 0; i < count && found < 0; i++) {
+static inline int64_t checkpoint_find(const char *run_dir, int64_t before, char path_out[PATH_SIZE], size_t *count) {
+    int64_t *steps = checkpoint_steps(run_dir, count), found = -1;
+    for (size_t i = 0; i < *count && found < 0; i++) {
         Reason why;
+        if (steps[i] >= before) continue;
         checkpoint_path(run_dir, steps[i], "", path_out);
         if (checkpoint_verify(path_out, steps[i], why)) found = steps[i];
         else warn("checkpoint %s is passed over: %s", path_out, why);
     }
+    free(steps);
+    return found;
+}
+
+static inline int64_t checkpoint_find_before(const char *run_dir, int64_t step, char path_out[PATH_SIZE]) {
+    size_t count = 0;
+    return checkpoint_find(run_dir, step, path_out, &count);
+}
+
+static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[PATH_SIZE]) {
+    size_t count = 0;
+    int64_t found = checkpoint_find(run_dir, INT64_MAX, path_out, &count);
     CHECK(count == 0 || found >= 0,
           "%s/checkpoints has no checkpoint that is whole; restore one, or move the directory "
           "away to start again from step 0",
           run_dir);
-    free(steps);
     return found;
 }
 

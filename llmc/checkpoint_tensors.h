@@ -5,6 +5,7 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
                                                 the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
   void checkpoint_save_weights(path, buffers), checkpoint_save_optimizer(path, buffers)
+  bool checkpoint_weights_finite(buffers)
   void model_save_dump(path, tensors, grads, loss)
 
 A file is made of parts: a part is a buffer in the layout of the tensor list, whose tensors are called
@@ -163,6 +164,26 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
 static inline void checkpoint_save_weights(const char *path, const CheckpointBuffers *b) {
     CheckpointPart part = checkpoint_part("", b->params, DTYPE_OF(floatX));
     checkpoint_save_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype());
+}
+
+static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
+    enum { PIECE = 4096 };
+    float piece[PIECE];
+    bool finite = true;
+    for (int i = 0; i < b->tensors->count; i++) {
+        const Tensor *t = &b->tensors->tensors[i];
+        const size_t chunk = CHECKPOINT_STAGING / sizeof(floatX);
+        for (size_t done = 0, n; done < t->count; done += n) {
+            n = min_size(chunk, t->count - done);
+            buffer_download(checkpoint_staging(), b->params + t->offset + done, n * sizeof(floatX));
+            for (size_t e = 0; e < n; e += PIECE) { // as the file has them
+                size_t count = min_size(PIECE, n - e);
+                convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX), count);
+                for (size_t k = 0; k < count; k++) finite &= (bool)isfinite(piece[k]);
+            }
+        }
+    }
+    return finite;
 }
 
 static inline void checkpoint_save_optimizer(const char *path, const CheckpointBuffers *b) {

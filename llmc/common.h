@@ -24,6 +24,7 @@ Valid as C11 and as C++17.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <glob.h>
 #include <inttypes.h>
 #include <limits.h>

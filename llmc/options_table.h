@@ -38,6 +38,8 @@ typedef struct {
     double weight_decay, beta1, beta2, eps, grad_clip;
     uint64_t seed;
 
+    double skip_loss_z, skip_grad_z;
+
     const char *out;
     bool resume;
     const char *init;
@@ -145,6 +147,11 @@ static const OptionRow option_rows[] = {
         "largest gradient norm that is applied unscaled; 0: no limit"},
     {"update", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "of initial weights, data order and samples"},
+
+    {"care", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
+        "leave out updates whose loss is Z deviations above the last 1000; 0: off"},
+    {"care", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
+        "likewise for the gradient norm before clipping"},
 
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "directory of the run; without it nothing is written"},

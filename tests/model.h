@@ -505,22 +505,21 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
     options_defaults(&o);
     o.grad_clip = 0.01;
     o.eps = 1e-3; // not small beside the gradients, so that their scale is seen
-    UpdateResult r = model_update(&model, &o, lr, 1, loss);
-    EXPECT(r.applied && r.grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", r.grad_norm);
+    double grad_norm = model_grad_norm(&model);
+    model_update(&model, &o, lr, 1, grad_norm);
+    EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", grad_norm);
     for (int i = 0; i < model.tensors.count; i++) {
         const Tensor *t = &model.tensors.tensors[i];
         for (size_t e = t->offset; e < t->offset + t->count; e++) {
-            double g = (double)model.grads[e] * o.grad_clip / r.grad_norm, w = (double)before[e];
+            double g = (double)model.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
             double decay = t->ndim == 2 ? o.weight_decay : 0;
             double expected = w - lr * (g / (fabs(g) + o.eps) + decay * w); // the first step: m^ = g, sqrt(v^) = |g|
             EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s: %g became %g, not %g", t->name, w,
                    (double)model.params[e], expected);
         }
     }
-    memcpy(before, model.params, model.params_bytes);
     model.grads[3] = (grad_t)NAN;
-    EXPECT(!model_update(&model, &o, lr, 2, loss).applied && memcmp(before, model.params, model.params_bytes) == 0,
-           "a gradient that is not a number was applied");
+    EXPECT(!isfinite(model_grad_norm(&model)), "the norm of a gradient that is not a number is %g", model_grad_norm(&model));
     free(before);
     free(tokens);
     options_free(&o);
@@ -565,7 +564,7 @@ static const Test model_tests[] = {
     {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
     {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
-    {"an update decays matrices only, applies the clipped gradient, and refuses one that is not finite",
+    {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",
      an_update_decays_matrices_only_and_applies_the_clipped_gradient},
     {"initial values agree between variants where names and shapes do", initial_values_agree_between_variants_where_names_and_shapes_do},
 };

@@ -266,6 +266,8 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --lr 1,5", "--lr '1,5'"},
     {"--dry-run --lr 1e-3.", "--lr '1e-3.'"},
     {"--dry-run --lr -1e-3", "--lr '-1e-3'"},
+    {"--dry-run --skip-loss-z -1", "--skip-loss-z '-1' is not accepted: it must be a number in [0, inf)"},
+    {"--dry-run --skip-grad-z inf", "--skip-grad-z 'inf'"},
     {"--dry-run --steps 1.5", "--steps '1.5' is not accepted: it must be a whole number in [1, 1e15]"},
     {"--dry-run --steps 1e3", "--steps '1e3'"},
     {"--dry-run --steps 0x10", "--steps '0x10'"},
@@ -366,6 +368,7 @@ static void test_accepted_edges(void) {
     static const char *const lines[] = {
         "--dry-run",
         "--dry-run --lr 0 --min-lr-ratio 0 --warmup 0 --grad-clip 0 --beta1 0 --beta2 0 --weight-decay 0 --top-k 0",
+        "--dry-run --skip-loss-z 0 --skip-grad-z=1e9",
         "--dry-run --min-lr-ratio 1 --steps 7 --warmup 7 --seed 18446744073709551615 --schedule wsd",
         "--dry-run --lr=.5 --eps=1E-8 --rope-theta=+5e5 --temperature=0",
         "--dry-run --batch-size 2 --seq-len 16 --total-batch 96 --threads 1",
