@@ -38,9 +38,10 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
-    if (llama) // what a reader might take for granted otherwise
+    if (llama) // what a reader might take for granted otherwise; Llama's own tokens 1 and 2 are no markers here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
-             cJSON_AddFalseToObject(o, "mlp_bias");
+             cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
+             cJSON_AddNullToObject(o, "eos_token_id");
     CHECK(ok, "out of memory for config.json");
     return o;
 }

@@ -595,7 +595,8 @@ static void ckpt_test_config_round_trip(void) {
     const char *want[] = {
         "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n" SHAPES
         "  \"tie_word_embeddings\": false,\n  \"torch_dtype\": \"float32\",\n  \"hidden_act\": \"silu\",\n"
-        "  \"attention_bias\": false,\n  \"mlp_bias\": false\n}\n",
+        "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"bos_token_id\": null,\n"
+        "  \"eos_token_id\": null\n}\n",
         "{\n  \"architectures\": [\"DiffV2ForCausalLM\"],\n  \"model_type\": \"diffv2\",\n  \"attention\": "
         "\"diff_v2\",\n" SHAPES "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"bfloat16\"\n}\n"};
 #undef SHAPES
