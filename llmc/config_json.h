@@ -12,6 +12,7 @@ config_json.h: the architecture of a model as config.json, as programs of the Hu
            refused; other keys are ignored. null is the same as no key. Defaults are those of Llama's
            configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
            rope_theta 10000 (at the top or inside rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
+           rope_parameters and rope_scaling may say in so many words that angles are not scaled, and nothing else.
 */
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
@@ -37,9 +38,10 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
-    if (llama) // what a reader might take for granted otherwise
+    if (llama) // what a reader might take for granted otherwise; Llama's own tokens 1 and 2 are no markers here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
-             cJSON_AddFalseToObject(o, "mlp_bias");
+             cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
+             cJSON_AddNullToObject(o, "eos_token_id");
     CHECK(ok, "out of memory for config.json");
     return o;
 }
@@ -57,7 +59,6 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"rope_scaling",          "null"    },
     {"sliding_window",        "null"    },
     {"quantization_config",   "null"    },
     {"num_local_experts",     "null"    },
@@ -148,28 +149,34 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     return v;
 }
 
-// rope_theta, or the newer {"rope_parameters": {"rope_type": "default", "rope_theta": ...}}.
+// An object that says how angles are scaled: not at all. Returns the rope_theta in it; NAN when there is none.
+static inline double config_unscaled_rope(const ConfigReader *r, const char *key) {
+    const cJSON *rope = config_item(r, key);
+    if (!rope) return NAN;
+    CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, brief(rope).text);
+    for (const cJSON *e = rope->child; e; e = e->next) {
+        if (strcmp(e->string, "rope_theta") == 0 || cJSON_IsNull(e)) continue;
+        bool type = strcmp(e->string, "rope_type") == 0 || strcmp(e->string, "type") == 0;
+        bool whole = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
+        CHECK(whole || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
+              "%s: %s has %s = %s; only rope_type \"default\" is known here", r->path, key,
+              printable(e->string) ? e->string : "a key", brief(e).text);
+    }
+    ConfigReader inner;
+    inner.path = r->path;
+    inner.object = rope;
+    return config_number(&inner, "rope_theta", NAN);
+}
+
+// rope_theta, or the newer {"rope_parameters": {"rope_type": "default", "rope_theta": ...}}, once called rope_scaling.
 static inline double config_rope_theta(const ConfigReader *r) {
-    const cJSON *parameters = config_item(r, "rope_parameters");
+    const char *const objects[] = {"rope_parameters", "rope_scaling"};
     double theta = config_number(r, "rope_theta", NAN);
-    if (parameters) {
-        CHECK(cJSON_IsObject(parameters), "%s: rope_parameters is %s; it must be an object", r->path,
-              brief(parameters).text);
-        ConfigReader inner;
-        inner.path = r->path;
-        inner.object = parameters;
-        for (const cJSON *e = parameters->child; e; e = e->next) {
-            if (strcmp(e->string, "rope_theta") == 0 || cJSON_IsNull(e)) continue;
-            bool type = strcmp(e->string, "rope_type") == 0 || strcmp(e->string, "type") == 0;
-            bool whole = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
-            CHECK(whole || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
-                  "%s: rope_parameters has %s = %s; only rope_type \"default\" is known here", r->path,
-                  printable(e->string) ? e->string : "a key", brief(e).text);
-        }
-        double inside = config_number(&inner, "rope_theta", theta);
-        CHECK(isnan(theta) || inside == theta, "%s: rope_theta is %g at the top and %g inside rope_parameters", r->path,
-              theta, inside);
-        theta = inside;
+    for (int i = 0; i < 2; i++) {
+        double inside = config_unscaled_rope(r, objects[i]);
+        CHECK(isnan(theta) || isnan(inside) || inside == theta, "%s: rope_theta is %g, but %g inside %s", r->path,
+              theta, inside, objects[i]);
+        if (!isnan(inside)) theta = inside;
     }
     return isnan(theta) ? 10000 : theta;
 }

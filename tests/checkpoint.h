@@ -595,7 +595,8 @@ static void ckpt_test_config_round_trip(void) {
     const char *want[] = {
         "{\n  \"architectures\": [\"LlamaForCausalLM\"],\n  \"model_type\": \"llama\",\n" SHAPES
         "  \"tie_word_embeddings\": false,\n  \"torch_dtype\": \"float32\",\n  \"hidden_act\": \"silu\",\n"
-        "  \"attention_bias\": false,\n  \"mlp_bias\": false\n}\n",
+        "  \"attention_bias\": false,\n  \"mlp_bias\": false,\n  \"bos_token_id\": null,\n"
+        "  \"eos_token_id\": null\n}\n",
         "{\n  \"architectures\": [\"DiffV2ForCausalLM\"],\n  \"model_type\": \"diffv2\",\n  \"attention\": "
         "\"diff_v2\",\n" SHAPES "  \"tie_word_embeddings\": true,\n  \"torch_dtype\": \"bfloat16\"\n}\n"};
 #undef SHAPES
@@ -649,6 +650,8 @@ static void ckpt_test_config_defaults(void) {
          "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 20000}, \"dtype\": \"float16\", "
          "\"rope_scaling\": null, \"head_dim\": null, \"sliding_window\": null, \"attention_dropout\": 0.0, "
          "\"hidden_act\": \"silu\", \"attention_bias\": false, \"mlp_bias\": false", "baseline C 64 NH 4 NKV 4 D 16 theta 20000 eps 1e-06 tied 0\n" },
+        {"",           "\"rope_scaling\": {\"type\": \"default\", \"rope_theta\": 500}",    "baseline C 64 NH 4 NKV 4 D 16 theta 500 eps 1e-06 tied 0\n"   },
+        {"",           "\"rope_scaling\": {\"rope_type\": \"default\"}, \"rope_theta\": 5",  "baseline C 64 NH 4 NKV 4 D 16 theta 5 eps 1e-06 tied 0\n"     },
         {"model_type", "\"attention\": \"diff_v2\"",                                 "diff_v2 C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"  },
         {"model_type", "\"model_type\": \"gpt2\", \"attention\": \"baseline\"",
          "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"                                                                             },
@@ -665,12 +668,15 @@ static void ckpt_test_config_refusals(void) {
     static const struct {
         const char *without, *more, *word;
     } cases[] = {
-        {"",                        "\"rope_scaling\": {\"rope_type\": \"llama3\"}",                   "rope_scaling is {\"rope_type\":\"llama3\"}"           },
+        {"",                        "\"rope_scaling\": {\"rope_type\": \"llama3\"}",                   "rope_scaling has rope_type = \"llama3\""               },
+        {"",                        "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}",         "rope_scaling has type = \"linear\""                   },
+        {"",                        "\"rope_scaling\": \"linear\"",                                  "rope_scaling is \"linear\"; it must be an object"     },
+        {"",                        "\"rope_scaling\": {\"rope_theta\": 1}, \"rope_theta\": 2",        "rope_theta is 2, but 1 inside rope_scaling"           },
         {"",                        "\"rope_parameters\": {\"rope_type\": \"yarn\"}",                  "rope_type = \"yarn\""                                 },
         {"",                        "\"rope_parameters\": {\"factor\": 8}",                            "factor = 8"                                           },
         {"",                        "\"rope_parameters\": 5",                                          "rope_parameters is 5"                                 },
         {"",                        "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}",           "partial_rotary_factor = 0.5"                          },
-        {"",                        "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}", "10000 at the top and 20000 inside"                    },
+        {"",                        "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}", "rope_theta is 10000, but 20000 inside rope_parameters"},
         {"",                        "\"rope_theta\": 0",                                               "rope theta must be positive"                          },
         {"",                        "\"rope_theta\": 1e999",                                           "rope_theta is"                                        },
         {"",                        "\"rope_theta\": \"10000\"",                                       "rope_theta is \"10000\""                              },

@@ -1,6 +1,7 @@
 /*
-fuzz_state.c: a hostile trainer_state.json: its own checksum and those of the files beside it, its numbers, and
-its options, which --resume adopts. Options that are accepted must survive being saved and adopted again.
+fuzz_state.c: a hostile trainer_state.json: its own checksum and those of the files beside it, its numbers,
+its spike detectors, and its options, which --resume adopts. Options and detectors that are accepted must survive being
+saved and read again.
 
 Most mutations end with the right checksum, without which nothing behind it is reached.
 */
@@ -8,6 +9,7 @@ Most mutations end with the right checksum, without which nothing behind it is r
 #include "../../llmc/checkpoint.h"
 #include "../../llmc/options_json.h"
 #include "../../llmc/options_model.h"
+#include "../../llmc/spikes.h"
 
 const char fuzz_file[] = "trainer_state.json";
 
@@ -33,6 +35,10 @@ static cJSON *build_state(uint64_t big) {
     json_add_u64(state, "next_window", big);
     json_add_u64(state, "seed", o.seed);
     json_add_u64(state, "data_fingerprint", big);
+    Guard guard;
+    memset(&guard, 0, sizeof(guard));
+    for (int i = 0; i < 3; i++) guard_judge(&guard, 1.5 + i, i ? 0.25 * i : NAN, 0, 0);
+    cJSON_AddItemToObject(state, "detectors", guard_to_json(&guard));
     cJSON_AddItemToObject(state, "options", options_state_to_json(&o));
     cJSON_AddItemToObject(state, "checksums", checksums_build(fuzz_directory()));
     options_free(&o);
@@ -63,6 +69,8 @@ void fuzz_seeds(void) {
                                  "\"xxh3_64\":",
                                  "\"bytes\":",
                                  "\"options\":",
+                                 "\"detectors\":",
+                                 "\"window\":",
                                  "null",
                                  "true",
                                  "[]",
@@ -105,6 +113,19 @@ static void check_options(const Options *o) {
     options_free(&again);
 }
 
+static void check_detectors(const cJSON *json) {
+    Guard guard, again;
+    memset(&guard, 0, sizeof(guard));
+    memset(&again, 0, sizeof(again));
+    if (!guard_from_json(&guard, json)) return;
+    cJSON *saved = guard_to_json(&guard);
+    FUZZ_EXPECT(guard_from_json(&again, saved), "detectors that were read cannot be read again");
+    cJSON *saved_again = guard_to_json(&again);
+    FUZZ_EXPECT(cJSON_Compare(saved, saved_again, true), "detectors changed by being saved and read");
+    cJSON_Delete(saved);
+    cJSON_Delete(saved_again);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     (void)data;
     static const char *const numbers[] = {"step", "updates", "next_window", "seed", "data_fingerprint"};
@@ -119,6 +140,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
         FUZZ_EXPECT(json_get_u64(object, "number", &back) && back == value, "a number was saved as another");
         cJSON_Delete(object);
     }
+    check_detectors(cJSON_GetObjectItemCaseSensitive(state, "detectors"));
     Options o;
     options_defaults(&o);
     o.given[option_row("lr")] = true;            // may differ from the checkpoint's

@@ -54,7 +54,8 @@ def make_config(attention, tied, theta, T, L, C, F, V, NH, NKV, D):
     llama = attention == "baseline"  # the format writes a baseline as the Llama that it is
     kind = ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} if llama else
             {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention})
-    rest = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False} if llama else {}
+    rest = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+            "bos_token_id": None, "eos_token_id": None} if llama else {}
     return {**kind, "vocab_size": V, "hidden_size": C, "num_hidden_layers": L,
             "num_attention_heads": NH, "num_key_value_heads": NKV, "head_dim": D,
             "intermediate_size": F, "max_position_embeddings": T, "rope_theta": theta,

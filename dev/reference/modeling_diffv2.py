@@ -1,0 +1,250 @@
+"""
+The model for the transformers library: opens checkpoints as train_diffv2 writes them, all eleven
+attention variants. Importing it registers model_type "diffv2", after which
+
+  AutoModelForCausalLM.from_pretrained("out/checkpoints/step_00001000", trust_remote_code=True)
+
+works. A directory that opens without the import carries this file, which therefore stands alone;
+export_hub.py makes one. Equations and legend are those of model.py, and attention is as plain: a
+T x T matrix per head and map, and no cache, so generate() computes the whole text for each token.
+
+  numerics  parameters and activations in the dtype the model was loaded with; angles float64;
+            softmax, norms and loss at least float32
+"""
+import math
+from collections import namedtuple
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+
+class Variant(NamedTuple):
+    maps: int      # attention maps per output head: 1, or 2 of which the second is subtracted
+    key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
+    v_width: int   # width of a value head in units of D
+    pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
+    factor: str    # what the second map is multiplied with, see Attention.factor
+    norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
+    gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
+    sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
+
+
+VARIANTS = {
+    #                              maps key_sets v_width pair factor     norm    gate    sink
+    "baseline":            Variant(1,   1,       1, "next", "none",      "none", "none", "none"),
+    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", "none", "none"),
+    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", "none", "none"),
+    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", "none", "none"),
+    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", "none", "none"),
+    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", "none", "none"),
+    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  "none", "none"),
+    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", "none", "zero"),
+    "sink":                Variant(1,   1,       1, "next", "none",      "none", "none", "learned"),
+    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", "head", "none"),
+    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", "elem", "none"),
+}
+
+# H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
+Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
+
+
+class DiffV2Config(PretrainedConfig):
+    """config.json of a checkpoint; a plain Llama config has no key `attention`."""
+    model_type = "diffv2"
+
+    def __init__(self, attention="baseline", vocab_size=256, hidden_size=128, num_hidden_layers=4,
+                 num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=352,
+                 max_position_embeddings=256, rope_theta=10000.0, rms_norm_eps=1e-5,
+                 tie_word_embeddings=False, **others):
+        if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
+            raise ValueError(f"attention must be one of {', '.join(VARIANTS)}, and rope_theta at the top")
+        self.attention = attention
+        self.vocab_size, self.hidden_size, self.intermediate_size = vocab_size, hidden_size, intermediate_size
+        self.num_hidden_layers, self.max_position_embeddings = num_hidden_layers, max_position_embeddings
+        self.num_attention_heads, self.num_key_value_heads = num_attention_heads, num_key_value_heads
+        self.head_dim, self.rope_theta, self.rms_norm_eps = head_dim, rope_theta, rms_norm_eps
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **others)
+
+
+def shape_of(config):
+    v, D = VARIANTS[config.attention], config.head_dim
+    NH, NKV = config.num_attention_heads, config.num_key_value_heads
+    H, NV = NH // v.v_width, NKV // v.v_width
+    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D * v.v_width // v.key_sets, D * v.v_width)
+    if NH % NKV or NKV % v.v_width or s.DQ % 2 or (v.pair == "half" and NKV == 1):
+        raise ValueError(f"{config.attention} cannot have {NH} heads, {NKV} key/value heads of dimension {D}")
+    return s
+
+
+def wide(x):
+    return x.float() if x.itemsize == 2 else x
+
+
+def rope_table(config, T, like):
+    """cos and sin (T,1,DQ/2) of t * theta^(-2i/DQ), for every head."""
+    half = shape_of(config).DQ // 2
+    frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64, device="cpu") / half)
+    angle = torch.arange(T, dtype=torch.float64, device="cpu")[:, None, None] * frequency
+    return angle.cos().to(like), angle.sin().to(like)
+
+
+def rotate(x, cos, sin):
+    """x (B,T,heads,DQ): element i < DQ/2 rotates with i + DQ/2."""
+    x1, x2 = x.chunk(2, -1)
+    return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
+
+
+def causal_softmax(scores, sink):
+    """scores (B,H,T,T); sink None or (H,): a logit that takes mass and returns nothing."""
+    T = scores.shape[-1]
+    future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
+    scores = scores.masked_fill(future, -math.inf)
+    if sink is None:
+        return scores.softmax(-1)
+    column = sink[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
+
+
+class Attention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.variant, self.shape = v, s = VARIANTS[config.attention], shape_of(config)
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        C, NH, D = config.hidden_size, config.num_attention_heads, config.head_dim
+        self.q_proj = nn.Linear(C, s.NQ * s.DQ, bias=False)
+        self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
+        self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
+        self.o_proj = nn.Linear(NH * D, C, bias=False)
+        if v.factor in ("sigmoid", "linear"):
+            self.lambda_proj = nn.Linear(C, NH, bias=False)
+        if v.factor == "exp":
+            for name in ("q1", "k1", "q2", "k2"):
+                self.register_parameter("lambda_" + name, nn.Parameter(0.1 * torch.randn(D)))
+        if v.factor == "scalar":  # `lambda` is a word of Python's own
+            self.register_parameter("lambda", nn.Parameter(torch.full((1,), self.lambda_init)))
+        if v.gate != "none":
+            self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
+        if v.norm != "none":
+            self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=config.rms_norm_eps)
+        if v.sink == "learned":
+            self.sinks = nn.Parameter(torch.zeros(NH))
+
+    def factor(self, x):
+        """Of the second map: (B,T,H,1) when projected from x, else one number."""
+        kind = self.variant.factor
+        if kind in ("sigmoid", "linear"):
+            projected = self.lambda_proj(x)[..., None]
+            return projected.sigmoid() if kind == "sigmoid" else projected
+        if kind == "exp":
+            first, second = self.lambda_q1 @ self.lambda_k1, self.lambda_q2 @ self.lambda_k2
+            return first.exp() - second.exp() + self.lambda_init
+        return getattr(self, "lambda") if kind == "scalar" else 1.0
+
+    def forward(self, x, cos, sin):
+        """x (B,T,C) after its norm -> (B,T,C)"""
+        v, s, (B, T, _) = self.variant, self.shape, x.shape
+        query = rotate(self.q_proj(x).view(B, T, s.NQ, s.DQ), cos, sin)
+        key = rotate(self.k_proj(x).view(B, T, s.NK, s.DQ), cos, sin)
+        value = self.v_proj(x).view(B, T, s.NV, s.DV)
+
+        sink = {"none": None, "zero": x.new_zeros(s.H), "learned": getattr(self, "sinks", None)}[v.sink]
+        head = torch.arange(s.H, device=x.device)
+        outputs = []
+        for m in range(v.maps):
+            q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
+            g = q // (s.NQ // s.NV)                                        # its value head
+            k = g * v.key_sets + m % v.key_sets                            # its key head
+            scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
+            a = causal_softmax(wide(scores), sink if sink is None else wide(sink)).to(x.dtype)
+            outputs.append(torch.einsum("bhts,bshd->bthd", a, value[:, :, g]))
+
+        o = outputs[0]  # (B,T,H,DV)
+        if v.maps == 2:
+            o = o - self.factor(x) * outputs[1]
+        if v.norm == "head":
+            o = self.subln(o) * (1 - self.lambda_init)
+        if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
+            o = o * torch.sigmoid(self.gate_proj(x)).view(B, T, s.H, -1)
+        o = o.reshape(B, T, s.H * s.DV)
+        return self.o_proj(self.subln(o) if v.norm == "all" else o)
+
+
+class MLP(nn.Module):
+    def __init__(self, C, F_):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(C, F_, bias=False), nn.Linear(C, F_, bias=False)
+        self.down_proj = nn.Linear(F_, C, bias=False)
+
+    def forward(self, y):
+        return self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        C, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = nn.RMSNorm(C, eps=eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = nn.RMSNorm(C, eps=eps)
+        self.mlp = MLP(C, config.intermediate_size)
+
+    def forward(self, x, cos, sin):
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, input_ids):
+        x = self.embed_tokens(input_ids)  # (B,T,C)
+        cos, sin = rope_table(self.config, x.shape[1], like=x)
+        for block in self.layers:
+            x = block(x, cos, sin)
+        return self.norm(x)
+
+
+class DiffV2ForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = DiffV2Config
+    base_model_prefix = "model"
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _no_split_modules = ["Block"]
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Decoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids, attention_mask=None, labels=None, use_cache=None, return_dict=None):
+        """input_ids (B,T) -> logits (B,T,V). With labels (B,T), which are the inputs or -100 for "not
+        this one", also the mean cross-entropy of logits t and label t+1, in nats: windows of T+1
+        tokens give the trainer's loss over T."""
+        if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
+            raise ValueError("attention_mask masks tokens; there is no padding here: give sequences of one length")
+        logits = self.lm_head(self.model(input_ids))
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(wide(logits[:, :-1]).flatten(0, 1), labels[:, 1:].flatten())
+        output = CausalLMOutput(loss=loss, logits=logits)
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        return False
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **unused):
+        return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+AutoConfig.register("diffv2", DiffV2Config, exist_ok=True)
+AutoModelForCausalLM.register(DiffV2Config, DiffV2ForCausalLM, exist_ok=True)

@@ -1,0 +1,314 @@
+#!/usr/bin/env python3
+"""
+Tests of what passes between train_diffv2 and the transformers library, in both directions: loss and
+gradients of every parameter, from the same directory and the same tokens, must agree.
+
+  tolerance  of a tensor's largest element. float64 1e-10: the order of summation. float32 2e-4: sums
+             of a few hundred products, and gradients that are differences of larger numbers.
+  needs      PyTorch 2.4, transformers 4.57, numpy or newer, and train_diffv2 built in the repository's root
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WORK = tempfile.TemporaryDirectory(prefix="diffv2_hub_")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before transformers reads them
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from make_fixtures import FIXTURES, safetensors_arrays, token_shard_bytes
+from modeling_diffv2 import DiffV2ForCausalLM
+
+HERE = Path(__file__).resolve().parent
+PROGRAM = HERE.parent.parent / "train_diffv2"
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
+WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of any passed comparison
+B, T, V = 3, 16, 37  # V: the smallest of the fixtures
+
+
+def directory(name):
+    path = Path(WORK.name) / name
+    path.mkdir(parents=True)
+    return path
+
+
+def program(*arguments):
+    """status, stdout, stderr of train_diffv2"""
+    done = subprocess.run([PROGRAM, "--threads", "2", *map(str, arguments)], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def succeed(*arguments):
+    status, out, err = program(*arguments)
+    assert status == 0 and not err, f"{' '.join(map(str, arguments))}: status {status}, {err}"
+    return out
+
+
+def tokens_and_shard():
+    tokens, shard = np.random.RandomState(2).randint(0, V, 40 * T + 1), Path(WORK.name) / "tokens.bin"
+    if not shard.exists():
+        shard.write_bytes(token_shard_bytes(tokens))
+    return tokens, shard
+
+
+def windows(tokens, batch_size, seq_len):
+    """(B,T+1): windows that start every T tokens, whose shifted loss is that of B*T targets."""
+    starts = np.arange(batch_size)[:, None] * seq_len
+    return torch.from_numpy(np.asarray(tokens, np.int64)[starts + np.arange(seq_len + 1)])
+
+
+def gradients_of_program(path):
+    """`loss` and the gradient of every parameter over the first B*T + 1 tokens"""
+    _, shard = tokens_and_shard()
+    dump = Path(WORK.name) / "grads.safetensors"
+    succeed("--init", path, "--dump-grads", dump, "--train-data", shard, "--batch-size", B, "--seq-len", T)
+    return safetensors_arrays(dump.read_bytes())
+
+
+def open_model(path, dtype=torch.float32, model_class=AutoModelForCausalLM):
+    model, info = model_class.from_pretrained(path, trust_remote_code=True, dtype=dtype, output_loading_info=True)
+    assert not any(info.values()), f"{path}: {info}"
+    return model
+
+
+def gradients_of_model(model, batch=None):
+    batch = windows(tokens_and_shard()[0], B, T) if batch is None else batch
+    loss = model(input_ids=batch, labels=batch).loss
+    loss.backward()
+    return {"loss": np.array([loss.item()]), **{n: p.grad.numpy() for n, p in model.named_parameters()}}
+
+
+def expect_close(found, expected, dtype, what):
+    assert sorted(found) == sorted(expected), f"{what}: {sorted(set(found) ^ set(expected))} in one of them only"
+    for name, wanted in expected.items():
+        assert found[name].shape == wanted.shape, f"{what}: {name} has the shape {found[name].shape}"
+        assert np.abs(wanted).max() > 0, f"{what}: the gradient of {name} is 0 and would show nothing"
+        difference = np.abs(found[name] - wanted).max() / np.abs(wanted).max()
+        assert difference <= TOLERANCE[dtype], f"{what}: {name} differs by {difference:.1e}"
+        WORST[dtype] = max(WORST[dtype], difference)
+
+
+def train(name, *arguments):
+    """The checkpoint directory of a short run."""
+    out = directory(f"runs/{name}")
+    succeed("--train-data", tokens_and_shard()[1], "--seq-len", T, "--batch-size", B, "--steps", 5, "--out", out,
+            *arguments)
+    return out / "checkpoints" / "step_00000005"
+
+
+def test_every_fixture_opens_with_its_loss_and_gradients():
+    for path in sorted(FIXTURES.iterdir()):
+        shape = json.loads((path / "batch.json").read_text())
+        tokens = np.frombuffer((path / "tokens.bin").read_bytes()[1024:], "<u2")
+        batch = windows(tokens, shape["batch_size"], shape["seq_len"])
+        expected = safetensors_arrays((path / "grads.safetensors").read_bytes())
+        llama = path.name.startswith("baseline")  # whose own class computes norms and angles in float32
+        model = open_model(path)
+        exact = open_model(path, torch.float64, DiffV2ForCausalLM if llama else AutoModelForCausalLM)
+        assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
+        assert type(exact) is DiffV2ForCausalLM, type(exact)
+        expect_close(gradients_of_model(model, batch), expected, torch.float32, path.name)
+        expect_close(gradients_of_model(exact, batch), expected, torch.float64, path.name)
+
+
+def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
+    for fixture in sorted(FIXTURES.iterdir()):  # a start from which no gradient is negligible; a is untied, b tied
+        path = train(fixture.name, "--init", fixture)
+        model, llama = open_model(path), fixture.name.startswith("baseline")
+        assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
+        assert model.generation_config.eos_token_id is None, f"token {model.generation_config.eos_token_id} ends a text"
+        tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+        assert tied == fixture.name.endswith("b"), f"{fixture.name}: tied {tied}"
+        expect_close(gradients_of_model(model), gradients_of_program(path), torch.float32, fixture.name)
+
+        tokens, shard = tokens_and_shard()
+        out = succeed("--init", path, "--eval", "--val-data", shard, "--batch-size", 4, "--val-steps", 5)
+        batch = windows(tokens, 20, T)  # the first 4 * 5 windows
+        loss = model(input_ids=batch, labels=batch).loss.item()
+        assert abs(float(out.split()[2]) - loss) < 1e-5, f"{fixture.name}: {loss}, but {out}"
+
+
+def test_half_precision_computes_nearly_the_same_loss():
+    for path in sorted(FIXTURES.glob("*_b")):
+        batch = torch.arange(2 * 40).view(2, 40) * 7 % 40
+        loss = [open_model(path, dtype)(input_ids=batch, labels=batch).loss.item()
+                for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        # 8 and 11 bits of mantissa, a few roundings per layer, averaged over 78 targets
+        assert abs(loss[1] - loss[0]) < 0.1 and abs(loss[2] - loss[0]) < 0.02, f"{path.name}: {loss}"
+
+
+def test_generation_continues_with_the_most_probable_token_and_no_token_ends_it():
+    for path in sorted(FIXTURES.glob("*_a")):
+        model, text = open_model(path), torch.tensor([[5, 1, 9], [0, 0, 3]])
+        found = model.generate(text, max_new_tokens=20, do_sample=False)
+        for _ in range(20):
+            text = torch.cat((text, model(input_ids=text).logits[:, -1].argmax(-1, keepdim=True)), 1)
+        assert torch.equal(found, text), f"{path.name}: {found.tolist()} instead of {text.tolist()}"
+        model.generate(text, max_new_tokens=3, num_beams=3, do_sample=True, use_cache=True)
+
+
+def test_padding_is_refused():
+    model = open_model(FIXTURES / "diff_v2_a")
+    batch, mask = torch.ones(2, 4, dtype=torch.long), torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]])
+    model(input_ids=batch, attention_mask=torch.ones_like(mask))
+    for call in (model, lambda **inputs: model.generate(max_new_tokens=1, **inputs)):
+        try:
+            call(input_ids=batch, attention_mask=mask)
+        except ValueError as error:
+            assert "padding" in str(error), error
+            continue
+        raise AssertionError("a masked token was accepted")
+
+
+OPEN_ELSEWHERE = """
+import sys, torch, transformers
+for path in sys.argv[1:]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True, dtype=torch.float32)
+    batch = torch.arange(60).view(3, 20) % 37
+    print(repr(model(input_ids=batch, labels=batch).loss.item()), type(model).__name__)
+"""
+
+
+def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_program():
+    odd = train("odd", "--attention", "baseline", "--layers", 2, "--hidden", 24, "--heads", 7, "--kv-heads", 1,
+                "--head-dim", 8, "--ffn", 20, "--vocab", V)  # 24 is no multiple of 7: no Llama in transformers 5
+    paths = sorted(FIXTURES.iterdir()) + [odd]
+    exported = []
+    for path in paths:
+        exported.append(Path(WORK.name) / "exported" / path.name)
+        subprocess.run([sys.executable, HERE / "export_hub.py", path, exported[-1]], check=True)
+    done = subprocess.run([sys.executable, "-c", OPEN_ELSEWHERE, *exported], capture_output=True, text=True,
+                          cwd=WORK.name)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == len(paths), done.stdout
+    batch = torch.arange(60).view(3, 20) % 37
+    for path, out, (loss, name) in zip(paths, exported, lines):
+        plain = path.name.startswith("baseline")
+        assert name == ("LlamaForCausalLM" if plain else "DiffV2ForCausalLM"), f"{path.name} is a {name}"
+        for model in (open_model(path, model_class=DiffV2ForCausalLM if path is odd else AutoModelForCausalLM),
+                      open_model(out)):  # here, where the code was imported too
+            assert abs(model(input_ids=batch, labels=batch).loss.item() - float(loss)) < 1e-6, path.name
+        if path is odd:
+            expect_close(gradients_of_model(model), gradients_of_program(out), torch.float32, "odd heads")
+    again = subprocess.run([sys.executable, HERE / "export_hub.py", odd, exported[0]], capture_output=True, text=True)
+    assert again.returncode == 1 and again.stderr.count("\n") == 1, "an existing directory was written into"
+
+
+def test_what_transformers_saves_of_our_models_loads_in_the_program():
+    for fixture in sorted(FIXTURES.iterdir()):
+        path, model = directory(f"saved/{fixture.name}"), open_model(fixture)
+        model.save_pretrained(path, max_shard_size="2KB")
+        assert (path / "model.safetensors.index.json").exists(), f"{fixture.name} was not saved in shards"
+        expect_close(gradients_of_program(path), gradients_of_model(model), torch.float32, fixture.name)
+
+
+# Llama directories as transformers writes them.
+LLAMAS = [
+    # dtype      tied   NH NKV  D theta     shards    rope_theta is   why
+    ("float32",  False, 4, 4,  8, 10000.0, "1GB",   "as saved"),   # the plainest
+    ("float32",  True,  4, 2,  8, 500.0,   "8KB",   "as saved"),   # no lm_head in any shard
+    ("bfloat16", False, 4, 1, 16, 5e5,     "4KB",   "as saved"),   # NH*D is not C
+    ("bfloat16", True,  8, 2, 32, 500.0,   "1GB",   "at the top"),
+    ("float16",  False, 4, 2, 16, 500.0,   "8KB",   "at the top"),
+    ("float16",  True,  2, 1,  8, 10000.0, "2KB",   "absent"),     # older files leave the default out
+]
+
+
+def llama_directory(path, dtype="float32", tied=False, NH=4, NKV=2, D=8, theta=500.0, shards="1GB", **more):
+    config = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=20, num_hidden_layers=2,
+                         num_attention_heads=NH, num_key_value_heads=NKV, head_dim=D, rope_theta=theta,
+                         max_position_embeddings=64, tie_word_embeddings=tied, **more)
+    model, generator = LlamaForCausalLM(config), torch.Generator().manual_seed(7)
+    with torch.no_grad():  # such that no gradient is negligible
+        for p in model.parameters():
+            p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
+    model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards)
+    return json.loads((path / "config.json").read_text())
+
+
+def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gradients():
+    for number, (*case, place) in enumerate(LLAMAS):
+        path = directory(f"llama/{number}")
+        config = llama_directory(path, *case)
+        sharded = case[-1] != "1GB"
+        assert (path / "model.safetensors.index.json").exists() == sharded, f"{case}: sharded or not"
+        if place != "as saved":
+            for key in ("rope_parameters", "rope_theta", "rope_scaling"):
+                config.pop(key, None)
+            if place == "at the top":
+                config.update(rope_theta=case[5], torch_dtype=config.pop("dtype"))
+            (path / "config.json").write_text(json.dumps(config))
+        expected = gradients_of_model(open_model(path))
+        expect_close(gradients_of_program(path), expected, torch.float32, f"Llama {case} {place}")
+
+
+# What the program has no place for: the configuration or the keys added to a good one, and the words it must name.
+SCALINGS = [dict(rope_type="linear", factor=2.0), dict(rope_type="dynamic", factor=2.0),
+            dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                 original_max_position_embeddings=32)]
+REFUSED_LLAMAS = [(dict(attention_bias=True), "attention_bias is true"), (dict(mlp_bias=True), "mlp_bias is true"),
+                  (dict(hidden_act="gelu"), 'hidden_act is "gelu"')]
+REFUSED_KEYS = [(dict(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling"),
+                (dict(rope_scaling=SCALINGS[2]), "rope_scaling"), (dict(sliding_window=8), "sliding_window is 8"),
+                (dict(quantization_config={"bits": 4}), "quantization_config"),
+                (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 inside"),
+                (dict(model_type="mistral"), 'model_type is "mistral"')]
+REFUSED_CLASSES = ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "Olmo2", "GPT2"]
+
+
+def expect_refusal(path, word):
+    out = Path(WORK.name) / "refused.safetensors"
+    status, _, err = program("--init", path, "--dump-grads", out, "--train-data", tokens_and_shard()[1],
+                             "--batch-size", B, "--seq-len", T)
+    assert status in (1, 2) and err.count("\n") == 1 and word in err and not out.exists(), \
+        f"'{word}': status {status}, {err}"
+
+
+def test_what_the_program_has_no_place_for_is_refused_by_name():
+    for number, (more, word) in enumerate(REFUSED_LLAMAS):
+        path = directory(f"refused/llama{number}")
+        llama_directory(path, **more)
+        expect_refusal(path, word)
+    path = directory("refused/keys")
+    config = llama_directory(path)
+    write = lambda changed: (path / "config.json").write_text(json.dumps(changed))
+    for scaling in SCALINGS:
+        write({**config, "rope_parameters": {"rope_theta": 500.0, **scaling}})
+        expect_refusal(path, "rope_parameters has")
+    for more, word in REFUSED_KEYS:
+        write({**config, **more})
+        expect_refusal(path, word)
+    write({**config, "rope_scaling": {"rope_type": "default"}})  # says in so many words that there is none
+    gradients_of_program(path)
+    for name in REFUSED_CLASSES:
+        other = getattr(transformers, name + "Config")()
+        other.save_pretrained(path)
+        expect_refusal(path, f'model_type is "{other.model_type}"')
+
+
+def main():
+    failed = 0
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            try:
+                test()
+                note = "ok"
+            except AssertionError as error:
+                note, failed = f"FAILED: {error}", failed + 1
+            print(f"{name[5:].replace('_', ' ')}: {note}", flush=True)
+    print(f"{failed} failed, largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in "
+          f"float32, PyTorch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
