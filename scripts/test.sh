@@ -5,6 +5,7 @@
 #   double     the same compiled with REAL=double, with finite differences of the whole model
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
+#   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
@@ -136,6 +137,20 @@ if ! has_sanitizers; then
 elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
     build/asan/test_diffv2; then
     run_tests build/asan
+fi
+
+echo "== fuzzing"
+if dev/fuzz/run.sh --seconds 10 >"$scratch/fuzz" 2>&1 || [ -s "$scratch/fuzz" ]; then
+    cat "$scratch/fuzz"
+    last=$(tail -n 1 "$scratch/fuzz")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        fail_one "dev/fuzz/run.sh ended in the middle"
+    fi
+else
+    fail_one "dev/fuzz/run.sh did not start"
 fi
 
 echo "     all stages: $SECONDS s"
