@@ -125,6 +125,7 @@ static KeySet key_set(const Model *model, int set, int B, int T, int first) {
     k.shape.v_head = d->DV;
     k.shape.o_head = sets * d->DV;
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
+    k.shape.first_key = NULL;
     k.q = (size_t)(set * d->QD);
     k.k = (size_t)(d->k_at + set * d->QD);
     k.v = (size_t)d->v_at;

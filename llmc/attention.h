@@ -1,7 +1,7 @@
 /*
-attention: causal grouped-query attention in blocks of query rows, its products by the GEMM library.
+attention: causal grouped-query attention, block by block, without a matrix of scores in memory.
 
-  forward   S = scale Q K^T (keys up to the row's own position),  P = softmax(S),  O = P V
+  forward   S = scale Q K^T (the keys that the row may see),  P = softmax(S),  O = P V
             L[t] = log sum_j exp(S[t,j]) is kept instead of P
   backward  P = exp(S - L) is computed again, then
               O = P V                     =>  dP = dO V^T,   dV = P^T dO
@@ -9,107 +9,323 @@ attention: causal grouped-query attention in blocks of query rows, its products 
               S = scale Q K^T             =>  dQ = scale dS K,  dK = scale dS^T Q
   shapes    q (B,T,NQ,D), k (B,keys,NKV,D), v (B,keys,NKV,DV), out (B,T,NQ,DV) with the strides of
             AttentionShape; keys = first + T; L (B,NQ,T). Query head j reads KV head j / (NQ/NKV).
-  numerics  all in `real`; one thread computes a block, so results do not depend on their number.
-            The heads of a group first write dK and dV of their own, which are then added in order.
-  memory    linear in T: a block of scores per thread, and dK, dV per query head in the backward
+  method    Keys and values are first copied, once for all query heads that read them: transposed in panels of
+            TILE_COLUMNS for the products with K^T and V^T, and as rows padded with zeros. A block of ATTENTION_ROWS
+            queries of one head then meets the keys in blocks of ATTENTION_KEYS: a running maximum and sum per row
+            (forward), or dQ kept and dK, dV added to (backward). All products are tiles of tile.h; each stops at the
+            last key that its six rows see, so that little is computed above the diagonal.
+  numerics  all in `real`; one thread computes a block, so results do not depend on their number. The heads of a
+            group first write dK and dV of their own, which are then added in order. A single query (generation)
+            takes plain loops over the keys where they are: attention_forward_row.
+  memory    linear in T: the copies, blocks of scores per thread, and dK, dV per query head in the backward
   flops     forward 2 (D + DV) per query and visible key, backward 2 (3 D + 2 DV)
-  source    Dao 2023, "FlashAttention-2", for the backward from O, dO and L
+  source    Dao 2023, "FlashAttention-2", for the running softmax and the backward from O, dO and L;
+            Goto and van de Geijn 2008, "Anatomy of high-performance matrix multiplication", for the packing
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
+#include "tile.h"
 
-enum { ATTENTION_BLOCK = 64 }; // query rows at a time: a block's scores stay in the L2 cache for T up to 2048
+enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both directions; a block's scores fit the L2 cache
+enum { SCORES_LD = ATTENTION_KEYS + TILE_LANES };   // room for the zeros after the last visible key
 
-static inline double attention_forward_flops(AttentionShape s) {
-    double visible = (double)s.T * s.first + 0.5 * s.T * (s.T + 1.0);
-    return 2.0 * s.B * s.NQ * visible * (s.D + s.DV);
+static inline double attention_visible(AttentionShape s) { return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0)); }
+static inline double attention_forward_flops(AttentionShape s) { return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV); }
+static inline double attention_backward_flops(AttentionShape s) {
+    return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
+}
+
+// Sizes that follow from a shape, and the pieces of the workspace.
+typedef struct {
+    size_t keys;   // visible to the last query
+    size_t padded; // the same in whole tiles, by rows and by columns
+    size_t D, DV;  // widths in whole vectors
+    real *kt, *vt; // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
+    real *k, *v;   // (B, NKV, padded, D | DV)
+    real *dk, *dv; // (B, NQ, padded, D | DV): of one query head alone
+    real *own;     // (threads, own_count)
+    size_t own_count, total;
+} AttentionPlan;
+
+// What a thread has for a block of queries of one head.
+typedef struct {
+    real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
+    real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
+} AttentionOwn;
+
+// The next `count` elements; NULL when memory is, and sizes are only counted.
+static inline real *attention_piece(AttentionPlan *a, real *memory, size_t count) {
+    real *piece = memory ? memory + a->total : NULL;
+    a->total += round_up(count, TILE_LANES);
+    return piece;
+}
+
+static inline AttentionPlan attention_plan(AttentionShape s, int threads, bool backward, real *memory) {
+    AttentionPlan a;
+    size_t heads = (size_t)s.B * (size_t)s.NKV, queries = (size_t)s.B * (size_t)s.NQ;
+    a.keys = (size_t)s.first + (size_t)s.T;
+    a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
+    a.D = round_up((size_t)s.D, TILE_LANES);
+    a.DV = round_up((size_t)s.DV, TILE_LANES);
+    a.own_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
+    a.total = 0;
+    a.kt = attention_piece(&a, memory, heads * a.padded * a.D);
+    a.v = attention_piece(&a, memory, heads * a.padded * a.DV);
+    a.own = attention_piece(&a, memory, (size_t)threads * a.own_count);
+    a.k = attention_piece(&a, memory, backward ? heads * a.padded * a.D : 0);
+    a.vt = attention_piece(&a, memory, backward ? heads * a.padded * a.DV : 0);
+    a.dk = attention_piece(&a, memory, backward ? queries * a.padded * a.D : 0);
+    a.dv = attention_piece(&a, memory, backward ? queries * a.padded * a.DV : 0);
+    return a;
+}
+
+static inline AttentionOwn attention_own(const AttentionPlan *a) {
+    AttentionOwn own;
+    own.q = a->own + (size_t)omp_get_thread_num() * a->own_count;
+    own.dout = own.q + ATTENTION_ROWS * a->D;
+    own.acc = own.dout + ATTENTION_ROWS * a->DV;
+    own.p = own.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
+    own.ds = own.p + ATTENTION_ROWS * SCORES_LD;
+    return own;
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    size_t keys = (size_t)s.first + (size_t)s.T, rows = (size_t)s.B * (size_t)s.NQ * (size_t)s.T;
-    size_t blocks = 2 * (size_t)threads * ATTENTION_BLOCK * keys;
-    return (blocks + rows * (size_t)(s.D + s.DV)) * sizeof(real);
+    return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
-// scores[i,:] of one block of `rows` query rows that starts at row t0, over `keys` keys
-static inline void attention_scores(real *scores, const floatX *q, const floatX *k, int rows, int keys, AttentionShape s) {
-    gemm(CblasNoTrans, CblasTrans, rows, keys, s.D, s.scale, q, s.ldq, k, s.ldkv, 0, scores, keys);
+// rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
+static inline void attention_copy_rows(real *to, const floatX *x, size_t count, size_t padded, size_t width, size_t width_padded,
+                                       size_t ld, real factor) {
+    for (size_t t = 0; t < count; t++) {
+        for (size_t c = 0; c < width; c++) to[t * width_padded + c] = factor * x[t * ld + c];
+        for (size_t c = width; c < width_padded; c++) to[t * width_padded + c] = 0;
+    }
+    memset(to + count * width_padded, 0, (padded - count) * width_padded * sizeof(real));
+}
+
+// Panels of x^T: panel p has the columns of rows [p*TILE_COLUMNS, ...) of x.
+static inline void attention_copy_panels(real *to, const floatX *x, size_t count, size_t padded, size_t width,
+                                         size_t width_padded, size_t ld) {
+    for (size_t t0 = 0; t0 < padded; t0 += TILE_COLUMNS, to += width_padded * TILE_COLUMNS)
+        for (size_t t = 0; t < TILE_COLUMNS; t++)
+            for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
+}
+
+static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, const floatX *v, AttentionShape s, bool backward) {
+    int parts = backward ? 4 : 2;
+#pragma omp parallel for schedule(dynamic)
+    for (int item = 0; item < s.B * s.NKV * parts; item++) {
+        size_t head = (size_t)(item / parts), b = head / (size_t)s.NKV, kv = head % (size_t)s.NKV;
+        const floatX *kh = k + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.k_head;
+        const floatX *vh = v + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.v_head;
+        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = (size_t)s.D, DV = (size_t)s.DV, ld = (size_t)s.ldkv;
+        switch (item % parts) {
+        case 0: attention_copy_panels(a->kt + at_k, kh, a->keys, a->padded, D, a->D, ld); break;
+        case 1: attention_copy_rows(a->v + at_v, vh, a->keys, a->padded, DV, a->DV, ld, 1); break;
+        case 2: attention_copy_rows(a->k + at_k, kh, a->keys, a->padded, D, a->D, ld, 1); break;
+        default: attention_copy_panels(a->vt + at_v, vh, a->keys, a->padded, DV, a->DV, ld);
+        }
+    }
+}
+
+// The first key that query row t of sequence b sees.
+static inline int attention_first_key(AttentionShape s, int b, int t) {
+    return s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+}
+
+// How many keys of the block that starts at key k0 a tile of rows reads whose last row is t.
+static inline int attention_reach(AttentionShape s, int t, int k0) {
+    return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
+}
+
+// scores (TILE_ROWS, n) of a tile of rows `a` (TILE_ROWS, width) against panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)
+static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width, size_t width_padded) {
+    for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
+        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((size_t)(n - j), TILE_LANES)), width, a, lda, panels, TILE_COLUMNS,
+                      scores + j, SCORES_LD, false);
+}
+
+// One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
+// [low, n), 0 for the others up to `end`. Returns the factor for what was summed before.
+static inline real attention_softmax(real *p, real *max, real *sum, int low, int n, int end) {
+    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed: what is not visible counts as -infinity
+    real largest = *max, total = 0;
+    for (int j = 0; j < low; j++) p[j] = -(real)INFINITY;
+    for (int j = n; j < whole; j++) p[j] = -(real)INFINITY;
+#pragma omp simd reduction(max : largest)
+    for (int j = 0; j < whole; j++) largest = p[j] > largest ? p[j] : largest;
+#pragma omp simd reduction(+ : total)
+    for (int j = 0; j < whole; j++) total += p[j] = real_exp(p[j] - largest);
+    for (int j = whole; j < end; j++) p[j] = 0;
+    real factor = real_exp(*max - largest); // 0 at first, since *max is far below any score
+    *sum = *sum * factor + total;
+    *max = largest;
+    return factor;
+}
+
+// The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
+static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b, int t0,
+                                           const AttentionPlan *a, AttentionShape s) {
+    const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
+    AttentionOwn own = attention_own(a);
+    int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+    real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
+    for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
+    attention_copy_rows(own.q, q, (size_t)rows, (size_t)(tiles * TILE_ROWS), (size_t)s.D, a->D, (size_t)s.ldq, s.scale);
+    memset(own.acc, 0, (size_t)(tiles * TILE_ROWS) * a->DV * sizeof(real));
+    int k0 = attention_first_key(s, b, t0) / ATTENTION_KEYS * ATTENTION_KEYS;
+    for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS)
+        for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
+            int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
+            if (n == 0) continue;
+            attention_scores(own.p, own.q + (size_t)i0 * a->D, a->D, kt + (size_t)k0 * a->D, n, s.D, a->D);
+            for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
+                int visible = attention_reach(s, t0 + i, k0), low = max_int(0, attention_first_key(s, b, t0 + i) - k0);
+                real *p = own.p + (i - i0) * SCORES_LD, *acc = own.acc + (size_t)i * a->DV;
+                real factor = attention_softmax(p, &max[i], &sum[i], min_int(low, n), visible, n);
+                if (factor != 1)
+                    for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
+            }
+            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + (size_t)k0 * a->DV, a->DV, own.acc + (size_t)i0 * a->DV, a->DV, true);
+        }
+    for (int i = 0; i < rows; i++) {
+        real inverse = 1 / sum[i];
+        for (int c = 0; c < s.DV; c++) o[(size_t)i * (size_t)s.ldo + (size_t)c] = own.acc[(size_t)i * a->DV + (size_t)c] * inverse;
+        if (l) l[i] = max[i] + (real)log((double)sum[i]);
+    }
+}
+
+// A single query, straight from the definition; scores (keys) is scratch.
+static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k, const floatX *v,
+                                         int low, int keys, AttentionShape s) {
+    for (int j = low; j < keys; j++) {
+        real dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int c = 0; c < s.D; c++) dot += q[c] * k[(size_t)j * (size_t)s.ldkv + (size_t)c];
+        scores[j] = s.scale * dot;
+    }
+    real max = scores[low], sum = 0;
+    for (int j = low; j < keys; j++) max = scores[j] > max ? scores[j] : max;
+    for (int j = low; j < keys; j++) sum += scores[j] = real_exp(scores[j] - max);
+    for (int c = 0; c < s.DV; c++) o[c] = 0;
+    for (int j = low; j < keys; j++)
+        for (int c = 0; c < s.DV; c++) o[c] += scores[j] * v[(size_t)j * (size_t)s.ldkv + (size_t)c];
+    for (int c = 0; c < s.DV; c++) o[c] /= sum;
+    if (l) *l = max + (real)log((double)sum);
 }
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_BLOCK - 1) / ATTENTION_BLOCK, heads = s.B * s.NQ;
-    size_t keys_max = (size_t)s.first + (size_t)s.T;
+    int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = s.B * s.NQ;
     real *workspace = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads()));
+    AttentionPlan a = attention_plan(s, omp_get_max_threads(), false, workspace);
+    if (s.T > 1) attention_copy_keys(&a, k, v, s, false);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < heads * blocks; item++) {
-        int t0 = (blocks - 1 - item / heads) * ATTENTION_BLOCK; // the longest blocks first
+        int t0 = (blocks - 1 - item / heads) * ATTENTION_ROWS; // the longest blocks first
         int b = item % heads / s.NQ, h = item % heads % s.NQ, kv = h / group;
-        int rows = min_int(ATTENTION_BLOCK, s.T - t0), keys = s.first + t0 + rows;
-        real *p = workspace + (size_t)omp_get_thread_num() * ATTENTION_BLOCK * keys_max;
-        size_t row0 = (size_t)b * (size_t)s.T + (size_t)t0, key0 = (size_t)b * (size_t)s.T;
-        const floatX *vh = v + key0 * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head;
-        floatX *oh = out + row0 * (size_t)s.ldo + (size_t)h * (size_t)s.o_head;
-        attention_scores(p, q + row0 * (size_t)s.ldq + (size_t)h * (size_t)s.q_head,
-                         k + key0 * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head, rows, keys, s);
-        real inverse[ATTENTION_BLOCK];
-        for (int i = 0; i < rows; i++) {
-            real *pi = p + (size_t)i * (size_t)keys, max = pi[0], sum = 0;
-            int visible = s.first + t0 + i + 1;
-#pragma omp simd reduction(max : max)
-            for (int j = 0; j < visible; j++) max = pi[j] > max ? pi[j] : max;
-#pragma omp simd reduction(+ : sum)
-            for (int j = 0; j < visible; j++) sum += pi[j] = real_exp(pi[j] - max);
-            for (int j = visible; j < keys; j++) pi[j] = 0;
-            inverse[i] = 1 / sum;
-            if (lse) lse[((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)(t0 + i)] = max + (real)log((double)sum);
-        }
-        gemm(CblasNoTrans, CblasNoTrans, rows, s.DV, keys, 1, p, keys, vh, s.ldkv, 0, oh, s.ldo);
-        for (int i = 0; i < rows; i++)
-            for (int c = 0; c < s.DV; c++) oh[(size_t)i * (size_t)s.ldo + (size_t)c] *= inverse[i];
+        size_t row = (size_t)b * (size_t)s.T + (size_t)t0, key_head = (size_t)(b * s.NKV + kv);
+        floatX *oh = out + row * (size_t)s.ldo + (size_t)h * (size_t)s.o_head;
+        const floatX *qh = q + row * (size_t)s.ldq + (size_t)h * (size_t)s.q_head;
+        real *l = lse ? lse + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t0 : NULL;
+        if (s.T > 1)
+            attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b, t0, &a, s);
+        else
+            attention_forward_row(oh, l, workspace + (size_t)omp_get_thread_num() * a.keys, qh,
+                                  k + (size_t)b * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head,
+                                  v + (size_t)b * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head,
+                                  attention_first_key(s, b, 0), s.first + 1, s);
     }
 }
 
-// dq, and dk and dv of one query head alone: dkh (T,D), dvh (T,DV)
-static inline void attention_backward_head(floatX *dq, real *dkh, real *dvh, const floatX *dout, const floatX *out,
-                                           const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                           real *p, real *ds, AttentionShape s) {
-    memset(dkh, 0, (size_t)s.T * (size_t)s.D * sizeof(real));
-    memset(dvh, 0, (size_t)s.T * (size_t)s.DV * sizeof(real));
-    for (int t0 = 0; t0 < s.T; t0 += ATTENTION_BLOCK) {
-        int rows = min_int(ATTENTION_BLOCK, s.T - t0), keys = t0 + rows;
-        const floatX *qb = q + (size_t)t0 * (size_t)s.ldq;
-        const floatX *ob = out + (size_t)t0 * (size_t)s.ldo, *dob = dout + (size_t)t0 * (size_t)s.ldo;
-        attention_scores(p, qb, k, rows, keys, s);
-        gemm(CblasNoTrans, CblasTrans, rows, keys, s.DV, 1, dob, s.ldo, v, s.ldkv, 0, ds, keys); // O = P V
-        for (int i = 0; i < rows; i++) {
-            real *pi = p + (size_t)i * (size_t)keys, *dsi = ds + (size_t)i * (size_t)keys, delta = 0, l = lse[t0 + i];
-            int visible = t0 + i + 1;
-#pragma omp simd reduction(+ : delta)
-            for (int c = 0; c < s.DV; c++)
-                delta += ob[(size_t)i * (size_t)s.ldo + (size_t)c] * dob[(size_t)i * (size_t)s.ldo + (size_t)c];
-            for (int j = 0; j < visible; j++) {
-                pi[j] = real_exp(pi[j] - l);
-                dsi[j] = s.scale * pi[j] * (dsi[j] - delta); // P = softmax(S), and the scale in S
+// What the backward reads and writes of one query head.
+typedef struct {
+    int b;
+    floatX *dq;
+    const floatX *q, *out, *dout;
+    const real *lse;           // (T)
+    const real *k, *kt, *v, *vt; // of its KV head, copied
+    real *dk, *dv;               // (padded, D | DV)
+} AttentionHead;
+
+// P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
+static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low, const real *delta,
+                                             int t0, int rows, int k0, const AttentionPlan *a, AttentionShape s) {
+    for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
+        int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
+        real *p0 = own->p + i0 * SCORES_LD, *ds0 = own->ds + i0 * SCORES_LD;
+        attention_scores(p0, own->q + (size_t)i0 * a->D, a->D, h->kt + (size_t)k0 * a->D, n, s.D, a->D);           // S = scale Q K^T
+        attention_scores(ds0, own->dout + (size_t)i0 * a->DV, a->DV, h->vt + (size_t)k0 * a->DV, n, s.DV, a->DV); // O = P V
+        for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
+            int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
+            real *p = own->p + i * SCORES_LD, *ds = own->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
+            int whole = (visible + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed
+#pragma omp simd
+            for (int j = 0; j < whole; j++) {
+                p[j] = real_exp(p[j] - l);
+                ds[j] = p[j] * (ds[j] - d); // P = softmax(S)
             }
-            for (int j = visible; j < keys; j++) pi[j] = dsi[j] = 0;
+            for (int j = 0; j < from; j++) p[j] = ds[j] = 0;
+            for (int j = visible; j < end; j++) p[j] = ds[j] = 0; // the products below read whole tiles
         }
-        gemm(CblasTrans, CblasNoTrans, keys, s.DV, rows, 1, p, keys, dob, s.ldo, 1, dvh, s.DV);        // O = P V
-        gemm(CblasTrans, CblasNoTrans, keys, s.D, rows, 1, ds, keys, qb, s.ldq, 1, dkh, s.D);          // S = Q K^T
-        gemm(CblasNoTrans, CblasNoTrans, rows, s.D, keys, 1, ds, keys, k, s.ldkv, 0, dq + (size_t)t0 * (size_t)s.ldq, s.ldq);
     }
 }
 
-// dst[t,:] = the sum over the `group` query heads of src[g][t,:]; with `add`, += it
-static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, bool add) {
-    for (int t = 0; t < T; t++)
-        for (int c = 0; c < width; c++) {
-            real sum = 0;
-            for (int g = 0; g < group; g++) sum += src[((size_t)g * (size_t)T + (size_t)t) * (size_t)width + (size_t)c];
-            floatX *to = &dst[(size_t)t * (size_t)ld + (size_t)c];
-            *to = add ? *to + sum : sum;
+static inline void attention_backward_head(const AttentionHead *h, const AttentionPlan *a, AttentionShape s) {
+    AttentionOwn own = attention_own(a);
+    for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
+        int rows = min_int(ATTENTION_ROWS, s.T - t0), low[ATTENTION_ROWS];
+        size_t padded = round_up((size_t)rows, TILE_ROWS);
+        const floatX *out = h->out + (size_t)t0 * (size_t)s.ldo, *dout = h->dout + (size_t)t0 * (size_t)s.ldo;
+        real delta[ATTENTION_ROWS];
+        for (int i = 0; i < rows; i++) {
+            real dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int c = 0; c < s.DV; c++) dot += out[(size_t)i * (size_t)s.ldo + (size_t)c] * dout[(size_t)i * (size_t)s.ldo + (size_t)c];
+            delta[i] = dot;
+            low[i] = attention_first_key(s, h->b, t0 + i);
         }
+        attention_copy_rows(own.q, h->q + (size_t)t0 * (size_t)s.ldq, (size_t)rows, padded, (size_t)s.D, a->D, (size_t)s.ldq, s.scale);
+        attention_copy_rows(own.dout, dout, (size_t)rows, padded, (size_t)s.DV, a->DV, (size_t)s.ldo, 1);
+        memset(own.acc, 0, padded * a->D * sizeof(real));
+        int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
+        for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
+            attention_backward_scores(&own, h, low, delta, t0, rows, k0, a, s);
+            int keys = attention_reach(s, t0 + rows - 1, k0);
+            for (int j0 = 0; j0 < keys; j0 += TILE_ROWS) {
+                int r0 = max_int(0, k0 + j0 - t0); // the first row that sees key j0
+                bool add = k0 + j0 < t0;           // else the first rows that see these keys, which set dk and dv
+                size_t at = (size_t)(k0 + j0);
+                const real *p = own.p + r0 * SCORES_LD + j0, *ds = own.ds + r0 * SCORES_LD + j0;
+                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, own.dout + (size_t)r0 * a->DV, a->DV,
+                                         h->dv + at * a->DV, a->DV, add); // O = P V
+                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, own.q + (size_t)r0 * a->D, a->D,
+                                         h->dk + at * a->D, a->D, add); // S = scale Q K^T; own.q has the scale
+            }
+            for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
+                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD, SCORES_LD,
+                              h->k + (size_t)k0 * a->D, a->D, own.acc + (size_t)i0 * a->D, a->D, true); // S = scale Q K^T
+        }
+        for (int i = 0; i < rows; i++)
+            for (int c = 0; c < s.D; c++)
+                h->dq[(size_t)(t0 + i) * (size_t)s.ldq + (size_t)c] = s.scale * own.acc[(size_t)i * a->D + (size_t)c];
+    }
+}
+
+// dst[t,:] = the sum over the `group` query heads of src[g][t,:] (padded rows of `stride`); with `add`, += it
+static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded, size_t stride,
+                                       bool add) {
+    for (int t = 0; t < T; t++) {
+        floatX *to = dst + (size_t)t * (size_t)ld;
+        for (int g = 0; g < group; g++) {
+            const real *from = src + ((size_t)g * padded + (size_t)t) * stride;
+            if (g > 0 || add)
+                for (int c = 0; c < width; c++) to[c] += from[c];
+            else
+                for (int c = 0; c < width; c++) to[c] = from[c];
+        }
+    }
 }
 
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
@@ -117,27 +333,27 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);
     int group = s.NQ / s.NKV;
-    size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ, block = ATTENTION_BLOCK * T;
-    real *dkh = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())); // (B,NQ,T,D)
-    real *dvh = dkh + heads * T * (size_t)s.D;                                           // (B,NQ,T,DV)
-    real *blocks = dvh + heads * T * (size_t)s.DV;                                       // (threads,2,BLOCK,T)
+    size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ;
+    AttentionPlan a = attention_plan(s, omp_get_max_threads(), true,
+                                     ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
+    attention_copy_keys(&a, k, v, s, true);
 #pragma omp parallel
     {
-        real *p = blocks + 2 * block * (size_t)omp_get_thread_num(), *ds = p + block;
 #pragma omp for schedule(dynamic)
         for (size_t bh = 0; bh < heads; bh++) {
-            size_t b = bh / (size_t)s.NQ, h = bh % (size_t)s.NQ, kv = h / (size_t)group, row = b * T;
-            size_t q_at = row * (size_t)s.ldq + h * (size_t)s.q_head, o_at = row * (size_t)s.ldo + h * (size_t)s.o_head;
-            attention_backward_head(dq + q_at, dkh + bh * T * (size_t)s.D, dvh + bh * T * (size_t)s.DV, dout + o_at,
-                                    out + o_at, lse + bh * T, q + q_at, k + row * (size_t)s.ldkv + kv * (size_t)s.k_head,
-                                    v + row * (size_t)s.ldkv + kv * (size_t)s.v_head, p, ds, s);
+            size_t b = bh / (size_t)s.NQ, j = bh % (size_t)s.NQ, key_head = b * (size_t)s.NKV + j / (size_t)group;
+            size_t q_at = b * T * (size_t)s.ldq + j * (size_t)s.q_head, o_at = b * T * (size_t)s.ldo + j * (size_t)s.o_head;
+            size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
+            AttentionHead h = {(int)b, dq + q_at, q + q_at, out + o_at, dout + o_at, lse + bh * T, a.k + k_at, a.kt + k_at,
+                               a.v + v_at, a.vt + v_at, a.dk + bh * a.padded * a.D, a.dv + bh * a.padded * a.DV};
+            attention_backward_head(&h, &a, s);
         }
 #pragma omp for schedule(static)
         for (size_t i = 0; i < (size_t)s.B * (size_t)s.NKV; i++) {
             size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * (size_t)s.ldkv;
-            size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * T;
-            attention_sum_group(dk + row + kv * (size_t)s.k_head, dkh + first * (size_t)s.D, group, s.T, s.D, s.ldkv, false);
-            attention_sum_group(dv + row + kv * (size_t)s.v_head, dvh + first * (size_t)s.DV, group, s.T, s.DV, s.ldkv, add_dv);
+            size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * a.padded;
+            attention_sum_group(dk + row + kv * (size_t)s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded, a.D, false);
+            attention_sum_group(dv + row + kv * (size_t)s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv, a.padded, a.DV, add_dv);
         }
     }
 }

@@ -59,6 +59,7 @@ typedef struct {
     int ldq, ldkv, ldo;                    // row strides
     int q_head, k_head, v_head, o_head;    // head strides
     real scale;
+    const int *first_key; // (B,T): the first key that a row sees, not decreasing along T; NULL: 0 everywhere
 } AttentionShape;
 
 // out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL when there is none

@@ -288,12 +288,14 @@ static void test_attention(void) {
         {1, 1,   1, 1, 8,   8,   1, 0 }, // one key: the output is its value, dq = dk = 0
         {1, 7,   6, 1, 16,  16,  1, 13}, // one KV head for all queries; padded rows, as for lambda
         {3, 13,  2, 2, 8,   8,   1, 0 }, // several sequences, NKV = NQ, prime T
-        {1, 64,  3, 3, 8,   8,   1, 64}, // exactly one block of 64 query rows
-        {1, 67,  6, 2, 16,  16,  1, 5 }, // a block and a rest; groups of 3
-        {2, 129, 2, 1, 40,  40,  1, 0 }, // one past two blocks; D no multiple of 16
+        {1, 64,  3, 3, 8,   8,   1, 64}, // exactly one panel of keys (fp32, AVX-512)
+        {1, 96,  6, 2, 16,  16,  1, 5 }, // exactly one block of rows; groups of 3
+        {2, 97,  2, 1, 40,  40,  1, 0 }, // one past it; D no multiple of a vector
+        {1, 193, 2, 2, 24,  72,  1, 0 }, // one past a block of keys; wider values
+        {1, 389, 2, 1, 16,  16,  1, 3 }, // three blocks of keys, five of rows, prime T
         {1, 13,  2, 1, 256, 256, 1, 0 }, // the widest head
         {3, 7,   4, 2, 8,   16,  2, 6 }, // diff_v1: interleaved key sets, value heads of width 2D
-        {1, 67,  2, 1, 8,   16,  2, 0 }, // the same beyond one block
+        {1, 199, 2, 1, 8,   16,  2, 0 }, // the same beyond one block of keys
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -358,7 +360,7 @@ static void test_attention_sets(void) {
         {1, 1,  1, 1, 8,   16,  2, 0 }, // one key: dv is the sum of both gradients of the output
         {2, 13, 6, 2, 8,   16,  2, 11}, // diff_v1: values of width 2D, groups of 3, padded rows
         {1, 7,  3, 3, 20,  40,  2, 64}, // diff_scalar: half-width keys, values of a whole head; D no multiple of 16
-        {1, 67, 2, 1, 8,   16,  2, 0 }, // beyond one block
+        {1, 199, 2, 1, 8,  16,  2, 0 }, // beyond one block of keys
         {1, 5,  2, 1, 256, 512, 2, 0 }, // the widest head, values of twice its width
     };
     OP_CHECK_ALL(kind, shapes);
@@ -388,8 +390,8 @@ static AttentionSequence attention_sequence(int T, double scale) {
     return a;
 }
 static void test_attention_is_causal(void) {
-    enum { T = 129 };
-    static const int last[] = {0, 12, 62, 63, 64, 127}; // the first row, within a block, around its border, all but one
+    enum { T = 295 };
+    static const int last[] = {0, 12, 94, 95, 96, 190, 191, 192, 293}; // the first, around the blocks' ends, all but one
     for (size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++) {
         AttentionSequence a = attention_sequence(T, 2);
         size_t rows = (size_t)last[i] + 1, at = rows * (size_t)a.s.ldq;
@@ -409,8 +411,8 @@ static void test_attention_is_causal(void) {
     }
 }
 static void test_attention_generates(void) {
-    enum { T = 131 };
-    static const int first[] = {1, 63, 64, 66, 67, 130}; // around the blocks; 130: one new row, as in generation
+    enum { T = 307 };
+    static const int first[] = {1, 63, 96, 191, 192, 193, 306}; // around the blocks; 306: one new row, as in generation
     AttentionSequence a = attention_sequence(T, 2);
     double tolerance = 8 * op_epsilon * sqrt(4.0 * T);
     for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++) {
@@ -432,6 +434,43 @@ static void test_attention_generates(void) {
         EXPECT(error <= tolerance, "first %d: rows are %.3g off the whole's, tolerance %.3g", first[i], error,
                tolerance);
     }
+    op_free("attention");
+}
+// Documents in a row that do not see each other, against each of them alone: outputs, lse and gradients.
+static void test_attention_documents(void) {
+    enum { T = 421, DOCUMENTS = 6 };
+    static const int starts[DOCUMENTS + 1] = {0, 1, 7, 190, 195, 400, T}; // one token, within a block, across blocks
+    AttentionSequence a = attention_sequence(T, 2);
+    size_t count = a.q_count + 2 * a.kv_count;
+    int first_key[T];
+    for (int d = 0; d < DOCUMENTS; d++)
+        for (int t = starts[d]; t < starts[d + 1]; t++) first_key[t] = starts[d];
+    real *dout = op_alloc(a.q_count), *dx = op_alloc(count), *alone = op_alloc(count);
+    TestRandom random = {5};
+    for (size_t i = 0; i < a.q_count; i++) dout[i] = (real)test_random_real(&random);
+    real *out = op_alloc(a.q_count), *lse = op_alloc(a.lse_count);
+    AttentionShape s = a.s;
+    s.first_key = first_key;
+    workspace_poison(s);
+    attention_forward(out, lse, a.q, a.k, a.v, s);
+    attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, dout, out, lse, a.q, a.k, a.v, s, false);
+    double error = 0, tolerance = 8 * op_epsilon * sqrt(4.0 * T);
+    for (int d = 0; d < DOCUMENTS; d++) {
+        size_t q = (size_t)(starts[d] * s.ldq), kv = (size_t)(starts[d] * s.ldkv), at = 0;
+        AttentionShape one = a.s;
+        one.T = starts[d + 1] - starts[d];
+        real *o = op_alloc((size_t)(one.T * s.ldo)), *l = op_alloc((size_t)(one.T * s.NQ));
+        attention_forward(o, l, a.q + q, a.k + kv, a.v + kv, one);
+        attention_backward(alone + q, alone + a.q_count + kv, alone + a.q_count + a.kv_count + kv, dout + q, o, l, a.q + q,
+                           a.k + kv, a.v + kv, one, false);
+        for (int h = 0; h < s.NQ; h++)
+            for (int t = 0; t < one.T; t++, at++) error = fmax(error, fabs((double)l[at] - (double)lse[h * T + starts[d] + t]));
+        for (int i = 0; i < one.T * s.ldo; i++) error = fmax(error, fabs((double)o[i] - (double)out[q + (size_t)i]));
+    }
+    EXPECT(error <= tolerance, "outputs are %.3g off those of the documents alone, tolerance %.3g", error, tolerance);
+    error = 0;
+    for (size_t i = 0; i < count; i++) error = fmax(error, fabs((double)dx[i] - (double)alone[i]));
+    EXPECT(error <= 4 * tolerance, "gradients are %.3g off those of the documents alone, tolerance %.3g", error, 4 * tolerance);
     op_free("attention");
 }
 static void test_attention_large_scores(void) {
@@ -1025,6 +1064,7 @@ static const Test operations_tests[] = {
     {"attention and its backward agree with the definition",                    test_attention             },
     {"attention never looks ahead, to the last bit",                            test_attention_is_causal   },
     {"attention from a position on gives the rows of the whole sequence",       test_attention_generates   },
+    {"attention within documents is attention of each document alone",          test_attention_documents   },
     {"attention survives scores of 100,000",                                    test_attention_large_scores},
     {"attention of two key sets adds both gradients of the values they share",  test_attention_sets        },
     {"a sink and its backward agree with a softmax of one more column",         test_sink                  },

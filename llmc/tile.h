@@ -1,0 +1,79 @@
+/*
+tile.h: the product that attention spends its time in, on a tile of TILE_ROWS rows whose sums stay in registers.
+
+  C[i,:] (+)= sum_k A(i,k) B[k,:],   i in [0, TILE_ROWS),  A(i,k) = A[i*lda + k] or, transposed, A[k*lda + i]
+  shapes    B and C have up to TILE_COLUMNS columns, a multiple of TILE_LANES; the callers pad with zeros, so there
+            are no edges here.
+  numerics  products are summed over k in order, with fused multiply-adds where the CPU has them
+  speed     per k one load for each vector of B and one broadcast for each row of A, TILE_ROWS * vectors
+            multiply-adds: with AVX-512 24 of them for 10 loads, which keeps both units busy; see dev/BENCH.md.
+            GCC's and Clang's vector types are plain C for this: nothing here names an instruction set but the
+            number of lanes and of registers.
+*/
+#ifndef LLMC_TILE_H
+#define LLMC_TILE_H
+
+#if defined(__AVX512F__)
+enum { TILE_BYTES = 64, TILE_VECTORS = 4 }; // 6 x 4 of 32 registers hold sums
+#elif defined(__AVX__)
+enum { TILE_BYTES = 32, TILE_VECTORS = 2 }; // 6 x 2 of 16
+#else
+enum { TILE_BYTES = 16, TILE_VECTORS = 2 };
+#endif
+enum { TILE_ROWS = 6, TILE_LANES = TILE_BYTES / (int)sizeof(real), TILE_COLUMNS = TILE_VECTORS * TILE_LANES };
+
+typedef real TileVector __attribute__((vector_size(TILE_BYTES), aligned(sizeof(real)), may_alias));
+
+// With constant `vectors`, `a_row` or `a_k` after inlining.
+static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K, const real *A, size_t a_row, size_t a_k,
+                                                              const real *B, size_t ldb, real *C, size_t ldc, bool add) {
+    TileVector sum[TILE_ROWS][TILE_VECTORS];
+#pragma GCC unroll 6
+    for (int i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) {
+            const TileVector *c = (const TileVector *)(const void *)(C + (size_t)i * ldc + (size_t)(j * TILE_LANES));
+            sum[i][j] = add ? *c : (TileVector){0};
+        }
+    for (int k = 0; k < K; k++, A += a_k, B += ldb) {
+        TileVector b[TILE_VECTORS];
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++) b[j] = *(const TileVector *)(const void *)(B + j * TILE_LANES);
+#pragma GCC unroll 6
+        for (int i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 4
+            for (int j = 0; j < vectors; j++) sum[i][j] += A[(size_t)i * a_row] * b[j];
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < TILE_ROWS; i++)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; j++)
+            *(TileVector *)(void *)(C + (size_t)i * ldc + (size_t)(j * TILE_LANES)) = sum[i][j];
+}
+
+// `columns` columns of C, any multiple of TILE_LANES: tile after tile
+static inline __attribute__((always_inline)) void tile_product(int columns, int K, const real *A, size_t a_row, size_t a_k,
+                                                               const real *B, size_t ldb, real *C, size_t ldc, bool add) {
+    int c = 0;
+    for (; c + TILE_COLUMNS <= columns; c += TILE_COLUMNS)
+        tile_kernel(TILE_VECTORS, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add);
+    switch ((columns - c) / TILE_LANES) {
+    case 3: tile_kernel(TILE_VECTORS < 3 ? TILE_VECTORS : 3, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
+    case 2: tile_kernel(2, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
+    case 1: tile_kernel(1, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
+    default: break;
+    }
+}
+
+// C (TILE_ROWS, columns) = A B or, with add, += A B;  A (TILE_ROWS, K), B (K, columns)
+static inline void tile_multiply(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C, size_t ldc,
+                                 bool add) {
+    tile_product(columns, K, A, lda, 1, B, ldb, C, ldc, add);
+}
+
+// C (TILE_ROWS, columns) = A^T B or, with add, += A^T B;  A (K, TILE_ROWS), B (K, columns)
+static inline void tile_multiply_transposed(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C,
+                                            size_t ldc, bool add) {
+    tile_product(columns, K, A, 1, lda, B, ldb, C, ldc, add);
+}
+#endif
