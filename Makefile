@@ -1,6 +1,7 @@
 # make train_diffv2        the trainer                 make test     scripts/test.sh
 # make text_to_shards      text files to token shards  make format   clang-format over all sources
-# Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined)
+# Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
+#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone)
 
 CC ?= gcc
 CXX ?= g++
@@ -20,7 +21,15 @@ else ifeq ($(filter clean format,$(MAKECMDGOALS)),)
   $(error OpenBLAS, cJSON or xxhash is missing (pkg-config finds not all of: $(PACKAGES)); scripts/install_deps.sh installs them)
 endif
 
-OPTIMIZE = -O3 $(ARCH) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+ONEDNN ?= $(shell echo '\#include <dnnl.h>' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes || echo no)
+ifeq ($(ONEDNN),yes)
+  PACKAGE_CFLAGS += -DONEDNN
+  PACKAGE_LIBS += -ldnnl
+endif
+
+# AVX-512 where the CPU has it; GCC would stop at half its width
+WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1 && echo -mprefer-vector-width=512)
+OPTIMIZE = -O3 $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 CPPFLAGS += -DREVISION='"$(REVISION)"' $(PACKAGE_CFLAGS)
 CFLAGS ?= $(OPTIMIZE) -g
 COMMON = $(WARN) -fopenmp -MMD -MP

@@ -1,5 +1,5 @@
 /*
-matmul: a linear layer without bias, by the GEMM library (CBLAS).
+matmul: a linear layer without bias, by a GEMM library.
 
   forward   y = x weight^T
   backward  dx = dy weight,   dweight += dy^T x
@@ -8,10 +8,10 @@ matmul: a linear layer without bias, by the GEMM library (CBLAS).
             number of threads
   flops     2 N IC OC forward, twice that backward
 
-The library is OpenBLAS, built with OpenMP: inside a parallel region its calls run on one thread,
-which attention.h relies on. On a CPU that is newer than the library it may pick AVX2 kernels where
-AVX-512 ones would run twice as fast; matmul_prepare sees that and starts the program again with the
-right kernels chosen.
+The library is oneDNN for fp32 where the build found it (ONEDNN), since it is the faster one on the products of
+training (dev/BENCH.md), and CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may pick AVX2 kernels on a CPU
+newer than itself, where AVX-512 ones would run twice as fast; matmul_prepare sees that and starts the program again
+with the right kernels chosen.
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -25,9 +25,24 @@ extern char *openblas_get_config(void) __attribute__((weak));
 }
 #endif
 
-// C = alpha op(A) op(B) + beta C;  op(A) is M x K, op(B) K x N, C M x N, row-major
+#ifdef ONEDNN
+static const bool matmul_by_onednn = sizeof(real) == sizeof(float);
+#else
+static const bool matmul_by_onednn = false;
+#endif
+
+// C = alpha op(A) op(B) + beta C;  op(A) is M x K, op(B) K x N, C M x N, row-major; not within a parallel region
 static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, int K, real alpha, const real *A, int lda,
                         const real *B, int ldb, real beta, real *C, int ldc) {
+#ifdef ONEDNN
+    if (sizeof(real) == sizeof(float)) {
+        dnnl_status_t status = dnnl_sgemm(ta == CblasTrans ? 'T' : 'N', tb == CblasTrans ? 'T' : 'N', M, N, K, (float)alpha,
+                                          (const float *)(const void *)A, lda, (const float *)(const void *)B, ldb, (float)beta,
+                                          (float *)(void *)C, ldc);
+        CHECK(status == dnnl_success, "oneDNN failed to multiply %d x %d x %d (status %d): out of memory?", M, N, K, (int)status);
+        return;
+    }
+#endif
     if (sizeof(real) == sizeof(float))
         cblas_sgemm(CblasRowMajor, ta, tb, M, N, K, (float)alpha, (const float *)(const void *)A, lda,
                     (const float *)(const void *)B, ldb, (float)beta, (float *)(void *)C, ldc);
@@ -51,7 +66,7 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 static inline void matmul_prepare(char **argv) {
 #if defined(__x86_64__)
     const char *wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
-    if (openblas_get_corename == NULL || getenv("OPENBLAS_CORETYPE") != NULL) return;
+    if (matmul_by_onednn || openblas_get_corename == NULL || getenv("OPENBLAS_CORETYPE") != NULL) return;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
         !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
         return;
@@ -68,6 +83,11 @@ static inline void matmul_prepare(char **argv) {
 // Name, version and kernels of the library, for run.json.
 static inline const char *matmul_library(void) {
     static char text[256];
+#ifdef ONEDNN
+    const dnnl_version_t *version = dnnl_version();
+    FORMAT(text, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
+    if (matmul_by_onednn) return text;
+#endif
     if (openblas_get_config == NULL || openblas_get_corename == NULL) return "CBLAS";
     FORMAT(text, "%s, kernels %s", openblas_get_config(), openblas_get_corename());
     return text;

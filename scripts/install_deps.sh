@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # install_deps.sh: installs what the build needs and this machine lacks, with the system's package
-# manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), cJSON, xxHash.
+# manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash.
 # Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
 #
 # Usage: scripts/install_deps.sh [--check]
@@ -25,6 +25,7 @@ esac
 
 has_program() { command -v "$1" >/dev/null 2>&1; }
 has_library() { pkg-config --exists "$1" 2>/dev/null; }
+has_header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 
 # Debian keeps several builds of OpenBLAS side by side, and pkg-config, the linker and the loader follow
 # an "alternative". Attention calls the library from parallel regions, which only the OpenMP build allows.
@@ -43,6 +44,7 @@ find_missing() {
     has_program make || missing+=(make)
     has_program pkg-config || missing+=(pkg-config)
     has_openmp_openblas || missing+=(openblas)
+    has_header dnnl.h || missing+=(onednn)
     has_library libcjson || missing+=(cjson)
     has_library libxxhash || missing+=(xxhash)
     # gcc only recommends the C library's headers
@@ -57,12 +59,14 @@ detect_manager() {
 package_of() { # manager word
     case "$1:$2" in
     apt-get:openblas) echo libopenblas-openmp-dev ;;
+    apt-get:onednn) echo libdnnl-dev ;;
     apt-get:cjson) echo libcjson-dev ;;
     apt-get:xxhash) echo libxxhash-dev ;;
     apt-get:libc-dev) echo libc6-dev ;;
     dnf:g++) echo gcc-c++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
     dnf:openblas) echo openblas-devel ;;
+    dnf:onednn) echo onednn-devel ;;
     dnf:cjson) echo cjson-devel ;;
     dnf:xxhash) echo xxhash-devel ;;
     pacman:g++) echo gcc ;;
