@@ -27,7 +27,8 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 #include "tile.h"
 
 enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both directions; a block's scores fit the L2 cache
-enum { SCORES_LD = ATTENTION_KEYS + TILE_LANES };   // room for the zeros after the last visible key
+// room for the zeros after the last visible key, up to a tile of them, in whole vectors
+enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * TILE_LANES };
 
 static inline double attention_visible(AttentionShape s) { return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0)); }
 static inline double attention_forward_flops(AttentionShape s) { return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV); }

@@ -5,6 +5,7 @@
 #   double     the same compiled with REAL=double, with finite differences of the whole model
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
+#   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
@@ -63,9 +64,10 @@ build() { # what, make arguments...
 
 # Runs a test program and adds up the counts of its last line. One that ends without such a line, or with a
 # status that does not agree with it, failed.
-run_tests() { # build directory
+run_tests() { # build directory, words that choose tests
     local directory=$1 start=$SECONDS status last
-    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" "$directory/test_diffv2" 2>&1 | tee "$scratch/tests"
+    shift
+    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" "$directory/test_diffv2" "$@" 2>&1 | tee "$scratch/tests"
     status=${PIPESTATUS[0]}
     last=$(tail -n 1 "$scratch/tests")
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
@@ -137,6 +139,11 @@ if ! has_sanitizers; then
 elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
     build/asan/test_diffv2; then
     run_tests build/asan
+fi
+
+if [ "$(uname -m)" = x86_64 ]; then
+    echo "== narrow"
+    if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
 fi
 
 echo "== fuzzing"
