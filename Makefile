@@ -1,5 +1,6 @@
 # make train_diffv2        the trainer                 make test     scripts/test.sh
 # make text_to_shards      text files to token shards  make format   clang-format over all sources
+# make bench ARGS=...      speed against the machine's limits (dev/bench.c)
 # Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
 #            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone)
 
@@ -41,7 +42,7 @@ ifdef REAL
 endif
 LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 
-.PHONY: all test format clean
+.PHONY: all test bench format clean
 all: train_diffv2 text_to_shards
 
 train_diffv2: $(BUILD)/train_diffv2
@@ -68,8 +69,15 @@ $(BUILD)/%.o: data/%.c | $(BUILD)
 $(BUILD):
 	mkdir -p $@
 
+$(BUILD)/bench: $(BUILD)/bench.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/bench.o: dev/bench.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+
 test:
 	scripts/test.sh
+bench: $(BUILD)/bench $(BUILD)/train_diffv2
+	$(BUILD)/bench $(ARGS)
 format:
 	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h)
 clean:

@@ -55,7 +55,7 @@ typedef struct {
 typedef struct {
     int *inputs, *targets; // (N)
     real *losses;          // (N): summed over the micro-steps of an update
-    real *rope;            // (T, QD/2, 2): cos, sin
+    real *rope;            // (T, 2, QD/2): cosines, sines
     floatX *embedded;      // (N, C)
     LayerActivations *layers; // [L]
     floatX *branch;        // (N, C): output of o_proj and of down_proj, before it joins the residual stream
@@ -221,7 +221,9 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
         model->grads_bytes = model->tensors.buffer_count * sizeof(grad_t);
         model->moments_bytes = 2 * model->tensors.buffer_count * sizeof(real);
     }
-    model->workspace_bytes = attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads());
+    int widest = max_int(config->C, model->dims.norm_width);
+    model->workspace_bytes = max_size(attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
+                                      rmsnorm_workspace_bytes(widest));
 }
 
 // Allocates what model_plan counted. `shared` NULL, or a model whose parameters this one reads.

@@ -281,9 +281,10 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
         const floatX *out = h->out + (size_t)t0 * (size_t)s.ldo, *dout = h->dout + (size_t)t0 * (size_t)s.ldo;
         real delta[ATTENTION_ROWS];
         for (int i = 0; i < rows; i++) {
+            const floatX *o = out + (size_t)i * (size_t)s.ldo, *g = dout + (size_t)i * (size_t)s.ldo;
             real dot = 0;
 #pragma omp simd reduction(+ : dot)
-            for (int c = 0; c < s.DV; c++) dot += out[(size_t)i * (size_t)s.ldo + (size_t)c] * dout[(size_t)i * (size_t)s.ldo + (size_t)c];
+            for (int c = 0; c < s.DV; c++) dot += o[c] * g[c];
             delta[i] = dot;
             low[i] = attention_first_key(s, h->b, t0 + i);
         }

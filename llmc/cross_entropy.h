@@ -5,7 +5,7 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient with r
   backward  dx[n,v] = dloss (softmax(x[n,:])[v] - [v == target]),  written over x
   shapes    x (N,V) with row stride Vp >= V; targets (N) in [0,V); losses (N)
   numerics  the row's maximum is subtracted before exp; a NaN or +inf in a row makes its loss NaN
-  traffic   forward V in, twice; backward V in, V out, once more: no second N x V buffer
+  traffic   V in, V out: a row stays in the cache for its three passes, and there is no second N x V buffer
 */
 #ifndef LLMC_CROSS_ENTROPY_H
 #define LLMC_CROSS_ENTROPY_H
@@ -17,13 +17,19 @@ static inline void cross_entropy(real *losses, floatX *logits, const int *target
         real max = x[0], sum = 0;
 #pragma omp simd reduction(max : max)
         for (int v = 0; v < V; v++) max = x[v] > max ? x[v] : max;
+        real below = max - x[targets[n]];
+        if (dloss == 0) {
 #pragma omp simd reduction(+ : sum)
-        for (int v = 0; v < V; v++) sum += real_exp(x[v] - max);
-        losses[n] += (real)log((double)sum) + (max - x[targets[n]]); // near 0 for a sure and right prediction
+            for (int v = 0; v < V; v++) sum += real_exp(x[v] - max);
+        } else {
+#pragma omp simd reduction(+ : sum)
+            for (int v = 0; v < V; v++) sum += x[v] = real_exp(x[v] - max);
+        }
+        losses[n] += (real)log((double)sum) + below; // near 0 for a sure and right prediction
         if (dloss == 0) continue;
         real scale = dloss / sum;
-        for (int v = 0; v < V; v++) x[v] = real_exp(x[v] - max) * scale; // softmax in d/dx log sum exp(x)
-        x[targets[n]] -= dloss;                                          // - x[target]
+        for (int v = 0; v < V; v++) x[v] *= scale; // softmax in d/dx log sum exp(x)
+        x[targets[n]] -= dloss;                    // - x[target]
         for (int v = V; v < Vp; v++) x[v] = 0;
     }
 }

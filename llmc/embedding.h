@@ -18,10 +18,10 @@ static inline void embedding_forward(floatX *x, const int *tokens, const floatX 
 }
 
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
-    enum { COLUMNS = 32 };
-#pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += COLUMNS) {
-        int c1 = min_int(C, c0 + COLUMNS);
+#pragma omp parallel
+    {
+        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        int c0 = (int)(C * thread / threads), c1 = (int)(C * (thread + 1) / threads);
         for (int n = 0; n < N; n++) {
             grad_t *dw = dweight + (size_t)tokens[n] * (size_t)C;
             const floatX *d = dx + (size_t)n * (size_t)C;

@@ -38,6 +38,7 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps);
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
+static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
@@ -45,7 +46,7 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
                                    int N, int IC, int OC, int ldy); // dx =, dweight +=
 
 // rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
-// x (N, heads*D) with row stride ldx; table (positions, D/2, 2) of (cos, sin), filled on the host by rope_table
+// x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first);
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first);
 

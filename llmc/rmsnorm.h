@@ -8,8 +8,9 @@ rmsnorm: divide a row by its root mean square.
               dx[c] = r g[c] + (sum_j g[j] x[j]) dr/dx[c] = r (g[c] - z[c] mean_j(g[j] z[j]))
             dx accumulates, since the row also flows past the norm (the residual stream).
   shapes    x, y (N,C), weight (C), rstd (N)
-  numerics  sums in `real`; dweight is summed over n in order, by columns, for any number of threads
-  traffic   forward C in (twice, from cache), C out; backward 4C in, C out, and 2C in for dweight
+  numerics  sums in `real`; dweight is summed in a fixed number of parts of the rows, so the result does not depend on
+            the number of threads
+  traffic   forward C in (twice, from cache), C out; backward 3C in, C out
   source    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
 */
 #ifndef LLMC_RMSNORM_H
@@ -29,31 +30,41 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
     }
 }
 
+enum { RMSNORM_PARTS = 32 }; // of the rows, whatever the number of threads
+
+static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_PARTS * (size_t)C * sizeof(real); }
+
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C) {
-    enum { COLUMNS = 64 };
+    real *partial = ops_workspace_take(rmsnorm_workspace_bytes(C)); // (PARTS, C): dweight of a part of the rows
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (int n = 0; n < N; n++) {
-            size_t row = (size_t)n * (size_t)C;
-            const floatX *xn = x + row, *dyn = dy + row;
-            floatX *dxn = dx + row;
-            real r = rstd[n], dot = 0;
+        for (int part = 0; part < RMSNORM_PARTS; part++) {
+            real *dw = partial + (size_t)part * (size_t)C;
+            int begin = (int)((int64_t)N * part / RMSNORM_PARTS), end = (int)((int64_t)N * (part + 1) / RMSNORM_PARTS);
+            memset(dw, 0, (size_t)C * sizeof(real));
+            for (int n = begin; n < end; n++) {
+                size_t row = (size_t)n * (size_t)C;
+                const floatX *xn = x + row, *dyn = dy + row;
+                floatX *dxn = dx + row;
+                real r = rstd[n], dot = 0;
 #pragma omp simd reduction(+ : dot)
-            for (int c = 0; c < C; c++) dot += dyn[c] * weight[c] * xn[c];
-            real mean = dot * r / (real)C; // mean_j(g[j] z[j])
-            for (int c = 0; c < C; c++) dxn[c] += r * (dyn[c] * weight[c] - xn[c] * r * mean); // r in y = x r weight
+                for (int c = 0; c < C; c++) dot += dyn[c] * weight[c] * xn[c];
+                real mean = dot * r / (real)C; // mean_j(g[j] z[j])
+#pragma omp simd
+                for (int c = 0; c < C; c++) {
+                    real z = xn[c] * r;
+                    dw[c] += dyn[c] * z;                              // weight in y = z weight
+                    dxn[c] += r * (dyn[c] * weight[c] - z * mean); // r in y = x r weight
+                }
+            }
         }
 #pragma omp for schedule(static)
-        for (int c0 = 0; c0 < C; c0 += COLUMNS) {
-            int columns = min_int(COLUMNS, C - c0);
-            real sum[COLUMNS] = {0};
-            for (int n = 0; n < N; n++) {
-                size_t at = (size_t)n * (size_t)C + (size_t)c0;
-                for (int c = 0; c < columns; c++) sum[c] += dy[at + (size_t)c] * x[at + (size_t)c] * rstd[n]; // y = z weight
-            }
-            for (int c = 0; c < columns; c++) dweight[c0 + c] += sum[c];
+        for (int c = 0; c < C; c++) {
+            real sum = 0;
+            for (int part = 0; part < RMSNORM_PARTS; part++) sum += partial[(size_t)part * (size_t)C + (size_t)c];
+            dweight[c] += sum;
         }
     }
 }

@@ -4,7 +4,7 @@ rope: rotate pairs of elements of a query or key head by an angle that grows wit
   forward   (x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin),  x1 = x[i], x2 = x[i + D/2],
             angle = position * theta^(-2i/D)
   backward  a rotation is orthogonal: rotate the gradient by the opposite angle
-  shapes    x (N, heads, D) in place with row stride ldx; table (positions, D/2, 2): cos, sin
+  shapes    x (N, heads, D) in place with row stride ldx; table (positions, 2, D/2): cosines, then sines
   pairs     half-split, as Llama checkpoints on the Hub have them
   numerics  angles in double, rounded once into the table
   source    Su et al. 2021, "RoFormer"
@@ -14,11 +14,11 @@ rope: rotate pairs of elements of a query or key head by an angle that grows wit
 
 // Fills a host table for `positions` positions: positions * D reals.
 static inline void rope_table(real *table, int positions, int D, double theta) {
-    for (int t = 0; t < positions; t++)
+    for (int t = 0; t < positions; t++, table += D)
         for (int i = 0; i < D / 2; i++) {
             double angle = (double)t * pow(theta, -2.0 * i / D);
-            *table++ = (real)cos(angle);
-            *table++ = (real)sin(angle);
+            table[i] = (real)cos(angle);
+            table[D / 2 + i] = (real)sin(angle);
         }
 }
 
@@ -26,11 +26,12 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     int half = D / 2;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
-        const real *row = table + (size_t)(first + n % T) * (size_t)D;
+        const real *cosines = table + (size_t)(first + n % T) * (size_t)D, *sines = cosines + half;
         for (int h = 0; h < heads; h++) {
             floatX *x1 = x + (size_t)n * (size_t)ldx + (size_t)h * (size_t)D, *x2 = x1 + half;
+#pragma omp simd
             for (int i = 0; i < half; i++) {
-                real c = row[2 * i], s = sign * row[2 * i + 1], a = x1[i], b = x2[i];
+                real c = cosines[i], s = sign * sines[i], a = x1[i], b = x2[i];
                 x1[i] = a * c - b * s;
                 x2[i] = b * c + a * s;
             }

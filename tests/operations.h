@@ -33,6 +33,19 @@ static void test_embedding(void) {
     OP_CHECK_ALL(kind, shapes);
 }
 
+// The scratch memory as an operation may find it, all NaN, and whether the operation used more than it asked for.
+enum { SCRATCH_TAIL = 1024 };
+static void scratch_poison(size_t need) {
+    if (ops_workspace.bytes < need + SCRATCH_TAIL) ops_init(need + SCRATCH_TAIL);
+    memset(ops_workspace.memory, 0xFF, ops_workspace.bytes);
+}
+static void scratch_check(size_t need, const char *what) {
+    int written = 0;
+    const unsigned char *tail = (unsigned char *)ops_workspace.memory + need;
+    for (int i = 0; i < SCRATCH_TAIL; i++) written += tail[i] != 0xFF;
+    EXPECT(written == 0, "%s: the workspace is too small for %d threads", what, omp_get_max_threads());
+}
+
 // --- rmsnorm: x[0] x (N,C), x[1] weight (C), y[0] y (N,C), y[1] rstd (N) ---
 
 #define RMSNORM_EPS 1e-5
@@ -50,7 +63,9 @@ static void rmsnorm_run_forward(OpCase *c) {
     rmsnorm_forward(c->y[0].data, c->y[1].data, c->x[0].data, c->x[1].data, c->d[0], c->d[1], (real)RMSNORM_EPS);
 }
 static void rmsnorm_run_backward(OpCase *c) {
+    scratch_poison(rmsnorm_workspace_bytes(c->d[1]));
     rmsnorm_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, c->y[1].data, c->d[0], c->d[1]);
+    scratch_check(rmsnorm_workspace_bytes(c->d[1]), c->what);
 }
 static void rmsnorm_reference(OpCase *c) {
     for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
@@ -225,18 +240,12 @@ static void attention_setup(OpCase *c) {
     op_view(&c->y[0], "out", (size_t)(map * s.DV), rows, s.NQ, s.DV, s.ldo, s.o_head);
     op_rows(&c->y[1], "lse", s.B * s.NQ, s.T, s.T);
 }
-// The scratch memory as an operation may find it, all NaN, and whether the operation used more than it asked for.
-enum { WORKSPACE_TAIL = 1024 };
-static void workspace_poison(AttentionShape s) {
-    size_t need = attention_workspace_bytes(s, max_int(OP_THREADS, omp_get_max_threads())) + WORKSPACE_TAIL;
-    if (ops_workspace.bytes < need) ops_init(need);
-    memset(ops_workspace.memory, 0xFF, ops_workspace.bytes);
+static size_t attention_need(AttentionShape s) {
+    return attention_workspace_bytes(s, max_int(OP_THREADS, omp_get_max_threads()));
 }
+static void workspace_poison(AttentionShape s) { scratch_poison(attention_need(s)); }
 static void workspace_check(AttentionShape s, const char *what) {
-    int threads = omp_get_max_threads(), written = 0;
-    const unsigned char *tail = (unsigned char *)ops_workspace.memory + attention_workspace_bytes(s, threads);
-    for (int i = 0; i < WORKSPACE_TAIL; i++) written += tail[i] != 0xFF;
-    EXPECT(written == 0, "%s: the workspace is too small for %d threads", what, threads);
+    scratch_check(attention_workspace_bytes(s, omp_get_max_threads()), what);
 }
 static void attention_run_forward(OpCase *c) {
     const real *q = c->x->data + c->x->view[0].offset, *k = c->x->data + c->x->view[1].offset;

@@ -1,0 +1,542 @@
+/*
+bench.c: how fast the CPU trainer is, and how far from what the machine allows. `make bench` runs it.
+
+  build/bench [--filter WORD] [--rounds N] [--threads N]
+    --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, memory, ...)
+    --rounds  repetitions of each measurement (7); medians are printed
+    --threads OpenMP threads (all cores)
+
+peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams, each counted as the bytes
+            that the program names: a write that misses the cache costs a read as well, which no mix counts.
+operations  time, GFLOP/s or GB/s of every operation, and its share of the peak that was measured just before it, for
+            arrays that do not fit the cache. A bandwidth is compared with the mix of streams that the operation has.
+steps       whole steps beside a bound: the model's own products multiplied alone by the library, attention at 80% of the
+            GEMM peak, and every other operation's bytes at the bandwidth of its mix. Step and bound are measured in
+            turns, and the ratio is the median of the turns: a shared machine changes speed within seconds.
+threads     all threads against one, in turns
+memory      VmHWM of the trainer after some steps against the total of its --dry-run
+
+The trainer is included whole, so what runs here is what trains.
+*/
+#define main train_diffv2_main
+#include "../train_diffv2.c"
+#undef main
+#include <sys/resource.h>
+
+typedef enum { READ, WRITE, COPY, ADD, UPDATE, MIXES } Mix; // 1 in; 1 out; 1 in 1 out; 2 in 1 out; 1 changed in place
+static const char *const mix_names[MIXES] = {"read", "write", "copy", "add", "update"};
+
+enum { PROBE_COUNT = 32 << 20 }; // elements of an array of the probes: 128 MiB, beyond any cache
+static struct {
+    const char *filter;
+    int rounds, threads;
+    float *probe[3];
+    int *tokens;
+    float sink; // keeps the compiler from leaving a read out
+} bench = {"", 7, 0, {NULL}, NULL, 0};
+
+static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static double median(double *values, int count) {
+    qsort(values, (size_t)count, sizeof(double), compare_doubles);
+    return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Peaks
+
+// Bytes per second of one pass over `count` elements with this mix of streams.
+static double probe_bandwidth(Mix mix, size_t count) {
+    float *a = bench.probe[0], *b = bench.probe[1], *c = bench.probe[2], sum = 0;
+    double start = now_seconds();
+    switch (mix) {
+    case READ:
+#pragma omp parallel for simd reduction(+ : sum) schedule(static)
+        for (size_t i = 0; i < count; i++) sum += a[i];
+        break;
+    case WRITE:
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < count; i++) a[i] = 1.5f;
+        break;
+    case COPY:
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < count; i++) b[i] = a[i];
+        break;
+    case ADD:
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < count; i++) c[i] = a[i] + b[i];
+        break;
+    default:
+#pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < count; i++) a[i] *= 0.999f;
+    }
+    double seconds = now_seconds() - start;
+    static const int streams[MIXES] = {1, 1, 2, 3, 2};
+    bench.sink += sum;
+    return streams[mix] * sizeof(float) * (double)count / seconds;
+}
+
+static void table_peaks(void) {
+    printf("\npeaks                     1 thread   %2d threads\n", bench.threads);
+    double values[2][64];
+    for (int row = -1; row < MIXES; row++) {
+        for (int r = 0; r < bench.rounds; r++)
+            for (int all = 0; all < 2; all++) {
+                omp_set_num_threads(all ? bench.threads : 1);
+                values[all][r] = row < 0 ? matmul_peak_gflops() : 1e-9 * probe_bandwidth((Mix)row, PROBE_COUNT);
+            }
+        printf("  %-22s %8.1f   %8.1f  %s\n", row < 0 ? "GEMM" : mix_names[row], median(values[0], bench.rounds),
+               median(values[1], bench.rounds), row < 0 ? "GFLOP/s" : "GB/s");
+    }
+    omp_set_num_threads(bench.threads);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Operations of a training step, with what they cost
+
+typedef struct {
+    int B, T, N, L, C, F, V, Vp, NH, NQ, D, QD, fused_rows, ld, rope_heads; // as in train_diffv2.c
+    size_t parameters;
+    AttentionShape attention;
+} Shape;
+
+static Shape shape_of(const Model *model, int B, int T) {
+    const ModelConfig *c = &model->config;
+    Shape s = {B, T, B * T, c->L, c->C, c->F, c->V, model->Vp, c->NH, model->dims.NQ, c->D, model->dims.QD,
+               model->dims.fused_rows, model->dims.fused_ld, model->dims.NQ + model->dims.NK, model->tensors.parameter_count,
+               key_set(model, 0, B, T, 0).shape};
+    return s;
+}
+
+// Elements that an operation moves between memory and the CPU, each array once, and how often a step calls it.
+// clang-format off
+typedef struct {
+    const char *name;
+    Mix mix;
+    double (*elements)(const Shape *s);
+    double (*calls)(const Shape *s);
+    void (*run)(const Shape *s, real *const *x); // on arrays that are as large as any operation needs
+} MemoryOperation;
+
+static double per_layer(const Shape *s) { return s->L; }
+static double twice_per_layer(const Shape *s) { return 2.0 * s->L; }
+static double norms(const Shape *s) { return 2.0 * s->L + 1; }
+static double once(const Shape *s) { (void)s; return 1; }
+static double pairs(const Shape *s) { return s->NQ == 2 * s->NH ? s->L : 0; }
+
+static double e_embedding(const Shape *s) { return 2.0 * s->N * s->C; }
+static void r_embedding(const Shape *s, real *const *x) { embedding_forward(x[0], bench.tokens, x[1], s->N, s->C); }
+static double e_embedding_b(const Shape *s) { return 3.0 * s->N * s->C; }
+static void r_embedding_b(const Shape *s, real *const *x) { embedding_backward(x[0], x[1], bench.tokens, s->N, s->C); }
+static double e_rmsnorm(const Shape *s) { return 2.0 * s->N * s->C; }
+static void r_rmsnorm(const Shape *s, real *const *x) { rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5); }
+static double e_rmsnorm_b(const Shape *s) { return 4.0 * s->N * s->C; }
+static void r_rmsnorm_b(const Shape *s, real *const *x) { rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C); }
+static double e_rope(const Shape *s) { return 2.0 * s->N * s->rope_heads * s->QD; }
+static void r_rope(const Shape *s, real *const *x) { rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, 0); }
+static double e_combine(const Shape *s) { return 3.0 * s->N * s->NH * s->D; }
+static void r_combine(const Shape *s, real *const *x) { diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true); }
+static double e_combine_b(const Shape *s) { return 4.0 * s->N * s->NH * s->D; }
+static void r_combine_b(const Shape *s, real *const *x) { diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true); }
+static double e_residual(const Shape *s) { return 3.0 * s->N * s->C; }
+static void r_residual(const Shape *s, real *const *x) { residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C); }
+static double e_swiglu(const Shape *s) { return 3.0 * s->N * s->F; }
+static void r_swiglu(const Shape *s, real *const *x) { swiglu_forward(x[0], x[1], s->N, s->F); }
+static double e_swiglu_b(const Shape *s) { return 5.0 * s->N * s->F; }
+static void r_swiglu_b(const Shape *s, real *const *x) { swiglu_backward(x[0], x[1], x[2], s->N, s->F); }
+static double e_entropy(const Shape *s) { return 2.0 * s->N * s->Vp; }
+static void r_entropy(const Shape *s, real *const *x) { cross_entropy(x[1], x[0], bench.tokens, s->N, s->V, s->Vp, (real)1e-3); }
+static double e_norm(const Shape *s) { return (double)s->parameters; }
+static void r_norm(const Shape *s, real *const *x) { bench.sink += (float)sum_of_squares(x[0], s->parameters); }
+static double e_adamw(const Shape *s) { return 7.0 * (double)s->parameters; }
+static void r_adamw(const Shape *s, real *const *x) { adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100); }
+static double e_zero(const Shape *s) { return (double)s->parameters; }
+static void r_zero(const Shape *s, real *const *x) { buffer_zero(x[0], s->parameters * sizeof(real)); }
+
+static const MemoryOperation memory_operations[] = {
+    {"embedding",            COPY,   e_embedding,   once,            r_embedding},
+    {"embedding backward",   UPDATE, e_embedding_b, once,            r_embedding_b},
+    {"rmsnorm",              COPY,   e_rmsnorm,     norms,           r_rmsnorm},
+    {"rmsnorm backward",     ADD,    e_rmsnorm_b,   norms,           r_rmsnorm_b},
+    {"rope",                 UPDATE, e_rope,        twice_per_layer, r_rope},
+    {"diff_combine",         ADD,    e_combine,     pairs,           r_combine},
+    {"diff_combine backward", COPY,  e_combine_b,   pairs,           r_combine_b},
+    {"residual",             ADD,    e_residual,    twice_per_layer, r_residual},
+    {"swiglu",               ADD,    e_swiglu,      per_layer,       r_swiglu},
+    {"swiglu backward",      ADD,    e_swiglu_b,    per_layer,       r_swiglu_b},
+    {"cross_entropy",        UPDATE, e_entropy,     once,            r_entropy},
+    {"gradients to zero",    WRITE,  e_zero,        once,            r_zero},
+    {"gradient norm",        READ,   e_norm,        once,            r_norm},
+    {"adamw",                UPDATE, e_adamw,       once,            r_adamw},
+};
+// clang-format on
+enum { MEMORY_OPERATIONS = sizeof(memory_operations) / sizeof(memory_operations[0]) };
+
+// A linear layer's three products.
+typedef struct {
+    const char *name;
+    int IC, OC;
+    double calls; // per step and row
+} Linear;
+enum { LINEARS = 5 };
+static void linears_of(const Shape *s, Linear *l) {
+    const Linear all[LINEARS] = {{"q,k,v,lambda", s->C, s->fused_rows, s->L},
+                                 {"o_proj", s->NH * s->D, s->C, s->L},
+                                 {"gate,up", s->C, 2 * s->F, s->L},
+                                 {"down", s->F, s->C, s->L},
+                                 {"head", s->C, s->V, 1}};
+    memcpy(l, all, sizeof(all));
+}
+
+typedef enum { FORWARD, BACKWARD_X, BACKWARD_W, PRODUCTS } Product;
+static void run_product(Product p, const Linear *l, int N, real *const *x) {
+    switch (p) {
+    case FORWARD: gemm(CblasNoTrans, CblasTrans, N, l->OC, l->IC, 1, x[0], l->IC, x[1], l->IC, 0, x[2], l->OC); break;
+    case BACKWARD_X: gemm(CblasNoTrans, CblasNoTrans, N, l->IC, l->OC, 1, x[2], l->OC, x[1], l->IC, 0, x[0], l->IC); break;
+    default: gemm(CblasTrans, CblasNoTrans, l->OC, l->IC, N, 1, x[2], l->OC, x[0], l->IC, 1, x[1], l->IC);
+    }
+}
+
+enum { ARRAYS = 6 };
+typedef struct {
+    real *x[ARRAYS];
+} Arrays;
+
+static Arrays arrays_alloc(size_t count) {
+    Arrays a;
+    for (int i = 0; i < ARRAYS; i++) {
+        a.x[i] = (real *)buffer_alloc(count * sizeof(real), "the benchmark");
+#pragma omp parallel for schedule(static)
+        for (size_t e = 0; e < count; e++) a.x[i][e] = (real)((e * 2654435761u >> 8) % 1000) / 1000 + (real)0.001;
+    }
+    return a;
+}
+static void arrays_free(Arrays *a) {
+    for (int i = 0; i < ARRAYS; i++) buffer_free(a->x[i]);
+}
+
+static void print_operation(const char *name, const char *shape, double seconds, double rate, const char *unit, double share) {
+    printf("  %-24s %-20s %9.3f ms %8.1f %-7s %4.0f%%\n", name, shape, 1e3 * seconds, rate, unit, 100 * share);
+    fflush(stdout);
+}
+
+// A model's shape without its memory.
+static void plan_model(Model *model, const char *preset, const char *attention, int B, int T) {
+    ModelConfig c;
+    memset(&c, 0, sizeof(c));
+    const Preset *p = NULL;
+    for (int i = 0; i < PRESET_COUNT; i++)
+        if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
+    assert(p);
+    c.attention = find_variant(attention);
+    c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
+    c.rope_theta = 10000;
+    c.rms_norm_eps = 1e-5;
+    model_plan(model, &c, B, T, FOR_TRAINING);
+}
+
+static void table_operations(void) {
+    enum { ROWS = 16384 };
+    printf("\noperations: 124m, diff_v2; products with 1024 rows, the others with %d (beyond the cache)\n", (int)ROWS);
+    Model model;
+    plan_model(&model, "124m", "diff_v2", 1, 1024);
+    Shape s = shape_of(&model, 1, 1024), large = shape_of(&model, 16, 1024);
+    Linear linears[LINEARS];
+    linears_of(&s, linears);
+    ops_init(model.workspace_bytes);
+    Arrays a = arrays_alloc((size_t)ROWS * (size_t)large.F * 2 + (size_t)large.V * (size_t)large.C);
+    double seconds[64], share[64];
+    for (int l = 0; l < LINEARS; l++)
+        for (int p = 0; p < PRODUCTS; p++) {
+            static const char *const names[PRODUCTS] = {"y = x W^T", "dx = dy W", "dW += dy^T x"};
+            char name[64], shape[64];
+            FORMAT(name, "matmul %s", linears[l].name);
+            if (!wanted(name) && !wanted("operations")) continue;
+            FORMAT(shape, "%s", names[p]);
+            double flops = 2.0 * s.N * linears[l].IC * linears[l].OC;
+            for (int r = 0; r < bench.rounds; r++) {
+                double peak = 1e9 * matmul_peak_gflops(), start = now_seconds();
+                run_product((Product)p, &linears[l], s.N, a.x);
+                seconds[r] = now_seconds() - start;
+                share[r] = flops / seconds[r] / peak;
+            }
+            double t = median(seconds, bench.rounds);
+            print_operation(name, shape, t, 1e-9 * flops / t, "GFLOP/s", median(share, bench.rounds));
+        }
+    static const int attention_shapes[][2] = {{4, 64}, {4, 256}, {1, 1024}};
+    for (int i = 0; i < 3; i++)
+        for (int backward = 0; backward < 2; backward++) {
+            Shape at = shape_of(&model, attention_shapes[i][0], attention_shapes[i][1]);
+            AttentionShape as = at.attention;
+            char name[64], shape[64];
+            FORMAT(name, "attention%s", backward ? " backward" : "");
+            FORMAT(shape, "%d x %d, %d on %d", at.B, at.T, as.NQ, as.NKV);
+            if (!wanted(name) && !wanted("operations")) continue;
+            ops_init(attention_workspace_bytes(as, bench.threads));
+            size_t k = (size_t)(as.NQ * as.D), v = k + (size_t)(as.NKV * as.D);
+            double flops = backward ? attention_backward_flops(as) : attention_forward_flops(as);
+            for (int r = 0; r < bench.rounds; r++) {
+                attention_forward(a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as);
+                double peak = 1e9 * matmul_peak_gflops(), start = now_seconds();
+                if (backward)
+                    attention_backward(a.x[3], a.x[3] + k, a.x[3] + v, a.x[4], a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as, false);
+                else attention_forward(a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as);
+                seconds[r] = now_seconds() - start;
+                share[r] = flops / seconds[r] / peak;
+            }
+            double t = median(seconds, bench.rounds);
+            print_operation(name, shape, t, 1e-9 * flops / t, "GFLOP/s", median(share, bench.rounds));
+        }
+    for (int i = 0; i < MEMORY_OPERATIONS; i++) {
+        const MemoryOperation *op = &memory_operations[i];
+        if (!wanted(op->name) && !wanted("operations")) continue;
+        Shape here = large;
+        if (op->run == r_entropy) here = s; // a chunk of the logits
+        here.parameters = min_size(large.parameters, (size_t)large.V * (size_t)large.C);
+        double bytes = op->elements(&here) * sizeof(real);
+        op->run(&here, a.x);
+        for (int r = 0; r < bench.rounds; r++) {
+            double peak = probe_bandwidth(op->mix, PROBE_COUNT), start = now_seconds();
+            op->run(&here, a.x);
+            seconds[r] = now_seconds() - start;
+            share[r] = bytes / seconds[r] / peak;
+        }
+        double t = median(seconds, bench.rounds);
+        print_operation(op->name, mix_names[op->mix], t, 1e-9 * bytes / t, "GB/s", median(share, bench.rounds));
+    }
+    arrays_free(&a);
+    model_free(&model, false);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Steps
+
+typedef struct {
+    const char *preset, *attention;
+    int B, T;
+} StepCase;
+static const StepCase step_cases[] = {
+    {"tiny", "diff_v2", 8, 256}, {"small", "diff_v2", 16, 256}, {"124m", "baseline", 4, 64},   {"124m", "baseline", 4, 256},
+    {"124m", "baseline", 1, 1024}, {"124m", "diff_v2", 4, 64},  {"124m", "diff_v2", 4, 256}, {"124m", "diff_v2", 1, 1024},
+};
+
+static Options bench_options(void) {
+    Options o;
+    memset(&o, 0, sizeof(o));
+    o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.weight_decay = 0.1, o.grad_clip = 1;
+    return o;
+}
+
+// One update, as run_step does it; seconds of its parts: forward with the classifier, backward, update.
+static double bench_step(Model *model, const Options *o, const int *tokens, int B, int T, double part[3]) {
+    size_t N = (size_t)B * (size_t)T;
+    double t0 = now_seconds();
+    buffer_zero(model->grads, model->grads_bytes);
+    buffer_zero(model->acts.losses, N * sizeof(real));
+    buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
+    buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
+    model_forward(model, B, T, 0);
+    model_classify(model, (int)N, (real)(1.0 / (double)N));
+    double t1 = now_seconds();
+    model_backward(model, B, T);
+    double t2 = now_seconds();
+    model_update(model, o, 1e-4, 10, model_grad_norm(model));
+    double t3 = now_seconds();
+    part[0] = t1 - t0, part[1] = t2 - t1, part[2] = t3 - t2;
+    return t3 - t0;
+}
+
+// The bound on a step, in seconds: products alone, attention at 80% of the peak, other operations at their bandwidth.
+static double step_bound(const Shape *s, real *const *x, double part[3]) {
+    Linear linears[LINEARS];
+    linears_of(s, linears);
+    double attention = s->L * (attention_forward_flops(s->attention) + attention_backward_flops(s->attention));
+    part[0] = part[2] = 0;
+    part[1] = attention / (0.8e9 * matmul_peak_gflops());
+    for (int l = 0; l < LINEARS; l++)
+        for (int p = 0; p < PRODUCTS; p++) {
+            double start = now_seconds();
+            run_product((Product)p, &linears[l], s->N, x);
+            part[0] += linears[l].calls * (now_seconds() - start);
+        }
+    double bandwidth[MIXES];
+    for (int m = 0; m < MIXES; m++) bandwidth[m] = probe_bandwidth((Mix)m, PROBE_COUNT);
+    for (int i = 0; i < MEMORY_OPERATIONS; i++) {
+        const MemoryOperation *op = &memory_operations[i];
+        part[2] += op->calls(s) * op->elements(s) * sizeof(real) / bandwidth[op->mix];
+    }
+    return part[0] + part[1] + part[2];
+}
+
+static void table_steps(void) {
+    printf("\nsteps                                         ms a step (forward backward update)   first  tokens/s"
+           "   bound: ms (products attention rest)   share\n");
+    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
+        const StepCase *c = &step_cases[i];
+        char name[64];
+        FORMAT(name, "%s %s %d x %d", c->preset, c->attention, c->B, c->T);
+        if (!wanted(name) && !wanted("steps")) continue;
+        Model model;
+        Options o = bench_options();
+        plan_model(&model, c->preset, c->attention, c->B, c->T);
+        Shape s = shape_of(&model, c->B, c->T);
+        model_alloc(&model, NULL);
+        ops_init(model.workspace_bytes);
+        model_init(&model, 1);
+        Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) + (size_t)s.N * (size_t)s.C * 8);
+        int *tokens = (int *)checked_calloc((size_t)s.N + 1, sizeof(int));
+        for (int t = 0; t <= s.N; t++) tokens[t] = (int)(random_bits(7, (uint64_t)t) % (uint64_t)s.V);
+        double step[64], bound[64], share[64], part[3][64], bound_part[3][64], parts[3];
+        double first = bench_step(&model, &o, tokens, c->B, c->T, parts);
+        step_bound(&s, a.x, parts); // the library prepares itself for the shapes
+        for (int r = 0; r < bench.rounds; r++) {
+            step[r] = bench_step(&model, &o, tokens, c->B, c->T, parts);
+            for (int p = 0; p < 3; p++) part[p][r] = parts[p];
+            bound[r] = step_bound(&s, a.x, parts);
+            for (int p = 0; p < 3; p++) bound_part[p][r] = parts[p];
+            double after = bench_step(&model, &o, tokens, c->B, c->T, parts);
+            share[r] = bound[r] / (0.5 * (step[r] + after));
+        }
+        double t = median(step, bench.rounds);
+        printf("  %-32s %10.1f (%7.1f %8.1f %7.1f)  %5.2fx %9.0f  %8.1f (%7.1f %7.1f %6.1f)  %5.0f%%\n", name, 1e3 * t,
+               1e3 * median(part[0], bench.rounds), 1e3 * median(part[1], bench.rounds), 1e3 * median(part[2], bench.rounds),
+               first / t, s.N / t, 1e3 * median(bound, bench.rounds), 1e3 * median(bound_part[0], bench.rounds),
+               1e3 * median(bound_part[1], bench.rounds), 1e3 * median(bound_part[2], bench.rounds), 100 * median(share, bench.rounds));
+        fflush(stdout);
+        free(tokens);
+        arrays_free(&a);
+        model_free(&model, true);
+    }
+}
+
+static void table_threads(void) {
+    if (bench.threads == 1) return;
+    printf("\nthreads                          ms with 1     with %d     ratio   GEMM peak\n", bench.threads);
+    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
+        const StepCase *c = &step_cases[i];
+        char name[64];
+        FORMAT(name, "%s %s %d x %d", c->preset, c->attention, c->B, c->T);
+        if (!wanted(name) && !wanted("threads")) continue;
+        Model model;
+        Options o = bench_options();
+        plan_model(&model, c->preset, c->attention, c->B, c->T);
+        model_alloc(&model, NULL);
+        ops_init(model.workspace_bytes);
+        model_init(&model, 1);
+        int N = c->B * c->T, *tokens = (int *)checked_calloc((size_t)N + 1, sizeof(int));
+        double seconds[2][64], ratio[64], peak[64], parts[3];
+        for (int r = -1; r < bench.rounds; r++) {
+            double gflops[2];
+            for (int all = 0; all < 2; all++) {
+                omp_set_num_threads(all ? bench.threads : 1);
+                gflops[all] = matmul_peak_gflops();
+                double t = bench_step(&model, &o, tokens, c->B, c->T, parts);
+                if (r >= 0) seconds[all][r] = t;
+            }
+            if (r >= 0) ratio[r] = seconds[0][r] / seconds[1][r], peak[r] = gflops[1] / gflops[0];
+        }
+        printf("  %-28s %10.1f %10.1f %8.2fx %8.2fx\n", name, 1e3 * median(seconds[0], bench.rounds),
+               1e3 * median(seconds[1], bench.rounds), median(ratio, bench.rounds), median(peak, bench.rounds));
+        fflush(stdout);
+        free(tokens);
+        model_free(&model, true);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Memory
+
+// Peak resident bytes of build/train_diffv2 with these arguments; its stdout goes to `out`.
+static double trainer_peak(char *const *arguments, FILE *out) {
+    fflush(stdout);
+    pid_t pid = fork();
+    CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
+    if (pid == 0) {
+        dup2(fileno(out), 1);
+        execv(arguments[0], arguments);
+        _exit(127);
+    }
+    int status;
+    struct rusage usage;
+    CHECK(wait4(pid, &status, 0, &usage) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+          "%s failed: build it first (make), and look above", arguments[0]);
+    return 1024.0 * (double)usage.ru_maxrss;
+}
+
+static double dry_run_total(FILE *out) {
+    char line[512];
+    double total = 0, mib;
+    bool memory = false;
+    rewind(out);
+    while (fgets(line, sizeof(line), out)) {
+        if (strstr(line, "memory of this process")) memory = true;
+        if (memory && total == 0 && sscanf(line, " total %lf MiB", &mib) == 1) total = mib * 1048576;
+    }
+    return total;
+}
+
+static void table_memory(void) {
+    if (!wanted("memory")) return;
+    printf("\nmemory                         peak of the process     --dry-run\n");
+    const char *shard = "build/bench_tokens.bin";
+    FILE *f = fopen(shard, "wb");
+    CHECK(f, "cannot write %s: %s", shard, strerror(errno));
+    int32_t header[256] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, 100000};
+    uint16_t token = 7;
+    fwrite(header, sizeof(header), 1, f);
+    for (int i = 0; i < header[2]; i++) fwrite(&token, sizeof(token), 1, f);
+    CHECK(fclose(f) == 0, "cannot write %s: %s", shard, strerror(errno));
+    for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
+        const StepCase *c = &step_cases[i];
+        char B[16], T[16], threads[16], program[] = "build/train_diffv2";
+        FORMAT(B, "%d", c->B);
+        FORMAT(T, "%d", c->T);
+        FORMAT(threads, "%d", bench.threads);
+        const char *train[] = {program, "--preset", c->preset, "--attention", c->attention, "--batch-size", B, "--seq-len", T, "--threads",
+                               threads, "--train-data", shard, "--steps", "2", NULL, NULL};
+        FILE *out = tmpfile();
+        CHECK(out, "cannot make a temporary file: %s", strerror(errno));
+        double peak = trainer_peak((char *const *)(uintptr_t)train, out);
+        train[15] = "--dry-run";
+        rewind(out);
+        CHECK(ftruncate(fileno(out), 0) == 0, "cannot empty a temporary file: %s", strerror(errno));
+        trainer_peak((char *const *)(uintptr_t)train, out);
+        double planned = dry_run_total(out);
+        printf("  %-8s %-8s %d x %-6d %10.1f MiB %12.1f MiB   %+.1f%%\n", c->preset, c->attention, c->B, c->T, peak / 1048576, planned / 1048576,
+               100 * (peak / planned - 1));
+        fclose(out);
+    }
+    remove(shard);
+}
+
+int main(int argc, char **argv) {
+    matmul_prepare(argv);
+    bench.threads = omp_get_num_procs();
+    for (int i = 1; i < argc; i += 2) {
+        const char *value = i + 1 < argc ? argv[i + 1] : "";
+        int number = atoi(value);
+        if (strcmp(argv[i], "--filter") == 0 && value[0]) bench.filter = value;
+        else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
+        else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
+        else {
+            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N]", argv[i], value);
+            return EXIT_USAGE;
+        }
+    }
+    omp_set_num_threads(bench.threads);
+    for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
+    bench.tokens = (int *)checked_calloc(1 << 16, sizeof(int));
+    for (int i = 0; i < 1 << 16; i++) bench.tokens[i] = (int)(random_bits(3, (uint64_t)i) % 50257);
+    printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), REVISION, bench.rounds);
+    table_peaks();
+    table_operations();
+    table_steps();
+    table_threads();
+    for (int i = 0; i < 3; i++) buffer_free(bench.probe[i]);
+    table_memory();
+    return 0;
+}
