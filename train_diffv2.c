@@ -559,6 +559,9 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
+// What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
+static const size_t PROCESS_BYTES = (size_t)24 << 20;
+
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
 static void print_match(const Model *model, const Options *o) {
@@ -592,8 +595,9 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("Adam's moments", model->moments_bytes);
     print_memory_row("activations", model->activations_bytes);
     print_memory_row("workspace", model->workspace_bytes);
+    print_memory_row("program and libraries, about", PROCESS_BYTES);
     print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->activations_bytes +
-                                  model->workspace_bytes);
+                                  model->workspace_bytes + PROCESS_BYTES);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -920,7 +924,6 @@ static int run_stopped(Run *run) {
 static int run_train(Run *run) {
     const Options *o = &run->options;
     int64_t first = run->step;
-    run->peak_gflops = matmul_peak_gflops();
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n",
            first, o->steps, o->total_batch, run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
     fflush(stdout);
@@ -1052,6 +1055,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     if (training) dataloader_open(&run->train, o->train_data, B, T, config->V, 0, 1, o->seed, true);
     if (o->val_data && !o->generate && !o->dump_grads) dataloader_open(&run->val, o->val_data, B, T, config->V, 0, 1, o->seed, false);
+    if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
