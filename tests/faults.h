@@ -6,6 +6,7 @@ a resume continues bit for bit, and nothing is ever lost that was saved. Every t
 #define TESTS_FAULTS_H
 #include "harness.h"
 #include "program.h"
+#include <time.h>
 
 // A run of 12 steps whose epoch ends within it: 40 windows of 16 tokens, 8 per update.
 static ProgramData fault_data(void) {
@@ -118,27 +119,32 @@ static void a_second_signal_ends_the_run_at_once(void) {
     test_remove_directory(&d.dir);
 }
 
-// Killed at moments spread over a run that saves after every step, and resumed each time, until it is done.
+// Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another begins.
 static void kill_9_never_leaves_half_a_checkpoint(void) {
     ProgramData d = fault_data();
     ProgramResult r;
+    struct timespec begin, end;
+    timespec_get(&begin, TIME_UTC);
     fault_run(&r, &d, "whole", "--checkpoint-every 1");
+    timespec_get(&end, TIME_UTC);
     EXPECT_STATUS(r, 0);
+    double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec); // machines differ much
+    char start[1500]; // the first start makes the run; a later one resumes it
+    FORMAT(start, "if test -e run/run.json; then start='--out run --resume --threads 1'; "
+                  "else start=\"--train-data train.bin %s %s --out run --checkpoint-every 1\"; fi", fault_model, fault_options);
     enum { KILLS = 25 };
     int killed = 0;
     for (int i = 0; i < KILLS; i++) {
-        // the first start makes the run; a later one resumes it
-        run_command(&r, "cd '%s' && if test -e run/run.json; then start='--out run --resume --threads 1'; "
-                        "else start=\"--train-data train.bin %s %s --out run --checkpoint-every 1\"; fi; "
-                        "{ %s $start & } && pid=$! && sleep 0.%03d; kill -9 $pid; wait $pid", d.dir.path, fault_model, fault_options,
-                    test_program_path(), 12 + i * 7 % 50);
+        run_command(&r, "cd '%s' && if test -e run/checkpoints/step_00000012; then rm -r run; fi; %s; "
+                        "{ %s $start & } && pid=$! && sleep %.4f; kill -9 $pid; wait $pid",
+                    d.dir.path, start, test_program_path(), seconds * (0.1 + 0.9 * (i * 7 % KILLS) / KILLS));
         bool refused = strstr(r.err, "diffv2: ") && !strstr(r.err, "passed over");
         EXPECT(!refused, "after kill %d the run was refused: %.300s", i, r.err);
         EXPECT(!strstr(r.err, "passed over"), "kill %d left a broken checkpoint under its final name: %.300s", i, r.err);
         killed += r.status == 128 + 9;
     }
     EXPECT(killed > KILLS / 3, "only %d of %d starts were killed: the test tests little", killed, KILLS);
-    run_command(&r, "cd '%s' && if test -e run/run.json; then %s --out run --resume --threads 1; fi", d.dir.path, test_program_path());
+    run_command(&r, "cd '%s' && %s; %s $start", d.dir.path, start, test_program_path());
     EXPECT_STATUS(r, 0);
     expect_whole(&d, "run");
     run_command(&r, "ls '%s/run/checkpoints' | grep -c tmp", d.dir.path);
