@@ -221,9 +221,15 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
         model->grads_bytes = model->tensors.buffer_count * sizeof(grad_t);
         model->moments_bytes = 2 * model->tensors.buffer_count * sizeof(real);
     }
-    int widest = max_int(config->C, model->dims.norm_width);
-    model->workspace_bytes = max_size(attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
-                                      rmsnorm_workspace_bytes(widest));
+    int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
+    size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
+                      rmsnorm_workspace_bytes(widest),
+                      matmul_workspace_bytes(N, C, model->dims.fused_rows),
+                      matmul_workspace_bytes(N, config->NH * config->D, C),
+                      matmul_workspace_bytes(N, C, 2 * config->F),
+                      matmul_workspace_bytes(N, config->F, C),
+                      matmul_workspace_bytes(model->logit_rows, C, config->V)};
+    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
 }
 
 // Allocates what model_plan counted. `shared` NULL, or a model whose parameters this one reads.
@@ -1001,6 +1007,10 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     }
     options_finish(o, 1);
     omp_set_num_threads((int)o->threads);
+    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
+    matmul_use_bf16(o->gemm == GEMM_BF16);
+    if (matmul_in_bf16 && !matmul_bf16_native)
+        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at its speed\n");
     CHECK(o->prompt == NULL || o->vocab == BYTE_VOCABULARY,
           "--prompt is text for a byte-level model (--vocab %d); this one has a vocabulary of %d", BYTE_VOCABULARY, (int)o->vocab);
     return options_model(o);

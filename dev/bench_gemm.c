@@ -4,7 +4,7 @@ training step: y = x W^T, dx = dy W, dW = dy^T x for rows N, inputs IC and outpu
 
   cc -O2 -fopenmp -o build/bench_gemm dev/bench_gemm.c -lopenblas -ldnnl && build/bench_gemm
 
-Needs both libraries (Debian: libopenblas-openmp-dev libdnnl-dev); the trainer itself does not. Prints GFLOP/s, the
+Needs both libraries (Debian: libopenblas-openmp-dev libdnnl-dev). Prints GFLOP/s, the
 best of REPEATS, and the ratio OpenBLAS / oneDNN.
 */
 #include <cblas.h>

@@ -44,6 +44,7 @@ static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
                                    int N, int IC, int OC, int ldy); // dx =, dweight +=
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC); // of both
 
 // rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table

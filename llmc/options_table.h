@@ -45,6 +45,7 @@ typedef struct {
     const char *init;
     int64_t stop_after; // 0: not given
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, threads;
+    int gemm; // a GemmType
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not asked for
@@ -91,6 +92,9 @@ static inline const char *attention_choice(int i) {
 }
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
+
+typedef enum { GEMM_FP32, GEMM_BF16 } GemmType;
+static inline const char *gemm_choice(int i) { return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : NULL; }
 
 // clang-format off
 #define FIELD(name) offsetof(Options, name)
@@ -174,6 +178,8 @@ static const OptionRow option_rows[] = {
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
         "statistics of each layer in log.jsonl every N steps; 0: never"},
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
+    {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
+        "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
 
     {"instead of training", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "one forward and backward; write the loss and all gradients as safetensors"},

@@ -28,7 +28,7 @@ has_library() { pkg-config --exists "$1" 2>/dev/null; }
 has_header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 
 # Debian keeps several builds of OpenBLAS side by side, and pkg-config, the linker and the loader follow
-# an "alternative". Attention calls the library from parallel regions, which only the OpenMP build allows.
+# an "alternative". The OpenMP build shares its threads with the trainer instead of competing with them.
 has_openmp_openblas() {
     has_library openblas || return 1
     has_program apt-get || return 0 # elsewhere its name does not say

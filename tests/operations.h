@@ -131,6 +131,84 @@ static void test_matmul(void) {
     OP_CHECK_ALL(kind, shapes);
 }
 
+// bf16 has the upper half of a float's bits: against the conversion of files, which goes by the exact value.
+static void test_bf16_rounding(void) {
+    enum { N = 100000, COLUMNS = 100, LD = 104 };
+    float *in = (float *)checked_calloc(N, sizeof(float)), *wide = (float *)checked_calloc(N / COLUMNS * LD, sizeof(float));
+    bf16_t *narrow = (bf16_t *)checked_calloc(N / COLUMNS * LD, sizeof(bf16_t));
+    static const uint32_t special[] = {0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, // zero, infinite, largest, NaN
+                                       0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 1, 0x8000, 0x807F8000, 0x007FFFFF};       // ties, subnormal
+    TestRandom random = {16};
+    for (int i = 0; i < N; i++) {
+        uint32_t bits = (uint32_t)test_random_bits(&random);
+        if (i < (int)(sizeof(special) / sizeof(special[0]))) bits = special[i];
+        memcpy(&in[i], &bits, 4);
+    }
+    bf16_round_matrix(narrow, LD, in, COLUMNS, N / COLUMNS, COLUMNS);
+    bf16_round_matrix_wide(wide, LD, in, COLUMNS, N / COLUMNS, COLUMNS);
+    int wrong = 0, different = 0;
+    for (int i = 0; i < N; i++) {
+        int at = i / COLUMNS * LD + i % COLUMNS;
+        bf16_t expected;
+        convert_elements(&expected, DTYPE_BF16, &in[i], DTYPE_F32, 1);
+        uint32_t bits;
+        memcpy(&bits, &wide[at], 4);
+        wrong += narrow[at] != expected;
+        different += bits != (uint32_t)narrow[at] << 16;
+    }
+    EXPECT(wrong == 0 && different == 0, "of %d numbers %d are rounded wrongly, %d differently when they stay wide", N, wrong, different);
+    free(in);
+    free(wide);
+    free(narrow);
+}
+
+// In bf16 the products are those of the rounded matrices, whoever multiplies; few rows are not rounded.
+static void test_matmul_bf16(void) {
+    if (sizeof(real) != sizeof(float)) return; // there --gemm bf16 is refused
+    enum { IC = 40, OC = 70, LDY = 80, ROWS = 50 };
+    TestRandom random = {17};
+    real *x[2] = {op_alloc_random(&random, ROWS * IC, 1), NULL}, *w[2] = {op_alloc_random(&random, OC * IC, 1), NULL};
+    real *dy[2] = {op_alloc_random(&random, ROWS * LDY, 1), NULL}, *y[2], *dx[2], *dw[2];
+    for (int i = 0; i < 2; i++) {
+        y[i] = op_alloc(ROWS * LDY), dx[i] = op_alloc(ROWS * IC), dw[i] = op_alloc(OC * IC);
+        for (int j = 0; j < OC * IC; j++) dw[i][j] = (real)j / 1000;
+    }
+    x[1] = op_alloc(ROWS * IC), w[1] = op_alloc(OC * IC), dy[1] = op_alloc(ROWS * LDY);
+    bf16_round_matrix_wide((float *)(void *)x[1], IC, (float *)(void *)x[0], IC, ROWS, IC);
+    bf16_round_matrix_wide((float *)(void *)w[1], IC, (float *)(void *)w[0], IC, OC, IC);
+    bf16_round_matrix_wide((float *)(void *)dy[1], LDY, (float *)(void *)dy[0], LDY, ROWS, LDY);
+    matmul_forward(y[1], x[1], w[1], ROWS, IC, OC, LDY);
+    matmul_backward(dx[1], dw[1], dy[1], x[1], w[1], ROWS, IC, OC, LDY);
+    for (int native = 0; native < 2; native++) {
+        matmul_use_bf16(true);
+#ifdef ONEDNN
+        // oneDNN widens bf16 on CPUs with AVX-512 that do not multiply it: its way can be tried on those too
+        matmul_bf16_native = native && (bf16_begin() || bf16_probe());
+#endif
+        if (matmul_bf16_native != (native == 1)) break;
+        size_t need = matmul_workspace_bytes(ROWS, IC, OC);
+        scratch_poison(need);
+        for (int j = 0; j < OC * IC; j++) dw[0][j] = (real)j / 1000;
+        matmul_forward(y[0], x[0], w[0], ROWS, IC, OC, LDY);
+        matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY);
+        scratch_check(need, "matmul in bf16");
+        double worst[3] = {0, 0, 0};
+        for (int i = 0; i < ROWS * OC; i++) worst[0] = fmax(worst[0], fabs((double)(y[0][i / OC * LDY + i % OC] - y[1][i / OC * LDY + i % OC])));
+        for (int i = 0; i < ROWS * IC; i++) worst[1] = fmax(worst[1], fabs((double)(dx[0][i] - dx[1][i])));
+        for (int i = 0; i < OC * IC; i++) worst[2] = fmax(worst[2], fabs((double)(dw[0][i] - dw[1][i])));
+        EXPECT(worst[0] < 1e-5 && worst[1] < 1e-5 && worst[2] < 1e-5, "%s: y, dx, dweight differ by %.2g, %.2g, %.2g",
+               native ? "oneDNN" : "wide", worst[0], worst[1], worst[2]);
+        matmul_forward(y[0], x[0], w[0], BF16_ROWS - 1, IC, OC, LDY);
+        matmul_use_bf16(false);
+        matmul_forward(dy[1], x[0], w[0], BF16_ROWS - 1, IC, OC, LDY);
+        bool same = true;
+        for (int i = 0; i < (BF16_ROWS - 1) * OC; i++) same &= y[0][i / OC * LDY + i % OC] == dy[1][i / OC * LDY + i % OC];
+        EXPECT(same, "%d rows were rounded", BF16_ROWS - 1);
+    }
+    matmul_use_bf16(false);
+    op_free("matmul in bf16");
+}
+
 // --- rope: x[0] and y (N,heads,D) with row stride ldx; in place, so runs copy first ---
 
 #define ROPE_THETA 10000.0
@@ -1068,6 +1146,8 @@ static const Test operations_tests[] = {
     {"the embedding copies rows and its backward adds repeated tokens up",      test_embedding             },
     {"rmsnorm and its backward agree with the definition",                      test_rmsnorm               },
     {"matmul and its backward agree with the definition",                       test_matmul                },
+    {"rounding to bf16 is to the nearest, and keeps NaN and infinity",          test_bf16_rounding         },
+    {"matmul in bf16 multiplies rounded matrices, by oneDNN and without it",    test_matmul_bf16           },
     {"rope and its backward agree with the definition",                         test_rope                  },
     {"rope keeps norms, is undone by its backward and sees distances only",     test_rope_properties       },
     {"attention and its backward agree with the definition",                    test_attention             },

@@ -277,6 +277,34 @@ static void losses_do_not_depend_on_the_micro_batch(void) {
     test_remove_directory(&d.dir);
 }
 
+// Rounded products change a run a little, from the first step on, and a resume goes on with them.
+static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    if (sizeof(real) != sizeof(float)) {
+        run_trainer(&r, &d, "rounded", "--gemm bf16");
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "--gemm"), "status %d, stderr %.200s", r.status, r.err);
+        test_remove_directory(&d.dir);
+        return;
+    }
+    double loss[3] = {0, 0, 0};
+    run_trainer(&r, &d, "exact", "--steps 20");
+    EXPECT_STATUS(r, 0);
+    run_trainer(&r, &d, "rounded", "--steps 20 --gemm bf16");
+    EXPECT_STATUS(r, 0);
+    run_trainer(&r, &d, "stopped", "--steps 20 --gemm bf16 --stop-after 7");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --out '%s/stopped' --resume", test_program(), d.dir.path);
+    EXPECT_STATUS(r, 0);
+    static const char *const names[] = {"exact", "rounded", "stopped"};
+    for (int i = 0; i < 3; i++) log_records(&d, names[i], "train", "loss", &loss[i]);
+    EXPECT(loss[1] != loss[0] && fabs(loss[1] - loss[0]) < 0.01 * loss[0], "the last loss is %.9g in fp32, %.9g in bf16", loss[0], loss[1]);
+    EXPECT(loss[2] == loss[1], "the last loss is %.9g, after a resume %.9g", loss[1], loss[2]);
+    run_command(&r, "grep -c 'bf16' '%s/rounded/run.json'", d.dir.path);
+    EXPECT(atoi(r.out) >= 2, "run.json does not say that products are of bf16: %s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 // 200 steps of tiny on a source of known entropy: learned, and not better than is possible (that would be a leak).
 static void tiny_learns_a_grammar_down_to_near_its_entropy(void) {
     ProgramData d = program_data();
@@ -395,6 +423,7 @@ static const Test program_tests[] = {
     {"200 steps of tiny learn a grammar to near its entropy and not below", tiny_learns_a_grammar_down_to_near_its_entropy},
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
     {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
+    {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
     {"weights are compared with config.json before memory is allocated", weights_are_compared_with_config_json_before_memory_is_allocated},
     {"tokens beyond the vocabulary, missing data and a full stdout are refused", tokens_beyond_the_vocabulary_are_refused},
