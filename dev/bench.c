@@ -1,10 +1,11 @@
 /*
 bench.c: how fast the CPU trainer is, and how far from what the machine allows. `make bench` runs it.
 
-  build/bench [--filter WORD] [--rounds N] [--threads N]
+  build/bench [--filter WORD] [--rounds N] [--threads N] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
     --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
+    --turns   no tables: one step for each line on stdin, its milliseconds on stdout (for dev/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams, each counted as the bytes
             that the program names: a write that misses the cache costs a read as well, which no mix counts.
@@ -30,10 +31,11 @@ enum { PROBE_COUNT = 32 << 20 }; // elements of an array of the probes: 128 MiB,
 static struct {
     const char *filter;
     int rounds, threads;
+    const char *turns;
     float *probe[3];
     int *tokens;
     float sink; // keeps the compiler from leaving a read out
-} bench = {"", 7, 0, {NULL}, NULL, 0};
+} bench = {"", 7, 0, NULL, {NULL}, NULL, 0};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
 
@@ -225,15 +227,15 @@ static void print_operation(const char *name, const char *shape, double seconds,
 }
 
 // A model's shape without its memory.
-static void plan_model(Model *model, const char *preset, const char *attention, int B, int T) {
+static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
     const Preset *p = NULL;
     for (int i = 0; i < PRESET_COUNT; i++)
         if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
-    assert(p);
+    CHECK(p && find_variant(attention), "no preset '%s' or no variant '%s'", preset, attention);
     c.attention = find_variant(attention);
-    c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
+    c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
     c.rope_theta = 10000;
     c.rms_norm_eps = 1e-5;
     model_plan(model, &c, B, T, FOR_TRAINING);
@@ -243,7 +245,7 @@ static void table_operations(void) {
     enum { ROWS = 16384 };
     printf("\noperations: 124m, diff_v2; products with 1024 rows, the others with %d (beyond the cache)\n", (int)ROWS);
     Model model;
-    plan_model(&model, "124m", "diff_v2", 1, 1024);
+    plan_model(&model, "124m", "diff_v2", 0, 1, 1024);
     Shape s = shape_of(&model, 1, 1024), large = shape_of(&model, 16, 1024);
     Linear linears[LINEARS];
     linears_of(&s, linears);
@@ -382,7 +384,7 @@ static void table_steps(void) {
         if (!wanted(name) && !wanted("steps")) continue;
         Model model;
         Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, c->B, c->T);
+        plan_model(&model, c->preset, c->attention, 0, c->B, c->T);
         Shape s = shape_of(&model, c->B, c->T);
         model_alloc(&model, NULL);
         ops_init(model.workspace_bytes);
@@ -413,6 +415,28 @@ static void table_steps(void) {
     }
 }
 
+// A step for each line on stdin, its milliseconds on stdout: how dev/bench_peers.py takes turns.
+static void serve_turns(const char *preset, const char *attention, int NKV, int B, int T) {
+    Model model;
+    Options o = bench_options();
+    plan_model(&model, preset, attention, NKV, B, T);
+    model_alloc(&model, NULL);
+    ops_init(model.workspace_bytes);
+    model_init(&model, 1);
+    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int)), c;
+    double parts[3];
+    for (int t = 0; t <= B * T; t++) tokens[t] = (int)(random_bits(7, (uint64_t)t) % (uint64_t)model.config.V);
+    printf("%zu parameters, %.4g FLOPs a token\n", model.tensors.parameter_count, training_flops(&model, B, T) / (B * T));
+    fflush(stdout);
+    while ((c = getchar()) != EOF)
+        if (c == '\n') {
+            printf("%.3f\n", 1e3 * bench_step(&model, &o, tokens, B, T, parts));
+            fflush(stdout);
+        }
+    free(tokens);
+    model_free(&model, true);
+}
+
 static void table_threads(void) {
     if (bench.threads == 1) return;
     printf("\nthreads                          ms with 1     with %d     ratio   GEMM peak\n", bench.threads);
@@ -423,7 +447,7 @@ static void table_threads(void) {
         if (!wanted(name) && !wanted("threads")) continue;
         Model model;
         Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, c->B, c->T);
+        plan_model(&model, c->preset, c->attention, 0, c->B, c->T);
         model_alloc(&model, NULL);
         ops_init(model.workspace_bytes);
         model_init(&model, 1);
@@ -522,12 +546,21 @@ int main(int argc, char **argv) {
         if (strcmp(argv[i], "--filter") == 0 && value[0]) bench.filter = value;
         else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
+        else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
         else {
             warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N]", argv[i], value);
             return EXIT_USAGE;
         }
     }
     omp_set_num_threads(bench.threads);
+    if (bench.turns) {
+        char preset[32], attention[32];
+        int NKV, B, T;
+        CHECK(sscanf(bench.turns, "%31[^,],%31[^,],%d,%d,%d", preset, attention, &NKV, &B, &T) == 5 && B > 0 && T > 0,
+              "--turns %s: wanted PRESET,ATTENTION,KV_HEADS (0: the preset's),B,T", bench.turns);
+        serve_turns(preset, attention, NKV, B, T);
+        return 0;
+    }
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
     bench.tokens = (int *)checked_calloc(1 << 16, sizeof(int));
     for (int i = 0; i < 1 << 16; i++) bench.tokens[i] = (int)(random_bits(3, (uint64_t)i) % 50257);

@@ -1,0 +1,161 @@
+"""Our CPU trainer against PyTorch and llm.c, in turns in one run: same shapes, same threads.
+
+  dev/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+
+  --torch     a Python with torch 2.5 or later (python3); leave PyTorch out with --torch none
+  --llmc      a checkout of karpathy/llm.c; without it llm.c is left out
+  CASE        PRESET,ATTENTION,KV_HEADS,B,T, KV_HEADS 0 for the preset's (a list below). llm.c joins the cases of a
+              124m baseline with 12 key/value heads: its GPT-2 has the same products (its MLP is two matrices of
+              768 x 3072, ours three of 768 x 2048), besides biases, learned positions and LayerNorm.
+
+Needs build/bench (make build/bench). Every participant does one step when it is its turn, while the others wait; the
+ratio is the median over the rounds of (its time / our time). PyTorch runs eagerly and compiled; llm.c, which cannot
+be asked for a step, is stopped with SIGSTOP between its turns, and a step that was stopped is not counted. Its
+program is compiled from a copy with other B and T, with its own flags, from random weights and tokens made here.
+"""
+import argparse
+import array
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+
+CASES = ["124m,baseline,12,4,64", "124m,baseline,12,4,256", "124m,baseline,12,1,1024", "124m,diff_v2,0,4,256",
+         "124m,diff_v2,0,1,1024", "small,diff_v2,0,16,256"]
+
+
+class Asked:
+    """A program that does a step for each line on its stdin."""
+
+    def __init__(self, name, command, env=None):
+        self.name = name
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.about = self.process.stdout.readline().strip()
+        if not self.about:
+            sys.exit(f"bench_peers.py: {name} did not start: {' '.join(command)}")
+
+    def turn(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"bench_peers.py: {self.name} ended in the middle")
+        return float(line)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class Llmc:
+    """llm.c's train_gpt2, let run for two steps at a time, of which the second is counted."""
+
+    name = "llm.c"
+
+    def __init__(self, directory, B, T, threads):
+        self.scratch = tempfile.TemporaryDirectory(prefix="bench_llmc_")
+        work = self.scratch.name
+        with open(os.path.join(directory, "train_gpt2.c")) as f:
+            source = f.read()
+        for name, value in (("B", B), ("T", T)):
+            source, found = re.subn(rf"\bint {name} = \d+;", f"int {name} = {value};", source)
+            if found != 1:
+                sys.exit(f"bench_peers.py: {directory}/train_gpt2.c does not set {name} as expected")
+        source = source.replace("step <= 40", "step <= 100000").replace("step % 10 == 0", "0").replace("step % 20 == 0", "0")
+        with open(os.path.join(work, "train.c"), "w") as f:
+            f.write(source)
+        flags = "-Ofast -Wno-unused-result -Wno-ignored-pragmas -Wno-unknown-attributes -march=native -fopenmp -DOMP".split()
+        subprocess.run(["cc", *flags, "-I", directory, "-I", os.path.join(directory, "llmc"), "-o", "train", "train.c", "-lm", "-lgomp"],
+                       cwd=work, check=True)
+        write_gpt2(os.path.join(work, "gpt2_124M.bin"))
+        data = os.path.join(work, "dev/data/tinyshakespeare")
+        os.makedirs(data)
+        for split in "train", "val":
+            write_shard(os.path.join(data, f"tiny_shakespeare_{split}.bin"), 200_000)
+        env = dict(os.environ, OMP_NUM_THREADS=str(threads))
+        self.process = subprocess.Popen(["stdbuf", "-oL", "./train"], cwd=work, stdout=subprocess.PIPE, text=True, env=env)
+        self.about = "llm.c's GPT-2 124M"
+        self.step()
+
+    def step(self):
+        for line in self.process.stdout:
+            took = re.search(r"took ([0-9.]+) ms", line)
+            if took:
+                os.kill(self.process.pid, signal.SIGSTOP)
+                return float(took[1])
+        sys.exit("bench_peers.py: llm.c ended in the middle")
+
+    def turn(self):
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.step()
+        os.kill(self.process.pid, signal.SIGCONT)
+        return self.step()
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.scratch.cleanup()
+
+
+def write_gpt2(path):
+    """Random weights in the file format that llm.c's trainer starts from (version 3, fp32, vocabulary padded)."""
+    L, C, V, Vp, T = 12, 768, 50257, 50304, 1024
+    header = array.array("i", [20240326, 3, T, V, L, 12, C, Vp] + [0] * 248)
+    layer = 2 * C + 3 * C * C + 3 * C + C * C + C + 2 * C + 4 * C * C + 4 * C + 4 * C * C + C
+    count = Vp * C + T * C + L * layer + 2 * C
+    block = array.array("f", [0.02 * ((i * 2654435761 >> 8) % 2001 / 1000 - 1) for i in range(65536)])
+    with open(path, "wb") as f:
+        header.tofile(f)
+        for begin in range(0, count, len(block)):
+            block[: min(len(block), count - begin)].tofile(f)
+
+
+def write_shard(path, count):
+    with open(path, "wb") as f:
+        array.array("i", [20240520, 1, count] + [0] * 253).tofile(f)
+        array.array("H", [(i * 2654435761 >> 7) % 50257 for i in range(count)]).tofile(f)
+
+
+def compare(case, options):
+    preset, attention, kv, B, T = case.split(",")
+    threads = str(options.threads)
+    players = [Asked("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
+    if options.torch != "none":
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
+        command = [options.torch, script, preset, attention, kv, B, T, threads]
+        players += [Asked("PyTorch", command), Asked("PyTorch compiled", command + ["--compile"])]
+    if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):
+        players.append(Llmc(options.llmc, int(B), int(T), options.threads))
+    times = {p.name: [] for p in players}
+    for p in players:
+        p.turn()  # the first step prepares
+    for _ in range(options.rounds):
+        for p in players:
+            times[p.name].append(p.turn())
+    for p in players:
+        p.close()
+    print(f"{case}  ({threads} threads, {options.rounds} rounds)")
+    for p in players:
+        ms = statistics.median(times[p.name])
+        ratio = statistics.median(t / o for t, o in zip(times[p.name], times["diffv2.c"]))
+        print(f"  {p.name:18} {ms:10.1f} ms {1e3 * int(B) * int(T) / ms:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--torch", default="python3")
+    parser.add_argument("--llmc")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    options = parser.parse_args()
+    if not os.path.exists("build/bench"):
+        sys.exit("bench_peers.py: build/bench is missing: run make build/bench in the root of the repository")
+    for case in options.cases or CASES:
+        compare(case, options)
+
+
+main()
