@@ -21,6 +21,7 @@ with files and processes is tested with the build that people run.
 #include "tests/program.h"
 #include "tests/faults.h"
 #include "tests/stats.h"
+#include "tests/corpora.h"
 #include "tests/spikes.h"
 
 static const struct {
@@ -34,6 +35,8 @@ static const struct {
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},
+    {"corpora", corpora_tests, CORPORA_TEST_COUNT, FP32_BUILD},
+    {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},

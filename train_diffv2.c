@@ -17,7 +17,7 @@ very file with CUDA operations instead.
 #include "llmc/options.h"
 #include "llmc/schedule.h"
 #include "llmc/spikes.h"
-#include "llmc/dataloader.h"
+#include "llmc/dataloader_whole.h"
 #include "llmc/checkpoint.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
@@ -54,6 +54,7 @@ typedef struct {
 
 typedef struct {
     int *inputs, *targets; // (N)
+    int *starts;           // (N): where the document of each input begins in its sequence; not for generation
     real *losses;          // (N): summed over the micro-steps of an update
     real *rope;            // (T, 2, QD/2): cosines, sines
     floatX *embedded;      // (N, C)
@@ -85,6 +86,7 @@ typedef struct {
     int Vp;         // row stride of the logits: V rounded up to 64
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
+    bool documents; // attention stays within them: acts.starts counts
     floatX *params; // [tensors.buffer_count], layer-major, as are the next three
     grad_t *grads;
     real *m, *v; // Adam's moments
@@ -125,7 +127,7 @@ static KeySet key_set(const Model *model, int set, int B, int T, int first) {
     k.shape.v_head = d->DV;
     k.shape.o_head = sets * d->DV;
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
-    k.shape.first_key = NULL;
+    k.shape.first_key = model->documents ? model->acts.starts : NULL;
     k.q = (size_t)(set * d->QD);
     k.k = (size_t)(d->k_at + set * d->QD);
     k.v = (size_t)d->v_at;
@@ -157,6 +159,7 @@ static void activations_carve(Model *model, Arena *arena) {
 
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
+    a->starts = model->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
     a->losses = CARVE(arena, real, N);
     a->rope = CARVE(arena, real, (size_t)c->T * (size_t)d->QD);
     a->embedded = CARVE(arena, floatX, N * C);
@@ -478,11 +481,19 @@ static void model_backward(Model *model, int B, int T) {
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
 }
 
-// One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
-static void model_micro_step(Model *model, const int *inputs, const int *targets, int B, int T, double total_rows) {
-    size_t bytes = (size_t)B * (size_t)T * sizeof(int);
+// The next batch, N rows. starts: where the document of each input begins in its sequence, which attention then does
+// not look beyond; or NULL. Positions stay those of the sequence: rotary scores depend on distances alone.
+static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
+    size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
+    model->documents = starts != NULL;
+    if (starts) buffer_upload(model->acts.starts, starts, bytes);
+}
+
+// One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
+static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T, double total_rows) {
+    model_read_batch(model, inputs, targets, starts, B * T);
     model_forward(model, B, T, 0);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
@@ -687,6 +698,7 @@ typedef struct {
     uint64_t fingerprint;  // of the training data
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
+    int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
     double peak_gflops;
 } Run;
 
@@ -745,9 +757,8 @@ static double run_validate(Run *run) {
     dataloader_start(&run->val, 0);
     for (uint64_t done = 0; done < windows; done += (uint64_t)B) {
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
-        dataloader_next(&run->val, run->inputs, run->targets);
-        buffer_upload(model->acts.inputs, run->inputs, (size_t)rows * sizeof(int));
-        buffer_upload(model->acts.targets, run->targets, (size_t)rows * sizeof(int));
+        dataloader_next(&run->val, run->inputs, run->targets, run->starts);
+        model_read_batch(model, run->inputs, run->targets, run->starts, rows);
         buffer_zero(model->acts.losses, (size_t)rows * sizeof(real));
         model_forward(model, rows / T, T, 0);
         model_classify(model, rows, 0);
@@ -792,8 +803,8 @@ static StepResult run_step(Run *run) {
     buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
-        dataloader_next(&run->train, run->inputs, run->targets);
-        model_micro_step(model, run->inputs, run->targets, B, T, (double)o->total_batch);
+        dataloader_next(&run->train, run->inputs, run->targets, run->starts);
+        model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
     run->next_window = dataloader_position(&run->train);
     run->step++;
@@ -1005,6 +1016,7 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
         ModelConfig config = config_json_read(loaded);
         options_adopt_model(o, &config);
     }
+    options_adopt_data(o);
     options_finish(o, 1);
     omp_set_num_threads((int)o->threads);
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
@@ -1046,11 +1058,38 @@ static void dump_gradients(Run *run) {
     size_t N = (size_t)model->B * (size_t)model->T;
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
     dataloader_first_tokens(&run->train, tokens, N + 1);
-    model_micro_step(model, tokens, tokens + 1, model->B, model->T, (double)N);
+    for (int b = 0; run->starts && b < model->B; b++) {
+        size_t at = (size_t)b * (size_t)model->T;
+        document_starts(run->starts + at, tokens + at, model->T, run->train.sources[0].separator);
+    }
+    model_micro_step(model, tokens, tokens + 1, run->starts, model->B, model->T, (double)N);
     double loss = model_loss_sum(model, (int)N) / (double)N;
     model_save_dump(o->dump_grads, &model->tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", loss, o->dump_grads);
     free(tokens);
+}
+
+// --train-data or --val-data, with the separators that --doc-mask needs.
+static void run_open_data(Run *run, DataLoader *loader, const char *option, const char *text, int V) {
+    const Options *o = &run->options;
+    bool training = loader == &run->train;
+    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, 0, 1, o->seed, training);
+    Separator given = {-1, false};
+    if (o->separator) separator_parse(o->separator, &given);
+    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    for (int i = 0; i < loader->source_count; i++) {
+        Source *source = &loader->sources[i];
+        if (given.token >= 0) source->separator = given;
+        CHECK(!o->doc_mask || source->separator.token >= 0,
+              "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option, source->path);
+    }
+    loader->documents = o->doc_mask;
+    for (int i = 0; training && !o->dump_grads && loader->source_count > 1 && i < loader->source_count; i++) {
+        const Source *source = &loader->sources[i];
+        double windows = (double)o->steps * (double)o->total_batch / (double)o->seq_len * (double)source->per_block / MIXTURE_BLOCK;
+        printf("%-12s %6.2f%% of the windows, %zu tokens, %.2f epochs in this run (%s)\n", source->name,
+               100.0 * (double)source->per_block / MIXTURE_BLOCK, source->token_count, windows / (double)source->window_count, source->path);
+    }
 }
 
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
@@ -1063,8 +1102,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (o->dry_run) return;
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
-    if (training) dataloader_open(&run->train, o->train_data, B, T, config->V, 0, 1, o->seed, true);
-    if (o->val_data && !o->generate && !o->dump_grads) dataloader_open(&run->val, o->val_data, B, T, config->V, 0, 1, o->seed, false);
+    if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
+    if (o->val_data && !o->generate && !o->dump_grads) run_open_data(run, &run->val, "val-data", o->val_data, config->V);
     if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
@@ -1075,6 +1114,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     }
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
+    if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T));
 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
@@ -1087,7 +1127,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(resume->state, "detectors")),
           "%s: the \"detectors\" of trainer_state.json are none of this program", resume->path);
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
-          "--train-data %s: not the data that %s was trained on; give the same shards, or start anew with --init", o->train_data, o->out);
+          "--train-data %s: not the data that %s was trained on; give the same shards and weights, or start anew with --init", o->train_data, o->out);
 }
 
 static void run_close(Run *run) {
@@ -1099,6 +1139,7 @@ static void run_close(Run *run) {
     ops_free();
     free(run->inputs);
     free(run->targets);
+    free(run->starts);
     options_free(&run->options);
 }
 

@@ -138,7 +138,7 @@ typedef struct {
     double largest, median; // of |x|
 } Magnitudes;
 typedef struct {
-    double first[2];        // mass on position 0, of the first and the second map of each output head; NaN without one
+    double first[2];        // mass on position 0 (of the row's document), of the first and the second map of each output head; NaN without one
     double first_effective; // of A1 - s A2, in absolute value, normalised; with one map first[0]
     double largest_logit;   // |scale q.k|
 } AttentionStats;

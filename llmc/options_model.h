@@ -4,6 +4,7 @@ options, and combinations that are refused.
 */
 #ifndef LLMC_OPTIONS_MODEL_H
 #define LLMC_OPTIONS_MODEL_H
+#include "corpus.h"
 #include "model_config.h"
 #include "options_table.h"
 
@@ -114,6 +115,9 @@ static inline int options_missing(const Options *o, bool adopted) {
     bool training = options_usable(o, modes) && !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
     if ((training || o->dump_grads) && !o->train_data && !o->refused[option_row("train-data")])
         REFUSE(problems, "%s needs --train-data GLOB", training ? "training" : "--dump-grads");
+    Separator separator;
+    if (o->separator && !separator_parse(o->separator, &separator))
+        REFUSE(problems, "--separator %s: a token's number, or one with :before or :after", o->separator);
     if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
         REFUSE(problems, "--eval needs --val-data GLOB");
     return problems;
@@ -133,6 +137,18 @@ static inline int options_exclusions(const Options *o) {
     }
     if (modes > 1) REFUSE(problems, "%s exclude each other: the program does one of them", list);
     return problems;
+}
+
+// The vocabulary of a model that is not loaded is that of the corpus directories, unless --vocab is given: a larger
+// one is fine, a smaller one ends the program when the data is opened.
+static inline void options_adopt_data(Options *o) {
+    int r = option_row("vocab"), vocabulary = 0;
+    if (o->has[r] || o->refused[r]) return;
+    if (o->train_data) vocabulary = corpus_vocabulary(o->train_data);
+    if (o->val_data) vocabulary = max_int(vocabulary, corpus_vocabulary(o->val_data));
+    if (vocabulary == 0) return;
+    o->vocab = vocabulary;
+    o->has[r] = true;
 }
 
 // Resolves defaults that depend on other options, and checks what options must be to each other: every problem is

@@ -28,7 +28,8 @@ typedef struct {
     bool tie_embeddings, match_params;
     int64_t seq_len, vocab;
 
-    const char *train_data, *val_data;
+    const char *train_data, *val_data, *separator;
+    bool doc_mask;
     int64_t batch_size, total_batch;
 
     int64_t steps;
@@ -124,10 +125,14 @@ static const OptionRow option_rows[] = {
     {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the preset's)", "[1, 268435456]", NULL,
         "vocabulary size"},
 
-    {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "GLOB", NULL, NULL, NULL,
-        "token shards to train on; quote the pattern"},
-    {"data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "GLOB", NULL, NULL, NULL,
-        "token shards to validate on"},
+    {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
+        "what to train on: token shards (a quoted pattern), a corpus directory, or 'NAME=DATA:WEIGHT NAME=DATA:WEIGHT ...'"},
+    {"data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
+        "what to validate on, likewise; of a corpus directory its val_*.bin"},
+    {"data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
+        "attention stays within documents"},
+    {"data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
+        "token that begins a document, or ends it; a corpus directory says it itself"},
 
     {"batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B", "8", "[1, 16777216]", NULL,
         "sequences per rank and micro-step"},

@@ -153,11 +153,11 @@ typedef struct {
     int effective_count;
 } AttentionRowStats;
 
-// Adds one output head, whose second map has the factor `lambda`; `keys` are visible.
+// Adds one output head, whose second map has the factor `lambda`; the keys [low, high) are visible.
 static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *maps, int map_count, double lambda,
-                                        int keys, AttentionShape s) {
+                                        int low, int high, AttentionShape s) {
     double first = 0, sum = 0;
-    for (int j = 0; j < keys; j++) {
+    for (int j = low; j < high; j++) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < map_count; m++) {
             const floatX *q = maps[m].q, *k = maps[m].k + (size_t)j * (size_t)s.ldkv;
@@ -167,10 +167,10 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
             double logit = (double)s.scale * (double)dot;
             r->largest_logit = larger_or_nan(r->largest_logit, fabs(logit));
             a[m] = exp(logit - maps[m].lse);
-            if (j == 0) r->first[m] += a[m];
+            if (j == low) r->first[m] += a[m];
         }
         double e = fabs(a[0] - lambda * a[1]);
-        if (j == 0) first = e;
+        if (j == low) first = e;
         sum += e;
     }
     if (map_count == 1) sum = 1; // with what went to a sink
@@ -194,7 +194,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
                 stride ? stats_lambda(l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)ldl + (size_t)h], sigmoid) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
-            attention_stats_head(&parts[r], map, maps, lambda, t + 1, s);
+            attention_stats_head(&parts[r], map, maps, lambda, attention_first_key(s, b, t), t + 1, s);
         }
     }
     AttentionStats stats;

@@ -84,7 +84,7 @@ static void data_collect(int *starts, const DataShards *d, int B, int ranks, uin
         for (int base = 0; base < count; base += ranks * B) {
             EXPECT(dataloader_position(&l) == first + (uint64_t)base, "B %d ranks %d: position %llu at %d", B, ranks,
                    (unsigned long long)dataloader_position(&l), base);
-            dataloader_next(&l, inputs, targets);
+            dataloader_next(&l, inputs, targets, NULL);
             for (int b = 0; b < B; b++) {
                 starts[base + rank * B + b] = inputs[b * DATA_T];
                 for (int t = 0; t < DATA_T; t++)
@@ -126,7 +126,7 @@ static int data_test_child(int argc, char **argv) {
         dataloader_start(&l, 0);
         for (int i = 0; i < count; i++) {
             if (i < 10) usleep(2000); // so that the reader is ahead and meets a bad window early
-            dataloader_next(&l, inputs, targets);
+            dataloader_next(&l, inputs, targets, NULL);
             printf("window %d: %d\n", i, inputs[0]);
             fflush(stdout);
             if (i == 0 && *action) CHECK(system(action) == 0, "the child could not do: %s", action);
@@ -196,7 +196,7 @@ static void test_data_resume(void) {
         dataloader_start(&l, (uint64_t)places[i]);
         for (int k = 0; k < 3; k++) {
             usleep(1000 * (i % 3)); // more or less is read ahead
-            dataloader_next(&l, inputs, targets);
+            dataloader_next(&l, inputs, targets, NULL);
             EXPECT(inputs[0] == all[places[i] + 2 * k] && inputs[DATA_T] == all[places[i] + 2 * k + 1],
                    "started again at %d: batch %d has windows at %d and %d", places[i], k, inputs[0], inputs[DATA_T]);
         }
@@ -415,7 +415,7 @@ static void test_data_large_shards(void) {
         dataloader_open(&l, path, 1, T, 65536, 0, 1, 1, false);
         EXPECT(l.window_count == 1200000, "%llu windows", (unsigned long long)l.window_count);
         dataloader_start(&l, l.window_count - 1);
-        dataloader_next(&l, inputs, targets);
+        dataloader_next(&l, inputs, targets, NULL);
         for (int t = 0; t < T; t++)
             EXPECT(inputs[t] == 7 + t && targets[t] == 8 + t, "%d bytes a token: input %d is %d", token_bytes, t,
                    inputs[t]);
@@ -499,11 +499,11 @@ static void test_data_reads_ahead(void) {
         }
         EXPECT(ahead == DATALOADER_SLOTS, "batch %d: %llu batches are read ahead", batch, (unsigned long long)ahead);
         if (ahead != DATALOADER_SLOTS) break;
-        dataloader_next(&l, inputs, targets);
+        dataloader_next(&l, inputs, targets, NULL);
         EXPECT(l.wait_seconds == 0, "batch %d: %g s of waiting for what is there", batch, l.wait_seconds);
     }
     dataloader_start(&l, 0);
-    for (int batch = 0; batch < 1000; batch++) dataloader_next(&l, inputs, targets); // faster than it can be read
+    for (int batch = 0; batch < 1000; batch++) dataloader_next(&l, inputs, targets, NULL); // faster than it can be read
     EXPECT(l.wait_seconds > 0 && l.wait_seconds < 20, "%g s of waiting", l.wait_seconds);
     dataloader_close(&l);
     test_remove_directory(&d.directory);
@@ -932,7 +932,7 @@ static void test_converter_force_and_nul(void) {
     FORMAT(path, "%s/out/train_*.bin", d.path);
     dataloader_open(&l, path, 1, 2, 256, 0, 1, 1, false);
     dataloader_start(&l, 0);
-    dataloader_next(&l, inputs, targets);
+    dataloader_next(&l, inputs, targets, NULL);
     EXPECT(inputs[0] == 0 && inputs[1] == 'a' && targets[0] == 'a' && targets[1] == 'b', "tokens %d %d -> %d %d",
            inputs[0], inputs[1], targets[0], targets[1]);
     dataloader_close(&l);

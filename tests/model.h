@@ -66,7 +66,7 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
     buffer_zero(model->acts.losses, N * sizeof(real));
     if (with_gradients) {
         buffer_zero(model->grads, model->grads_bytes);
-        model_micro_step(model, tokens, tokens + 1, B, T, (double)N);
+        model_micro_step(model, tokens, tokens + 1, NULL, B, T, (double)N);
     } else {
         buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
         buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
@@ -201,7 +201,7 @@ static void gradients_add_up_over_micro_steps(void) {
     memcpy(whole, model.grads, count * sizeof(grad_t));
     buffer_zero(model.grads, model.grads_bytes);
     for (int b = 0; b < 2; b++)
-        model_micro_step(&model, tokens + b * mc->T, tokens + b * mc->T + 1, 1, mc->T, 2.0 * mc->T);
+        model_micro_step(&model, tokens + b * mc->T, tokens + b * mc->T + 1, NULL, 1, mc->T, 2.0 * mc->T);
     double error = 0, norm = 0;
     for (size_t i = 0; i < count; i++) {
         error += pow((double)model.grads[i] - (double)whole[i], 2);

@@ -7,7 +7,7 @@ Most mutations aim at the three numbers of the header that are read and at the t
 what the header says: random ones would be lost in the unused part of the header.
 */
 #include "fuzz.h"
-#include "../../llmc/dataloader.h"
+#include "../../llmc/dataloader_whole.h"
 
 const char fuzz_file[] = "b.bin";
 
@@ -53,7 +53,7 @@ static int token_of(const uint8_t *data, int token_bytes, size_t i) {
 
 static void read_all(const char *pattern, bool shuffle, const uint8_t *data, size_t size) {
     static DataLoader loader;
-    int window[T + 1], tokens[GOOD_TOKENS + TOKENS];
+    int window[2 * T + 1], tokens[GOOD_TOKENS + TOKENS];
     DataLoader *l = &loader;
     dataloader_open(l, pattern, 2, T, V, 0, 1, 1, shuffle);
     const Shard *s = &l->shards[l->shard_count - 1];
@@ -62,7 +62,7 @@ static void read_all(const char *pattern, bool shuffle, const uint8_t *data, siz
                 (size_t)l->window_count);
     FUZZ_EXPECT(shuffle || dataloader_fingerprint(l) != 0, "there is no fingerprint");
     for (uint64_t g = 0; g < min_size(l->window_count, TOKENS / T) + 2; g++) {
-        uint64_t at = dataloader_window_at(l, g);
+        uint64_t at = dataloader_place(l, g).window;
         FUZZ_EXPECT(at < l->window_count, "window %zu of %zu", (size_t)at, (size_t)l->window_count);
         CHECK(dataloader_read_window(l, g, window), "%s", l->error);
         for (size_t i = 0; at >= s->first_window && i <= T; i++)

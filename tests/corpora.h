@@ -1,0 +1,262 @@
+/*
+corpora.h: tests of corpus directories, of several corpora with weights, and of attention that stays within documents.
+*/
+#ifndef TESTS_CORPORA_H
+#define TESTS_CORPORA_H
+#include "data.h"
+#include "harness.h"
+#include "model.h"
+#include "program.h"
+
+enum { CORPORA_T = 5 };
+
+// A corpus directory: `shards` training shards of 101 tokens each, starting at `first`, and one to validate.
+static void corpora_make(const char *directory, const char *name, int shards, uint32_t first, const char *json) {
+    char path[800];
+    FORMAT(path, "%s/%s", directory, name);
+    CHECK(mkdir(path, 0777) == 0, "cannot make %s", path);
+    for (int i = 0; i <= shards; i++) {
+        FORMAT(path, "%s/%s/%s_%06d.bin", directory, name, i ? "train" : "val", i);
+        data_write_shard(path, 2, first + (uint32_t)i * 101, 65536, 101);
+    }
+    FORMAT(path, "%s/%s/corpus.json", directory, name);
+    if (json) data_write_file(path, json, strlen(json));
+}
+
+// The first tokens of the `count` windows from global index 0.
+static void corpora_windows(int *starts, const char *text, uint64_t seed, int count, bool shuffle) {
+    int inputs[CORPORA_T], targets[CORPORA_T];
+    DataLoader l;
+    dataloader_open(&l, text, 1, CORPORA_T, 65536, 0, 1, seed, shuffle);
+    dataloader_start(&l, 0);
+    for (int i = 0; i < count; i++) {
+        dataloader_next(&l, inputs, targets, NULL);
+        starts[i] = inputs[0];
+    }
+    dataloader_close(&l);
+}
+
+// Each block has its whole numbers of windows, and those of a source are the next ones of its own order.
+static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
+    TestDirectory d = test_make_directory();
+    char text[2000], path[700];
+    enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
+    static const char *const names[SOURCES] = {"web", "code", "books"};
+    const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1}, want[SOURCES] = {2867, 1188, 41}; // of 4096: 0.7, 0.29, 0.01
+    for (int s = 0; s < SOURCES; s++) corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
+    FORMAT(text, "web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
+    int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
+    for (int shuffle = 0; shuffle < 2; shuffle++) {
+        corpora_windows(starts, text, 3, COUNT, shuffle);
+        for (int s = 0; s < SOURCES; s++) {
+            FORMAT(path, "%s/%s", d.path, names[s]);
+            corpora_windows(alone, path, random_key(names[s], 3), COUNT, shuffle);
+            if (s == 2 && !shuffle) continue; // the pattern names the training shards
+            int seen = 0, runs = 0;
+            int64_t sum = 0; // of the squares of first tokens, which no other windows are likely to have
+            for (int i = 0; i < COUNT; i++) {
+                bool own = starts[i] / 10000 == s;
+                if (own) {
+                    sum += (int64_t)starts[i] * starts[i] - (int64_t)alone[seen] * alone[seen];
+                    seen++;
+                }
+                runs += own && i > 0 && starts[i - 1] / 10000 == s;
+                if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
+                    EXPECT(seen == want[s] * (i / MIXTURE_BLOCK + 1) && sum == 0, "%d windows of %s after %d; %lld from its next ones", seen,
+                           names[s], i + 1, (long long)sum);
+            }
+            double share = (double)want[s] / MIXTURE_BLOCK, expected = COUNT * share * share, deviation = sqrt(expected);
+            EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed", names[s], runs, expected);
+        }
+    }
+    corpora_windows(alone, text, 4, COUNT, true);
+    int same = 0;
+    for (int i = 0; i < COUNT; i++) same += starts[i] == alone[i];
+    EXPECT(same < COUNT / 20, "with another seed %d of %d windows are the same", same, COUNT);
+    free(starts);
+    free(alone);
+    test_remove_directory(&d);
+}
+
+static void one_corpus_is_read_as_its_shards_are(void) {
+    TestDirectory d = test_make_directory();
+    char directory[700], pattern[700], weighted[700];
+    enum { COUNT = 200 };
+    int a[COUNT], b[COUNT], c[COUNT];
+    corpora_make(d.path, "a", 3, 0, "{\"format\": 1, \"vocab_size\": 1000}");
+    FORMAT(directory, "%s/a", d.path);
+    FORMAT(pattern, "%s/a/train_*.bin", d.path);
+    FORMAT(weighted, "a=%s/a:0.3", d.path);
+    corpora_windows(a, directory, 5, COUNT, true);
+    corpora_windows(b, pattern, 5, COUNT, true);
+    corpora_windows(c, weighted, 5, COUNT, true);
+    EXPECT(memcmp(a, b, sizeof(a)) == 0 && memcmp(a, c, sizeof(a)) == 0, "the orders differ");
+    corpora_windows(a, directory, 5, 20, false);
+    for (int i = 0; i < 20; i++) EXPECT(a[i] == i * CORPORA_T, "validation window %d begins with %d", i, a[i]);
+    DataLoader l;
+    dataloader_open(&l, directory, 1, CORPORA_T, 65536, 0, 1, 1, true);
+    uint64_t fingerprint = dataloader_fingerprint(&l);
+    dataloader_close(&l);
+    dataloader_open(&l, pattern, 1, CORPORA_T, 65536, 0, 1, 1, true);
+    EXPECT(dataloader_fingerprint(&l) == fingerprint, "the same shards have another fingerprint");
+    dataloader_close(&l);
+    test_remove_directory(&d);
+}
+
+static void document_starts_are_those_of_a_search_backwards(void) {
+    enum { T = 40 };
+    TestRandom r = {8};
+    int tokens[T], start[T];
+    for (int round = 0; round < 200; round++) {
+        Separator s = {3, round % 2 == 1};
+        for (int t = 0; t < T; t++) tokens[t] = test_random_int(&r, 4 + round % 9);
+        document_starts(start, tokens, T, s);
+        for (int t = 0; t < T; t++) {
+            int expected = t;
+            if (s.after)
+                while (expected > 0 && tokens[expected - 1] != 3) expected--;
+            else
+                while (expected > 0 && tokens[expected] != 3) expected--;
+            EXPECT(start[t] == expected, "%s: token %d begins at %d, not %d", s.after ? "after" : "before", t, start[t], expected);
+        }
+    }
+    Separator s;
+    EXPECT(separator_parse("50256", &s) && s.token == 50256 && !s.after && separator_parse("7:after", &s) && s.token == 7 && s.after &&
+               separator_parse("0:before", &s) && s.token == 0 && !s.after,
+           "a separator is read as %d", s.token);
+    static const char *const bad[] = {"", "x", "-1", "5:", "5:behind", "99999999999", "5 "};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) EXPECT(!separator_parse(bad[i], &s), "'%s' is a separator", bad[i]);
+}
+
+// The loss of packed documents is that of each alone, and so are the gradients: nothing crosses.
+static void packed_documents_train_as_each_alone(void) {
+    enum { T = 24, DOCUMENTS = 3 };
+    const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig c;
+        memset(&c, 0, sizeof(c));
+        c.attention = &attention_variants[v];
+        c.L = 2, c.C = 24, c.NH = 4, c.NKV = 2, c.D = 8, c.F = 20, c.V = 50, c.T = T;
+        c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = true;
+        Model packed, alone;
+        case_open(&alone, &c, 1, T, FOR_TRAINING);
+        case_open(&packed, &c, 1, T, FOR_TRAINING);
+        case_randomise(&packed, 4);
+        memcpy(alone.params, packed.params, packed.params_bytes);
+        int *tokens = case_tokens(T + 1, c.V, 5), starts[T];
+        for (int d = 0; d < DOCUMENTS; d++)
+            for (int t = begin[d]; t < begin[d + 1]; t++) starts[t] = begin[d];
+        buffer_zero(packed.grads, packed.grads_bytes);
+        buffer_zero(packed.acts.losses, T * sizeof(real));
+        model_micro_step(&packed, tokens, tokens + 1, starts, 1, T, T);
+        double loss = model_loss_sum(&packed, T), sum = 0, worst = 0, largest = 0;
+        buffer_zero(alone.grads, alone.grads_bytes);
+        for (int d = 0; d < DOCUMENTS; d++) {
+            int length = begin[d + 1] - begin[d];
+            buffer_zero(alone.acts.losses, T * sizeof(real));
+            model_micro_step(&alone, tokens + begin[d], tokens + begin[d] + 1, NULL, 1, length, T);
+            sum += model_loss_sum(&alone, length);
+        }
+        for (size_t e = 0; e < packed.tensors.buffer_count; e++) {
+            worst = fmax(worst, fabs((double)(packed.grads[e] - alone.grads[e])));
+            largest = fmax(largest, fabs((double)alone.grads[e]));
+        }
+        double tolerance = sizeof(real) == 8 ? 1e-12 : 1e-5;
+        EXPECT(fabs(loss - sum) < tolerance * sum && worst < tolerance * largest, "%s: loss %.9g, alone %.9g; gradients differ by %.2g of %.2g",
+               c.attention->name, loss, sum, worst, largest);
+        buffer_zero(packed.acts.losses, T * sizeof(real));
+        model_micro_step(&packed, tokens, tokens + 1, NULL, 1, T, T);
+        double whole = model_loss_sum(&packed, T);
+        EXPECT(fabs(whole - sum) > 20 * tolerance * sum, "%s: loss %.9g within documents, %.9g across them", c.attention->name, sum, whole);
+        free(tokens);
+        model_free(&packed, true);
+        case_close(&alone);
+    }
+}
+
+static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *options) {
+    run_command(r, "cd '%s' && %s --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 --warmup 1 "
+                   "--threads 1 %s",
+                d->path, test_program_path(), options);
+}
+
+static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    corpora_make(d.path, "a", 3, 1, "{\"format\": 1, \"vocab_size\": 700, \"separator\": {\"token\": 110, \"place\": \"before\"}}");
+    corpora_make(d.path, "b", 2, 200, "{\"format\": 1, \"vocab_size\": 800, \"separator\": null}");
+    corpora_make(d.path, "open", 1, 1, NULL);
+    corpora_run(&r, &d, "--train-data a --val-data a --preset small --steps 2 --out run && grep -o '\"vocab_size\": [0-9]*' run/checkpoints/*/config.json");
+    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 700"), "status %d, %.300s", r.status, r.err);
+    corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 2 --dry-run --vocab 900");
+    EXPECT_STATUS(r, 0);
+    corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' mix/checkpoints/*/config.json");
+    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"), "status %d, %.300s %.300s", r.status, r.out, r.err);
+    run_command(&r, "cd '%s' && %s --out mix --resume --train-data 'x=a:1 y=b:2'", d.path, test_program_path());
+    EXPECT_ONE_LINE(r, 1, "not the data");
+    run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
+    EXPECT_STATUS(r, 0);
+    double loss[3];
+    static const char *const masks[] = {"", "--doc-mask", "--doc-mask --separator 110:after"};
+    for (int i = 0; i < 3; i++) {
+        char options[200];
+        FORMAT(options, "--val-data a --init run/checkpoints/step_00000002 --eval %s", masks[i]);
+        run_command(&r, "cd '%s' && %s --threads 1 %s", d.path, test_program_path(), options);
+        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s", r.status, r.out, r.err);
+    }
+    EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0], loss[1]);
+    corpora_run(&r, &d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
+    EXPECT_STATUS(r, 0);
+    corpora_run(&r, &d, "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' $run/log.jsonl > $run.losses; done; "
+                        "cmp masked.losses plain.losses");
+    EXPECT(r.status == 1 && strstr(r.out, "differ"), "attention within documents gives the same losses: %.300s", r.out);
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--train-data open", "corpus.json"},
+        {"--train-data a --vocab 699", "--vocab 700"},
+        {"--train-data run", "corpus.json"},
+        {"--train-data 'x=a:1 y=b'", "no weight"},
+        {"--train-data 'x=a:1 x=b:1'", "twice"},
+        {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
+        {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
+        {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
+        {"--train-data 'x=a:1 y=b:1e-9'", "less than 1/4096"},
+        {"--train-data 'x=a:1 b:1'", "'b:1'"},
+        {"--train-data 'x=a:1 y=none:1'", "none"},
+        {"--train-data b --doc-mask", "--separator"},
+        {"--train-data b --doc-mask --separator 800", "vocabulary of 800"},
+        {"--train-data b/train_000001.bin --vocab 65536 --doc-mask", "--separator"},
+    };
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        corpora_run(&r, &d, refused[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words), "%s: status %d, stderr %.300s", refused[i].options,
+               r.status, r.err);
+    }
+    corpora_run(&r, &d, "--train-data b --separator 5:behind");
+    EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
+    static const char *const broken[] = {"", "{", "{\"format\": 2, \"vocab_size\": 5}", "{\"format\": 1}", "{\"format\": 1, \"vocab_size\": 0}",
+                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
+                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}"};
+    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+        char path[700];
+        FORMAT(path, "%s/open/corpus.json", d.path);
+        data_write_file(path, broken[i], strlen(broken[i]));
+        corpora_run(&r, &d, "--train-data open");
+        EXPECT_ONE_LINE(r, 1, "open/corpus.json");
+    }
+    test_remove_directory(&d);
+}
+
+static const Test corpora_tests[] = {
+    {"a mixture keeps its weights in every block, and each corpus its order", a_mixture_keeps_its_weights_in_every_block_and_each_order},
+    {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
+    {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
+    {"a run takes its vocabulary and separator from the corpus, and refuses bad ones", a_run_takes_its_vocabulary_and_separator_from_the_corpus},
+};
+enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
+static const Test documents_tests[] = {
+    {"packed documents give the loss and the gradients of each alone, in every variant", packed_documents_train_as_each_alone},
+};
+enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };
+#endif
