@@ -71,7 +71,10 @@ $(BUILD):
 
 $(BUILD)/bench: $(BUILD)/bench.o
 	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
-$(BUILD)/bench.o: dev/bench.c | $(BUILD)
+# the tokenizer as a filter, for data/test_tokenizer.py
+$(BUILD)/encode_text: $(BUILD)/encode_text.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c | $(BUILD)
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
 test:

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""GPT-2's tokenizer as a tokenizer.json, made from the ranks that a PyPI package ships.
+
+  gpt2_tokenizer.py OUT [--ranks FILE]
+
+  OUT       the tokenizer.json to write
+  --ranks   a .tiktoken file (lines of base64 bytes and rank); by default assets/gpt2.tiktoken of the package
+            openai-whisper, which pip downloads and does not install
+
+A rank file has tokens and no merges. The merge that makes a token is the one that is left when its bytes are merged
+with the tokens of lower rank alone.
+"""
+import argparse
+import base64
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+PACKAGE, MEMBER = "openai-whisper", "assets/gpt2.tiktoken"
+END_OF_TEXT = "<|endoftext|>"
+
+
+def download_ranks():
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest",
+                   directory, PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True)
+        archives = sorted(Path(directory).iterdir())
+        if not archives:
+            sys.exit(f"gpt2_tokenizer.py: pip cannot download {PACKAGE}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+        data = archives[0].read_bytes()
+    if zipfile.is_zipfile(io.BytesIO(data)):
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return next(archive.read(n) for n in archive.namelist() if n.endswith(MEMBER))
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return next(archive.extractfile(m).read() for m in archive if m.name.endswith(MEMBER))
+
+
+def parse_ranks(text):
+    ranks = {}
+    for line in text.splitlines():
+        if line:
+            token, rank = line.split()
+            ranks[base64.b64decode(token)] = int(rank)
+    if sorted(ranks.values()) != list(range(len(ranks))):
+        sys.exit("gpt2_tokenizer.py: the ranks are not 0, 1, 2, ...: the file is damaged")
+    return ranks
+
+
+def last_merge(token, ranks):
+    """The two parts that `token` is made of by the tokens of lower rank."""
+    parts = [token[i : i + 1] for i in range(len(token))]
+    while len(parts) > 2:
+        best = min(range(len(parts) - 1), key=lambda i: (ranks.get(parts[i] + parts[i + 1], len(ranks)), i))
+        if ranks.get(parts[best] + parts[best + 1], len(ranks)) >= ranks[token]:
+            sys.exit(f"gpt2_tokenizer.py: no merges of lower rank make {token!r}: the file is damaged")
+        parts[best : best + 2] = [parts[best] + parts[best + 1]]
+    return parts
+
+
+def make_tokenizer(ranks, end_of_text=END_OF_TEXT):
+    from token_table import byte_alphabet
+
+    letters = {b: c for c, b in byte_alphabet().items()}
+    text = {token: "".join(letters[b] for b in token) for token in ranks}
+    order = sorted(ranks, key=ranks.get)
+    merges = [[text[p] for p in last_merge(token, ranks)] for token in order if len(token) > 1]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    added = {"id": len(ranks), "content": end_of_text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
+             "byte_fallback": False, "ignore_merges": False, "vocab": {text[t]: ranks[t] for t in order} | {end_of_text: len(ranks)}, "merges": merges}
+    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [added], "normalizer": None, "pre_tokenizer": byte_level,
+            "post_processor": None, "decoder": byte_level, "model": model}
+
+
+def write_tokenizer(out, ranks=None):
+    text = Path(ranks).read_bytes() if ranks else download_ranks()
+    temporary = Path(f"{out}.tmp")
+    temporary.write_text(json.dumps(make_tokenizer(parse_ranks(text)), ensure_ascii=False), encoding="utf-8")
+    temporary.replace(out)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument("--ranks", metavar="FILE")
+    options = parser.parse_args()
+    try:
+        write_tokenizer(options.out, options.ranks)
+    except (OSError, ValueError) as error:
+        sys.exit(f"gpt2_tokenizer.py: {error}")
+    print(f"{options.out}: GPT-2's tokenizer, 50257 tokens with {END_OF_TEXT}")

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Writes tokenizer.bin, the compact token table that the C program reads (llmc/tokenizer_table.h has the format).
+
+  token_table.py TOKENIZER OUT [--separator ID]
+
+  TOKENIZER   a tokenizer.json of the `tokenizers` library, or the word: bytes
+  OUT         the file to write
+  --separator the token that separates documents; without it none
+
+Decoding works with every table. Text is encoded in C only where that gives what the library gives, which holds for
+byte-level BPE with the patterns below; other tables carry the reason why not. How code points are classified
+(letter, number, space) is asked of the library itself, so that both sides follow one Unicode version.
+"""
+import argparse
+import json
+import os
+import struct
+import sys
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+PATTERNS = {GPT2: 1, CL100K: 2, CL100K.replace(r"\p{N}{1,3}", r"\p{N}"): 3}
+CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\s"))
+PREFIX_SPACE, IGNORE_MERGES = 1, 2
+NONE = 2**32 - 1
+
+
+def byte_alphabet():
+    """The character that stands for each byte in byte-level vocabularies (GPT-2's)."""
+    kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other = [b for b in range(256) if b not in kept]
+    return {**{chr(b): b for b in kept}, **{chr(256 + i): b for i, b in enumerate(other)}}
+
+
+def class_ranges():
+    """[(first, last, class)] of all code points that have one, as the library's regular expressions see them."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    codes = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    text = "".join(map(chr, codes))
+    classes = bytearray(len(codes))
+    for bit, expression in CLASSES:
+        classes_without = bytearray(len(codes))
+        for _, (begin, end) in Split(Regex(expression), "removed").pre_tokenize_str(text):
+            classes_without[begin:end] = b"\1" * (end - begin)
+        for i in range(len(codes)):
+            if not classes_without[i]:
+                classes[i] |= bit
+    ranges = []
+    for code, value in zip(codes, classes):
+        if value and ranges and ranges[-1][1] == code - 1 and ranges[-1][2] == value:
+            ranges[-1][1] = code
+        elif value:
+            ranges.append([code, code, value])
+    return ranges
+
+
+def pre_tokenizer(config):
+    """(pattern, flags, reason) of a tokenizer.json's pre_tokenizer; the reason is None when it is one of ours."""
+    parts = [config] if config and config["type"] != "Sequence" else (config or {}).get("pretokenizers", [])
+    names = " + ".join(p["type"] for p in parts) or "none"
+    last = parts[-1] if parts else {"type": ""}
+    if last["type"] != "ByteLevel":
+        return 0, 0, f"its pre-tokenizer is {names}, without ByteLevel at the end"
+    flags = PREFIX_SPACE if last.get("add_prefix_space") else 0
+    if len(parts) == 1:
+        return (PATTERNS[GPT2] if last.get("use_regex", True) else 0), flags, None
+    split = parts[0]
+    if len(parts) > 2 or split["type"] != "Split" or last.get("use_regex", True) or flags:
+        return 0, flags, f"its pre-tokenizer is {names}"
+    expression = split["pattern"].get("Regex")
+    if expression not in PATTERNS or split["behavior"] != "Isolated" or split.get("invert"):
+        return 0, flags, "its pre-tokenizer splits by an expression that is not known here"
+    return PATTERNS[expression], flags, None
+
+
+def added_tokens(config):
+    """(ids, reason)"""
+    added = config.get("added_tokens") or []
+    if any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added):
+        return [], "some of its added tokens take spaces with them or are whole words only"
+    if len({bool(a.get("normalized")) for a in added}) > 1:
+        return [], "its added tokens are found in two passes, before and after normalisation"
+    return [a["id"] for a in added], None
+
+
+def read_tokenizer(path):
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f)
+    model = config.get("model") or {}
+    if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
+        sys.exit(f"token_table.py: {path}: its model is {model.get('type')}; only BPE is supported")
+    alphabet = byte_alphabet()
+    vocab, added = dict(model["vocab"]), config.get("added_tokens") or []
+    contents = {a["content"]: a["id"] for a in added}
+    size = max([*vocab.values(), *contents.values()]) + 1
+    tokens, odd = [b""] * size, 0
+    for text, token in vocab.items():
+        if text in contents:
+            continue
+        if all(c in alphabet for c in text):
+            tokens[token] = bytes(alphabet[c] for c in text)
+        else:
+            tokens[token], odd = text.encode(), odd + 1
+    for text, token in contents.items():
+        tokens[token] = text.encode()
+    merges = []
+    for merge in model.get("merges") or []:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        merges.append((vocab[left], vocab[right], vocab[left + right]))
+    pattern, flags, reason = pre_tokenizer(config.get("pre_tokenizer"))
+    ids, added_reason = added_tokens(config)
+    if model.get("ignore_merges"):
+        flags |= IGNORE_MERGES
+    missing = sum(c not in vocab for c in alphabet)
+    checks = (
+        (reason, reason),
+        (config.get("normalizer"), f"its normalizer is {(config.get('normalizer') or {}).get('type')}"),
+        (added_reason, added_reason),
+        (missing, f"{missing} of the 256 bytes have no token"),
+        (odd, f"{odd} of its tokens are not written in the byte-level alphabet"),
+        (model.get("byte_fallback"), "its model falls back to bytes"),
+        (model.get("dropout"), "its model drops merges at random"),
+        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "its model marks parts of words"),
+    )
+    why = [text for found, text in checks if found]
+    return {"kind": 1, "tokens": tokens, "pattern": pattern, "flags": flags, "merges": merges, "added": ids, "reason": "; ".join(why)}
+
+
+def padded(data):
+    return data + b"\0" * (-len(data) % 4)
+
+
+def table_bytes(table, separator):
+    import xxhash
+
+    tokens, merges, reason = table["tokens"], table["merges"], table["reason"].encode()
+    ranges = class_ranges() if table["pattern"] and not reason else []
+    texts = b"".join(tokens)
+    if len(set(m[:2] for m in merges)) != len(merges):
+        sys.exit("token_table.py: a merge is there twice: the tokenizer is damaged")
+    header = struct.pack("<8s12I", b"DV2TOK\0\1", table["kind"], len(tokens), table["pattern"], table["flags"],
+                         NONE if separator is None else separator, len(merges), len(table["added"]), len(ranges), len(reason), len(texts), 0, 0)
+    flat = [n for row in merges for n in row] + list(table["added"]) + [n for row in ranges for n in row]
+    data = header + struct.pack(f"<{len(tokens)}I", *map(len, tokens)) + padded(texts) + struct.pack(f"<{len(flat)}I", *flat) + padded(reason)
+    return data + struct.pack("<Q", xxhash.xxh64(data).intdigest())
+
+
+def write_table(tokenizer, out, separator=None):
+    """Writes `out`; returns (vocabulary size, reason why text cannot be encoded in C or "")."""
+    if tokenizer == "bytes":
+        table = {"kind": 0, "tokens": [bytes([b]) for b in range(256)], "pattern": 0, "flags": 0, "merges": [], "added": [], "reason": ""}
+    else:
+        table = read_tokenizer(tokenizer)
+    size = len(table["tokens"])
+    if separator is not None and not 0 <= separator < size:
+        sys.exit(f"token_table.py: --separator {separator} is outside the vocabulary of {size}")
+    data = table_bytes(table, separator)
+    with open(out + ".tmp", "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(out + ".tmp", out)
+    return size, table["reason"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tokenizer", metavar="TOKENIZER")
+    parser.add_argument("out", metavar="OUT")
+    parser.add_argument("--separator", type=int, metavar="ID")
+    options = parser.parse_args()
+    try:
+        size, reason = write_table(options.tokenizer, options.out, options.separator)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"token_table.py: {options.tokenizer}: {type(error).__name__}: {error}")
+    print(f"{options.out}: {size} tokens" + (f"; C cannot encode text with it: {reason}" if reason else ""))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+/*
+pretokenize.h: cuts text into the pieces that merges stay within, as the regular expressions of known tokenizers do.
+
+  PATTERN_GPT2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+  PATTERN_CL100K  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+  PATTERN_QWEN2   the same with \p{N} for \p{N}{1,3}
+  PATTERN_NONE    all of the text is one piece
+
+An alternative is tried only when all before it have failed; each takes as much as it can and gives back only what the
+rest of it needs. Every code point is a letter, a number, a space or another, so nothing is left out.
+*/
+#ifndef LLMC_PRETOKENIZE_H
+#define LLMC_PRETOKENIZE_H
+#include "tokenizer_table.h"
+
+// Valid UTF-8 as code points.
+typedef struct {
+    uint32_t *code;       // [count], then 0
+    unsigned char *kind;  // [count], then 0
+    size_t *at;           // [count + 1]: first byte of each
+    size_t count;
+} CodePoints;
+
+static inline uint32_t utf8_decode(const unsigned char *s, int length) {
+    if (length == 1) return s[0];
+    uint32_t code = s[0] & (0xFFu >> (length + 1));
+    for (int i = 1; i < length; i++) code = code << 6 | (s[i] & 0x3F);
+    return code;
+}
+
+// False when the bytes are no UTF-8.
+static inline bool codepoints_read(CodePoints *c, const Tokenizer *t, const unsigned char *text, size_t size) {
+    unsigned char *padded = (unsigned char *)checked_calloc(size + 4, 1); // a character cut short meets a 0
+    memcpy(padded, text, size);
+    c->code = (uint32_t *)checked_calloc(size + 1, sizeof(uint32_t));
+    c->kind = (unsigned char *)checked_calloc(size + 1, 1);
+    c->at = (size_t *)checked_calloc(size + 1, sizeof(size_t));
+    c->count = 0;
+    size_t i = 0;
+    while (i < size) {
+        int length = utf8_length(padded + i);
+        if (length == 0) break;
+        c->code[c->count] = utf8_decode(padded + i, length);
+        c->kind[c->count] = (unsigned char)tokenizer_class(t, c->code[c->count]);
+        c->at[c->count++] = i;
+        i += (size_t)length;
+    }
+    c->at[c->count] = i;
+    free(padded);
+    return i == size;
+}
+static inline void codepoints_free(CodePoints *c) {
+    free(c->code);
+    free(c->kind);
+    free(c->at);
+}
+
+// The first place from i on whose class is not in `classes` (0: whose class is any).
+static inline size_t run_of(const CodePoints *c, size_t i, int classes) {
+    while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : c->kind[i] == 0)) i++;
+    return i;
+}
+static inline bool is_newline(const CodePoints *c, size_t i) { return i < c->count && (c->code[i] == '\r' || c->code[i] == '\n'); }
+
+// The end of 's 't 're 've 'm 'll 'd at i, or i.
+static inline size_t contraction(const CodePoints *c, size_t i, bool any_case) {
+    static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
+    if (c->code[i] != '\'') return i;
+    for (size_t e = 0; e < sizeof(endings) / sizeof(endings[0]); e++) {
+        size_t n = 0;
+        for (; endings[e][n]; n++) {
+            uint32_t code = i + 1 + n < c->count ? c->code[i + 1 + n] : 0, want = (uint32_t)endings[e][n];
+            bool same = code == want || (any_case && (code == want - 32 || (want == 's' && code == 0x17F))); // long s
+            if (!same) break;
+        }
+        if (!endings[e][n]) return i + 1 + n;
+    }
+    return i;
+}
+
+// The end of the spaces at i: all but the last when something follows, so that it can go with what follows.
+static inline size_t spaces(const CodePoints *c, size_t i) {
+    size_t end = run_of(c, i, CLASS_SPACE);
+    return end < c->count && end - i > 1 ? end - 1 : end;
+}
+
+static inline size_t piece_gpt2(const CodePoints *c, size_t i) {
+    size_t end = contraction(c, i, false), begin = i + (c->code[i] == ' ');
+    if (end > i) return end;
+    static const int classes[] = {CLASS_LETTER, CLASS_NUMBER, 0};
+    for (int k = 0; k < 3; k++) {
+        end = run_of(c, begin, classes[k]);
+        if (end > begin) return end;
+    }
+    return spaces(c, i);
+}
+
+static inline size_t piece_cl100k(const CodePoints *c, size_t i, int digits) {
+    size_t end = contraction(c, i, true);
+    if (end > i) return end;
+    bool prefix = !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
+    end = run_of(c, i + prefix, CLASS_LETTER);
+    if (end > i + prefix) return end;
+    end = run_of(c, i, CLASS_NUMBER);
+    if (end > i) return end - i > (size_t)digits ? i + (size_t)digits : end;
+    size_t begin = i + (c->code[i] == ' ');
+    end = run_of(c, begin, 0);
+    if (end > begin) {
+        while (is_newline(c, end)) end++;
+        return end;
+    }
+    size_t newline = run_of(c, i, CLASS_SPACE); // the last line end among the spaces here, if any
+    while (newline > i && !is_newline(c, newline - 1)) newline--;
+    return newline > i ? newline : spaces(c, i);
+}
+
+// The end of the piece that begins at i < count.
+static inline size_t pretokenize(const Tokenizer *t, const CodePoints *c, size_t i) {
+    switch (t->pattern) {
+    case PATTERN_GPT2: return piece_gpt2(c, i);
+    case PATTERN_CL100K: return piece_cl100k(c, i, 3);
+    case PATTERN_QWEN2: return piece_cl100k(c, i, 1);
+    default: return c->count;
+    }
+}
+#endif

@@ -1,0 +1,180 @@
+/*
+tokenizer.h: text to tokens and back, with the table of tokenizer_table.h.
+
+  size_t tokenizer_encode(t, text, size, &ids)   tokens of the text; free(*ids). Ends the program with one line when the
+                                                 text is no UTF-8 or the table says that it cannot encode
+  char  *tokenizer_decode(t, ids, count, &size)  their bytes, with a 0 behind them; free()
+
+  added tokens   are found in the text first, the longest at the first place, and stay whole
+  pieces         of the text between them: pretokenize.h
+  merges         within a piece, of its bytes: always the pair of the lowest rank, the first of equals, until there is
+                 none; O(n log n) for a piece of n bytes
+  agreement      with the `tokenizers` library on any text is what data/test_tokenizer.py tests
+  source         byte pair encoding: Sennrich, Haddow and Birch 2016, on bytes as GPT-2 has it
+*/
+#ifndef LLMC_TOKENIZER_H
+#define LLMC_TOKENIZER_H
+#include "pretokenize.h"
+
+typedef struct {
+    int *ids;
+    size_t count, room;
+} TokenList;
+
+static inline void tokens_add(TokenList *list, int id) {
+    if (list->count == list->room) {
+        list->room = 2 * list->room + 64;
+        list->ids = (int *)realloc(list->ids, list->room * sizeof(int));
+        CHECK(list->ids != NULL, "out of memory for %zu tokens", list->room);
+    }
+    list->ids[list->count++] = id;
+}
+
+// A piece as a list of symbols, and the merges that may be done, in a heap with the best at [0].
+typedef struct {
+    uint32_t rank, left, right; // the symbols at `at` and after it, when it was put in
+    size_t at;
+} Proposal;
+typedef struct {
+    uint32_t *id;        // [size]; NO_RANK: merged into the one before
+    size_t *next, *before; // places; `size` and SIZE_MAX at the ends
+    Proposal *heap;
+    size_t size, heap_count;
+} Piece;
+
+static inline bool merge_earlier(const Proposal *a, const Proposal *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
+}
+
+static inline void piece_propose(const Tokenizer *t, Piece *p, size_t at) {
+    if (at == SIZE_MAX || p->next[at] == p->size) return;
+    const Merge *merge = tokenizer_merge(t, p->id[at], p->id[p->next[at]]);
+    if (!merge) return;
+    Proposal new_one = {merge->rank, p->id[at], p->id[p->next[at]], at};
+    size_t i = p->heap_count++;
+    for (; i > 0 && merge_earlier(&new_one, &p->heap[(i - 1) / 2]); i = (i - 1) / 2) p->heap[i] = p->heap[(i - 1) / 2];
+    p->heap[i] = new_one;
+}
+
+static inline Proposal piece_best(Piece *p) {
+    Proposal best = p->heap[0], last = p->heap[--p->heap_count];
+    size_t i = 0;
+    for (size_t child; (child = 2 * i + 1) < p->heap_count; i = child) {
+        if (child + 1 < p->heap_count && merge_earlier(&p->heap[child + 1], &p->heap[child])) child++;
+        if (!merge_earlier(&p->heap[child], &last)) break;
+        p->heap[i] = p->heap[child];
+    }
+    p->heap[i] = last;
+    return best;
+}
+
+static inline void encode_piece(const Tokenizer *t, Piece *p, const unsigned char *bytes, size_t size, TokenList *out) {
+    int whole = t->flags & TOKENIZER_IGNORE_MERGES ? tokenizer_word(t, bytes, size) : -1;
+    if (whole >= 0) {
+        tokens_add(out, whole);
+        return;
+    }
+    p->size = size;
+    p->heap_count = 0;
+    for (size_t i = 0; i < size; i++) {
+        p->id[i] = (uint32_t)t->byte_token[bytes[i]];
+        p->next[i] = i + 1;
+        p->before[i] = i ? i - 1 : SIZE_MAX;
+    }
+    for (size_t i = 0; i < size; i++) piece_propose(t, p, i);
+    while (p->heap_count) {
+        Proposal best = piece_best(p);
+        size_t at = best.at, right = p->id[at] == NO_RANK ? size : p->next[at];
+        if (right == size || p->id[at] != best.left || p->id[right] != best.right) continue; // done otherwise since
+        p->id[at] = tokenizer_merge(t, best.left, best.right)->result;
+        p->id[right] = NO_RANK;
+        p->next[at] = p->next[right];
+        if (p->next[at] < size) p->before[p->next[at]] = at;
+        piece_propose(t, p, p->before[at]);
+        piece_propose(t, p, at);
+    }
+    for (size_t i = 0; i < size; i = p->next[i]) tokens_add(out, (int)p->id[i]);
+}
+
+// Text without added tokens.
+static inline void encode_text(const Tokenizer *t, const unsigned char *text, size_t size, TokenList *out) {
+    if (size == 0) return;
+    if (t->kind == TOKENIZER_OF_BYTES) {
+        for (size_t i = 0; i < size; i++) tokens_add(out, t->byte_token[text[i]]);
+        return;
+    }
+    bool prefix = (t->flags & TOKENIZER_PREFIX_SPACE) && text[0] != ' ';
+    unsigned char *bytes = (unsigned char *)checked_calloc(size + 1, 1);
+    bytes[0] = ' ';
+    memcpy(bytes + prefix, text, size);
+    size += prefix;
+    CodePoints c;
+    bool valid = codepoints_read(&c, t, bytes, size);
+    CHECK(valid, "text that is to be encoded is not UTF-8 at its byte %zu: give it as UTF-8, or its tokens with --prompt-tokens", c.at[c.count]);
+    Piece p;
+    p.id = (uint32_t *)checked_calloc(size, sizeof(uint32_t));
+    p.next = (size_t *)checked_calloc(size, sizeof(size_t));
+    p.before = (size_t *)checked_calloc(size, sizeof(size_t));
+    p.heap = (Proposal *)checked_calloc(3 * size, sizeof(Proposal)); // each merge proposes at most two more
+    for (size_t i = 0, end; i < c.count; i = end) {
+        end = pretokenize(t, &c, i);
+        encode_piece(t, &p, bytes + c.at[i], c.at[end] - c.at[i], out);
+    }
+    free(p.id);
+    free(p.next);
+    free(p.before);
+    free(p.heap);
+    codepoints_free(&c);
+    free(bytes);
+}
+
+// The longest added token at the start of the text, or -1.
+static inline int added_token(const Tokenizer *t, const unsigned char *text, size_t size, size_t *length) {
+    int found = -1;
+    *length = 0;
+    for (int i = 0; i < t->added_count; i++) {
+        size_t n;
+        const unsigned char *bytes = tokenizer_bytes(t, (int)t->added[i], &n);
+        if (n <= size && n > *length && memcmp(bytes, text, n) == 0) {
+            found = (int)t->added[i];
+            *length = n;
+        }
+    }
+    return found;
+}
+
+static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t size, int **ids) {
+    CHECK(t->reason[0] == 0, "text cannot be encoded exactly here: %s; give its tokens with --prompt-tokens", t->reason);
+    bool starts[256] = {false}; // of an added token
+    for (int i = 0; i < t->added_count; i++) starts[t->tokens[t->token_at[t->added[i]]]] = true;
+    const unsigned char *bytes = (const unsigned char *)text;
+    TokenList list = {NULL, 0, 0};
+    size_t begin = 0;
+    for (size_t at = 0; at < size;) {
+        size_t length = 0;
+        int id = starts[bytes[at]] ? added_token(t, bytes + at, size - at, &length) : -1;
+        if (id >= 0) {
+            encode_text(t, bytes + begin, at - begin, &list);
+            tokens_add(&list, id);
+            begin = at + length;
+        }
+        at += max_size(length, 1);
+    }
+    encode_text(t, bytes + begin, size - begin, &list);
+    *ids = list.ids;
+    return list.count;
+}
+
+static inline char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t count, size_t *size) {
+    *size = 0;
+    size_t length;
+    for (size_t i = 0; i < count; i++) tokenizer_bytes(t, ids[i], &length), *size += length;
+    char *text = (char *)checked_calloc(*size + 4, 1), *to = text;
+    for (size_t i = 0; i < count; i++) {
+        const unsigned char *bytes = tokenizer_bytes(t, ids[i], &length);
+        memcpy(to, bytes, length);
+        to += length;
+    }
+    return text;
+}
+#endif
