@@ -22,6 +22,7 @@ with files and processes is tested with the build that people run.
 #include "tests/faults.h"
 #include "tests/stats.h"
 #include "tests/corpora.h"
+#include "tests/tokenizer.h"
 #include "tests/spikes.h"
 
 static const struct {
@@ -36,6 +37,7 @@ static const struct {
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},
     {"corpora", corpora_tests, CORPORA_TEST_COUNT, FP32_BUILD},
+    {"tokenizer", tokenizer_tests, TOKENIZER_TEST_COUNT, FP32_BUILD},
     {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},

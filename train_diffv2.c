@@ -16,6 +16,7 @@ very file with CUDA operations instead.
 #include "llmc/random.h"
 #include "llmc/options.h"
 #include "llmc/schedule.h"
+#include "llmc/speech.h"
 #include "llmc/spikes.h"
 #include "llmc/dataloader_whole.h"
 #include "llmc/checkpoint.h"
@@ -667,15 +668,13 @@ static int model_generate(Model *speaker, int *tokens, int length, int count, do
     return end - length;
 }
 
-// Generated text after --prompt, or after a document separator, on stdout; false when it ends early.
-static bool print_sample(Model *speaker, const Options *o, int count, uint64_t key) {
-    size_t prompt_length = o->prompt ? strlen(o->prompt) : 0;
-    int length = 1 + (int)prompt_length;
+// Text that continues the prompt, on stdout after it; false when it ends early.
+static bool print_sample(Model *speaker, const Options *o, const Speech *speech, int count, uint64_t key) {
+    int length = speech->prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
-    tokens[0] = DOCUMENT_SEPARATOR;
-    for (size_t i = 0; i < prompt_length; i++) tokens[1 + i] = (unsigned char)o->prompt[i];
+    memcpy(tokens, speech->prompt, (size_t)length * sizeof(int));
     int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + 1, length - 1 + generated, speaker->config.V);
+    print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V, speech->tokenizer);
     printf("\n");
     fflush(stdout);
     free(tokens);
@@ -690,6 +689,7 @@ typedef struct {
     Model model;
     Model speaker; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
+    Speech speech;
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
@@ -723,6 +723,11 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
 static void run_checkpoint(Run *run) {
     if (!run->options.out) return;
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    const Speech *speech = &run->speech;
+    if (speech->tokenizer) {
+        buffers.tokenizer[0].data = speech->tokenizer->memory, buffers.tokenizer[0].size = speech->tokenizer->size;
+        buffers.tokenizer[1].data = speech->json, buffers.tokenizer[1].size = speech->json_size;
+    }
     if (!checkpoint_weights_finite(&buffers)) {
         char good[PATH_SIZE];
         run_last_good_checkpoint(run, good);
@@ -783,7 +788,7 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
-    bool whole = print_sample(&run->speaker, &run->options, SAMPLE_TOKENS, key);
+    bool whole = print_sample(&run->speaker, &run->options, &run->speech, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     fflush(stdout);
 }
@@ -1023,8 +1028,6 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     matmul_use_bf16(o->gemm == GEMM_BF16);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at its speed\n");
-    CHECK(o->prompt == NULL || o->vocab == BYTE_VOCABULARY,
-          "--prompt is text for a byte-level model (--vocab %d); this one has a vocabulary of %d", BYTE_VOCABULARY, (int)o->vocab);
     return options_model(o);
 }
 
@@ -1102,6 +1105,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (o->dry_run) return;
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
+    speech_open(&run->speech, o, loaded, !o->generate);
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads) run_open_data(run, &run->val, "val-data", o->val_data, config->V);
     if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
@@ -1134,6 +1138,7 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
+    speech_close(&run->speech);
     if (run->speaker.params) model_free(&run->speaker, false);
     model_free(&run->model, true);
     ops_free();
@@ -1149,7 +1154,7 @@ static int run_mode(Run *run, int argc, char **argv) {
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, o);
     else if (o->generate) {
-        bool whole = print_sample(&run->model, o, (int)o->generate, random_key("generate", o->seed));
+        bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) {
         double loss = run_validate(run);

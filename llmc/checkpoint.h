@@ -18,6 +18,7 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
            model.safetensors      the tensors in table order; BF16 when floatX is, else F32
            optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, when the weights are
                                   narrower than F32, master.NAME; F32
+           tokenizer.bin, tokenizer.json   where the run has them
            trainer_state.json     the caller's object (counters, seeds, detector, options, fingerprint), then
                                   "checksums": {FILE: {"bytes": SIZE, "xxh3_64": [DIGEST of each 64 MiB]}} and last
                                   "checksum": the digest of this file's text up to this member's opening quote.
@@ -37,8 +38,8 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
 enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
 static const int64_t CHECKPOINT_STEP_LIMIT = 99999999; // eight digits
 
-static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors"};
-enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]) };
+static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.bin", "tokenizer.json"};
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 }; // the others may be missing
 
 // Why something is broken, for a message.
 typedef char Reason[512];
@@ -85,6 +86,7 @@ static inline cJSON *checksums_build(const char *dir) {
         char path[PATH_SIZE];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
+        if (i >= CHECKPOINT_NEEDED && access(path, F_OK) != 0) continue;
         uint64_t bytes = 0, *digests = file_digests(path, &count, &bytes);
         CHECK(digests, "cannot read %s back: %s", path, strerror(errno));
         cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
@@ -106,6 +108,7 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         char path[PATH_SIZE];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
+        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue; // not saved by us
         uint64_t bytes = 0, want_bytes = 0, *digests = file_digests(path, &count, &bytes);
         if (!digests) {
             snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
@@ -326,6 +329,13 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     checkpoint_save_weights(path, b);
     FORMAT(path, "%s/optimizer.safetensors", temporary);
     checkpoint_save_optimizer(path, b);
+    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT; i++) {
+        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
+        FORMAT(path, "%s/%s", temporary, checkpoint_files[i]);
+        int fd = file_create(path);
+        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
+        file_close_synced(fd, path);
+    }
 
     cJSON *all = cJSON_Duplicate(state, true);
     CHECK(all && cJSON_AddItemToObject(all, "checksums", checksums_build(temporary)), "out of memory for %s",

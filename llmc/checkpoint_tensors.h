@@ -29,6 +29,10 @@ typedef struct {
     floatX *params;
     real *master; // NULL when params are not narrower than F32
     real *m, *v;  // may be NULL when the optimizer is not loaded
+    struct {
+        const char *data; // NULL: none
+        size_t size;
+    } tokenizer[2]; // tokenizer.bin and tokenizer.json, to be saved as they are
 } CheckpointBuffers;
 
 static inline DType checkpoint_weights_dtype(void) { return DTYPE_OF(floatX) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32; }

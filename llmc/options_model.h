@@ -127,6 +127,7 @@ static inline int options_exclusions(const Options *o) {
     int problems = 0, modes = 0;
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
+    if (o->prompt && o->prompt_tokens) REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
     OptionText list;
     list[0] = 0;
     static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};

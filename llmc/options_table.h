@@ -28,7 +28,7 @@ typedef struct {
     bool tie_embeddings, match_params;
     int64_t seq_len, vocab;
 
-    const char *train_data, *val_data, *separator;
+    const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
     int64_t batch_size, total_batch;
 
@@ -50,7 +50,7 @@ typedef struct {
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not asked for
-    const char *prompt;
+    const char *prompt, *prompt_tokens;
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
@@ -133,6 +133,8 @@ static const OptionRow option_rows[] = {
         "attention stays within documents"},
     {"data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
         "token that begins a document, or ends it; a corpus directory says it itself"},
+    {"data", "tokenizer", OPTION_TEXT, OPTION_SAVED, FIELD(tokenizer), "FILE", "(the corpus's, or the checkpoint's)", NULL, NULL,
+        "token table for prompts and samples: a tokenizer.bin, or a directory with one"},
 
     {"batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B", "8", "[1, 16777216]", NULL,
         "sequences per rank and micro-step"},
@@ -192,6 +194,8 @@ static const OptionRow option_rows[] = {
         "generate N tokens"},
     {"instead of training", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
         "what generated text continues"},
+    {"instead of training", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
+        "the same as tokens"},
     {"instead of training", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "of sampling; 0: always the likeliest token"},
     {"instead of training", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,

@@ -1,10 +1,11 @@
 /*
-sampler.h: from logits to a token, and from byte tokens to text that is safe to print.
+sampler.h: from logits to a token, and from tokens to text that is safe to print.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
 #include "common.h"
 #include "json.h"
+#include "tokenizer.h"
 
 enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // byte-level shards: a NUL before each document
 
@@ -38,23 +39,35 @@ static inline int sample_token(const float *logits, int V, double temperature, i
     return candidates[count - 1].token;
 }
 
-// Byte tokens as text: a separator ends a paragraph, invalid UTF-8 becomes U+FFFD, other control bytes become
-// U+00B7, so that a terminal takes no harm. Tokens of another vocabulary are printed as numbers.
-static inline void print_tokens(FILE *out, const int *tokens, int count, int V) {
-    if (V != BYTE_VOCABULARY) {
+// Text for a terminal: what is no UTF-8 becomes U+FFFD, control characters U+00B7. text[size .. size+3] must be there.
+static inline void print_text(FILE *out, const unsigned char *text, size_t size) {
+    for (size_t i = 0; i < size;) {
+        int length = utf8_length(text + i);
+        if (length == 0 || i + (size_t)length > size) fputs("\xEF\xBF\xBD", out), length = 1;
+        else if ((text[i] < 0x20 && text[i] != '\n' && text[i] != '\t') || text[i] == 0x7F) fputs("\xC2\xB7", out);
+        else fwrite(text + i, 1, (size_t)length, out);
+        i += (size_t)length;
+    }
+}
+
+// Tokens as text by the tokenizer, or, without one, byte tokens as bytes and those of another vocabulary as numbers. A
+// separator ends a paragraph.
+static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer) {
+    if (!tokenizer && V != BYTE_VOCABULARY) {
         for (int i = 0; i < count; i++) fprintf(out, i ? " %d" : "%d", tokens[i]);
         return;
     }
-    unsigned char *s = (unsigned char *)checked_calloc((size_t)count + 1, 1);
-    for (int i = 0; i < count; i++) s[i] = (unsigned char)tokens[i];
-    for (int i = 0; i < count;) {
-        int length = utf8_length(s + i);
-        if (length == 0) fputs("\xEF\xBF\xBD", out);
-        else if (s[i] == DOCUMENT_SEPARATOR) fputs("\n\n", out);
-        else if ((s[i] < 0x20 && s[i] != '\n' && s[i] != '\t') || s[i] == 0x7F) fputs("\xC2\xB7", out);
-        else fwrite(s + i, 1, (size_t)length, out);
-        i += max_int(length, 1);
+    int separator = tokenizer ? tokenizer->separator : DOCUMENT_SEPARATOR;
+    for (int begin = 0, end; begin < count; begin = end + 1) {
+        for (end = begin; end < count && tokens[end] != separator; end++) {}
+        unsigned char *bytes = NULL;
+        size_t size = (size_t)(end - begin);
+        if (tokenizer) bytes = (unsigned char *)tokenizer_decode(tokenizer, tokens + begin, size, &size);
+        else bytes = (unsigned char *)checked_calloc(size + 4, 1);
+        for (int i = begin; !tokenizer && i < end; i++) bytes[i - begin] = (unsigned char)tokens[i];
+        print_text(out, bytes, size);
+        free(bytes);
+        if (end < count) fputs("\n\n", out);
     }
-    free(s);
 }
 #endif

@@ -3,7 +3,7 @@ tokenizer.h: text to tokens and back, with the table of tokenizer_table.h.
 
   size_t tokenizer_encode(t, text, size, &ids)   tokens of the text; free(*ids). Ends the program with one line when the
                                                  text is no UTF-8 or the table says that it cannot encode
-  char  *tokenizer_decode(t, ids, count, &size)  their bytes, with a 0 behind them; free()
+  char  *tokenizer_decode(t, ids, count, &size)  their bytes, with four 0 behind them; free()
 
   added tokens   are found in the text first, the longest at the first place, and stay whole
   pieces         of the text between them: pretokenize.h
@@ -165,15 +165,21 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return list.count;
 }
 
+// A model may have more rows than its tokenizer has tokens: U+FFFD.
+static inline const unsigned char *decoded_token(const Tokenizer *t, int id, size_t *length) {
+    if (id < t->vocab_size) return tokenizer_bytes(t, id, length);
+    *length = 3;
+    return (const unsigned char *)"\xEF\xBF\xBD";
+}
+
 static inline char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t count, size_t *size) {
     *size = 0;
     size_t length;
-    for (size_t i = 0; i < count; i++) tokenizer_bytes(t, ids[i], &length), *size += length;
+    for (size_t i = 0; i < count; i++, *size += length) decoded_token(t, ids[i], &length);
     char *text = (char *)checked_calloc(*size + 4, 1), *to = text;
-    for (size_t i = 0; i < count; i++) {
-        const unsigned char *bytes = tokenizer_bytes(t, ids[i], &length);
+    for (size_t i = 0; i < count; i++, to += length) {
+        const unsigned char *bytes = decoded_token(t, ids[i], &length);
         memcpy(to, bytes, length);
-        to += length;
     }
     return text;
 }

@@ -1,0 +1,260 @@
+/*
+tokenizer.h: tests of the tokenizer in C by itself, with a small table made here, and of what a run does with it. That it
+agrees with the library whose tables it reads is tested by data/test_tokenizer.py.
+*/
+#ifndef TESTS_TOKENIZER_H
+#define TESTS_TOKENIZER_H
+#include "corpora.h"
+#include "harness.h"
+#include "program.h"
+
+enum { TOY_SIZE = 40000, TOY_MERGES = 60, TOY_VOCABULARY = 256 + TOY_MERGES + 1, TOY_END = TOY_VOCABULARY - 1 };
+
+typedef struct {
+    unsigned char bytes[TOY_SIZE];
+    size_t size;
+    int merges[TOY_MERGES][3];
+    char tokens[TOY_VOCABULARY][64];
+    int lengths[TOY_VOCABULARY];
+} ToyTable;
+
+static void toy_number(ToyTable *t, uint32_t n) {
+    memcpy(t->bytes + t->size, &n, 4);
+    t->size += 4;
+}
+static void toy_seal(ToyTable *t) {
+    uint64_t digest = XXH64(t->bytes, t->size, 0);
+    memcpy(t->bytes + t->size, &digest, 8);
+    t->size += 8;
+}
+
+// 256 bytes, then random merges of short tokens over a few letters, then "<|end|>".
+static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags, const char *reason) {
+    TestRandom r = {seed};
+    memset(t, 0, sizeof(*t));
+    for (int i = 0; i < 256; i++) t->tokens[i][0] = (char)i, t->lengths[i] = 1;
+    const char *letters = "abc ";
+    for (int m = 0; m < TOY_MERGES;) {
+        int pair[2];
+        for (int i = 0; i < 2; i++) {
+            int pick = test_random_int(&r, 4 + m);
+            pair[i] = pick < 4 ? (unsigned char)letters[pick] : 256 + pick - 4;
+        }
+        bool bad = t->lengths[pair[0]] + t->lengths[pair[1]] > 60;
+        for (int i = 0; i < m; i++) bad |= t->merges[i][0] == pair[0] && t->merges[i][1] == pair[1];
+        if (bad) continue;
+        int id = 256 + m;
+        t->merges[m][0] = pair[0], t->merges[m][1] = pair[1], t->merges[m][2] = id;
+        memcpy(t->tokens[id], t->tokens[pair[0]], (size_t)t->lengths[pair[0]]);
+        memcpy(t->tokens[id] + t->lengths[pair[0]], t->tokens[pair[1]], (size_t)t->lengths[pair[1]]);
+        t->lengths[id] = t->lengths[pair[0]] + t->lengths[pair[1]];
+        m++;
+    }
+    memcpy(t->tokens[TOY_END], "<|end|>", 7);
+    t->lengths[TOY_END] = 7;
+    static const uint32_t ranges[][3] = {{9, 13, 4}, {32, 32, 4}, {48, 57, 2}, {65, 90, 1}, {97, 122, 1}, {0xE9, 0xE9, 1}};
+    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]);
+    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (size_t)t->lengths[i];
+    memcpy(t->bytes, "DV2TOK\0\1", 8);
+    t->size = 8;
+    const uint32_t header[12] = {TOKENIZER_BPE, TOY_VOCABULARY, pattern, flags, TOY_END, TOY_MERGES, 1, (uint32_t)ranges_count, (uint32_t)reason_bytes,
+                                 (uint32_t)bytes, 0, 0};
+    for (int i = 0; i < 12; i++) toy_number(t, header[i]);
+    for (int i = 0; i < TOY_VOCABULARY; i++) toy_number(t, (uint32_t)t->lengths[i]);
+    for (int i = 0; i < TOY_VOCABULARY; i++) {
+        memcpy(t->bytes + t->size, t->tokens[i], (size_t)t->lengths[i]);
+        t->size += (size_t)t->lengths[i];
+    }
+    t->size = round_up(t->size, 4);
+    for (int m = 0; m < TOY_MERGES; m++)
+        for (int i = 0; i < 3; i++) toy_number(t, (uint32_t)t->merges[m][i]);
+    toy_number(t, TOY_END);
+    for (size_t i = 0; i < ranges_count; i++)
+        for (int k = 0; k < 3; k++) toy_number(t, ranges[i][k]);
+    memcpy(t->bytes + t->size, reason, reason_bytes);
+    t->size = round_up(t->size + reason_bytes, 4);
+    toy_seal(t);
+}
+
+static Tokenizer *toy_open(const ToyTable *t, const char *path) {
+    data_write_file(path, t->bytes, t->size);
+    return tokenizer_open(path);
+}
+
+// The definition: again and again the first pair of the lowest rank, over all of the text.
+static int toy_encode(const ToyTable *t, const char *text, int *ids) {
+    int count = (int)strlen(text);
+    for (int i = 0; i < count; i++) ids[i] = (unsigned char)text[i];
+    for (int m = 0; m < TOY_MERGES;) {
+        int at = 0;
+        while (at + 1 < count && (ids[at] != t->merges[m][0] || ids[at + 1] != t->merges[m][1])) at++;
+        if (at + 1 >= count) {
+            m++;
+            continue;
+        }
+        ids[at] = t->merges[m][2];
+        memmove(ids + at + 1, ids + at + 2, (size_t)(--count - at - 1) * sizeof(int));
+        m = 0; // a new token may have a pair of a lower rank
+    }
+    return count;
+}
+
+static void merges_are_done_in_the_order_of_their_ranks(void) {
+    TestDirectory d = test_make_directory();
+    char path[600], text[200];
+    FORMAT(path, "%s/t.bin", d.path);
+    static ToyTable table;
+    TestRandom r = {12};
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        toy_make(&table, seed, PATTERN_NONE, 0, "");
+        Tokenizer *t = toy_open(&table, path);
+        for (int round = 0; round < 200; round++) {
+            int length = 1 + test_random_int(&r, 150), want[200], *ids = NULL, different = 0;
+            for (int i = 0; i < length; i++) text[i] = "abc abca"[test_random_int(&r, round % 2 ? 4 : 8)];
+            text[length] = 0;
+            int count = toy_encode(&table, text, want);
+            size_t got = tokenizer_encode(t, text, (size_t)length, &ids), size;
+            for (int i = 0; i < count && (size_t)i < got; i++) different += ids[i] != want[i];
+            EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count, different);
+            char *back = tokenizer_decode(t, ids, got, &size);
+            EXPECT(size == (size_t)length && memcmp(back, text, size) == 0, "'%s' comes back as '%s'", text, back);
+            free(back);
+            free(ids);
+        }
+        tokenizer_close(t);
+    }
+    test_remove_directory(&d);
+}
+
+static void text_is_cut_as_the_expressions_say(void) {
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/t.bin", d.path);
+    static ToyTable table;
+    static const struct {
+        Pattern pattern;
+        const char *text, *pieces; // with | between them
+    } cases[] = {
+        {PATTERN_GPT2, "Don't  stop", "Don|'t| | stop"},   {PATTERN_GPT2, "a\n\n b12 3", "a|\n\n| b|12| 3"},
+        {PATTERN_GPT2, "'S'll!? \t", "'|S|'ll|!?| \t"},      {PATTERN_CL100K, "DON'T x", "DON|'T| x"},
+        {PATTERN_CL100K, "12345 6", "123|45| |6"},           {PATTERN_QWEN2, "12 3", "1|2| |3"},
+        {PATTERN_CL100K, "a.\n\nb", "a|.\n\n|b"},            {PATTERN_CL100K, "a \n  \n  b", "a| \n  \n| | b"},
+        {PATTERN_CL100K, "(word", "(word"},                  {PATTERN_CL100K, "\tword -x", "\tword| -|x"},
+        {PATTERN_GPT2, "caf\xC3\xA9s \xE2\x82\xAC", "caf\xC3\xA9s| \xE2\x82\xAC"}, {PATTERN_NONE, "a b", "a b"},
+    };
+    for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
+        toy_make(&table, 1, cases[k].pattern, 0, "");
+        Tokenizer *t = toy_open(&table, path);
+        CodePoints c;
+        char pieces[200] = "";
+        const char *text = cases[k].text;
+        bool valid = codepoints_read(&c, t, (const unsigned char *)text, strlen(text));
+        EXPECT(valid, "'%s' is UTF-8", text);
+        for (size_t i = 0, end; i < c.count; i = end) {
+            end = pretokenize(t, &c, i);
+            snprintf(strchr(pieces, 0), 100, "%s%.*s", i ? "|" : "", (int)(c.at[end] - c.at[i]), text + c.at[i]);
+        }
+        EXPECT(strcmp(pieces, cases[k].pieces) == 0, "'%s' is cut into '%s', not '%s'", text, pieces, cases[k].pieces);
+        codepoints_free(&c);
+        tokenizer_close(t);
+    }
+    test_remove_directory(&d);
+}
+
+// Every cut and every change of one byte is refused, whether or not the checksum fits.
+static void damaged_tables_are_refused(void) {
+    TestDirectory d = test_make_directory();
+    static ToyTable table, damaged;
+    toy_make(&table, 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES, "");
+    TestRandom r = {3};
+    int taken = 0;
+    for (int round = 0; round < 4000; round++) {
+        damaged = table;
+        bool sealed = round % 2;
+        size_t at = (size_t)test_random_int(&r, (int)table.size - 8);
+        if (round % 4 < 2) damaged.size = sealed ? at / 4 * 4 : at;
+        else {
+            damaged.bytes[at] ^= (unsigned char)(1 << test_random_int(&r, 8));
+            damaged.size -= sealed ? 8 : 0;
+        }
+        if (sealed) toy_seal(&damaged);
+        Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(Tokenizer));
+        t->memory = (char *)checked_calloc(damaged.size + 8, 1);
+        memcpy(t->memory, damaged.bytes, damaged.size);
+        t->size = damaged.size;
+        bool good = tokenizer_read(t);
+        EXPECT(!good || (sealed && round % 4 == 3), "a table with %s is taken", round % 4 < 2 ? "an end missing" : "a byte changed");
+        if (good && t->reason[0] == 0) { // another table, and a possible one: it must be safe to use
+            int *ids = NULL;
+            size_t count = tokenizer_encode(t, "ab c<|end|> 12\n", 15, &ids), size;
+            free(tokenizer_decode(t, ids, count, &size));
+            free(ids);
+            taken++;
+        }
+        tokenizer_close(t);
+    }
+    EXPECT(taken > 50, "only %d changed tables were tried", taken);
+    test_remove_directory(&d);
+}
+
+static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    static ToyTable table;
+    char path[700];
+    corpora_make(d.path, "a", 3, 1, "{\"format\": 1, \"vocab_size\": 317, \"separator\": {\"token\": 316, \"place\": \"before\"}}");
+    corpora_make(d.path, "b", 1, 1, "{\"format\": 1, \"vocab_size\": 317}");
+    run_command(&r, "cd '%s' && rm a/*3.bin b/*1.bin && cp a/train_000001.bin b/ && echo '{}' > a/tokenizer.json", d.path); // ids beyond 316
+    for (int i = 0; i < 2; i++) {
+        toy_make(&table, 1 + (uint64_t)i, PATTERN_GPT2, 0, "");
+        FORMAT(path, "%s/%s/tokenizer.bin", d.path, i ? "b" : "a");
+        data_write_file(path, table.bytes, table.size);
+    }
+    corpora_run(&r, &d, "--train-data a --steps 2 --sample-every 1 --prompt 'ab é<|end|>' --checkpoint-every 1 --out run");
+    EXPECT(r.status == 0 && strstr(r.out, "ab é\n\n"), "status %d, %.200s %.400s", r.status, r.err, r.out);
+    run_command(&r, "cd '%s' && cmp a/tokenizer.bin run/checkpoints/step_00000002/tokenizer.bin && cmp a/tokenizer.json run/checkpoints/step_00000002/tokenizer.json && "
+                    "grep -c tokenizer run/checkpoints/step_00000002/trainer_state.json", d.path);
+    EXPECT(r.status == 0 && atoi(r.out) >= 2, "the checkpoint has no tokenizer: %.200s", r.out);
+    run_command(&r, "cd '%s' && c=run/checkpoints/step_00000002 && %s --init $c --generate 5 --prompt 'x y' && %s --init $c --generate 3 --prompt-tokens 120,32,121 && "
+                    "%s --init $c --generate 1 --temperature 0", d.path, test_program_path(), test_program_path(), test_program_path());
+    EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s", r.status, r.err, r.out);
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--init run/checkpoints/step_00000002 --generate 5 --prompt $'\\xff'", "UTF-8"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,,2", "1,,2"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens x", "x"},
+        {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "no token table"},
+        {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
+        {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
+        {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
+    };
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(), refused[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words), "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
+    }
+    toy_make(&table, 1, PATTERN_NONE, 0, "it is a toy");
+    FORMAT(path, "%s/toy.bin", d.path);
+    data_write_file(path, table.bytes, table.size);
+    corpora_run(&r, &d, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt a");
+    EXPECT_ONE_LINE(r, 1, "it is a toy");
+    corpora_run(&r, &d, "--vocab 317 --generate 2 --prompt a --prompt-tokens 1");
+    EXPECT_ONE_LINE(r, EXIT_USAGE, "--prompt-tokens");
+    corpora_run(&r, &d, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt-tokens 97,98");
+    EXPECT(r.status == 0 && strncmp(r.out, "ab", 2) == 0, "status %d, %.200s %.200s", r.status, r.err, r.out);
+    run_command(&r, "cd '%s' && echo x >> run/checkpoints/step_00000002/tokenizer.bin && %s --out run --resume --steps 3", d.path, test_program_path());
+    EXPECT(r.status == 0 && strstr(r.err, "tokenizer.bin has"), "status %d, stderr %.300s", r.status, r.err);
+    test_remove_directory(&d);
+}
+
+static const Test tokenizer_tests[] = {
+    {"merges are done in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
+    {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
+    {"damaged tables are refused", damaged_tables_are_refused},
+    {"a run speaks with the tokenizer of its corpus, and so do its checkpoints", a_run_speaks_with_the_tokenizer_of_its_corpus},
+};
+enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
+#endif
