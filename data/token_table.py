@@ -46,7 +46,9 @@ def class_ranges():
             classes_without[begin:end] = b"\1" * (end - begin)
         for i in range(len(codes)):
             if not classes_without[i]:
-                classes[i] |= bit
+                if classes[i]:
+                    sys.exit(f"token_table.py: the library gives {codes[i]:#x} two classes")
+                classes[i] = bit
     ranges = []
     for code, value in zip(codes, classes):
         if value and ranges and ranges[-1][1] == code - 1 and ranges[-1][2] == value:

@@ -154,7 +154,8 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t co
     t->range_count = (int)count;
     for (size_t i = 0; t->ranges && i < count; i++) {
         const uint32_t *row = t->ranges + 3 * i;
-        if (row[0] > row[1] || row[1] > 0x10FFFF || (i && row[0] <= t->ranges[3 * i - 2]) || row[2] < 1 || row[2] > 7) return false;
+        if (row[0] > row[1] || row[1] > 0x10FFFF || (i && row[0] <= t->ranges[3 * i - 2])) return false;
+        if (row[2] != CLASS_LETTER && row[2] != CLASS_NUMBER && row[2] != CLASS_SPACE) return false;
         for (uint32_t c = row[0]; c <= row[1] && c < 128; c++) t->ascii[c] = (unsigned char)row[2];
     }
     return t->ranges != NULL;
@@ -206,6 +207,8 @@ static inline bool tokenizer_read(Tokenizer *t) {
     memcpy(t->reason, reason, h[8]);
     for (int i = 0; t->reason[0] == 0 && i < 256; i++)
         if (t->byte_token[i] < 0) return false; // every text has tokens
+    for (const char *space = " \r\n"; t->reason[0] == 0 && t->pattern != PATTERN_NONE && *space; space++)
+        if (tokenizer_class(t, (uint32_t)*space) != CLASS_SPACE) return false; // pretokenize takes that for granted
     if (t->flags & TOKENIZER_IGNORE_MERGES) tokenizer_index_words(t);
     return printable(t->reason);
 }

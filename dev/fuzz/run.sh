@@ -8,7 +8,7 @@
 #   --seconds N  libFuzzer's time for each target (20); 0: no libFuzzer
 #   --runs N     its number of inputs instead
 #   --show FILE  only run FILE, and print what the reader says (one TARGET)
-#   TARGET       config, index, safetensors, shards, state (all)
+#   TARGET       config, corpus, index, safetensors, shards, state, tokenizer (all)
 # Variables: CC (cc), FUZZ_CC (clang)
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -17,7 +17,7 @@ usage() {
     echo "run.sh: $1: usage: dev/fuzz/run.sh [--seconds N | --runs N] [--show FILE] [TARGET...]" >&2
     exit 2
 }
-all=(config index safetensors shards state)
+all=(config corpus index safetensors shards state tokenizer)
 targets=() seconds=20 runs='' show='' mutations=20000
 while [ $# -gt 0 ]; do
     case "$1" in

@@ -1,0 +1,41 @@
+/*
+fuzz_corpus.c: corpus_describe on a hostile corpus.json, and corpus_parse on the same bytes as the text of --train-data.
+*/
+#include "fuzz.h"
+#include "../../llmc/corpus.h"
+
+const char fuzz_file[] = "corpus.json";
+
+void fuzz_prepare(void) {}
+
+void fuzz_seeds(void) {
+    const char *const texts[] = {
+        "{\"format\": 1, \"vocab_size\": 50257, \"separator\": {\"token\": 50256, \"text\": \"<|endoftext|>\", \"place\": \"before\"}}",
+        "{\"format\": 1, \"vocab_size\": 256, \"separator\": null}",
+        "web=a/b:0.7 code=c\\ d/*.bin:3e-1",
+        "a=b:1\tc=d:e:2",
+    };
+    const char *const names[] = {"whole", "no_separator", "mixture", "tabs"};
+    for (int i = 0; i < 4; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
+    const char *const words[] = {"\"separator\":", "\"token\":", "\"place\":", "\"after\"", "null", "1e999", "-1", "=", ":", "\\", " "};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+}
+
+void fuzz_one(const uint8_t *data, size_t size) {
+    CorpusAbout about;
+    if (size > 0 && data[0] == '{') {
+        FUZZ_EXPECT(corpus_describe(fuzz_directory(), &about), "a directory is none");
+        FUZZ_EXPECT(about.vocab_size >= 1 && about.separator.token >= -1, "vocabulary %d, separator %d", about.vocab_size, about.separator.token);
+        return;
+    }
+    char *text = (char *)checked_calloc(size + 1, 1);
+    memcpy(text, data, size);
+    for (size_t i = 0; i < size; i++)
+        if (text[i] == 0 || iscntrl((unsigned char)text[i])) text[i] = ' ';
+    CorpusList list = corpus_parse(text);
+    double sum = 0;
+    for (int i = 0; i < list.count; i++) sum += list.items[i].weight;
+    FUZZ_EXPECT(list.count >= 1 && fabs(sum - 1) < 1e-9, "%d corpora with weights of %g", list.count, sum);
+    free(list.items);
+    free(text);
+}

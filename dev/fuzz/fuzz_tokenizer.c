@@ -1,0 +1,75 @@
+/*
+fuzz_tokenizer.c: tokenizer_open on a hostile tokenizer.bin, whose checksum the mutator repairs. When it is accepted,
+every token is decoded, and, where the table says that it can, text is encoded and comes back.
+*/
+#include "fuzz.h"
+#include "../../llmc/tokenizer.h"
+
+const char fuzz_file[] = "tokenizer.bin";
+static const char text[] = "It's  <|end|> 12345 abab\n\n \xC3\xA9t\xC3\xA9 'LL\t\xE6\x95\xB0";
+
+void fuzz_prepare(void) {}
+
+static size_t put_numbers(uint8_t *table, size_t at, const uint32_t *numbers, size_t count) {
+    memcpy(table + at, numbers, 4 * count);
+    return at + 4 * count;
+}
+
+// 256 bytes, "ab", "abab" and "<|end|>".
+static size_t make_table(uint8_t *table, uint32_t pattern, uint32_t flags, const char *reason) {
+    static const uint32_t merges[6] = {'a', 'b', 256, 256, 256, 257}, added = 258, ranges[12] = {'\t', '\r', 4, ' ', ' ', 4, 'a', 'z', 1, 0xE0, 0x10FFFF, 2};
+    uint32_t reason_bytes = (uint32_t)strlen(reason), header[12] = {TOKENIZER_BPE, 259, pattern, flags, 258, 2, 1, 4, reason_bytes, 256 + 2 + 4 + 7, 0, 0};
+    memcpy(table, "DV2TOK\0\1", 8);
+    size_t at = put_numbers(table, 8, header, 12);
+    for (uint32_t i = 0; i < 259; i++) {
+        uint32_t length = i < 256 ? 1 : i == 256 ? 2 : i == 257 ? 4 : 7;
+        at = put_numbers(table, at, &length, 1);
+    }
+    for (int i = 0; i < 256; i++) table[at++] = (uint8_t)i;
+    memcpy(table + at, "ababab<|end|>", 13);
+    at = round_up(at + 13, 4);
+    at = put_numbers(table, at, merges, 6);
+    at = put_numbers(table, at, &added, 1);
+    at = put_numbers(table, at, ranges, 12);
+    memcpy(table + at, reason, reason_bytes);
+    at = round_up(at + reason_bytes, 4);
+    uint64_t digest = XXH64(table, at, 0);
+    memcpy(table + at, &digest, 8);
+    return at + 8;
+}
+
+void fuzz_seeds(void) {
+    static const char *const names[] = {"none", "gpt2", "cl100k", "qwen2"};
+    uint8_t table[4096];
+    memset(table, 0, sizeof(table));
+    for (uint32_t p = 0; p < PATTERN_COUNT; p++) fuzz_seed(names[p], table, make_table(table, p, p % 4, ""));
+    memset(table, 0, sizeof(table));
+    fuzz_seed("reason", table, make_table(table, 0, 0, "of a reason"));
+    fuzz_word("DV2TOK");
+    fuzz_word("\xff\xff\xff\xff");
+}
+
+void fuzz_one(const uint8_t *data, size_t size) {
+    (void)data, (void)size;
+    Tokenizer *t = tokenizer_open(fuzz_directory());
+    for (int i = 0; i < t->vocab_size; i++) {
+        size_t length;
+        free(tokenizer_decode(t, &i, 1, &length));
+        FUZZ_EXPECT(length <= TOKEN_LENGTH_LIMIT, "a token of %zu bytes", length);
+    }
+    int *ids = NULL;
+    size_t bytes, count = tokenizer_encode(t, text, sizeof(text) - 1, &ids);
+    for (size_t i = 0; i < count; i++) FUZZ_EXPECT(ids[i] >= 0 && ids[i] < t->vocab_size, "token %d of %d", ids[i], t->vocab_size);
+    free(tokenizer_decode(t, ids, count, &bytes));
+    free(ids);
+    tokenizer_close(t);
+}
+
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
+    if (seed % 16 == 0 || size < 16) return LLVMFuzzerMutate(data, size, max_size);
+    size_t body = LLVMFuzzerMutate(data, size - 8, max_size - 12);
+    if (seed % 4) body = body / 4 * 4;
+    uint64_t digest = XXH64(data, body, 0);
+    memcpy(data + body, &digest, 8);
+    return body + 8;
+}
