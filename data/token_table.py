@@ -52,16 +52,17 @@ def members(expression):
     return bytes(found[:0xD800]) + bytes(0x800) + bytes(found[0xD800:])
 
 
+@functools.lru_cache(maxsize=None)
 def class_ranges(parts=False):
     """[(first, last, class)] of all code points that have one, as the library's regular expressions see them."""
-    code_classes = bytearray(0x110000)
+    classes = 0  # a byte for each code point, all of them as one number
     for bit, expression in CLASSES + (PARTS if parts else ()):
-        found = members(expression)
-        if bit <= 4 and any(a and b for a, b in zip(code_classes, found)):
+        found = int.from_bytes(members(expression), "little")
+        if bit <= 4 and classes & found * 0xFF:
             sys.exit(f"token_table.py: the library gives a code point of {expression} another class too")
-        code_classes = bytearray(a | b for a, b in zip(code_classes, found.translate(bytes([0, bit]) + bytes(254))))
+        classes |= found * bit
     ranges, first = [], 0
-    for value, group in itertools.groupby(code_classes):
+    for value, group in itertools.groupby(classes.to_bytes(0x110000, "little")):
         last = first + sum(1 for _ in group) - 1
         if value:
             ranges.append((first, last, value))
