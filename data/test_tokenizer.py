@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
 import tiktoken
@@ -103,24 +103,26 @@ def add_whole_words(config):
         vocab.setdefault(word.replace(" ", "\u0120"), len(vocab))
 
 
-def encode_in_c(program, table, texts):
-    data = bytearray()
-    for text in texts:
-        raw = text.encode()
-        data += len(raw).to_bytes(4, "little") + raw
-    done = subprocess.run([program, table, "--bytes"], input=bytes(data), capture_output=True)
+def filter_in_c(program, table, mode, texts):
+    """What encode_text says of each text: numbers, and with --bytes also bytes."""
+    raw = [text.encode() for text in texts]
+    data = b"".join(part for r in raw for part in (len(r).to_bytes(4, "little"), r))
+    done = subprocess.run([program, table, mode], input=data, capture_output=True)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip())
-    out, at = [], 0
-    answer = memoryview(done.stdout)
-    for _ in texts:
-        count = int.from_bytes(answer[at : at + 4], "little")
-        ids = answer[at + 4 : at + 4 + 4 * count].cast("I").tolist()
-        at += 4 + 4 * count
-        size = int.from_bytes(answer[at : at + 4], "little")
-        out.append((ids, bytes(answer[at + 4 : at + 4 + size])))
-        at += 4 + size
-    return out
+    at, answer = 0, memoryview(done.stdout)
+
+    def take(width):
+        nonlocal at
+        begin, at = at + 4, at + 4 + width * int.from_bytes(answer[at : at + 4], "little")
+        return answer[begin:at]
+
+    return [(take(4).cast("I").tolist(), bytes(take(1)) if mode == "--bytes" else None) for _ in texts]
+
+
+def library_pieces(tokenizer, text):
+    """The ends in bytes: a byte-level piece has a character for each byte."""
+    return list(accumulate(len(piece) for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
 
 
 class Results:
@@ -135,25 +137,31 @@ class Results:
 
 
 class Case:
-    """A tokenizer, its table, and what differed."""
+    """A tokenizer, its table, and what differed. Tokens alone would not show all that is cut in another place, because
+    what is cut is seldom a token; so the pieces are compared too."""
 
-    def __init__(self, directory, name, tokenizer, prefix_space=False, encode=None):
+    def __init__(self, directory, name, tokenizer, prefix_space=False, pieces=True, encode=None):
         path, self.table = directory / f"{name}.json", directory / f"{name}.bin"
         path.write_text(tokenizer.to_str(), encoding="utf-8")
         _, self.reason = token_table.write_table(str(path), str(self.table))
         self.name, self.prefix_space, self.count, self.wrong = name, prefix_space, 0, []
         self.encode = encode or (lambda texts: [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
+        self.cut = (lambda texts: [library_pieces(tokenizer, text) for text in texts]) if pieces else None
 
     def compare(self, program, texts):
-        for mine, theirs, source in zip(encode_in_c(program, self.table, texts), self.encode(texts), texts):
+        for mine, theirs, source in zip(filter_in_c(program, self.table, "--bytes", texts), self.encode(texts), texts):
             if mine[0] != theirs or (mine[1] != source.encode() and not self.prefix_space):
-                self.wrong.append((source, mine[0], theirs))
+                self.wrong.append(("token", source, mine[0], theirs))
+        if self.cut:
+            for mine, theirs, source in zip(filter_in_c(program, self.table, "--pieces", texts), self.cut(texts), texts):
+                if mine[0] != theirs:
+                    self.wrong.append(("piece", source, mine[0], theirs))
         self.count += len(texts)
 
     def report(self, results):
-        for source, mine, theirs in self.wrong[:3]:
+        for what, source, mine, theirs in self.wrong[:3]:
             at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
-            print(f"     {source[:80]!r}: from token {at} on C has {mine[at:at + 8]}, the library {theirs[at:at + 8]}")
+            print(f"     {source[:80]!r}: from {what} {at} on C has {mine[at:at + 8]}, the library {theirs[at:at + 8]}")
         results.report(not self.wrong, f"{self.name}: {self.count} strings, {len(self.wrong)} differ")
 
 
@@ -204,13 +212,34 @@ def own_cases(directory):
     large = trained(cl100k)
     return [
         Case(directory, "gpt2_pattern", trained(gpt2)),
-        Case(directory, "gpt2_pattern_prefix_space", trained(gpt2, prefix_space=True), prefix_space=True),
+        Case(directory, "gpt2_pattern_prefix_space", trained(gpt2, prefix_space=True), prefix_space=True, pieces=False),
         Case(directory, "cl100k_pattern", changed(large, remove_what_does_not_match)),
-        Case(directory, "cl100k_pattern_whole_words", changed(large, add_whole_words)),
+        Case(directory, "cl100k_pattern_whole_words", changed(large, add_whole_words), pieces=False),
         Case(directory, "qwen2_pattern", trained(qwen2, special=False)),
         Case(directory, "o200k_pattern", trained(o200k)),
         Case(directory, "no_pattern", trained(None)),
     ]
+
+
+def tiktoken_case(directory, name, expression, ranks, tokenizer):
+    tik = tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)})
+    encode = lambda texts: tik.encode_batch(texts, num_threads=2, allowed_special="all")
+    return Case(directory, f"{name}_as_tiktoken", tokenizer, pieces=False, encode=encode)
+
+
+def pair_cases(directory):
+    """tiktoken gives no pieces, but where each two bytes are a token, tokens show where text is cut."""
+    single = [bytes([b]) for b in range(256)]
+    double = [a + b for a in single for b in single]
+    random.Random(2).shuffle(double)
+    ranks = {token: rank for rank, token in enumerate(single + double)}
+    config = gpt2_tokenizer.make_tokenizer(ranks)
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    for expression, number in token_table.PATTERNS.items():
+        level = {**config["decoder"], "use_regex": False}
+        parts = [{**split, "pattern": {"Regex": expression}}, level]
+        tokenizer = Tokenizer.from_str(json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+        yield tiktoken_case(directory, f"pairs_{number}", expression, ranks, tokenizer)
 
 
 def gpt2_cases(directory):
@@ -218,12 +247,9 @@ def gpt2_cases(directory):
     data, path = gpt2_tokenizer.download_ranks(), directory / "gpt2.json"
     (directory / "gpt2.tiktoken").write_bytes(data)
     gpt2_tokenizer.write_tokenizer(path, directory / "gpt2.tiktoken")
-    ranks, tokenizer = gpt2_tokenizer.parse_ranks(data), Tokenizer.from_file(str(path))
-    tik = tiktoken.Encoding("gpt2", pat_str=token_table.GPT2, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)})
-    return [
-        Case(directory, "gpt2", tokenizer),
-        Case(directory, "gpt2_as_tiktoken", tokenizer, encode=lambda texts: tik.encode_batch(texts, allowed_special="all")),
-    ]
+    tokenizer = Tokenizer.from_file(str(path))
+    yield Case(directory, "gpt2", tokenizer, pieces=False)
+    yield tiktoken_case(directory, "gpt2", token_table.GPT2, gpt2_tokenizer.parse_ranks(data), tokenizer)
 
 
 def main():
@@ -236,7 +262,7 @@ def main():
     results = Results()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        cases = own_cases(directory)
+        cases = [*own_cases(directory), *pair_cases(directory)]
         try:
             cases += gpt2_cases(directory)
         except SystemExit as error:
