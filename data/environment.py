@@ -39,3 +39,8 @@ def ensure():
         stamp.write_text(wanted)
     os.environ["DIFFV2_DATA_VENV"] = "made"
     os.execv(python, [str(python), *sys.argv])
+
+
+if __name__ == "__main__":
+    ensure()
+    print(sys.executable)

@@ -5,7 +5,6 @@ which names the file and the place.
 """
 import fnmatch
 import gzip
-import io
 import json
 import os
 from dataclasses import dataclass
@@ -107,16 +106,28 @@ def first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def open_stream(path, name):
-    """(bytes of the unpacked file, the file itself, whose position says how far we are)"""
-    raw = open(path, "rb")
-    if name.endswith(".gz"):
-        return gzip.GzipFile(fileobj=raw), raw
-    if name.endswith(".zst"):
-        import zstandard
+def unpacked(path, name):
+    """(piece of the unpacked file, bytes of the file that were read for it); EOFError when a packed file ends early."""
+    with open(path, "rb") as raw:
+        if name.endswith(".zst"):
+            import zstandard
 
-        return io.BufferedReader(zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(raw, read_across_frames=True), 1 << 20), raw
-    return raw, raw
+            frame = None
+            while packed := raw.read(1 << 18):
+                while packed:
+                    if frame is None:
+                        frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+                    piece = frame.decompress(packed)
+                    packed = frame.unused_data if frame.eof else b""
+                    if frame.eof:
+                        frame = None
+                    yield piece, raw.tell()
+            if frame is not None:
+                raise EOFError("it ends within a frame")
+            return
+        stream = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+        while piece := stream.read(1 << 20):
+            yield piece, raw.tell()
 
 
 class Documents:
@@ -174,22 +185,20 @@ class Documents:
 
     def lines(self, ending):
         """(number, piece of bytes without the ending); None for one beyond the limit."""
-        stream, raw = open_stream(self.path, self.name)
-        with raw:
-            rest, number, cut = b"", 0, False
-            while block := stream.read(1 << 20):
-                pieces = (rest + block).split(ending)
-                rest = pieces.pop()
-                for piece in pieces:
-                    number += 1
-                    yield number, (None if cut or len(piece) > self.limit else piece), raw.tell() / self.size
-                    cut = False
-                if len(rest) > self.limit:
-                    if not self.skip_bad:
-                        raise BadInput(f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)")
-                    rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
-            if rest or cut:
-                yield number + 1, (None if cut else rest), 1.0
+        rest, number, cut = b"", 0, False
+        for block, at in unpacked(self.path, self.name):
+            pieces = (rest + block).split(ending)
+            rest = pieces.pop()
+            for piece in pieces:
+                number += 1
+                yield number, (None if cut or len(piece) > self.limit else piece), at / self.size
+                cut = False
+            if len(rest) > self.limit:
+                if not self.skip_bad:
+                    raise BadInput(f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)")
+                rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
+        if rest or cut:
+            yield number + 1, (None if cut else rest), 1.0
 
     def jsonl(self):
         for number, line, share in self.lines(b"\n"):
