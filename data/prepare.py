@@ -302,7 +302,7 @@ def load_state(out, wanted, force):
             path.unlink(missing_ok=True)
     path = out / STATE
     if not path.exists():
-        others = [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name == "corpus.json"] if out.exists() else []
+        others = [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")] if out.exists() else []
         if others:
             raise BadInput(f"{out} has {others[0]} and no {STATE}: it is another corpus; take another --out, or --force to replace it")
         return empty
@@ -312,6 +312,9 @@ def load_state(out, wanted, force):
     except (ValueError, KeyError):
         raise BadInput(f"{path} is damaged: --force starts anew") from None
     different = [k for k in wanted if state["options"].get(k) != wanted[k]]
+    if different and not state["shards"]:  # nothing is there yet but perhaps a tokenizer
+        (out / "tokenizer.json").unlink(missing_ok=True)
+        return empty
     if different:
         k = different[0]
         raise BadInput(f"{out} was begun with {k} {state['options'].get(k)!r}, now it is {wanted[k]!r}: take another --out, or --force to start anew")
@@ -372,6 +375,7 @@ def prepare(options):
     if (out / "corpus.json").exists():
         print(f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written")
         return
+    write_json(out / STATE, state)
     if state["shards"]:
         print(f"going on after {len(state['shards'])} shards with {sum(s['tokens'] for s in state['shards'])} tokens", flush=True)
     tokenizer = find_tokenizer(options, out, inputs)

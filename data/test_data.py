@@ -233,6 +233,23 @@ def a_line_of_a_gigabyte_takes_little_memory(d):
     check(time.monotonic() - begin < 60, "that took", time.monotonic() - begin, "s")
 
 
+def space_is_checked_before_anything_is_read(d):
+    with open(d / "huge.txt", "wb") as f:
+        f.truncate(shutil.disk_usage(d).free * 3)  # a hole
+    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL)
+    expect_refusal(r, d / "o", "make room")
+    with open(d / "huge.txt", "wb") as f:
+        f.write("".join(make_documents(400)).encode())
+    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL, "--delimiter", ".")
+    check(r.returncode == 0, r.stderr)
+    # a start that made no shard, only its tokenizer, leaves nothing to another one
+    write_jsonl(d / "in.jsonl", make_documents(100))
+    r = prepare(d / "in.jsonl", "--out", d / "p", "--train-bpe", 300, "--separator", "none")
+    check(r.returncode == 1 and (d / "p/tokenizer.json").exists(), r.stderr)
+    r = prepare(d / "in.jsonl", "--out", d / "p", "--train-bpe", 280, "--val-tokens", 1000)
+    check(r.returncode == 0 and json.loads((d / "p/corpus.json").read_text())["vocab_size"] == 280, r.stderr)
+
+
 def a_full_disk_leaves_whole_shards_to_go_on_from(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
 
@@ -324,7 +341,7 @@ def megatron_corpora_are_converted(d):
 
 
 TESTS = (every_format_gives_its_documents, the_corpora_of_the_hub_are_read_from_their_layout, the_number_of_workers_changes_nothing,
-         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line, a_line_of_a_gigabyte_takes_little_memory,
+         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line, a_line_of_a_gigabyte_takes_little_memory, space_is_checked_before_anything_is_read,
          a_full_disk_leaves_whole_shards_to_go_on_from, special_tokens_in_documents_are_text, the_trainer_reads_and_speaks_a_corpus,
          shards_are_shown_and_verified, megatron_corpora_are_converted)
 
