@@ -1087,6 +1087,12 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
               "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option, source->path);
     }
     loader->documents = o->doc_mask;
+    struct stat file;
+    for (int i = 0; i < loader->source_count; i++) {
+        const Source *source = &loader->sources[i];
+        if (!source->described && stat(source->path, &file) == 0 && S_ISDIR(file.st_mode))
+            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, source->path);
+    }
     for (int i = 0; training && !o->dump_grads && loader->source_count > 1 && i < loader->source_count; i++) {
         const Source *source = &loader->sources[i];
         double windows = (double)o->steps * (double)o->total_batch / (double)o->seq_len * (double)source->per_block / MIXTURE_BLOCK;

@@ -37,6 +37,7 @@ typedef struct {
     uint64_t seed;
     uint64_t window_count; // W: one epoch
     size_t first_shard, shard_count, token_count;
+    bool described; // by a corpus.json
     int vocab_size; // of corpus.json; 0: not known
     Separator separator;
 } Source;
@@ -108,9 +109,10 @@ static inline void dataloader_share(DataLoader *l) {
 
 static inline void dataloader_open_source(DataLoader *l, Source *source, const CorpusItem *item) {
     CorpusAbout about;
-    corpus_describe(item->path, &about);
-    CHECK(about.vocab_size <= l->V, "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more", item->path,
-          about.vocab_size - 1, l->V, about.vocab_size);
+    bool described = corpus_describe(item->path, &about);
+    CHECK(about.vocab_size <= l->V,
+          "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more, or with --init data of the model's tokenizer",
+          item->path, about.vocab_size - 1, l->V, about.vocab_size);
     memcpy(source->name, item->name, sizeof(source->name));
     source->path = item->path;
     source->weight = item->weight;
@@ -118,6 +120,7 @@ static inline void dataloader_open_source(DataLoader *l, Source *source, const C
     source->vocab_size = about.vocab_size;
     source->separator = about.separator;
     ShardList found = shards_find(item->path, l->shuffle ? "train" : "val");
+    source->described = described;
     source->first_shard = l->shard_count;
     source->shard_count = found.count;
     Shard *all = (Shard *)realloc(l->shards, (l->shard_count + found.count) * sizeof(Shard));
@@ -132,6 +135,7 @@ static inline void dataloader_open_source(DataLoader *l, Source *source, const C
         source->token_count += s->token_count;
     }
     free(found.shards);
+    if (described) corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + source->first_shard, source->shard_count);
     l->window_count += source->window_count;
     l->token_count += source->token_count;
 }

@@ -140,13 +140,14 @@ static inline int options_exclusions(const Options *o) {
     return problems;
 }
 
-// The vocabulary of a model that is not loaded is that of the corpus directories, unless --vocab is given: a larger
-// one is fine, a smaller one ends the program when the data is opened.
+// The vocabulary of a model that is not loaded is that of its data, unless --vocab is given: there a larger one is
+// fine, and a smaller one ends the program when the data is opened. The preset's is for data that does not say its
+// own, also beside data that does.
 static inline void options_adopt_data(Options *o) {
-    int r = option_row("vocab"), vocabulary = 0;
+    int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].V;
     if (o->has[r] || o->refused[r]) return;
-    if (o->train_data) vocabulary = corpus_vocabulary(o->train_data);
-    if (o->val_data) vocabulary = max_int(vocabulary, corpus_vocabulary(o->val_data));
+    if (o->train_data) vocabulary = corpus_vocabulary(o->train_data, otherwise);
+    if (o->val_data) vocabulary = max_int(vocabulary, corpus_vocabulary(o->val_data, otherwise));
     if (vocabulary == 0) return;
     o->vocab = vocabulary;
     o->has[r] = true;

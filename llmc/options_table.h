@@ -122,7 +122,7 @@ static const OptionRow option_rows[] = {
         "choose the MLP width that gives the model as many parameters as baseline has with --ffn"},
     {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T", "(the preset's; with --init the model's)",
         "[1, 16777216]", NULL, "sequence length"},
-    {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the preset's)", "[1, 268435456]", NULL,
+    {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the corpus directory's, or the preset's)", "[1, 268435456]", NULL,
         "vocabulary size"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,

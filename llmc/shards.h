@@ -160,7 +160,7 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
         shards_add(&list, name);
     }
     closedir(directory);
-    CHECK(list.count > 0, "%s has no %s_*.bin: it is no corpus, or one too small to have any", path, split);
+    CHECK(list.count > 0, "%s has no %s_*.bin: it is no corpus (corpus.json and shards), or one too small to have any", path, split);
     return list;
 }
 
@@ -177,7 +177,8 @@ static inline ShardList shards_find(const char *pattern, const char *split) {
         int rc = glob(pattern, GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, NULL, &found);
         CHECK(rc != GLOB_NOSPACE, "out of memory while looking for token shards %s", pattern);
         CHECK(rc == 0 && found.gl_pathc > 0,
-              "no file matches '%s': check the path; text_to_shards makes token shards from text", pattern);
+              "no file matches '%s': check the path; %s", pattern,
+              strchr(pattern, '=') ? "several corpora are NAME=PATH:WEIGHT NAME=PATH:WEIGHT" : "text_to_shards makes token shards from text");
         for (size_t i = 0; i < found.gl_pathc; i++) shards_add(&list, found.gl_pathv[i]);
         globfree(&found);
     }

@@ -180,6 +180,76 @@ static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *op
                 d->path, test_program_path(), options);
 }
 
+// A directory without corpus.json, then with what interrupted programs leave, then with other shards than it lists.
+static void corpora_refuse_directories(const TestDirectory *d) {
+    ProgramResult r;
+    corpora_run(&r, d, "--train-data open --steps 1");
+    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open: no corpus.json"), "status %d, %.300s", r.status, r.err);
+    corpora_run(&r, d, "--train-data './x=1/*.bin' --steps 1");
+    EXPECT_ONE_LINE(r, 1, "no file matches './x=1/*.bin'");
+    run_command(&r, "cd '%s' && mkdir lang=en && cp open/train_*.bin lang=en", d->path);
+    corpora_run(&r, d, "--train-data 'lang=en/*.bin' --steps 1"); // a pattern, although it begins with NAME=
+    EXPECT_STATUS(r, 0);
+    static const struct {
+        const char *before, *words;
+    } cases[] = {
+        {"touch open/progress.json", "progress.json"},
+        {"touch open/train_000002.bin.tmp", "train_000002.bin.tmp"},
+        {"mkdir open/corpus.json", "open/corpus.json"},
+        {"echo '{\"format\": 1, \"vocab_size\": 103, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 102}]}' >open/corpus.json", "101 tokens"},
+        {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 101}, "
+         "{\"file\": \"train_000007.bin\", \"tokens\": 101}]}' >open/corpus.json", "train_000007.bin is not there"},
+        {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}]}' >open/corpus.json", "lists 0 of them"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        run_command(&r, "cd '%s' && rm -rf open/*.json open/*.tmp && %s", d->path, cases[i].before);
+        EXPECT_STATUS(r, 0);
+        corpora_run(&r, d, "--train-data open --vocab 300 --steps 1");
+        EXPECT_ONE_LINE(r, 1, cases[i].words);
+    }
+    run_command(&r, "cd '%s' && echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}, "
+                    "{\"file\": \"train_000001.bin\", \"tokens\": 101}]}' >open/corpus.json", d->path);
+    corpora_run(&r, d, "--train-data open --val-data open --steps 1");
+    EXPECT_STATUS(r, 0);
+}
+
+// --init and --vocab, then the data, then the preset, which also stands for data that does not say its own.
+static void the_vocabulary_is_that_of_the_data(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    corpora_make(d.path, "a", 1, 1, "{\"format\": 1, \"vocab_size\": 203}");
+    corpora_make(d.path, "b", 1, 1, "{\"format\": 1, \"vocab_size\": 204}");
+    corpora_make(d.path, "plain", 1, 1, NULL);
+    static const struct {
+        const char *options;
+        int status;
+        const char *words; // of the start-up print or of the error
+    } cases[] = {
+        {"--train-data a", 0, " vocab=203 "},
+        {"--train-data a --preset 124m", 0, " vocab=203 "},
+        {"--train-data a --vocab 1000", 0, " vocab*=1000 "},
+        {"--train-data 'x=a:1 y=b:1'", 0, " vocab=204 "},
+        {"--train-data a --val-data b", 0, " vocab=204 "},
+        {"--train-data plain", 0, " vocab=256 "},
+        {"--train-data plain/train_000001.bin --preset 124m", 0, " vocab=50257 "},
+        {"--train-data 'x=a:1 y=plain:1'", 0, " vocab=256 "},
+        {"--train-data b --init run/checkpoints/step_00000001", 1, "go up to 203 and the model has a vocabulary of 203"},
+        {"--train-data b --vocab 203", 1, "--vocab 204"},
+        {"--train-data a --val-data b --vocab 203", 1, "--vocab 204"},
+    };
+    corpora_run(&r, &d, "--train-data a --steps 1 --out run");
+    EXPECT_STATUS(r, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char command[300];
+        FORMAT(command, "%s --steps 1", cases[i].options);
+        corpora_run(&r, &d, command);
+        for (char *c = r.out; *c; c++) *c = *c == '\n' ? ' ' : *c;
+        EXPECT(r.status == cases[i].status && strstr(r.status ? r.err : r.out, cases[i].words), "%s: status %d, no '%s': %.200s", cases[i].options,
+               r.status, cases[i].words, r.err);
+    }
+    test_remove_directory(&d);
+}
+
 static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -213,7 +283,6 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     static const struct {
         const char *options, *words;
     } refused[] = {
-        {"--train-data open", "corpus.json"},
         {"--train-data a --vocab 699", "--vocab 700"},
         {"--train-data run", "corpus.json"},
         {"--train-data 'x=a:1 y=b'", "no weight"},
@@ -221,6 +290,10 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
         {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
         {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
+        {"--train-data 'x=a:1e308 y=b:1e308'", "add up"},
+        {"--train-data 'x=a:1 y+=b:1'", "'y+=b:1'"},
+        {"--train-data 'x=a:1 =b:1'", "'=b:1'"},
+        {"--train-data 'x=a y=b'", "NAME=PATH:WEIGHT"},
         {"--train-data 'x=a:1 y=b:1e-9'", "less than 1/4096"},
         {"--train-data 'x=a:1 b:1'", "'b:1'"},
         {"--train-data 'x=a:1 y=none:1'", "none"},
@@ -235,9 +308,13 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     }
     corpora_run(&r, &d, "--train-data b --separator 5:behind");
     EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
+    corpora_refuse_directories(&d);
     static const char *const broken[] = {"", "{", "{\"format\": 2, \"vocab_size\": 5}", "{\"format\": 1}", "{\"format\": 1, \"vocab_size\": 0}",
                                          "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
-                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}"};
+                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}",
+                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 5, \"place\": \"after\"}}",
+                                         "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": 5, \"tokens\": 101}]}",
+                                         "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
     for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
         char path[700];
         FORMAT(path, "%s/open/corpus.json", d.path);
@@ -252,6 +329,7 @@ static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order", a_mixture_keeps_its_weights_in_every_block_and_each_order},
     {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
     {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
+    {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order", the_vocabulary_is_that_of_the_data},
     {"a run takes its vocabulary and separator from the corpus, and refuses bad ones", a_run_takes_its_vocabulary_and_separator_from_the_corpus},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
