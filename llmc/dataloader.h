@@ -15,8 +15,8 @@ dataloader.h: batches of token windows out of token shards, read ahead of the st
             epoch's end.
   mixture   Of several sources with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
-            windows of source i: at every block's end less than one window from its weight, and so within each block.
-            They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the order
+            windows of source i: at every block's end less than one window from its weight, and less than two within
+            a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the order
             that the source has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
   reading   One thread fills DATALOADER_SLOTS batches ahead. Descriptors are bounded, so thousands
             of shards work. What goes wrong in the thread is kept and reported by the dataloader_next that
