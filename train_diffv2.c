@@ -740,7 +740,8 @@ static void run_checkpoint(Run *run) {
     json_add_u64(state, "next_window", run->next_window);
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
-    CHECK(cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
+    CHECK(cJSON_AddItemToObject(state, "data", dataloader_identity(&run->train)) &&
+              cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
               cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
           "out of memory for a checkpoint");
     double start = now_seconds();
@@ -1031,10 +1032,17 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     return options_model(o);
 }
 
-static cJSON *run_description(const Options *o, int argc, char **argv) {
+// Windows that the run reads in all its steps.
+static double run_windows(const Options *o) { return (double)o->steps * (double)o->total_batch / (double)o->seq_len; }
+
+static cJSON *run_description(const Run *run, int argc, char **argv) {
+    const Options *o = &run->options;
     cJSON *json = cJSON_CreateObject(), *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(o));
+    cJSON *data = cJSON_AddObjectToObject(json, "data");
+    cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
+    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
     cJSON_AddStringToObject(json, "revision", REVISION);
     struct utsname host;
     CHECK(uname(&host) == 0, "cannot ask for the host's name: %s", strerror(errno));
@@ -1061,6 +1069,8 @@ static void dump_gradients(Run *run) {
     size_t N = (size_t)model->B * (size_t)model->T;
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
     dataloader_first_tokens(&run->train, tokens, N + 1);
+    CHECK(!run->starts || run->train.source_count == 1 || run->train.sources[0].token_count > N,
+          "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus", run->train.sources[0].token_count, N + 1);
     for (int b = 0; run->starts && b < model->B; b++) {
         size_t at = (size_t)b * (size_t)model->T;
         document_starts(run->starts + at, tokens + at, model->T, run->train.sources[0].separator);
@@ -1075,8 +1085,7 @@ static void dump_gradients(Run *run) {
 // --train-data or --val-data, with the separators that --doc-mask needs.
 static void run_open_data(Run *run, DataLoader *loader, const char *option, const char *text, int V) {
     const Options *o = &run->options;
-    bool training = loader == &run->train;
-    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, 0, 1, o->seed, training);
+    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, 0, 1, o->seed, loader == &run->train);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given);
     CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
@@ -1093,12 +1102,8 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
         if (!source->described && stat(source->path, &file) == 0 && S_ISDIR(file.st_mode))
             printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, source->path);
     }
-    for (int i = 0; training && !o->dump_grads && loader->source_count > 1 && i < loader->source_count; i++) {
-        const Source *source = &loader->sources[i];
-        double windows = (double)o->steps * (double)o->total_batch / (double)o->seq_len * (double)source->per_block / MIXTURE_BLOCK;
-        printf("%-12s %6.2f%% of the windows, %zu tokens, %.2f epochs in this run (%s)\n", source->name,
-               100.0 * (double)source->per_block / MIXTURE_BLOCK, source->token_count, windows / (double)source->window_count, source->path);
-    }
+    dataloader_refuse_shared(loader);
+    if (loader == &run->train && !o->dump_grads) dataloader_print(loader, run_windows(o));
 }
 
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
@@ -1136,8 +1141,11 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
     CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(resume->state, "detectors")),
           "%s: the \"detectors\" of trainer_state.json are none of this program", resume->path);
+    char difference[PATH_SIZE];
+    dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference, sizeof(difference));
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
-          "--train-data %s: not the data that %s was trained on; give the same shards and weights, or start anew with --init", o->train_data, o->out);
+          "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew with --init", o->train_data,
+          o->out, difference);
 }
 
 static void run_close(Run *run) {
@@ -1173,7 +1181,7 @@ static int run_mode(Run *run, int argc, char **argv) {
         stop_signals_catch();
         if (o->out && o->resume) log_resume(&run->log, o->out, run->step);
         else if (o->out) {
-            cJSON *description = run_description(o, argc, argv);
+            cJSON *description = run_description(run, argc, argv);
             log_create(&run->log, o->out, description);
             cJSON_Delete(description);
         }

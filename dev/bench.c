@@ -2,7 +2,7 @@
 bench.c: how fast the CPU trainer is, and how far from what the machine allows. `make bench` runs it.
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
-    --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, memory, ...)
+    --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --turns   no tables: one step for each line on stdin, its milliseconds on stdout (for dev/bench_peers.py)
@@ -15,6 +15,7 @@ steps       whole steps beside a bound: the model's own products multiplied alon
             GEMM peak, and every other operation's bytes at the bandwidth of its mix. Step and bound are measured in
             turns, and the ratio is the median of the turns: a shared machine changes speed within seconds.
 threads     all threads against one, in turns
+loader      tokens/s of the data loader alone, from shards in the page cache, beside what a step takes
 memory      VmHWM of the trainer after some steps against the total of its --dry-run
 
 The trainer is included whole, so what runs here is what trains.
@@ -537,6 +538,73 @@ static void table_memory(void) {
     remove(shard);
 }
 
+// ---------------------------------------------------------------------------------------------------
+// Data loader
+
+enum { LOADER_SHARDS = 4, LOADER_TOKENS = 8 << 20, LOADER_SEPARATOR = 700 };
+
+static void loader_write_shard(const char *path, uint64_t key) {
+    int32_t header[SHARD_HEADER_BYTES / 4] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, LOADER_TOKENS};
+    uint16_t *tokens = (uint16_t *)checked_calloc(LOADER_TOKENS, sizeof(uint16_t));
+    for (uint64_t i = 0; i < LOADER_TOKENS; i++) tokens[i] = (uint16_t)(random_bits(key, i) % 50257);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 && fwrite(tokens, sizeof(uint16_t), LOADER_TOKENS, f) == LOADER_TOKENS && fclose(f) == 0,
+          "cannot write %s: %s", path, strerror(errno));
+    free(tokens);
+}
+
+// Seconds for `count` tokens in batches of B windows, as a step that takes no time would ask for them.
+static double loader_seconds(const char *text, int B, int T, bool documents, int count) {
+    DataLoader l;
+    int *batch = (int *)checked_calloc(3 * (size_t)B * (size_t)T, sizeof(int)), *starts = documents ? batch + 2 * B * T : NULL;
+    dataloader_open(&l, text, B, T, 50257, 0, 1, 1, true);
+    l.documents = documents;
+    for (int i = 0; i < l.source_count; i++) l.sources[i].separator.token = LOADER_SEPARATOR;
+    double start = now_seconds();
+    dataloader_start(&l, 0);
+    for (int done = 0; done < count; done += B * T) dataloader_next(&l, batch, batch + B * T, starts);
+    double seconds = now_seconds() - start;
+    dataloader_close(&l);
+    free(batch);
+    return seconds;
+}
+
+static void table_loader(void) {
+    static const struct {
+        const char *name;
+        int B, T;
+        bool mixed, documents;
+    } cases[] = {
+        {"one corpus", 8, 256, false, false}, {"one corpus", 4, 1024, false, false}, {"two corpora", 8, 256, true, false},
+        {"two corpora, --doc-mask", 8, 256, true, true}, {"two corpora, --doc-mask", 4, 1024, true, true},
+    };
+    enum { COUNT = 8 << 20 };
+    if (!wanted("loader")) return;
+    char directory[300], path[400], mixed[900];
+    const char *tmp = getenv("TMPDIR");
+    FORMAT(directory, "%s/diffv2_bench_XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    CHECK(mkdtemp(directory) != NULL, "cannot make a temporary directory %s: %s", directory, strerror(errno));
+    for (int i = 0; i < LOADER_SHARDS; i++) {
+        FORMAT(path, "%s/%c_%d.bin", directory, i % 2 ? 'b' : 'a', i);
+        loader_write_shard(path, (uint64_t)i);
+    }
+    FORMAT(path, "%s/*.bin", directory);
+    FORMAT(mixed, "a=%s/a_*.bin:0.7 b=%s/b_*.bin:0.3", directory, directory);
+    printf("\nloader                              B     T   Mtokens/s  ns/token\n");
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        double seconds[64];
+        for (int r = 0; r < bench.rounds; r++)
+            seconds[r] = loader_seconds(cases[c].mixed ? mixed : path, cases[c].B, cases[c].T, cases[c].documents, COUNT);
+        double each = median(seconds, bench.rounds) / COUNT;
+        printf("  %-30s %5d %5d %11.1f %9.2f\n", cases[c].name, cases[c].B, cases[c].T, 1e-6 / each, 1e9 * each);
+    }
+    for (int i = 0; i < LOADER_SHARDS; i++) {
+        FORMAT(path, "%s/%c_%d.bin", directory, i % 2 ? 'b' : 'a', i);
+        unlink(path);
+    }
+    rmdir(directory);
+}
+
 int main(int argc, char **argv) {
     matmul_prepare(argv);
     bench.threads = omp_get_num_procs();
@@ -569,6 +637,7 @@ int main(int argc, char **argv) {
     table_operations();
     table_steps();
     table_threads();
+    table_loader();
     for (int i = 0; i < 3; i++) buffer_free(bench.probe[i]);
     table_memory();
     return 0;

@@ -13,9 +13,11 @@ dataloader.h: batches of token windows out of token shards, read ahead of the st
             update are the indices [base, base + windows per update), whatever the micro-batch and the rank
             count; the index of the next window is all that a resume needs; and a batch may lie across an
             epoch's end.
-  mixture   Of several sources, every MIXTURE_BLOCK indices have the same number of windows of each, its weight rounded
-            (largest remainders), at places that a permutation keyed by (seed, block) gives. They are the next ones
-            of the order that the source has alone, with a seed from its name.
+  mixture   Of several sources with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
+                floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
+            windows of source i: at every block's end less than one window from its weight, and less than two within
+            a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the order
+            that the source has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
   reading   One thread fills DATALOADER_SLOTS batches ahead. Descriptors are bounded, so thousands
             of shards work. What goes wrong in the thread is kept and reported by the dataloader_next that
             would have returned that batch, in the caller's thread; so nothing waits for ever.
@@ -28,13 +30,14 @@ dataloader.h: batches of token windows out of token shards, read ahead of the st
 #include "shards.h"
 
 enum { DATALOADER_SLOTS = 2, DATALOADER_OPEN_FILES = 64, MIXTURE_BLOCK = 4096 };
+#define MIXTURE_WHOLE (1ull << 32)
 
 typedef struct {
     char name[CORPUS_NAME]; // empty for the only one
     const char *path;       // owned by the loader's list
     double weight;
-    uint64_t per_block, before; // its windows in a block of the mixture, and those of the sources before it
-    uint64_t seed;
+    uint64_t up_to; // its weight and those of the sources before it, in units of 2^-32
+    uint64_t seed, fingerprint; // the latter by dataloader_fingerprint
     uint64_t window_count; // W: one epoch
     size_t first_shard, shard_count, token_count;
     bool described; // by a corpus.json
@@ -75,35 +78,43 @@ typedef struct {
     uint64_t window; // within the source
 } DataPlace;
 
+// The windows of the sources up to one in the blocks before `block`: up_to / 2^32 * block * MIXTURE_BLOCK, rounded down
+// (in two parts, since the product would overflow).
+static inline uint64_t mixture_windows(uint64_t up_to, uint64_t block) {
+    uint64_t unit = MIXTURE_WHOLE / MIXTURE_BLOCK;
+    return block / unit * up_to + block % unit * up_to / unit;
+}
+
 // What is at global index `index` of the run.
 static inline DataPlace dataloader_place(const DataLoader *l, uint64_t index) {
     DataPlace p = {l->sources, 0};
     if (l->source_count > 1) {
-        uint64_t block = index / MIXTURE_BLOCK;
+        uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0; // places in the block and windows of the sources before
         uint64_t place = dataloader_permute(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
-        while (place >= p.source->before + p.source->per_block) p.source++;
-        index = block * p.source->per_block + (place - p.source->before);
+        for (;; p.source++) { // the last one's ends at MIXTURE_BLOCK
+            uint64_t done = mixture_windows(p.source->up_to, block), high = mixture_windows(p.source->up_to, block + 1) - done;
+            index = done - before + (place - low);
+            if (place < high) break;
+            low = high, before = done;
+        }
     }
     uint64_t W = p.source->window_count;
     p.window = l->shuffle ? dataloader_permute(index % W, W, p.source->seed, index / W) : index % W;
     return p;
 }
 
-// Gives each source its whole number of windows in a block, by the largest remainders.
+// Rounds the weights to units of 2^-32. One window of a block is the least: with less, a source's places in a block
+// could begin behind their end.
 static inline void dataloader_share(DataLoader *l) {
-    uint64_t given = 0;
-    for (int i = 0; i < l->source_count; i++) given += l->sources[i].per_block = (uint64_t)(l->sources[i].weight * MIXTURE_BLOCK);
-    for (; given < MIXTURE_BLOCK; given++) {
-        int most = 0;
-        for (int i = 1; i < l->source_count; i++) {
-            const Source *a = &l->sources[i], *b = &l->sources[most];
-            if (a->weight * MIXTURE_BLOCK - (double)a->per_block > b->weight * MIXTURE_BLOCK - (double)b->per_block) most = i;
-        }
-        l->sources[most].per_block++;
-    }
+    double sum = 0;
+    uint64_t before = 0;
     for (int i = 0; i < l->source_count; i++) {
-        CHECK(l->sources[i].per_block > 0, "the weight of '%s' is less than 1/%d of all: leave it out", l->sources[i].name, MIXTURE_BLOCK);
-        l->sources[i].before = i ? l->sources[i - 1].before + l->sources[i - 1].per_block : 0;
+        Source *s = &l->sources[i];
+        sum += s->weight;
+        s->up_to = i + 1 < l->source_count ? (uint64_t)(sum * (double)MIXTURE_WHOLE + 0.5) : MIXTURE_WHOLE;
+        CHECK(s->up_to >= before + MIXTURE_WHOLE / MIXTURE_BLOCK, "the weight of '%s' is less than 1/%d of all: leave it out", s->name, MIXTURE_BLOCK);
+        s->weight = (double)(s->up_to - before) / (double)MIXTURE_WHOLE;
+        before = s->up_to;
     }
 }
 

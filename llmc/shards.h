@@ -26,6 +26,8 @@ typedef struct {
     int64_t file_bytes;    // as it was at the start; a change during the run is an error
     size_t token_count;    // n
     uint64_t first_window; // number of this shard's window 0 within its source
+    dev_t device;          // and inode: which file it is
+    ino_t inode;
 } Shard;
 
 PRINTF_LIKE(2, 3)
@@ -100,6 +102,7 @@ static inline void shard_examine(Shard *s, int T) {
     CHECK(fstat(fd, &file) == 0, "cannot examine %s: %s", s->path, strerror(errno));
     CHECK(S_ISREG(file.st_mode), "%s is no token shard, it is not even a regular file; %s", s->path, advice);
     s->file_bytes = (int64_t)file.st_size;
+    s->device = file.st_dev, s->inode = file.st_ino;
     CHECK(s->file_bytes >= SHARD_HEADER_BYTES, "%s is no token shard: it has %lld bytes and a header has %d; %s",
           s->path, (long long)s->file_bytes, SHARD_HEADER_BYTES, advice);
     int32_t header[SHARD_HEADER_BYTES / 4];

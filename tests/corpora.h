@@ -36,13 +36,14 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// Each block has its whole numbers of windows, and those of a source are the next ones of its own order.
+// At every block's end the windows are within one of their weights, and those of a source are the next of its own order.
 static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     TestDirectory d = test_make_directory();
     char text[2000], path[700];
     enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
     static const char *const names[SOURCES] = {"web", "code", "books"};
-    const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1}, want[SOURCES] = {2867, 1188, 41}; // of 4096: 0.7, 0.29, 0.01
+    const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1};
+    const double want[SOURCES] = {0.7, 0.29, 0.01};
     for (int s = 0; s < SOURCES; s++) corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
     FORMAT(text, "web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
     int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
@@ -62,10 +63,10 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
                 }
                 runs += own && i > 0 && starts[i - 1] / 10000 == s;
                 if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
-                    EXPECT(seen == want[s] * (i / MIXTURE_BLOCK + 1) && sum == 0, "%d windows of %s after %d; %lld from its next ones", seen,
+                    EXPECT(fabs(seen - want[s] * (i + 1)) < 1 && sum == 0, "%d windows of %s after %d; %lld from its next ones", seen,
                            names[s], i + 1, (long long)sum);
             }
-            double share = (double)want[s] / MIXTURE_BLOCK, expected = COUNT * share * share, deviation = sqrt(expected);
+            double expected = COUNT * want[s] * want[s], deviation = sqrt(expected);
             EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed", names[s], runs, expected);
         }
     }
@@ -75,6 +76,146 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     EXPECT(same < COUNT / 20, "with another seed %d of %d windows are the same", same, COUNT);
     free(starts);
     free(alone);
+    test_remove_directory(&d);
+}
+
+// A loader of `count` sources with `windows` windows each, for dataloader_place alone.
+static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
+    DataLoader l;
+    double sum = 0;
+    memset(&l, 0, sizeof(l));
+    l.source_count = count, l.seed = 11, l.shuffle = shuffle;
+    l.sources = (Source *)checked_calloc((size_t)count, sizeof(Source));
+    for (int i = 0; i < count; i++) sum += weights[i];
+    for (int i = 0; i < count; i++) {
+        l.sources[i].weight = weights[i] / sum;
+        l.sources[i].window_count = windows + 3 * (uint64_t)i;
+        l.sources[i].seed = 100 + (uint64_t)i;
+    }
+    dataloader_share(&l);
+    return l;
+}
+
+// Step by step: what each block owes to the sources, where its windows lie, and which window a source reads next.
+static void a_mixture_is_what_a_simulation_gives(void) {
+    enum { SOURCES = 64, BLOCKS = 40, WINDOWS = 500 };
+    TestRandom r = {21};
+    for (int round = 0; round < 4; round++) {
+        const int count = round == 0 ? 2 : round == 1 ? SOURCES : 2 + test_random_int(&r, 9);
+        double weights[SOURCES];
+        for (int i = 0; i < count; i++) weights[i] = round == 1 ? 1 + i % 2 : 0.02 + fabs(test_random_real(&r));
+        if (round == 0) weights[0] = 1, weights[1] = 4094.9; // just above the least share
+        DataLoader l = corpora_bare(weights, count, WINDOWS, round != 3);
+        uint64_t owed[SOURCES], served[SOURCES];
+        int visits[SOURCES][WINDOWS + 3 * SOURCES];
+        memset(owed, 0, sizeof(owed)), memset(served, 0, sizeof(served)), memset(visits, 0, sizeof(visits));
+        for (uint64_t block = 0; block < BLOCKS; block++) {
+            int lies[MIXTURE_BLOCK], filled = 0;
+            uint64_t number[MIXTURE_BLOCK];
+            for (int i = 0; i < count; i++) { // all up to source i get so many together
+                owed[i] += l.sources[i].up_to * MIXTURE_BLOCK;
+                int up_to = 0;
+                for (; owed[i] >= MIXTURE_WHOLE; owed[i] -= MIXTURE_WHOLE) up_to++;
+                for (; filled < up_to; filled++) lies[filled] = i, number[filled] = served[i]++;
+            }
+            EXPECT(filled == MIXTURE_BLOCK, "block %d has %d windows", (int)block, filled);
+            for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) {
+                uint64_t at = dataloader_permute(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block);
+                const Source *s = &l.sources[lies[at]];
+                uint64_t n = number[at], W = s->window_count, want = l.shuffle ? dataloader_permute(n % W, W, s->seed, n / W) : n % W;
+                DataPlace p = dataloader_place(&l, block * MIXTURE_BLOCK + i);
+                EXPECT(p.source == s && p.window == want, "round %d block %d place %d: source %d window %d, not %d %d", round, (int)block, (int)i,
+                       (int)(p.source - l.sources), (int)p.window, lies[at], (int)want);
+                visits[p.source - l.sources][p.window]++;
+            }
+            for (int i = 0; i < count; i++)
+                EXPECT(fabs((double)served[i] - l.sources[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1, "round %d block %d: %d windows of %d for %g",
+                       round, (int)block, (int)served[i], i, l.sources[i].weight);
+        }
+        for (int i = 0; i < count; i++)
+            for (uint64_t w = 0; w < l.sources[i].window_count; w++) {
+                int epochs = (int)(served[i] / l.sources[i].window_count);
+                EXPECT(visits[i][w] == epochs || visits[i][w] == epochs + 1, "source %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
+            }
+        free(l.sources);
+    }
+    const double far[3] = {0.7, 0.2999, 0.0001 + 1.0 / MIXTURE_BLOCK};
+    DataLoader l = corpora_bare(far, 3, WINDOWS, true);
+    for (int k = 0; k < 20; k++) { // as far as an index goes
+        uint64_t block = ((1ull << 62) >> k) / MIXTURE_BLOCK - 1 + (uint64_t)(k % 3), counts[3] = {0, 0, 0};
+        for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) counts[dataloader_place(&l, block * MIXTURE_BLOCK + i).source - l.sources]++;
+        for (int i = 0; i < 3; i++)
+            EXPECT(fabs((double)counts[i] - l.sources[i].weight * MIXTURE_BLOCK) < 2, "block %llu: %d windows of source %d", (unsigned long long)block,
+                   (int)counts[i], i);
+    }
+    free(l.sources);
+}
+
+// Inputs and document starts of `count` windows from global index `first`, gathered from all ranks.
+static void corpora_gather(int *inputs, int *starts, const char *text, int B, int ranks, uint64_t first, int count) {
+    size_t row = (size_t)B * CORPORA_T;
+    int *targets = (int *)checked_calloc(row, sizeof(int));
+    for (int rank = 0; rank < ranks; rank++) {
+        DataLoader l;
+        dataloader_open(&l, text, B, CORPORA_T, 65536, rank, ranks, 6, true);
+        l.documents = true;
+        dataloader_start(&l, first);
+        for (int base = 0; base < count; base += ranks * B) {
+            size_t at = (size_t)(base + rank * B) * CORPORA_T;
+            dataloader_next(&l, inputs + at, targets, starts + at);
+            for (size_t i = 0; i < row; i++)
+                EXPECT(i % CORPORA_T == CORPORA_T - 1 || targets[i] == inputs[at + i + 1], "the target of input %zu is %d", at + i, targets[i]);
+        }
+        dataloader_close(&l);
+    }
+    free(targets);
+}
+
+// Each corpus has separators of its own: 3 begins a document of one, 12 ends a document of the other.
+static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(void) {
+    enum { COUNT = MIXTURE_BLOCK + 240 };
+    TestDirectory d = test_make_directory();
+    char text[1500], path[700];
+    corpora_make(d.path, "a", 2, 0, "{\"format\": 1, \"vocab_size\": 7, \"separator\": {\"token\": 3, \"place\": \"before\"}}");
+    corpora_make(d.path, "b", 3, 0, "{\"format\": 1, \"vocab_size\": 20, \"separator\": {\"token\": 12, \"place\": \"after\"}}");
+    for (int i = 1; i < 3; i++) {
+        FORMAT(path, "%s/a/train_%06d.bin", d.path, i);
+        data_write_shard(path, 2, (uint32_t)i, 7, 300);
+    }
+    for (int i = 1; i < 4; i++) { // 10, 11, 12, 13
+        FORMAT(path, "%s/b/train_%06d.bin", d.path, i);
+        int32_t header[256] = {20240520, 1, 150};
+        uint16_t tokens[150];
+        for (int t = 0; t < 150; t++) tokens[t] = (uint16_t)(10 + (t + i) % 4);
+        char shard[sizeof(header) + sizeof(tokens)];
+        memcpy(shard, header, sizeof(header));
+        memcpy(shard + sizeof(header), tokens, sizeof(tokens));
+        data_write_file(path, shard, sizeof(shard));
+    }
+    FORMAT(text, "one=%s/a:2 other=%s/b:1", d.path, d.path);
+    int *inputs = (int *)checked_calloc(4 * COUNT * CORPORA_T, sizeof(int)), *starts = inputs + COUNT * CORPORA_T;
+    int *again = starts + COUNT * CORPORA_T, *starts_again = again + COUNT * CORPORA_T;
+    corpora_gather(inputs, starts, text, 1, 1, 0, COUNT);
+    int others = 0;
+    for (int i = 0; i < COUNT; i++)
+        for (int t = 0; t < CORPORA_T; t++) {
+            const int *row = inputs + i * CORPORA_T;
+            bool other = row[0] >= 10;
+            int want = t;
+            while (want > 0 && (other ? row[want - 1] != 12 : row[want] != 3)) want--;
+            EXPECT(starts[i * CORPORA_T + t] == want, "window %d token %d: its document begins at %d, not %d", i, t, starts[i * CORPORA_T + t], want);
+            others += other;
+        }
+    EXPECT(others > COUNT * CORPORA_T / 4 && others < COUNT * CORPORA_T / 2, "%d tokens of the second corpus", others);
+    static const int B[] = {1, 4, 2, 3, 12, 8}, ranks[] = {1, 1, 3, 1, 1, 3}, places[] = {0, 1, 77, MIXTURE_BLOCK - 24, MIXTURE_BLOCK - 1, MIXTURE_BLOCK};
+    for (size_t k = 0; k < sizeof(B) / sizeof(B[0]); k++)
+        for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
+            size_t at = (size_t)places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
+            corpora_gather(again, starts_again, text, B[k], ranks[k], (uint64_t)places[i], 48);
+            EXPECT(memcmp(again, inputs + at, bytes) == 0 && memcmp(starts_again, starts + at, bytes) == 0, "B %d ranks %d from %d: other windows", B[k],
+                   ranks[k], places[i]);
+        }
+    free(inputs);
     test_remove_directory(&d);
 }
 
@@ -180,6 +321,24 @@ static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *op
                 d->path, test_program_path(), options);
 }
 
+// What run.json says of the data of `mix`: 4 steps of 4 windows, a quarter of a and the rest of b.
+static void corpora_check_run_json(const TestDirectory *d) {
+    char path[700];
+    size_t size = 0;
+    FORMAT(path, "%s/mix/run.json", d->path);
+    char *text = file_read(path, 1 << 20, &size);
+    cJSON *json = text ? json_parse(text, size) : NULL;
+    const cJSON *y = cJSON_GetArrayItem(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "data"), "train"), 1);
+    double tokens = 0, windows = 0, weight = 0, epochs = 0;
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(y, "name"));
+    EXPECT(name && strcmp(name, "y") == 0 && json_get_number(y, "tokens", &tokens) && json_get_number(y, "windows", &windows) &&
+               json_get_number(y, "weight", &weight) && json_get_number(y, "epochs", &epochs) && tokens == 202 && windows == 12 && weight == 0.75 &&
+               epochs == 1,
+           "run.json: tokens %g, windows %g, weight %g, epochs %g", tokens, windows, weight, epochs);
+    cJSON_Delete(json);
+    free(text);
+}
+
 // A directory without corpus.json, then with what interrupted programs leave, then with other shards than it lists.
 static void corpora_refuse_directories(const TestDirectory *d) {
     ProgramResult r;
@@ -262,8 +421,22 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     EXPECT_STATUS(r, 0);
     corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' mix/checkpoints/*/config.json");
     EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"), "status %d, %.300s %.300s", r.status, r.out, r.err);
-    run_command(&r, "cd '%s' && %s --out mix --resume --train-data 'x=a:1 y=b:2'", d.path, test_program_path());
-    EXPECT_ONE_LINE(r, 1, "not the data");
+    corpora_make(d.path, "c", 2, 300, NULL);
+    corpora_check_run_json(&d);
+    static const struct {
+        const char *data, *words;
+    } others[] = {
+        {"x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is 0.333333333;"},
+        {"x=a:1 z=b:3", ": there is 'z' where another name was;"},
+        {"x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"},
+        {"a", ": it had 2 corpora and there is 1 now;"},
+        {"x=b:1 y=c:3", ": x had 303 tokens in 3 shards and has 202 in 2;"},
+        {"x=a:1 y=c:3", ": y had other tokens in its 2 shards;"},
+    };
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(), others[i].data);
+        EXPECT_ONE_LINE(r, 1, others[i].words);
+    }
     run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
     EXPECT_STATUS(r, 0);
     double loss[3];
@@ -288,6 +461,7 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"--train-data 'x=a:1 y=b'", "no weight"},
         {"--train-data 'x=a:1 x=b:1'", "twice"},
         {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
+        {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in a corpus before it"},
         {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
         {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
         {"--train-data 'x=a:1e308 y=b:1e308'", "add up"},
@@ -327,6 +501,8 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
 
 static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order", a_mixture_keeps_its_weights_in_every_block_and_each_order},
+    {"a mixture is what a step-by-step simulation gives, and every epoch of a corpus is whole", a_mixture_is_what_a_simulation_gives},
+    {"a mixture goes on anywhere, for any batch and rank count, with each corpus's own separator", a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
     {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
     {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
     {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order", the_vocabulary_is_that_of_the_data},
