@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """The C tokenizer against the `tokenizers` library and tiktoken, on random and hostile strings.
 
-  test_tokenizer.py [--strings N] [--seed N] [--encode_text PROGRAM]
+  test_tokenizer.py [--strings N] [--every N] [--seed N] [--encode_text PROGRAM]
 
 Needs build/encode_text (make build/encode_text), and the packages of data/requirements.txt. Every known pattern is
 tried with a vocabulary trained here, GPT-2's own where it can be had. The last line is "N passed, N failed".
+  --strings N   random strings, the same for each tokenizer (20000)
+  --every N     and of the blocks of 16 code points, in which each stands beside letters, digits, quotes and spaces,
+                every Nth (16; 1: all of Unicode)
 """
 import argparse
 import json
@@ -13,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
+from itertools import accumulate, chain, islice
 from pathlib import Path
 
+import tiktoken
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,7 +31,10 @@ WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve fa
     数学 汉字测试 かな カタカナ 한국어 العربية עברית हिन्दी ไทย Ελληνικά Кириллица 123 4567 89012345 3.14159 1,000,000 ٣٤٥ ४५६ Ⅷ ½ ² x² ①②
     😀 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u0301\u0302 \u200d \u200b \ufeff \u00ad \u2028 \u2029 \u0085 \u00a0 \u3000 \u1680 \u180e \u202f \ue000 \U000f0000 \U0010ffff \ufffe
     <|endoftext|> <|endoftext <|end|> |> == != -> ... ---- // /* */ {} [] () "" `` '' ''' ' '' #include int main(void) { return 0; }
+    HTTPServer McDonald's ǅungla ʰʷ ﬁﬆ K'S ABC'll XYZ'Ve a/b// ./\n/
     aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abababababababab \t \t\t \r \n \r\n \n\n \n\n\n \x00 \x01 \x1f \x7f \x0b \x0c \x1c \x1d \x1e""".split(" ")
+# Words that are tokens of the tokenizer with ignore_merges, and that merges alone do not make; no text to train on has them
+WHOLE_WORDS = [" zebraqux", "zzzyx", " abababab"]
 SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", " \n", "\n ", "\t", " \t ", "\u00a0", "\u3000", "\u2003", "\u0085", "\x0b", "\x1c", "\r", ""]
 RANGES = [(0, 0x80), (0x80, 0x250), (0x250, 0x800), (0x800, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000), (0x1F000, 0x20000),
           (0x20000, 0x110000)]
@@ -51,10 +59,16 @@ def strings(count, seed):
             text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 6)))
             yield unicodedata.normalize(rng.choice(["NFC", "NFD", "NFKC", "NFKD"]), text)
         else:
-            yield "".join(rng.choice(WORDS) + rng.choice(SPACES) for _ in range(rng.randrange(1, 14)))
+            yield "".join(rng.choice(WORDS if rng.random() < 0.9 else WHOLE_WORDS) + rng.choice(SPACES) for _ in range(rng.randrange(1, 14)))
     yield ""
     yield "a" * 100_000
     yield "ab" * 50_000 + " " * 100_000 + "\n" * 50_000
+
+
+def code_points(every):
+    for block in range(0, 0x110000, 16 * every):
+        if not 0xD800 <= block < 0xE000:
+            yield "".join(f"{c}a{c}A{c}1 {c}'{c}\n" for c in map(chr, range(block, block + 16)))
 
 
 def training_text():
@@ -81,34 +95,34 @@ def trained(expression, prefix_space=False, special=True):
     return tokenizer
 
 
-def whole_words(tokenizer):
-    """The same with ignore_merges, and some words that merges do not reach."""
-    config = json.loads(tokenizer.to_str())
+def add_whole_words(config):
+    """Makes it one with ignore_merges, and words that need it."""
     config["model"]["ignore_merges"] = True
     vocab = config["model"]["vocab"]
-    for word in ("\u0120zebraqux", "zzzyx", "\u0120abababab"):
-        vocab.setdefault(word, len(vocab))
-    return Tokenizer.from_str(json.dumps(config))
+    for word in WHOLE_WORDS:
+        vocab.setdefault(word.replace(" ", "\u0120"), len(vocab))
 
 
-def encode_in_c(program, table, texts):
-    data = bytearray()
-    for text in texts:
-        raw = text.encode()
-        data += len(raw).to_bytes(4, "little") + raw
-    done = subprocess.run([program, table, "--bytes"], input=bytes(data), capture_output=True)
+def filter_in_c(program, table, mode, texts):
+    """What encode_text says of each text: numbers, and with --bytes also bytes."""
+    raw = [text.encode() for text in texts]
+    data = b"".join(part for r in raw for part in (len(r).to_bytes(4, "little"), r))
+    done = subprocess.run([program, table, mode], input=data, capture_output=True)
     if done.returncode:
         raise RuntimeError(done.stderr.decode(errors="replace").strip())
-    out, at = [], 0
-    answer = memoryview(done.stdout)
-    for _ in texts:
-        count = int.from_bytes(answer[at : at + 4], "little")
-        ids = answer[at + 4 : at + 4 + 4 * count].cast("I").tolist()
-        at += 4 + 4 * count
-        size = int.from_bytes(answer[at : at + 4], "little")
-        out.append((ids, bytes(answer[at + 4 : at + 4 + size])))
-        at += 4 + size
-    return out
+    at, answer = 0, memoryview(done.stdout)
+
+    def take(width):
+        nonlocal at
+        begin, at = at + 4, at + 4 + width * int.from_bytes(answer[at : at + 4], "little")
+        return answer[begin:at]
+
+    return [(take(4).cast("I").tolist(), bytes(take(1)) if mode == "--bytes" else None) for _ in texts]
+
+
+def library_pieces(tokenizer, text):
+    """The ends in bytes: a byte-level piece has a character for each byte."""
+    return list(accumulate(len(piece) for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
 
 
 class Results:
@@ -122,28 +136,46 @@ class Results:
             self.failed += 1
 
 
-def compare(results, options, directory, name, tokenizer, prefix_space=False, encode=None):
-    path, table = directory / f"{name}.json", directory / f"{name}.bin"
-    path.write_text(tokenizer.to_str(), encoding="utf-8")
-    _, reason = token_table.write_table(str(path), str(table))
-    if reason:
-        results.report(False, f"{name}: {reason}")
-        return
-    encode = encode or (lambda texts: [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
-    wrong, count, texts = [], 0, []
-    for text in [*strings(options.strings, options.seed), None]:
-        if text is not None:
-            texts.append(text)
-        if len(texts) == 20_000 or text is None:
-            for mine, theirs, source in zip(encode_in_c(options.encode_text, str(table), texts), encode(texts), texts):
-                raw = source.encode()
-                if mine[0] != theirs or (mine[1] != raw and not prefix_space):
-                    wrong.append((source[:60], mine[0][:12], theirs[:12]))
-            count += len(texts)
-            texts = []
-    for source, mine, theirs in wrong[:3]:
-        print(f"     {source!r}: C {mine}, library {theirs}")
-    results.report(not wrong, f"{name}: {count} strings, {len(wrong)} differ")
+class Case:
+    """A tokenizer, its table, and what differed. Tokens alone would not show all that is cut in another place, because
+    what is cut is seldom a token; so the pieces are compared too."""
+
+    def __init__(self, directory, name, tokenizer, prefix_space=False, pieces=True, encode=None):
+        path, self.table = directory / f"{name}.json", directory / f"{name}.bin"
+        path.write_text(tokenizer.to_str(), encoding="utf-8")
+        _, self.reason = token_table.write_table(str(path), str(self.table))
+        self.name, self.prefix_space, self.count, self.wrong = name, prefix_space, 0, []
+        self.encode = encode or (lambda texts: [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)])
+        self.cut = (lambda texts: [library_pieces(tokenizer, text) for text in texts]) if pieces else None
+
+    def compare(self, program, texts):
+        for mine, theirs, source in zip(filter_in_c(program, self.table, "--bytes", texts), self.encode(texts), texts):
+            if mine[0] != theirs or (mine[1] != source.encode() and not self.prefix_space):
+                self.wrong.append(("token", source, mine[0], theirs))
+        if self.cut:
+            for mine, theirs, source in zip(filter_in_c(program, self.table, "--pieces", texts), self.cut(texts), texts):
+                if mine[0] != theirs:
+                    self.wrong.append(("piece", source, mine[0], theirs))
+        self.count += len(texts)
+
+    def report(self, results):
+        for what, source, mine, theirs in self.wrong[:3]:
+            at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
+            print(f"     {source[:80]!r}: from {what} {at} on C has {mine[at:at + 8]}, the library {theirs[at:at + 8]}")
+        results.report(not self.wrong, f"{self.name}: {self.count} strings, {len(self.wrong)} differ")
+
+
+def compare_all(results, options, cases):
+    for case in cases:
+        if case.reason:
+            results.report(False, f"{case.name}: {case.reason}")
+    cases = [case for case in cases if not case.reason]
+    texts = chain(strings(options.strings, options.seed), code_points(options.every))
+    while chunk := list(islice(texts, 20_000)):
+        for case in cases:
+            case.compare(options.encode_text, chunk)
+    for case in cases:
+        case.report(results)
 
 
 def refusals(results, options, directory):
@@ -164,36 +196,79 @@ def refusals(results, options, directory):
         results.report(good, f"a table with another {name} is refused by name" if good else f"{name}: {reason!r}, {done.returncode}, {done.stderr!r}")
 
 
+def changed(tokenizer, change):
+    """The tokenizer whose tokenizer.json `change` has changed."""
+    config = json.loads(tokenizer.to_str())
+    change(config)
+    return Tokenizer.from_str(json.dumps(config))
+
+
+def remove_what_does_not_match(config):
+    config["pre_tokenizer"]["pretokenizers"][0].update(behavior="Removed", invert=True)
+
+
+def own_cases(directory):
+    gpt2, cl100k, qwen2, o200k = token_table.PATTERNS
+    large = trained(cl100k)
+    return [
+        Case(directory, "gpt2_pattern", trained(gpt2)),
+        Case(directory, "gpt2_pattern_prefix_space", trained(gpt2, prefix_space=True), prefix_space=True, pieces=False),
+        Case(directory, "cl100k_pattern", changed(large, remove_what_does_not_match)),
+        Case(directory, "cl100k_pattern_whole_words", changed(large, add_whole_words), pieces=False),
+        Case(directory, "qwen2_pattern", trained(qwen2, special=False)),
+        Case(directory, "o200k_pattern", trained(o200k)),
+        Case(directory, "no_pattern", trained(None)),
+    ]
+
+
+def tiktoken_case(directory, name, expression, ranks, tokenizer):
+    tik = tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)})
+    encode = lambda texts: tik.encode_batch(texts, num_threads=2, allowed_special="all")
+    return Case(directory, f"{name}_as_tiktoken", tokenizer, pieces=False, encode=encode)
+
+
+def pair_cases(directory):
+    """tiktoken gives no pieces, but where each two bytes are a token, tokens show where text is cut."""
+    single = [bytes([b]) for b in range(256)]
+    double = [a + b for a in single for b in single]
+    random.Random(2).shuffle(double)
+    ranks = {token: rank for rank, token in enumerate(single + double)}
+    config = gpt2_tokenizer.make_tokenizer(ranks)
+    split = {"type": "Split", "behavior": "Isolated", "invert": False}
+    for expression, number in token_table.PATTERNS.items():
+        level = {**config["decoder"], "use_regex": False}
+        parts = [{**split, "pattern": {"Regex": expression}}, level]
+        tokenizer = Tokenizer.from_str(json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+        yield tiktoken_case(directory, f"pairs_{number}", expression, ranks, tokenizer)
+
+
+def gpt2_cases(directory):
+    """GPT-2's own vocabulary, against both libraries."""
+    data, path = gpt2_tokenizer.download_ranks(), directory / "gpt2.json"
+    (directory / "gpt2.tiktoken").write_bytes(data)
+    gpt2_tokenizer.write_tokenizer(path, directory / "gpt2.tiktoken")
+    tokenizer = Tokenizer.from_file(str(path))
+    yield Case(directory, "gpt2", tokenizer, pieces=False)
+    yield tiktoken_case(directory, "gpt2", token_table.GPT2, gpt2_tokenizer.parse_ranks(data), tokenizer)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strings", type=int, default=20_000, help="for each tokenizer (20000)")
+    parser.add_argument("--strings", type=int, default=20_000)
+    parser.add_argument("--every", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--encode_text", default=str(ROOT / "build/encode_text"))
     options = parser.parse_args()
     results = Results()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        gpt2, cl100k, qwen2 = token_table.PATTERNS
-        compare(results, options, directory, "gpt2_pattern", trained(gpt2))
-        compare(results, options, directory, "gpt2_pattern_prefix_space", trained(gpt2, prefix_space=True), prefix_space=True)
-        compare(results, options, directory, "cl100k_pattern", trained(cl100k))
-        compare(results, options, directory, "cl100k_pattern_whole_words", whole_words(trained(cl100k)))
-        compare(results, options, directory, "qwen2_pattern", trained(qwen2, special=False))
-        compare(results, options, directory, "no_pattern", trained(None))
-        refusals(results, options, directory)
-        path = directory / "gpt2.json"
+        cases = [*own_cases(directory), *pair_cases(directory)]
         try:
-            gpt2_tokenizer.write_tokenizer(path)
+            cases += gpt2_cases(directory)
         except SystemExit as error:
             print(f"     GPT-2's own vocabulary is not compared: {error}")
-        else:
-            compare(results, options, directory, "gpt2", Tokenizer.from_file(str(path)))
-            import tiktoken
-
-            ranks = gpt2_tokenizer.parse_ranks(gpt2_tokenizer.download_ranks())
-            tik = tiktoken.Encoding("gpt2", pat_str=gpt2, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)})
-            compare(results, options, directory, "gpt2_as_tiktoken", Tokenizer.from_file(str(path)),
-                    encode=lambda texts: tik.encode_batch(texts, allowed_special="all"))
+        compare_all(results, options, cases)
+        refusals(results, options, directory)
     print(f"{results.passed} passed, {results.failed} failed")
     sys.exit(results.failed > 0)
 

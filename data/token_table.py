@@ -12,6 +12,8 @@ byte-level BPE with the patterns below; other tables carry the reason why not. H
 (letter, number, space) is asked of the library itself, so that both sides follow one Unicode version.
 """
 import argparse
+import functools
+import itertools
 import json
 import os
 import struct
@@ -19,10 +21,15 @@ import sys
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {GPT2: 1, CL100K: 2, CL100K.replace(r"\p{N}{1,3}", r"\p{N}"): 3}
+HEAD, TAIL, ENDINGS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{HEAD}*{TAIL}+{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{HEAD}+{TAIL}*{ENDINGS}"
+         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+PATTERNS = {GPT2: 1, CL100K: 2, CL100K.replace(r"\p{N}{1,3}", r"\p{N}"): 3, O200K: 4}
 CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\s"))
+PARTS = ((8, HEAD), (16, TAIL))  # of words; the tables of O200K have them
 PREFIX_SPACE, IGNORE_MERGES = 1, 2
 NONE = 2**32 - 1
+VOCABULARY_LIMIT = 2**24  # far above any; a file with larger ids is damaged
 
 
 def byte_alphabet():
@@ -32,29 +39,34 @@ def byte_alphabet():
     return {**{chr(b): b for b in kept}, **{chr(256 + i): b for i, b in enumerate(other)}}
 
 
-def class_ranges():
-    """[(first, last, class)] of all code points that have one, as the library's regular expressions see them."""
+@functools.lru_cache(maxsize=None)
+def members(expression):
+    """For each code point 1 when the library's regular expressions find it by `expression`, else 0."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
-    codes = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
-    text = "".join(map(chr, codes))
-    classes = bytearray(len(codes))
-    for bit, expression in CLASSES:
-        classes_without = bytearray(len(codes))
-        for _, (begin, end) in Split(Regex(expression), "removed").pre_tokenize_str(text):
-            classes_without[begin:end] = b"\1" * (end - begin)
-        for i in range(len(codes)):
-            if not classes_without[i]:
-                if classes[i]:
-                    sys.exit(f"token_table.py: the library gives {codes[i]:#x} two classes")
-                classes[i] = bit
-    ranges = []
-    for code, value in zip(codes, classes):
-        if value and ranges and ranges[-1][1] == code - 1 and ranges[-1][2] == value:
-            ranges[-1][1] = code
-        elif value:
-            ranges.append([code, code, value])
+    codes = [*range(0xD800), *range(0xE000, 0x110000)]  # without surrogates, which no text has
+    found = bytearray(b"\1" * len(codes))
+    for _, (begin, end) in Split(Regex(expression), "removed").pre_tokenize_str("".join(map(chr, codes))):
+        found[begin:end] = bytes(end - begin)
+    return bytes(found[:0xD800]) + bytes(0x800) + bytes(found[0xD800:])
+
+
+@functools.lru_cache(maxsize=None)
+def class_ranges(parts=False):
+    """[(first, last, class)] of all code points that have one, as the library's regular expressions see them."""
+    classes = 0  # a byte for each code point, all of them as one number
+    for bit, expression in CLASSES + (PARTS if parts else ()):
+        found = int.from_bytes(members(expression), "little")
+        if bit <= 4 and classes & found * 0xFF:
+            sys.exit(f"token_table.py: the library gives a code point of {expression} another class too")
+        classes |= found * bit
+    ranges, first = [], 0
+    for value, group in itertools.groupby(classes.to_bytes(0x110000, "little")):
+        last = first + sum(1 for _ in group) - 1
+        if value:
+            ranges.append((first, last, value))
+        first = last + 1
     return ranges
 
 
@@ -72,14 +84,16 @@ def pre_tokenizer(config):
     if len(parts) > 2 or split["type"] != "Split" or last.get("use_regex", True) or flags:
         return 0, flags, f"its pre-tokenizer is {names}"
     expression = split["pattern"].get("Regex")
-    if expression not in PATTERNS or split["behavior"] != "Isolated" or split.get("invert"):
+    # The expressions match all of any text, so to remove what does not match is to isolate what does.
+    ways = (("Isolated", False), ("Removed", True))
+    if expression not in PATTERNS or (split["behavior"], bool(split.get("invert"))) not in ways:
         return 0, flags, "its pre-tokenizer splits by an expression that is not known here"
     return PATTERNS[expression], flags, None
 
 
 def added_tokens(config):
-    """(ids, reason)"""
-    added = config.get("added_tokens") or []
+    """(ids, reason). The library takes no notice of added tokens without text."""
+    added = [a for a in config.get("added_tokens") or [] if a["content"]]
     if any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added):
         return [], "some of its added tokens take spaces with them or are whole words only"
     if len({bool(a.get("normalized")) for a in added}) > 1:
@@ -90,13 +104,18 @@ def added_tokens(config):
 def read_tokenizer(path):
     with open(path, encoding="utf-8") as f:
         config = json.load(f)
+    if not isinstance(config, dict):
+        sys.exit(f"token_table.py: {path}: no tokenizer.json: it is not a JSON object")
     model = config.get("model") or {}
     if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         sys.exit(f"token_table.py: {path}: its model is {model.get('type')}; only BPE is supported")
     alphabet = byte_alphabet()
     vocab, added = dict(model["vocab"]), config.get("added_tokens") or []
     contents = {a["content"]: a["id"] for a in added}
-    size = max([*vocab.values(), *contents.values()]) + 1
+    ids = [*vocab.values(), *contents.values()]
+    if not ids or not all(type(i) is int and 0 <= i < VOCABULARY_LIMIT for i in ids):
+        sys.exit(f"token_table.py: {path}: its token ids are not whole numbers from 0 to {VOCABULARY_LIMIT - 1}: the file is damaged")
+    size = max(ids) + 1
     tokens, odd = [b""] * size, 0
     for text, token in vocab.items():
         if text in contents:
@@ -110,12 +129,14 @@ def read_tokenizer(path):
     merges = []
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
+        if not all(text in vocab for text in (left, right, left + right)):
+            sys.exit(f"token_table.py: {path}: its merge of {left!r} and {right!r} has a part or result that is no token: the file is damaged")
         merges.append((vocab[left], vocab[right], vocab[left + right]))
     pattern, flags, reason = pre_tokenizer(config.get("pre_tokenizer"))
     ids, added_reason = added_tokens(config)
     if model.get("ignore_merges"):
         flags |= IGNORE_MERGES
-    missing = sum(c not in vocab for c in alphabet)
+    missing = 256 - len({t for t in tokens if len(t) == 1})
     checks = (
         (reason, reason),
         (config.get("normalizer"), f"its normalizer is {(config.get('normalizer') or {}).get('type')}"),
@@ -138,7 +159,7 @@ def table_bytes(table, separator):
     import xxhash
 
     tokens, merges, reason = table["tokens"], table["merges"], table["reason"].encode()
-    ranges = class_ranges() if table["pattern"] and not reason else []
+    ranges = class_ranges(table["pattern"] == PATTERNS[O200K]) if table["pattern"] and not reason else []
     texts = b"".join(tokens)
     if len(set(m[:2] for m in merges)) != len(merges):
         sys.exit("token_table.py: a merge is there twice: the tokenizer is damaged")
@@ -159,11 +180,17 @@ def write_table(tokenizer, out, separator=None):
     if separator is not None and not 0 <= separator < size:
         sys.exit(f"token_table.py: --separator {separator} is outside the vocabulary of {size}")
     data = table_bytes(table, separator)
-    with open(out + ".tmp", "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(out + ".tmp", out)
+    temporary = f"{out}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, out)
+    except OSError as error:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        sys.exit(f"token_table.py: cannot write {out}: {error.strerror}")
     return size, table["reason"]
 
 
@@ -175,8 +202,10 @@ def main():
     options = parser.parse_args()
     try:
         size, reason = write_table(options.tokenizer, options.out, options.separator)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        sys.exit(f"token_table.py: {options.tokenizer}: {type(error).__name__}: {error}")
+    except OSError as error:
+        sys.exit(f"token_table.py: cannot read {options.tokenizer}: {error.strerror}")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        sys.exit(f"token_table.py: {options.tokenizer}: no tokenizer.json, or damaged: {type(error).__name__}: {error}")
     print(f"{options.out}: {size} tokens" + (f"; C cannot encode text with it: {reason}" if reason else ""))
 
 

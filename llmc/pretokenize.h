@@ -4,10 +4,13 @@ pretokenize.h: cuts text into the pieces that merges stay within, as the regular
   PATTERN_GPT2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
   PATTERN_CL100K  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
   PATTERN_QWEN2   the same with \p{N} for \p{N}{1,3}
+  PATTERN_O200K   X?H*T+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|X?H+T*(?i:...the same)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+                  with X = [^\r\n\p{L}\p{N}], H = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], T = [\p{Ll}\p{Lm}\p{Lo}\p{M}]
   PATTERN_NONE    all of the text is one piece
 
 An alternative is tried only when all before it have failed; each takes as much as it can and gives back only what the
-rest of it needs. Every code point is a letter, a number, a space or another, so nothing is left out.
+rest of it needs. Every code point is a letter, a number, a space or another, so nothing is left out. A mark (\p{M}) is
+one of the others, and of H and T.
 */
 #ifndef LLMC_PRETOKENIZE_H
 #define LLMC_PRETOKENIZE_H
@@ -55,9 +58,9 @@ static inline void codepoints_free(CodePoints *c) {
     free(c->at);
 }
 
-// The first place from i on whose class is not in `classes` (0: whose class is any).
+// The first place from i on whose class is not in `classes` (0: which is a letter, a number or a space).
 static inline size_t run_of(const CodePoints *c, size_t i, int classes) {
-    while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : c->kind[i] == 0)) i++;
+    while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : (c->kind[i] & CLASS_BASE) == 0)) i++;
     return i;
 }
 static inline bool is_newline(const CodePoints *c, size_t i) { return i < c->count && (c->code[i] == '\r' || c->code[i] == '\n'); }
@@ -95,23 +98,48 @@ static inline size_t piece_gpt2(const CodePoints *c, size_t i) {
     return spaces(c, i);
 }
 
-static inline size_t piece_cl100k(const CodePoints *c, size_t i, int digits) {
-    size_t end = contraction(c, i, true);
-    if (end > i) return end;
-    bool prefix = !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
-    end = run_of(c, i + prefix, CLASS_LETTER);
-    if (end > i + prefix) return end;
-    end = run_of(c, i, CLASS_NUMBER);
+// What follows the words in the expressions of cl100k and its kin.
+static inline size_t piece_without_word(const CodePoints *c, size_t i, int digits, bool slash) {
+    size_t end = run_of(c, i, CLASS_NUMBER), begin = i + (c->code[i] == ' ');
     if (end > i) return end - i > (size_t)digits ? i + (size_t)digits : end;
-    size_t begin = i + (c->code[i] == ' ');
     end = run_of(c, begin, 0);
     if (end > begin) {
-        while (is_newline(c, end)) end++;
+        while (is_newline(c, end) || (slash && end < c->count && c->code[end] == '/')) end++;
         return end;
     }
     size_t newline = run_of(c, i, CLASS_SPACE); // the last line end among the spaces here, if any
     while (newline > i && !is_newline(c, newline - 1)) newline--;
     return newline > i ? newline : spaces(c, i);
+}
+
+// [^\r\n\p{L}\p{N}]: one such character may stand before a word and belong to it.
+static inline bool may_lead_word(const CodePoints *c, size_t i) { return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER)); }
+
+static inline size_t piece_cl100k(const CodePoints *c, size_t i, int digits) {
+    size_t end = contraction(c, i, true), begin = i + may_lead_word(c, i);
+    if (end > i) return end;
+    end = run_of(c, begin, CLASS_LETTER);
+    return end > begin ? end : piece_without_word(c, i, digits, false);
+}
+
+// The end of H*T+ at i, or i. Where no T follows the H*, it gives back as many as needed for its last to be the T.
+static inline size_t word_with_tail(const CodePoints *c, size_t i) {
+    size_t head = run_of(c, i, CLASS_HEAD), end = run_of(c, head, CLASS_TAIL);
+    if (end > head) return end;
+    while (head > i && !(c->kind[head - 1] & CLASS_TAIL)) head--;
+    return head;
+}
+
+static inline size_t piece_o200k(const CodePoints *c, size_t i) {
+    size_t lead = may_lead_word(c, i);
+    for (int tail = 1; tail >= 0; tail--) {
+        for (size_t begin = i + lead;; begin = i) { // with a leading character, then without
+            size_t end = tail ? word_with_tail(c, begin) : run_of(c, begin, CLASS_HEAD);
+            if (end > begin) return contraction(c, end, true);
+            if (begin == i) break;
+        }
+    }
+    return piece_without_word(c, i, 3, true);
 }
 
 // The end of the piece that begins at i < count.
@@ -120,6 +148,7 @@ static inline size_t pretokenize(const Tokenizer *t, const CodePoints *c, size_t
     case PATTERN_GPT2: return piece_gpt2(c, i);
     case PATTERN_CL100K: return piece_cl100k(c, i, 3);
     case PATTERN_QWEN2: return piece_cl100k(c, i, 1);
+    case PATTERN_O200K: return piece_o200k(c, i);
     default: return c->count;
     }
 }

@@ -38,9 +38,26 @@ typedef struct {
 typedef struct {
     uint32_t *id;        // [size]; NO_RANK: merged into the one before
     size_t *next, *before; // places; `size` and SIZE_MAX at the ends
-    Proposal *heap;
-    size_t size, heap_count;
+    Proposal *heap;        // [3 size]: each merge proposes at most two more
+    size_t size, heap_count, room;
 } Piece;
+
+static inline void piece_free(Piece *p) {
+    free(p->id);
+    free(p->next);
+    free(p->before);
+    free(p->heap);
+}
+
+static inline void piece_reserve(Piece *p, size_t size) {
+    if (size <= p->room) return;
+    piece_free(p);
+    p->room = max_size(size, 2 * p->room);
+    p->id = (uint32_t *)checked_calloc(p->room, sizeof(uint32_t));
+    p->next = (size_t *)checked_calloc(p->room, sizeof(size_t));
+    p->before = (size_t *)checked_calloc(p->room, sizeof(size_t));
+    p->heap = (Proposal *)checked_calloc(3 * p->room, sizeof(Proposal));
+}
 
 static inline bool merge_earlier(const Proposal *a, const Proposal *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->at < b->at;
@@ -74,6 +91,7 @@ static inline void encode_piece(const Tokenizer *t, Piece *p, const unsigned cha
         tokens_add(out, whole);
         return;
     }
+    piece_reserve(p, size);
     p->size = size;
     p->heap_count = 0;
     for (size_t i = 0; i < size; i++) {
@@ -111,19 +129,12 @@ static inline void encode_text(const Tokenizer *t, const unsigned char *text, si
     CodePoints c;
     bool valid = codepoints_read(&c, t, bytes, size);
     CHECK(valid, "text that is to be encoded is not UTF-8 at its byte %zu: give it as UTF-8, or its tokens with --prompt-tokens", c.at[c.count]);
-    Piece p;
-    p.id = (uint32_t *)checked_calloc(size, sizeof(uint32_t));
-    p.next = (size_t *)checked_calloc(size, sizeof(size_t));
-    p.before = (size_t *)checked_calloc(size, sizeof(size_t));
-    p.heap = (Proposal *)checked_calloc(3 * size, sizeof(Proposal)); // each merge proposes at most two more
+    Piece p = {NULL, NULL, NULL, NULL, 0, 0, 0};
     for (size_t i = 0, end; i < c.count; i = end) {
         end = pretokenize(t, &c, i);
         encode_piece(t, &p, bytes + c.at[i], c.at[end] - c.at[i], out);
     }
-    free(p.id);
-    free(p.next);
-    free(p.before);
-    free(p.heap);
+    piece_free(&p);
     codepoints_free(&c);
     free(bytes);
 }

@@ -4,7 +4,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
   Tokenizer *tokenizer_open(path)        the file, or a directory that has tokenizer.bin; ends the program with one line
   void       tokenizer_close(t)
   const unsigned char *tokenizer_bytes(t, id, &length)   what a token stands for
-  int        tokenizer_class(t, codepoint)               CLASS_LETTER | CLASS_NUMBER | CLASS_SPACE or 0
+  int        tokenizer_class(t, codepoint)               CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, and parts of words
 
   format   little-endian. 8 bytes "DV2TOK\0\1"; 12 uint32: kind, vocab_size, pattern, flags, separator (2^32-1: none), merges,
            added, ranges, reason_bytes, token_bytes, 0, 0; then
@@ -14,7 +14,9 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
              uint32 range[ranges][3]: first, last code point and class, ascending; other code points have no class;
              the reason why text cannot be encoded exactly (empty: it can), padded to a multiple of 4;
            at last the XXH64 of all before.
-  classes  are those of the library that the corpus was tokenized with, whatever Unicode version it follows
+  classes  are those of the library that the corpus was tokenized with, whatever Unicode version it follows; of letter,
+           number and space a code point has one at most. CLASS_HEAD and CLASS_TAIL say in which parts of a word letters
+           and marks may stand (capitals first); only PATTERN_O200K asks, and only its tables have them
   errors   A file may come from anywhere: nothing in it is believed before it is checked.
 */
 #ifndef LLMC_TOKENIZER_TABLE_H
@@ -29,10 +31,13 @@ enum {
     CLASS_LETTER = 1,
     CLASS_NUMBER = 2,
     CLASS_SPACE = 4,
+    CLASS_BASE = CLASS_LETTER | CLASS_NUMBER | CLASS_SPACE,
+    CLASS_HEAD = 8,
+    CLASS_TAIL = 16,
 };
 typedef enum { TOKENIZER_OF_BYTES, TOKENIZER_BPE, TOKENIZER_KIND_COUNT } TokenizerKind;
 // How text is cut into the pieces that merges stay within (pretokenize.h)
-typedef enum { PATTERN_NONE, PATTERN_GPT2, PATTERN_CL100K, PATTERN_QWEN2, PATTERN_COUNT } Pattern;
+typedef enum { PATTERN_NONE, PATTERN_GPT2, PATTERN_CL100K, PATTERN_QWEN2, PATTERN_O200K, PATTERN_COUNT } Pattern;
 enum { TOKENIZER_PREFIX_SPACE = 1, TOKENIZER_IGNORE_MERGES = 2, TOKENIZER_FLAGS = 3 };
 
 typedef struct {
@@ -149,13 +154,21 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
     return true;
 }
 
+// What pretokenize takes for granted, or else it could stand still.
+static inline bool class_is_possible(Pattern pattern, uint32_t value) {
+    uint32_t base = value & CLASS_BASE, part = value & (CLASS_HEAD | CLASS_TAIL);
+    if (value == 0 || value != (base | part) || (base & (base - 1)) != 0) return false;
+    if (pattern != PATTERN_O200K) return part == 0;
+    return base == CLASS_LETTER ? part != 0 : base == 0 || part == 0;
+}
+
 static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t count) {
     t->ranges = count <= t->size / 12 ? (const uint32_t *)table_take(r, 12 * count) : NULL;
     t->range_count = (int)count;
     for (size_t i = 0; t->ranges && i < count; i++) {
         const uint32_t *row = t->ranges + 3 * i;
         if (row[0] > row[1] || row[1] > 0x10FFFF || (i && row[0] <= t->ranges[3 * i - 2])) return false;
-        if (row[2] != CLASS_LETTER && row[2] != CLASS_NUMBER && row[2] != CLASS_SPACE) return false;
+        if (!class_is_possible(t->pattern, row[2])) return false;
         for (uint32_t c = row[0]; c <= row[1] && c < 128; c++) t->ascii[c] = (unsigned char)row[2];
     }
     return t->ranges != NULL;

@@ -6,11 +6,12 @@
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
+#   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
-#   --all     also tests that take longer than these; so far there are none
+#   --all     also what takes longer: a million strings through the tokenizers
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -144,6 +145,30 @@ fi
 if [ "$(uname -m)" = x86_64 ]; then
     echo "== narrow"
     if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
+fi
+
+echo "== data"
+# A script whose last line is "N passed, N failed".
+run_script() { # what, command...
+    local what=$1 last
+    shift
+    "$@" 2>&1 | tee "$scratch/tests"
+    last=$(tail -n 1 "$scratch/tests")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        fail_one "$what ended in the middle"
+    fi
+}
+strings=1500
+[ "${1-}" != --all ] || strings=125000
+if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
+    echo "skip data: $(tail -n 1 "$scratch/python")"
+    skipped=$((skipped + 1))
+elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
+    run_script data/test_data.py "$python" data/test_data.py
+    run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings"
 fi
 
 echo "== fuzzing"

@@ -88,6 +88,9 @@ static inline int direct_key_head(const AttentionDims *d, int h) {
     return d->NK > d->NV ? 2 * (h / 2 / (d->OH / d->NV)) + h % 2 : h / (d->NQ / d->NK);
 }
 
+// The first position that position t of sequence b sees.
+static inline int direct_low(const Model *m, int b, int t, int T) { return m->documents ? m->acts.starts[b * T + t] : 0; }
+
 // The probabilities p (t+1) of query head h at position t of sequence b; returns the largest |logit|.
 static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
                                           int t, int T) {
@@ -97,7 +100,9 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     double largest = 0, sum = a->sink == SINK_ZERO      ? 1
                               : a->sink == SINK_LEARNED ? exp((double)param(m, T_SINKS, layer)[h])
                                                         : 0;
-    for (int j = 0; j <= t; j++) {
+    int low = direct_low(m, b, t, T);
+    for (int j = 0; j < low; j++) p[j] = 0;
+    for (int j = low; j <= t; j++) {
         double dot = 0;
         for (int i = 0; i < d->QD; i++)
             dot += in->q[((b * T + t) * d->NQ + h) * d->QD + i] * in->k[((b * T + j) * d->NK + key) * d->QD + i];
@@ -144,7 +149,7 @@ static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x
     double *p = (double *)checked_calloc(2 * (size_t)T, sizeof(double)), largest = 0;
     double *context = (double *)checked_calloc((size_t)(d->OH * d->DV), sizeof(double));
     for (int n = 0; n < B * T; n++) {
-        int t = n % T;
+        int t = n % T, low = direct_low(m, n / T, t, T);
         for (int h = 0; h < d->OH; h++) {
             double s = a->maps == 2 ? direct_lambda(m, layer, in.l[d->lambda_rows ? n * d->OH + h : 0]) : 0, sum = 0;
             if (a->maps == 2) direct_add(&lambda, s);
@@ -159,10 +164,10 @@ static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x
                             (map ? -s : 1) * p[map * T + j] * in.v[((n - t + j) * d->NV + value) * d->DV + i];
                 if (!sampled[n]) continue;
                 largest = fmax(largest, logit);
-                direct_add(&first[map], p[map * T]);
+                direct_add(&first[map], p[map * T + low]);
             }
             for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]);
-            if (sampled[n]) direct_add(&effective, a->maps == 1 ? p[0] : fabs(p[0] - s * p[T]) / sum);
+            if (sampled[n]) direct_add(&effective, a->maps == 1 ? p[low] : fabs(p[low] - s * p[T + low]) / sum);
         }
         direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
@@ -225,11 +230,24 @@ static void expect_near_range(const Model *m, const char *why, int layer, const 
     expect_near(m, why, layer, name, got.max, wanted.max, scale);
 }
 
-// After a forward and a backward, so the activations that they read must be the forward's still.
+// One micro-step as case_loss does it, in which every fifth token or so begins a document.
+static void documents_step(Model *m, const int *tokens, int B, int T) {
+    int *starts = (int *)checked_calloc((size_t)(B * T), sizeof(int));
+    Separator s = {0, false};
+    int *marks = case_tokens(B * T, 5, 9);
+    for (int b = 0; b < B; b++) document_starts(starts + b * T, marks + b * T, T, s);
+    buffer_zero(m->grads, m->grads_bytes);
+    model_micro_step(m, tokens, tokens + 1, starts, B, T, B * T);
+    free(marks);
+    free(starts);
+}
+
+// After a forward and a backward, so the activations that they read must be the forward's still; every case once more
+// with several documents in a sequence.
 static void statistics_equal_a_direct_computation(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int c = 0; c < STATS_CASE_COUNT; c++) {
-            const ModelCase *mc = &stats_cases[c];
+        for (int c = 0; c < 2 * STATS_CASE_COUNT; c++) {
+            const ModelCase *mc = &stats_cases[c / 2];
             ModelConfig config = case_config(mc, &attention_variants[v]);
             Model m;
             case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
@@ -239,6 +257,7 @@ static void statistics_equal_a_direct_computation(void) {
             for (int r = 0; r < rows; r++)
                 sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
             case_loss(&m, tokens, mc->B, mc->T, true);
+            if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             for (int l = 0; l < config.L; l++) {
                 LayerStats got = layer_stats(&m, l, mc->B, mc->T);
                 LayerStats wanted =

@@ -52,8 +52,10 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
     }
     memcpy(t->tokens[TOY_END], "<|end|>", 7);
     t->lengths[TOY_END] = 7;
-    static const uint32_t ranges[][3] = {{9, 13, 4}, {32, 32, 4}, {48, 57, 2}, {65, 90, 1}, {97, 122, 1}, {0xE9, 0xE9, 1}};
-    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]);
+    uint32_t parts = pattern == PATTERN_O200K;
+    const uint32_t ranges[][3] = {{9, 13, 4}, {32, 32, 4}, {48, 57, 2}, {65, 90, 1 | 8 * parts}, {97, 122, 1 | 16 * parts}, {0xE9, 0xE9, 1 | 16 * parts},
+                                  {0x672C, 0x672C, 1 | 24 * parts}, {0xFE20, 0xFE2F, 24}};
+    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts; // the last are marks
     for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (size_t)t->lengths[i];
     memcpy(t->bytes, "DV2TOK\0\1", 8);
     t->size = 8;
@@ -141,6 +143,11 @@ static void text_is_cut_as_the_expressions_say(void) {
         {PATTERN_CL100K, "a.\n\nb", "a|.\n\n|b"},            {PATTERN_CL100K, "a \n  \n  b", "a| \n  \n| | b"},
         {PATTERN_CL100K, "(word", "(word"},                  {PATTERN_CL100K, "\tword -x", "\tword| -|x"},
         {PATTERN_GPT2, "caf\xC3\xA9s \xE2\x82\xAC", "caf\xC3\xA9s| \xE2\x82\xAC"}, {PATTERN_NONE, "a b", "a b"},
+        {PATTERN_O200K, "HTTPServer's 'LL", "HTTPServer's| '|LL"}, {PATTERN_O200K, "McDonald ABC'LLx", "Mc|Donald| ABC'LL|x"},
+        {PATTERN_O200K, "\xE6\x9C\xAC" "AB\xC3\xA9 1234", "\xE6\x9C\xAC" "AB\xC3\xA9| |123|4"}, // caseless, capitals, a small one
+        {PATTERN_O200K, "A\xE6\x9C\xAC" "BC", "A\xE6\x9C\xAC|BC"},                          // given back to what may end a word
+        {PATTERN_O200K, "\xEF\xB8\xA0 \xEF\xB8\xA0" "AB", "\xEF\xB8\xA0| \xEF\xB8\xA0|AB"}, // a mark leads, or is a word
+        {PATTERN_O200K, "a./\n/b  \n c", "a|./\n/|b|  \n| c"},
     };
     for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
         toy_make(&table, 1, cases[k].pattern, 0, "");
@@ -164,11 +171,13 @@ static void text_is_cut_as_the_expressions_say(void) {
 // Every cut and every change of one byte is refused, whether or not the checksum fits.
 static void damaged_tables_are_refused(void) {
     TestDirectory d = test_make_directory();
-    static ToyTable table, damaged;
-    toy_make(&table, 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES, "");
+    static ToyTable tables[2], damaged;
+    toy_make(&tables[0], 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES, "");
+    toy_make(&tables[1], 1, PATTERN_O200K, 0, "");
     TestRandom r = {3};
     int taken = 0;
-    for (int round = 0; round < 4000; round++) {
+    for (int round = 0; round < 8000; round++) {
+        const ToyTable table = tables[round / 4 % 2];
         damaged = table;
         bool sealed = round % 2;
         size_t at = (size_t)test_random_int(&r, (int)table.size - 8);
@@ -193,8 +202,25 @@ static void damaged_tables_are_refused(void) {
         }
         tokenizer_close(t);
     }
-    EXPECT(taken > 50, "only %d changed tables were tried", taken);
+    EXPECT(taken > 100, "only %d changed tables were tried", taken);
     test_remove_directory(&d);
+}
+
+// With these the pattern could find no piece where text goes on, or two.
+static void classes_that_a_pattern_cannot_have_are_refused(void) {
+    static const struct {
+        Pattern pattern;
+        uint32_t value;
+        bool good;
+    } cases[] = {
+        {PATTERN_GPT2, 1, true},   {PATTERN_GPT2, 0, false},  {PATTERN_GPT2, 3, false},   {PATTERN_GPT2, 8, false},   {PATTERN_GPT2, 9, false},
+        {PATTERN_O200K, 9, true},  {PATTERN_O200K, 17, true}, {PATTERN_O200K, 25, true},  {PATTERN_O200K, 24, true},  {PATTERN_O200K, 2, true},
+        {PATTERN_O200K, 1, false}, {PATTERN_O200K, 0, false}, {PATTERN_O200K, 12, false}, {PATTERN_O200K, 18, false}, {PATTERN_O200K, 33, false},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        bool good = class_is_possible(cases[i].pattern, cases[i].value);
+        EXPECT(good == cases[i].good, "pattern %d, class %u: %d", cases[i].pattern, cases[i].value, good);
+    }
 }
 
 static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
@@ -254,6 +280,7 @@ static const Test tokenizer_tests[] = {
     {"merges are done in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
     {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
     {"damaged tables are refused", damaged_tables_are_refused},
+    {"classes that a pattern cannot have are refused", classes_that_a_pattern_cannot_have_are_refused},
     {"a run speaks with the tokenizer of its corpus, and so do its checkpoints", a_run_speaks_with_the_tokenizer_of_its_corpus},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };

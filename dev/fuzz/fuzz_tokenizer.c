@@ -17,8 +17,10 @@ static size_t put_numbers(uint8_t *table, size_t at, const uint32_t *numbers, si
 
 // 256 bytes, "ab", "abab" and "<|end|>".
 static size_t make_table(uint8_t *table, uint32_t pattern, uint32_t flags, const char *reason) {
-    static const uint32_t merges[6] = {'a', 'b', 256, 256, 256, 257}, added = 258, ranges[12] = {'\t', '\r', 4, ' ', ' ', 4, 'a', 'z', 1, 0xE0, 0x10FFFF, 2};
-    uint32_t reason_bytes = (uint32_t)strlen(reason), header[12] = {TOKENIZER_BPE, 259, pattern, flags, 258, 2, 1, 4, reason_bytes, 256 + 2 + 4 + 7, 0, 0};
+    static const uint32_t merges[6] = {'a', 'b', 256, 256, 256, 257}, added = 258;
+    bool parts = pattern == PATTERN_O200K;
+    uint32_t ranges[15] = {'\t', '\r', 4, ' ', ' ', 4, 'A', 'Z', parts ? 9 : 1, 'a', 'z', parts ? 17 : 1, 0xE0, 0x10FFFF, parts ? 24 : 2};
+    uint32_t reason_bytes = (uint32_t)strlen(reason), header[12] = {TOKENIZER_BPE, 259, pattern, flags, 258, 2, 1, 5, reason_bytes, 256 + 2 + 4 + 7, 0, 0};
     memcpy(table, "DV2TOK\0\1", 8);
     size_t at = put_numbers(table, 8, header, 12);
     for (uint32_t i = 0; i < 259; i++) {
@@ -30,7 +32,7 @@ static size_t make_table(uint8_t *table, uint32_t pattern, uint32_t flags, const
     at = round_up(at + 13, 4);
     at = put_numbers(table, at, merges, 6);
     at = put_numbers(table, at, &added, 1);
-    at = put_numbers(table, at, ranges, 12);
+    at = put_numbers(table, at, ranges, 15);
     memcpy(table + at, reason, reason_bytes);
     at = round_up(at + reason_bytes, 4);
     uint64_t digest = XXH64(table, at, 0);
@@ -39,7 +41,7 @@ static size_t make_table(uint8_t *table, uint32_t pattern, uint32_t flags, const
 }
 
 void fuzz_seeds(void) {
-    static const char *const names[] = {"none", "gpt2", "cl100k", "qwen2"};
+    static const char *const names[] = {"none", "gpt2", "cl100k", "qwen2", "o200k"};
     uint8_t table[4096];
     memset(table, 0, sizeof(table));
     for (uint32_t p = 0; p < PATTERN_COUNT; p++) fuzz_seed(names[p], table, make_table(table, p, p % 4, ""));

@@ -1,0 +1,46 @@
+"""The packages of requirements.txt, in a virtual environment that the scripts make themselves.
+
+ensure() returns when they can be imported. Otherwise it makes build/venv-data, installs them there, and runs the same
+program again with that Python.
+"""
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = ROOT / "build/venv-data"
+MODULES = ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard")
+
+
+def missing():
+    return [m for m in MODULES if importlib.util.find_spec(m) is None]
+
+
+def run(command, what):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        reason = (done.stdout.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"{Path(sys.argv[0]).name}: {what} failed: {reason}")
+
+
+def ensure():
+    if not missing():
+        return
+    python = PLACE / "bin/python"
+    if os.environ.get("DIFFV2_DATA_VENV") == "made":
+        sys.exit(f"{Path(sys.argv[0]).name}: {', '.join(missing())} cannot be imported even after installing data/requirements.txt; remove {PLACE}")
+    stamp, wanted = PLACE / "requirements.txt", (ROOT / "data/requirements.txt").read_text()
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"installing Python packages into {PLACE.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
+        run([sys.executable, "-m", "venv", str(PLACE)], "making a virtual environment")
+        run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(ROOT / "data/requirements.txt")], "pip install")
+        stamp.write_text(wanted)
+    os.environ["DIFFV2_DATA_VENV"] = "made"
+    os.execv(python, [str(python), *sys.argv])
+
+
+if __name__ == "__main__":
+    ensure()
+    print(sys.executable)

@@ -1,0 +1,147 @@
+#!/usr/bin/env python3
+"""Converts a corpus in Megatron's indexed format (PREFIX.bin and PREFIX.idx) to a corpus directory.
+
+  data/megatron_to_shards.py PREFIX --out DIR --vocab V [options]
+
+  --vocab V          rows that the ids need; ids beyond it end the program
+  --separator ID     the token between documents
+  --separator-place  before or after each document (after: Megatron's end-of-document token)
+  --add-separator    put it there; without this the tokens are taken to have it already
+  --tokenizer FILE   the tokenizer.json that the tokens are of, to be put beside the shards
+  --val-tokens N, --shard-tokens N   as for data/prepare.py
+
+The index has 9 bytes "MMIDIDX\\0\\0", a uint64 version (1), a byte for the type of the tokens (4: int32, 8: uint16; also
+1, 2, 3, 5), uint64 counts of sequences and documents, then int32 lengths of the sequences, int64 places of them in
+bytes, and int64 numbers of the sequences where documents begin.
+"""
+import argparse
+import os
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import environment
+
+environment.ensure()
+
+import numpy as np
+import token_table
+from prepare import write_json
+from shards import token_type, write_shard
+
+MAGIC = b"MMIDIDX\x00\x00"
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+class Damaged(Exception):
+    pass
+
+
+def read_index(path):
+    """(dtype of the tokens, lengths, places, documents)"""
+    data = Path(path).read_bytes()
+    if len(data) < 34 or data[:9] != MAGIC:
+        raise Damaged(f"{path} is no index of Megatron's: it does not begin with {MAGIC!r}")
+    version, kind, sequences, documents = struct.unpack_from("<QBQQ", data, 9)
+    if version != 1 or kind not in TYPES:
+        raise Damaged(f"{path} has version {version} and token type {kind}: 1 and one of {sorted(TYPES)} are known")
+    if len(data) < 34 + 12 * sequences + 8 * documents:
+        raise Damaged(f"{path} has {len(data)} bytes, too few for the {sequences} sequences and {documents} documents that it states")
+    lengths = np.frombuffer(data, "<i4", sequences, 34)
+    places = np.frombuffer(data, "<i8", sequences, 34 + 4 * sequences)
+    starts = np.frombuffer(data, "<i8", documents, 34 + 12 * sequences)
+    if documents < 1 or starts[0] != 0 or starts[-1] != sequences or (np.diff(starts) < 0).any() or (lengths < 0).any():
+        raise Damaged(f"{path} is damaged: its documents do not cover its sequences")
+    return np.dtype(TYPES[kind]), lengths, places, starts
+
+
+def documents_of(prefix):
+    """Arrays of tokens, one document after another."""
+    dtype, lengths, places, starts = read_index(f"{prefix}.idx")
+    size = os.path.getsize(f"{prefix}.bin")
+    if len(lengths) and ((places < 0).any() or (places + lengths.astype(np.int64) * dtype.itemsize > size).any()):
+        raise Damaged(f"{prefix}.bin has {size} bytes, and the index names places beyond them: it is not whole")
+    data = np.memmap(f"{prefix}.bin", np.uint8, "r") if size else np.zeros(0, np.uint8)
+    for begin, end in zip(starts[:-1], starts[1:]):
+        parts = [data[places[i] : places[i] + lengths[i] * dtype.itemsize].view(dtype) for i in range(begin, end)]
+        yield np.concatenate(parts) if parts else np.zeros(0, dtype)
+
+
+def convert(options):
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    if any(out.glob("*.bin")) or (out / "corpus.json").exists():
+        raise Damaged(f"{out} has shards already: take another --out")
+    dtype = token_type(options.vocab)
+    separator = np.array([options.separator or 0], dtype)
+    shards, parts, count, documents = [], [], 0, 0
+
+    def write():
+        nonlocal parts, count
+        name = f"{'train' if shards else 'val'}_{len(shards):06d}.bin"
+        tokens = np.concatenate(parts)
+        shards.append({"file": name, "tokens": len(tokens), "xxh64": write_shard(out / name, tokens)})
+        parts, count = [], 0
+
+    try:
+        for document in documents_of(options.prefix):
+            if len(document) == 0:
+                continue
+            if int(document.max()) >= options.vocab or int(document.min()) < 0:
+                worst = int(document.max()) if int(document.max()) >= options.vocab else int(document.min())
+                raise Damaged(f"document {documents + 1} has token {worst}, outside --vocab {options.vocab}")
+            tokens = document.astype(dtype)
+            if options.add_separator:
+                tokens = np.concatenate([separator, tokens] if options.separator_place == "before" else [tokens, separator])
+            parts.append(tokens)
+            count += len(tokens)
+            documents += 1
+            if count >= (options.shard_tokens if shards else options.val_tokens):
+                write()
+        if count:
+            write()
+        if len(shards) < 2:
+            raise Damaged(f"there are {shards[0]['tokens'] if shards else 0} tokens, all for validation: lower --val-tokens {options.val_tokens}")
+    except BaseException:
+        for shard in shards:  # no half corpus
+            (out / shard["file"]).unlink(missing_ok=True)
+        raise
+    if options.tokenizer:
+        shutil.copyfile(options.tokenizer, out / "tokenizer.json")
+        token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
+    known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
+    train = sum(s["tokens"] for s in shards[1:])
+    write_json(out / "corpus.json", {"format": 1, "name": out.name, "source": f"Megatron {options.prefix}", "vocab_size": options.vocab,
+                                     "tokenizer": options.tokenizer, "separator": known, "documents": documents, "train_tokens": train,
+                                     "val_tokens": shards[0]["tokens"], "shards": shards})
+    print(f"{out}: {documents} documents, {train} tokens to train on and {shards[0]['tokens']} to validate on")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prefix", metavar="PREFIX")
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--vocab", required=True, type=int, metavar="V")
+    parser.add_argument("--separator", type=int, metavar="ID")
+    parser.add_argument("--separator-place", choices=("before", "after"), default="after")
+    parser.add_argument("--add-separator", action="store_true")
+    parser.add_argument("--tokenizer", metavar="FILE")
+    parser.add_argument("--val-tokens", type=float, default=1e6, metavar="N")
+    parser.add_argument("--shard-tokens", type=float, default=1e8, metavar="N")
+    options = parser.parse_args()
+    options.prefix = options.prefix.removesuffix(".bin").removesuffix(".idx")
+    if options.add_separator and options.separator is None:
+        parser.error("--add-separator needs --separator ID")
+    if options.vocab < 1 or not 0 <= (options.separator or 0) < options.vocab:
+        parser.error(f"--vocab {options.vocab} and --separator {options.separator}: a separator is a token below the vocabulary")
+    try:
+        convert(options)
+    except Damaged as error:
+        sys.exit(f"megatron_to_shards.py: {error}")
+    except OSError as error:
+        sys.exit(f"megatron_to_shards.py: {error.filename or options.out}: {error.strerror or error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,426 @@
+#!/usr/bin/env python3
+"""Makes a corpus directory, which --train-data and --val-data take, out of documents.
+
+  data/prepare.py CORPUS --out DIR [options]       a corpus of the Hugging Face Hub: fineweb, fineweb-edu, dclm,
+                                                   tinystories, c4
+  data/prepare.py PATH... --out DIR [options]      files, or directories of them: .txt .md .jsonl .parquet, and these
+                                                   with .gz or .zst
+
+A directory has val_000000.bin (the first --val-tokens tokens), train_000001.bin and so on, tokenizer.json,
+tokenizer.bin (the table that the C program reads) and, written last, corpus.json. Documents are read in the order of
+the files' names; the same input gives the same bytes, whatever the number of workers and however often the program
+was stopped: the same command goes on after the last whole shard.
+
+A text file is one document, or several with --delimiter. Empty documents are left out. What is no UTF-8, no JSON, has
+no text, or is larger than --max-document ends the program, or is left out and counted with --skip-bad.
+"""
+import argparse
+import json
+import os
+import queue
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+
+import environment
+
+environment.ensure()
+
+import numpy as np
+import tokenizers
+import token_table
+from shards import file_digest, token_type, write_shard
+from sources import HUB, BadInput, Documents, fetch, first_line, hub_inputs, local_inputs
+
+STATE = "progress.json"
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
+BATCH_BYTES = 4 << 20
+
+
+def fail(text):
+    sys.exit(f"prepare.py: {text}")
+
+
+def write_json(path, value):
+    temporary = Path(f"{path}.tmp")
+    with open(temporary, "w", encoding="utf-8") as f:
+        json.dump(value, f, indent=2)
+        f.write("\n")
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+
+
+class Bytes:
+    """A token is a byte; 0 separates documents, so it must not be in one."""
+
+    name, vocab_size, separator, separator_text = "bytes", 256, 0, "\\0"
+
+    def encode(self, texts):
+        out = []
+        for text in texts:
+            data = text.encode()
+            if 0 in data:
+                raise BadInput("a document has a byte 0, which separates documents: take another --tokenizer")
+            out.append(np.frombuffer(data, np.uint8))
+        return out
+
+
+class Library:
+    """A tokenizer.json. Special tokens that are written out in a document stay text."""
+
+    def __init__(self, path, name, separator):
+        try:
+            self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises Exception itself
+            raise BadInput(f"{path} is no tokenizer.json: {first_line(error)}") from None
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = True
+        self.name = name
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        texts = [separator] if separator else [s for s in SEPARATORS if s in vocab]
+        if not texts or texts[0] not in vocab:
+            raise BadInput(f"the tokenizer has no token '{separator}'" if separator else "the tokenizer has no token known to separate documents: name one with --separator")
+        self.separator, self.separator_text = vocab[texts[0]], texts[0]
+
+    def encode(self, texts):
+        return [np.asarray(e.ids, np.uint32) for e in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def find_tokenizer(options, out, inputs):
+    """The tokenizer, with its tokenizer.json in the directory."""
+    path = out / "tokenizer.json"
+    name = f"bpe-{options.train_bpe}" if options.train_bpe else options.tokenizer
+    if name == "bytes":
+        return Bytes()
+    if not path.exists():
+        temporary = out / "tokenizer.json.tmp"
+        if options.train_bpe:
+            train_bpe(options, inputs, out, temporary)
+        elif name == "gpt2":
+            import gpt2_tokenizer
+
+            gpt2_tokenizer.write_tokenizer(temporary, options.gpt2_ranks)
+        elif os.path.exists(name):
+            shutil.copyfile(name, temporary)
+        else:
+            from huggingface_hub import hf_hub_download
+
+            try:
+                shutil.copyfile(hf_hub_download(name, "tokenizer.json"), temporary)
+            except Exception as error:
+                raise BadInput(f"--tokenizer {name} is neither bytes, gpt2, a file, nor a repository of the Hub that can be reached: {first_line(error)}") from None
+        os.replace(temporary, path)
+    return Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
+
+
+def train_bpe(options, inputs, out, path):
+    """A byte-level BPE with GPT-2's expression, trained on the first --bpe-sample bytes of the documents."""
+    def texts():
+        size = 0
+        for source in inputs:
+            for text, _ in Documents(fetch(source, out / "downloads"), source.name, options):
+                if text:
+                    size += len(text.encode())
+                    yield text
+                if size >= options.bpe_sample:
+                    return
+
+    print(f"training a BPE of {options.train_bpe} tokens on up to {options.bpe_sample / 1e6:.0f} MB", flush=True)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=options.train_bpe, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+                                             special_tokens=[SEPARATORS[0]], show_progress=False)
+    tokenizer.train_from_iterator(texts(), trainer)
+    tokenizer.save(str(path))
+
+
+class Reader(threading.Thread):
+    """Reads ahead: batches of (texts, place after them, share of all bytes) in a queue."""
+
+    def __init__(self, inputs, options, out, place):
+        super().__init__(daemon=True)
+        self.inputs, self.options, self.out, self.place = inputs, options, out, place
+        self.queue, self.bad, self.empty = queue.Queue(4), 0, 0
+        self.sizes = [max(1, i.size) for i in inputs]
+
+    def run(self):
+        try:
+            self.read()
+            self.queue.put(None)
+        except BaseException as error:  # raised again where the batches are taken
+            self.queue.put(error)
+
+    def read(self):
+        total, done = sum(self.sizes), 0
+        for number, source in enumerate(self.inputs):
+            if number >= self.place[0]:
+                path = fetch(source, self.out / "downloads")
+                self.read_file(number, source, path, done / total, self.sizes[number] / total)
+                if source.path is None:
+                    path.unlink(missing_ok=True)
+            done += self.sizes[number]
+
+    def read_file(self, number, source, path, before, part):
+        documents = Documents(path, source.name, self.options)
+        skip = self.place[1] if number == self.place[0] else 0
+        texts, size, count, share = [], 0, 0, 0.0
+        for text, share in documents:
+            count += 1
+            if count <= skip:
+                continue
+            texts.append(text or "")
+            size += len(text or "")
+            if size >= BATCH_BYTES:
+                self.queue.put((texts, (number, count), before + part * min(share, 1), documents.bad))
+                texts, size = [], 0
+        self.queue.put((texts, (number + 1, 0), before + part, documents.bad))
+
+
+class Corpus:
+    """Collects tokens into shards. `state` is what a later start goes on from."""
+
+    def __init__(self, out, options, tokenizer, state):
+        self.out, self.options, self.tokenizer, self.state = out, options, tokenizer, state
+        self.dtype = token_type(tokenizer.vocab_size)
+        self.parts, self.count = [], 0
+        self.fresh = {"documents": 0, "text_bytes": 0, "empty": 0}
+        self.done_tokens = sum(s["tokens"] for s in state["shards"])
+
+    def limit(self):
+        return self.options.shard_tokens if self.state["shards"] else self.options.val_tokens
+
+    def add(self, text, ids):
+        separator = np.array([self.tokenizer.separator], self.dtype)
+        before = self.options.separator_place == "before"
+        self.parts += [separator, ids.astype(self.dtype)] if before else [ids.astype(self.dtype), separator]
+        self.count += len(ids) + 1
+        self.fresh["documents"] += 1
+        self.fresh["text_bytes"] += len(text.encode())
+
+    def full(self):
+        return self.count >= self.limit()
+
+    def enough(self):
+        most = self.options.max_tokens
+        return bool(most) and self.done_tokens + self.count >= most
+
+    def write(self, place):
+        """The tokens so far as a shard, after which the documents from `place` on follow."""
+        number = len(self.state["shards"])
+        name = f"{'train' if number else 'val'}_{number:06d}.bin"
+        tokens = np.concatenate(self.parts)
+        digest = write_shard(self.out / name, tokens)
+        self.state["shards"].append({"file": name, "tokens": len(tokens), "xxh64": digest})
+        self.state["place"] = list(place)
+        for key, value in self.fresh.items():
+            self.state[key] += value
+            self.fresh[key] = 0
+        write_json(self.out / STATE, self.state)
+        self.done_tokens += len(tokens)
+        self.parts, self.count = [], 0
+
+
+class Progress:
+    def __init__(self, share):
+        self.begin, self.first, self.shown = time.monotonic(), share, 0.0
+
+    def show(self, share, tokens, last=False):
+        now = time.monotonic()
+        if not last and now - self.shown < (0.5 if sys.stdout.isatty() else 10):
+            return
+        self.shown = now
+        seconds, part = now - self.begin, share - self.first
+        left = f", {seconds * (1 - share) / part:.0f} s left" if part > 0.001 and not last else ""
+        end = "\n" if last or not sys.stdout.isatty() else "\033[K\r"
+        print(f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {tokens / max(seconds, 1e-9) / 1e6:.2f}M/s in this run{left}", end=end, flush=True)
+
+
+def tokenize(corpus, inputs, options, out):
+    state = corpus.state
+    reader = Reader(inputs, options, out, state["place"])
+    progress = Progress(sum(reader.sizes[: state["place"][0]]) / sum(reader.sizes))
+    reader.start()
+    file_documents, file_number = (state["place"][1], state["place"][0])
+    new_tokens = 0
+    while True:
+        batch = reader.queue.get()
+        if batch is None:
+            break
+        if isinstance(batch, BaseException):
+            raise batch
+        texts, place, share, bad = batch
+        whole_file = place[1] == 0
+        number = place[0] - 1 if whole_file else place[0]
+        if number != file_number:
+            file_number, file_documents = number, 0
+        kept = [i for i, text in enumerate(texts) if text]
+        for index, ids in zip(kept, corpus.tokenizer.encode([texts[i] for i in kept])):
+            if len(ids) == 0:
+                continue
+            corpus.add(texts[index], ids)
+            new_tokens += len(ids) + 1
+            if corpus.full() or corpus.enough():
+                corpus.write((number, file_documents + index + 1))
+            if corpus.enough():
+                progress.show(share, new_tokens, last=True)
+                return
+        corpus.fresh["empty"] += len(texts) - len(kept)
+        file_documents += len(texts)
+        if whole_file:
+            state["bad"][str(number)] = bad
+        progress.show(share, new_tokens)
+    if corpus.count:
+        corpus.write((len(inputs), 0))
+    progress.show(1.0, new_tokens, last=True)
+
+
+def check_disk(out, inputs, options, corpus_name, state, width):
+    """Ends the program when the shards would not fit. Downloads are removed one by one."""
+    hub = HUB.get(corpus_name)
+    size = sum(i.size for i in inputs)
+    packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
+    tokens = hub.tokens if hub and not options.source_dir else size * packed / (1 if options.tokenizer == "bytes" and not options.train_bpe else 3.5)
+    if options.max_tokens:
+        tokens = min(tokens, options.max_tokens)
+    need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max([i.size for i in inputs if i.path is None], default=0)
+    free = shutil.disk_usage(out).free
+    if need > free:
+        raise BadInput(f"{out} has {free / 1e9:.1f} GB free and about {need / 1e9:.1f} GB are needed: make room, or lower --max-tokens")
+
+
+def load_state(out, wanted, force):
+    """The state of an earlier start of the same command, or a new one."""
+    empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
+    if force and out.exists():
+        for path in [*out.glob("train_*.bin"), *out.glob("val_*.bin"), *(out / n for n in (STATE, "corpus.json", "tokenizer.json", "tokenizer.bin"))]:
+            path.unlink(missing_ok=True)
+    path = out / STATE
+    if not path.exists():
+        others = [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")] if out.exists() else []
+        if others:
+            raise BadInput(f"{out} has {others[0]} and no {STATE}: it is another corpus; take another --out, or --force to replace it")
+        return empty
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        state["shards"], state["place"], state["options"]
+    except (ValueError, KeyError):
+        raise BadInput(f"{path} is damaged: --force starts anew") from None
+    different = [k for k in wanted if state["options"].get(k) != wanted[k]]
+    if different and not state["shards"]:  # nothing is there yet but perhaps a tokenizer
+        (out / "tokenizer.json").unlink(missing_ok=True)
+        return empty
+    if different:
+        k = different[0]
+        raise BadInput(f"{out} was begun with {k} {state['options'].get(k)!r}, now it is {wanted[k]!r}: take another --out, or --force to start anew")
+    for i, shard in enumerate(state["shards"]):
+        file = out / shard["file"]
+        if not file.exists() or file_digest(file) != shard["xxh64"]:
+            raise BadInput(f"{file} is not what was written (shard {i} of {len(state['shards'])}): --force starts anew")
+    return state
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", metavar="CORPUS|PATH")
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub")
+    parser.add_argument("--train-bpe", type=int, metavar="V", help="train a new byte-level BPE of V tokens on the documents instead")
+    parser.add_argument("--bpe-sample", type=float, default=200e6, metavar="BYTES", help="of text to train it on (2e8)")
+    parser.add_argument("--separator", metavar="TEXT", help="the token between documents (<|endoftext|> or what the tokenizer has)")
+    parser.add_argument("--separator-place", choices=("before", "after"), default="before", help="where it is of a document (before)")
+    parser.add_argument("--text-field", default="text", metavar="NAME", help="of JSON lines and parquet (text)")
+    parser.add_argument("--delimiter", metavar="TEXT", help="between the documents of a text file; escapes such as \\f and \\n are understood")
+    parser.add_argument("--val-tokens", type=float, default=1e6, metavar="N", help="at least this many for validation, from the front (1e6)")
+    parser.add_argument("--shard-tokens", type=float, default=1e8, metavar="N", help="a shard ends with the document that reaches this (1e8)")
+    parser.add_argument("--max-tokens", type=float, default=0, metavar="N", help="stop after the document that reaches this; 0: all (0)")
+    parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
+    parser.add_argument("--skip-bad", action="store_true", help="leave bad documents out and count them")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="threads that tokenize (the cores)")
+    parser.add_argument("--source-dir", metavar="DIR", help="a copy of the Hub's repository, instead of a download")
+    parser.add_argument("--gpt2-ranks", metavar="FILE", help="gpt2.tiktoken, instead of a download")
+    parser.add_argument("--force", action="store_true", help="replace what is in DIR")
+    options = parser.parse_args()
+    for name, least in (("val_tokens", 1), ("shard_tokens", 1), ("max_tokens", 0), ("max_document", 1), ("bpe_sample", 1), ("workers", 1)):
+        value = getattr(options, name)
+        if not least <= value <= 1e15 or value != int(value):
+            parser.error(f"--{name.replace('_', '-')} {value:g}: a whole number of {least} or more")
+        setattr(options, name, int(value))
+    if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 24:
+        parser.error(f"--train-bpe {options.train_bpe}: from 257, the bytes and a separator, to {1 << 24}")
+    if options.shard_tokens > 2**32 - 1 - options.max_document:
+        parser.error(f"--shard-tokens {options.shard_tokens}: a shard's header counts up to 2^32 tokens")
+    if options.delimiter is not None:
+        options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
+        if not options.delimiter:
+            parser.error("--delimiter is empty")
+    return options
+
+
+def prepare(options):
+    name = options.inputs[0] if len(options.inputs) == 1 and options.inputs[0] in HUB and not os.path.exists(options.inputs[0]) else None
+    out = Path(options.out)
+    if name:
+        options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
+    inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
+    out.mkdir(parents=True, exist_ok=True)
+    kept = ("tokenizer", "train_bpe", "bpe_sample", "separator", "separator_place", "text_field", "val_tokens", "shard_tokens", "max_tokens", "max_document", "skip_bad")
+    wanted = {k: getattr(options, k) for k in kept} | {"delimiter": repr(options.delimiter), "inputs": [[i.name, i.size] for i in inputs]}
+    state = load_state(out, wanted, options.force)
+    if (out / "corpus.json").exists():
+        print(f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written")
+        return
+    write_json(out / STATE, state)
+    if state["shards"]:
+        print(f"going on after {len(state['shards'])} shards with {sum(s['tokens'] for s in state['shards'])} tokens", flush=True)
+    tokenizer = find_tokenizer(options, out, inputs)
+    check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
+    corpus = Corpus(out, options, tokenizer, state)
+    if not corpus.enough():
+        tokenize(corpus, inputs, options, out)
+    finish(out, name or " ".join(options.inputs), tokenizer, options, state)
+
+
+def finish(out, source, tokenizer, options, state):
+    train = sum(s["tokens"] for s in state["shards"][1:])
+    if not state["shards"]:
+        raise BadInput("there is no document with text")
+    if not train:
+        raise BadInput(f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: lower it, with --force")
+    _, reason = token_table.write_table("bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"), str(out / "tokenizer.bin"), tokenizer.separator)
+    write_json(out / "corpus.json", {
+        "format": 1, "name": out.name, "source": source, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name,
+        "separator": {"token": tokenizer.separator, "text": tokenizer.separator_text, "place": options.separator_place},
+        "documents": state["documents"], "text_bytes": state["text_bytes"], "train_tokens": train, "val_tokens": state["shards"][0]["tokens"],
+        "shards": state["shards"], "versions": {"tokenizers": tokenizers.__version__, "numpy": np.__version__}})
+    shutil.rmtree(out / "downloads", ignore_errors=True)
+    for shard in state["shards"]:
+        print(f"{shard['xxh64']}  {shard['tokens']:>12}  {shard['file']}")
+    bad = sum(state["bad"].values())
+    print(f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens to train on and {state['shards'][0]['tokens']} to validate on"
+          + (f"; {state['empty']} empty or bad documents left out ({bad} bad)" if state["empty"] else ""))
+    if reason:
+        print(f"prompts cannot be encoded in C with this tokenizer: {reason}; --prompt-tokens takes their tokens")
+
+
+def main():
+    options = parse_arguments()
+    os.environ["RAYON_NUM_THREADS"] = str(options.workers)
+    os.environ["TOKENIZERS_PARALLELISM"] = "true" if options.workers > 1 else "false"
+    try:
+        prepare(options)
+    except BadInput as error:
+        fail(error)
+    except OSError as error:
+        fail(f"{error.filename or options.out}: {error.strerror or error}: what is whole stays, and the same command goes on")
+    except KeyboardInterrupt:
+        fail("stopped: the same command goes on after the last whole shard")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Token shards, the files that training reads (llmc/shards.h): a header of 256 int32 and the tokens.
+
+  narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
+  wide     magic 20240801, version 7: uint32
+"""
+import os
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+HEADER = 256
+FORMATS = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
+
+
+class ShardError(Exception):
+    pass
+
+
+def token_type(vocab_size):
+    return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+def write_shard(path, tokens):
+    """A shard that is there whole or not at all; returns its xxh64. tokens: an array of token_type."""
+    magic = next(m for m, (_, dtype) in FORMATS.items() if dtype == tokens.dtype)
+    header = np.zeros(HEADER, "<i4")
+    header[:2] = magic, FORMATS[magic][0]
+    header[2] = np.uint32(len(tokens)).view(np.int32)
+    digest, temporary = xxhash.xxh64(), Path(f"{path}.tmp")
+    try:
+        with open(temporary, "wb") as f:
+            for part in (header, tokens):
+                data = memoryview(part).cast("B")
+                f.write(data)
+                digest.update(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    return digest.hexdigest()
+
+
+def file_digest(path):
+    digest = xxhash.xxh64()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def open_shard(path):
+    """The tokens of a shard, mapped into memory."""
+    size = os.path.getsize(path)
+    if size < 4 * HEADER:
+        raise ShardError(f"{path} has {size} bytes and a shard's header {4 * HEADER}: it is no token shard")
+    header = np.fromfile(path, "<i4", HEADER)
+    if int(header[0]) not in FORMATS:
+        raise ShardError(f"{path} begins with {header[0]}: it is no token shard")
+    version, dtype = FORMATS[int(header[0])]
+    if header[1] != version:
+        raise ShardError(f"{path} has version {header[1]}; {version} is known for its kind")
+    count = int(header[2].view(np.uint32))
+    if size != 4 * HEADER + count * dtype.itemsize:
+        raise ShardError(f"{path} has {size} bytes, but {4 * HEADER + count * dtype.itemsize} for the {count} tokens that its header states")
+    return np.memmap(path, dtype, "r", 4 * HEADER, count) if count else np.zeros(0, dtype)

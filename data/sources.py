@@ -1,0 +1,234 @@
+"""Documents out of corpora: a table of those on the Hugging Face Hub, and readers for text, JSON lines and parquet.
+
+A reader yields documents (str) one after another with memory for one row group or line. Every failure is a BadInput,
+which names the file and the place.
+"""
+import fnmatch
+import gzip
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class BadInput(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class HubCorpus:
+    repository: str
+    files: str  # pattern of paths in the repository
+    field: str
+    tokens: float  # by GPT-2's tokenizer, as published or from the published size of the text
+    download: float  # bytes
+    about: str
+
+
+# sizes: the datasets' cards
+HUB = {
+    "fineweb": HubCorpus("HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9, "web pages, 10-billion-token sample"),
+    "fineweb-edu": HubCorpus("HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "text", 9.9e9, 28.5e9, "educational web pages, 10-billion-token sample"),
+    "dclm": HubCorpus("mlfoundations/dclm-baseline-1.0", "global-shard_01_of_10/*.jsonl.zst", "text", 0.4e12, 0.75e12, "web pages, one tenth of DCLM-Baseline"),
+    "tinystories": HubCorpus("roneneldan/TinyStories", "data/train-*.parquet", "text", 0.47e9, 1.0e9, "short stories in simple English"),
+    "c4": HubCorpus("allenai/c4", "en/c4-train.*.json.gz", "text", 156e9, 305e9, "web pages (English C4)"),
+}
+
+SUFFIXES = (".txt", ".md", ".jsonl", ".json", ".ndjson", ".parquet")
+PACKED = (".gz", ".zst")
+
+
+@dataclass
+class Input:
+    name: str  # for messages and the order
+    size: int  # bytes; 0: not known
+    path: Path | None = None  # None: to be downloaded
+    repository: str | None = None
+
+
+def kind_of(name):
+    base = name
+    for packed in PACKED:
+        base = base.removesuffix(packed)
+    suffix = os.path.splitext(base)[1].lower()
+    return {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}.get(suffix, "text")
+
+
+def local_inputs(paths):
+    found = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.is_file() and any(p.name.lower().endswith(s + k) for s in SUFFIXES for k in ("", *PACKED)))
+            if not files:
+                raise BadInput(f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})")
+            found += [Input(str(p), p.stat().st_size, p) for p in files]
+        elif path.is_file():
+            found.append(Input(str(path), path.stat().st_size, path))
+        else:
+            raise BadInput(f"{path} is neither a file nor a directory" + ("" if path.exists() else ": it does not exist"))
+    return found
+
+
+def hub_inputs(corpus, mirror):
+    """The files of a corpus in order; of a mirror, a directory with the repository's layout, or of the Hub."""
+    if mirror:
+        root = Path(mirror)
+        names = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
+        found = [Input(n, (root / n).stat().st_size, root / n) for n in names if fnmatch.fnmatch(n, corpus.files)]
+        if not found:
+            raise BadInput(f"{root} has no files {corpus.files}: it is no copy of {corpus.repository}")
+        return found
+    from huggingface_hub import HfApi
+
+    try:
+        tree = HfApi().list_repo_tree(corpus.repository, repo_type="dataset", recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
+        found = [Input(f.path, f.size or 0, None, corpus.repository) for f in tree if fnmatch.fnmatch(f.path, corpus.files)]
+    except Exception as error:  # of a dozen kinds: connection, authorisation, a repository that is gone
+        raise BadInput(f"cannot list {corpus.repository} on the Hub: {first_line(error)}") from None
+    if not found:
+        raise BadInput(f"{corpus.repository} has no files {corpus.files} any more")
+    return sorted(found, key=lambda f: f.name)
+
+
+def fetch(source, directory):
+    """The file of an input on this machine; a downloaded one may be removed after use."""
+    if source.path:
+        return source.path
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source.repository, source.name, repo_type="dataset", local_dir=directory))
+    except Exception as error:
+        raise BadInput(f"cannot download {source.name} of {source.repository}: {first_line(error)}") from None
+
+
+def first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def unpacked(path, name):
+    """(piece of the unpacked file, bytes of the file that were read for it); EOFError when a packed file ends early."""
+    with open(path, "rb") as raw:
+        if name.endswith(".zst"):
+            import zstandard
+
+            frame = None
+            while packed := raw.read(1 << 18):
+                while packed:
+                    if frame is None:
+                        frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+                    piece = frame.decompress(packed)
+                    packed = frame.unused_data if frame.eof else b""
+                    if frame.eof:
+                        frame = None
+                    yield piece, raw.tell()
+            if frame is not None:
+                raise EOFError("it ends within a frame")
+            return
+        stream = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+        while piece := stream.read(1 << 20):
+            yield piece, raw.tell()
+
+
+class Documents:
+    """Iterates over (document or None for one that is left out, share of the file that is read)."""
+
+    def __init__(self, path, name, options):
+        self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
+        self.delimiter = options.delimiter
+        self.skip_bad = options.skip_bad
+        self.bad = 0
+        self.size = max(1, os.path.getsize(path))
+
+    def __iter__(self):
+        reader = {"parquet": self.parquet, "jsonl": self.jsonl, "text": self.text}[kind_of(self.name)]
+        try:
+            yield from reader()
+        except (OSError, EOFError) as error:
+            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
+        except Exception as error:
+            if type(error).__name__ not in ("ArrowInvalid", "ArrowException", "ZstdError", "ArrowNotImplementedError", "error"):
+                raise
+            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
+
+    def problem(self, text):
+        if not self.skip_bad:
+            raise BadInput(f"{text} (--skip-bad leaves such documents out)")
+        self.bad += 1
+
+    def decode(self, data, place):
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self.problem(f"{self.name}: {place} is not UTF-8 at its byte {error.start}")
+
+    def parquet(self):
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(self.path) as file:
+            if self.field not in file.schema_arrow.names:
+                raise BadInput(f"{self.name} has no column '{self.field}' but {', '.join(file.schema_arrow.names[:8])}: name it with --text-field")
+            rows, seen = max(1, file.metadata.num_rows), 0
+            for batch in file.iter_batches(256, columns=[self.field]):
+                for value in batch.column(0):
+                    seen += 1
+                    data = value.as_buffer() if value.is_valid and hasattr(value, "as_buffer") else None
+                    if data is None:
+                        text = None
+                        self.problem(f"{self.name}: row {seen} has no text in '{self.field}'")
+                    elif data.size > self.limit:
+                        text = None
+                        self.problem(f"{self.name}: row {seen} has {data.size} bytes, more than --max-document {self.limit}")
+                    else:
+                        text = self.decode(bytes(data), f"row {seen}")
+                    yield text, seen / rows
+
+    def lines(self, ending):
+        """(number, piece of bytes without the ending); None for one beyond the limit."""
+        rest, number, cut = b"", 0, False
+        for block, at in unpacked(self.path, self.name):
+            pieces = (rest + block).split(ending)
+            rest = pieces.pop()
+            for piece in pieces:
+                number += 1
+                yield number, (None if cut or len(piece) > self.limit else piece), at / self.size
+                cut = False
+            if len(rest) > self.limit:
+                if not self.skip_bad:
+                    raise BadInput(f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)")
+                rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
+        if rest or cut:
+            yield number + 1, (None if cut else rest), 1.0
+
+    def jsonl(self):
+        for number, line, share in self.lines(b"\n"):
+            if line is None:
+                self.problem(f"{self.name}: line {number} has more than --max-document {self.limit} bytes")
+                yield None, share
+            elif line.strip():
+                yield self.json_text(line, number), share
+
+    def json_text(self, line, number):
+        text = self.decode(line, f"line {number}")
+        if text is None:
+            return None
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return self.problem(f"{self.name}: line {number} is not JSON")
+        value = value.get(self.field) if isinstance(value, dict) else None
+        if not isinstance(value, str):
+            return self.problem(f"{self.name}: line {number} has no text in '{self.field}'")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            return self.problem(f"{self.name}: line {number} has half a surrogate pair, which is no text")
+        return value
+
+    def text(self):
+        for number, data, share in self.lines(self.delimiter or b"\0\0never"):
+            if data is None:
+                self.problem(f"{self.name}: document {number} has more than --max-document {self.limit} bytes")
+                yield None, share
+            else:
+                yield self.decode(data, f"document {number}"), share

@@ -1,0 +1,370 @@
+#!/usr/bin/env python3
+"""Tests of the scripts in data/, on small inputs made here. The last line is "N passed, N failed".
+
+  test_data.py [WORD]     those whose name contains WORD
+"""
+import gzip
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import environment
+
+environment.ensure()
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import shards
+import zstandard
+from sources import HUB
+from tokenizers import Tokenizer
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one you were her all naïve 数学 'tis don't".split()
+
+
+def run(program, *arguments, **more):
+    return subprocess.run([sys.executable, str(HERE / program), *map(str, arguments)], capture_output=True, text=True, **more)
+
+
+def prepare(*arguments, **more):
+    return run("prepare.py", *arguments, **more)
+
+
+def check(condition, *what):
+    if not condition:
+        raise AssertionError(" ".join(map(str, what)))
+
+
+def make_documents(count, seed=1):
+    rng = random.Random(seed)
+    return [" ".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 120))) + f" #{i}." for i in range(count)]
+
+
+def write_jsonl(path, documents, field="text"):
+    data = "".join(json.dumps({"id": i, field: d}) + "\n" for i, d in enumerate(documents)).encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data)
+    elif path.suffix == ".zst":  # in several frames, as such files often are
+        middle = len(data) // 2
+        data = zstandard.ZstdCompressor().compress(data[:middle]) + zstandard.ZstdCompressor().compress(data[middle:])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def write_parquet(path, documents, field="text"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.table({"other": list(range(len(documents))), field: documents}), path, row_group_size=100)
+
+
+def read_corpus(directory):
+    """All tokens of a corpus, validation first, and corpus.json."""
+    corpus = json.loads((directory / "corpus.json").read_text())
+    return np.concatenate([shards.open_shard(directory / s["file"]) for s in corpus["shards"]]), corpus
+
+
+def byte_documents(directory):
+    tokens, corpus = read_corpus(directory)
+    check(corpus["tokenizer"] == "bytes" and tokens[0] == 0, "a byte corpus begins with", tokens[:3])
+    return bytes(tokens.astype(np.uint8)).decode().split("\0")[1:]
+
+
+def digests(directory):
+    return {p.name: shards.file_digest(p) for p in sorted(directory.iterdir()) if p.suffix in (".bin", ".json")}
+
+
+SMALL = ("--tokenizer", "bytes", "--val-tokens", "3000", "--shard-tokens", "20000")
+
+
+def every_format_gives_its_documents(d):
+    documents = make_documents(400)
+    write_jsonl(d / "in/a.jsonl", documents[:80])
+    write_jsonl(d / "in/b.jsonl.gz", documents[80:160])
+    write_jsonl(d / "in/c.json.zst", documents[160:240])
+    write_parquet(d / "in/d.parquet", documents[240:320])
+    (d / "in/e.txt").write_text("\f".join(documents[320:390]))
+    (d / "in/f.txt.gz").write_bytes(gzip.compress("\f".join(documents[390:]).encode()))
+    (d / "in/ignored.bin").write_bytes(b"\0")
+    r = prepare(d / "in", "--out", d / "out", *SMALL, "--delimiter", "\\f")
+    check(r.returncode == 0, r.stderr)
+    check(byte_documents(d / "out") == documents, "the documents are others")
+    corpus = json.loads((d / "out/corpus.json").read_text())
+    check(corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents), corpus["documents"], corpus["text_bytes"])
+    check(all(shards.file_digest(d / "out" / s["file"]) == s["xxh64"] for s in corpus["shards"]), "a digest does not agree")
+    check(3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3, corpus["val_tokens"], len(corpus["shards"]))
+
+
+def the_corpora_of_the_hub_are_read_from_their_layout(d):
+    documents = make_documents(150)
+    names = {"fineweb": "sample/10BT/00{}_00000.parquet", "fineweb-edu": "sample/10BT/00{}_00000.parquet", "tinystories": "data/train-0000{}-of-00004.parquet",
+             "dclm": "global-shard_01_of_10/local-shard_0_of_10/shard_0000000{}_processed.jsonl.zst", "c4": "en/c4-train.0000{}-of-01024.json.gz"}
+    check(set(names) == set(HUB), "a corpus has no test")
+    for name, pattern in names.items():
+        for i in range(3):
+            path = d / name / pattern.format(i)
+            (write_parquet if path.suffix == ".parquet" else write_jsonl)(path, documents[50 * i : 50 * i + 50])
+        (d / name / "README.md").write_text("no document")
+        r = prepare(name, "--source-dir", d / name, "--out", d / f"out_{name}", *SMALL, "--max-tokens", 1e6)
+        check(r.returncode == 0, name, r.stderr)
+        check(byte_documents(d / f"out_{name}") == documents, name, "has other documents")
+    r = prepare("c4", "--source-dir", d / "fineweb", "--out", d / "none", *SMALL)
+    check(r.returncode == 1 and "allenai/c4" in r.stderr, r.stderr)
+
+
+def the_number_of_workers_changes_nothing(d):
+    write_jsonl(d / "in.jsonl", make_documents(3000))
+    for workers in (1, 2, 5):
+        r = prepare(d / "in.jsonl", "--out", d / str(workers), "--train-bpe", 600, "--workers", workers, "--val-tokens", 5000, "--shard-tokens", 20000)
+        check(r.returncode == 0, r.stderr)
+    def plain(n):
+        found = digests(d / str(n))
+        del found["corpus.json"], found["progress.json"]  # name the directory
+        return found
+    check(plain(1) == plain(2) == plain(5) and len(plain(1)) > 4, plain(1), plain(2))
+
+
+def a_killed_run_goes_on_to_the_same_corpus(d):
+    write_jsonl(d / "a.jsonl", make_documents(6000))
+    write_parquet(d / "b.parquet", make_documents(3000, 2))
+    command = [d / "a.jsonl", d / "b.parquet", "--tokenizer", "bytes", "--val-tokens", "3000", "--shard-tokens", "100000", "--out"]
+    begin = time.monotonic()
+    r = prepare(*command, d / "whole/c")
+    whole = time.monotonic() - begin
+    check(r.returncode == 0, r.stderr)
+    killed = partial = 0
+    for i in range(12):
+        if (d / "c/corpus.json").exists():
+            break
+        process = subprocess.Popen([sys.executable, str(HERE / "prepare.py"), *map(str, command), str(d / "c")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        time.sleep(whole * (0.3 + 0.06 * i))
+        process.send_signal(signal.SIGKILL)
+        _, err = process.communicate()
+        killed += process.returncode == -9
+        partial += (d / "c/progress.json").exists() and not (d / "c/corpus.json").exists()
+        check(process.returncode in (-9, 0), err)
+    check(killed >= 2, "only", killed, "runs were killed")
+    r = prepare(*command, d / "c")
+    check(r.returncode == 0 and not list((d / "c").glob("*.tmp")), r.stderr, list((d / "c").iterdir()))
+    check(digests(d / "c") == digests(d / "whole/c"), "the corpora differ;", partial, "partial ones")
+    r = prepare(*command, d / "c")
+    check(r.returncode == 0 and "finished" in r.stdout, r.stdout, r.stderr)
+    r = prepare(*command[:-2], "90000", "--out", d / "c")
+    check(r.returncode == 1 and "shard_tokens 100000" in r.stderr, r.stderr)
+    with open(d / "c/train_000002.bin", "r+b") as f:
+        f.seek(5000)
+        f.write(b"\xff")
+    r = prepare(*command, d / "c")
+    check(r.returncode == 1 and "train_000002.bin is not what was written" in r.stderr, r.stderr)
+    r = prepare(*command, d / "c", "--force")
+    check(r.returncode == 0 and digests(d / "c") == digests(d / "whole/c"), "after --force", r.stderr)
+
+
+def expect_refusal(r, out, words):
+    lines = r.stderr.strip().splitlines()
+    check(r.returncode in (1, 2) and words in r.stderr, "status", r.returncode, r.stderr)
+    check(len(lines) == 1 or r.returncode == 2, "not one line:", r.stderr)
+    if out.exists():
+        check(not (out / "corpus.json").exists() and not list(out.glob("*.tmp")), "left:", list(out.iterdir()))
+        for path in [*out.glob("train_*.bin"), *out.glob("val_*.bin")]:
+            shards.open_shard(path)
+
+
+def bad_input_ends_in_one_line(d):
+    good = make_documents(200)
+    write_jsonl(d / "good.jsonl", good)
+    lines = (d / "good.jsonl").read_bytes().splitlines()
+    bad = {
+        "utf8.jsonl": (b"\n".join([*lines[:150], b'{"text": "\xff"}', *lines[150:]]), "line 151 is not UTF-8"),
+        "json.jsonl": (b"\n".join([*lines[:150], b'{"text": ', *lines[150:]]), "line 151 is not JSON"),
+        "deep.jsonl": (b"\n".join([*lines[:150], b"[" * 200000, *lines[150:]]), "line 151 is not JSON"),
+        "field.jsonl": (b"\n".join([*lines[:150], b'{"txt": "a"}', *lines[150:]]), "line 151 has no text in 'text'"),
+        "surrogate.jsonl": (b"\n".join([*lines[:150], b'{"text": "\\ud800"}', *lines[150:]]), "surrogate"),
+        "long.jsonl": (b"\n".join([*lines[:150], b'{"text": "' + b"a" * 3_000_000 + b'"}', *lines[150:]]), "--max-document"),
+        "nul.jsonl": (b"\n".join([*lines[:150], b'{"text": "a\\u0000b"}']), "byte 0"),
+        "text.txt": (b"abc\xfe", "is not UTF-8 at its byte 3"),
+        "cut.jsonl.gz": (gzip.compress(b"\n".join(lines))[:-400], "cut short"),
+        "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(b"\n".join(lines))[:-400], "cut short"),
+        "bad.jsonl.zst": (b"\x28\xb5\x2f\xfd" + b"\xff" * 40, "damaged"),
+        "none.jsonl": (b"", "no document"),
+        "blank.jsonl": (b'{"text": ""}\n\n{"text": ""}\n', "no document"),
+    }
+    for name, (data, words) in bad.items():
+        (d / name).write_bytes(data)
+        expect_refusal(prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6), d / f"o_{name}", words)
+    write_parquet(d / "cut.parquet", good)
+    whole = (d / "cut.parquet").read_bytes()
+    (d / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    expect_refusal(prepare(d / "cut.parquet", "--out", d / "o1", *SMALL), d / "o1", "damaged or cut short")
+    write_parquet(d / "field.parquet", good, "body")
+    expect_refusal(prepare(d / "field.parquet", "--out", d / "o2", *SMALL), d / "o2", "--text-field")
+    for name in ("utf8.jsonl", "json.jsonl", "deep.jsonl", "field.jsonl", "surrogate.jsonl", "long.jsonl"):
+        r = prepare(d / name, "--out", d / f"s_{name}", *SMALL, "--max-document", 1e6, "--skip-bad")
+        check(r.returncode == 0 and byte_documents(d / f"s_{name}") == good and "(1 bad)" in r.stdout, name, r.stderr, r.stdout[-200:])
+    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o3", *SMALL[:2], "--val-tokens", 1e7), d / "o3", "all")
+    expect_refusal(prepare(d / "nothing", "--out", d / "o4", *SMALL), d / "o4", "does not exist")
+    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "no tokenizer.json")
+    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
+    expect_refusal(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
+
+
+def a_line_of_a_gigabyte_takes_little_memory(d):
+    with open(d / "long.jsonl", "wb") as f:
+        f.write(b'{"text": "')
+        f.truncate(1_000_000_000)  # a hole: zeros
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+
+    begin = time.monotonic()
+    r = prepare(d / "long.jsonl", "--out", d / "o", *SMALL, preexec_fn=limit)
+    expect_refusal(r, d / "o", "--max-document")
+    check(time.monotonic() - begin < 60, "that took", time.monotonic() - begin, "s")
+
+
+def space_is_checked_before_anything_is_read(d):
+    with open(d / "huge.txt", "wb") as f:
+        f.truncate(shutil.disk_usage(d).free * 3)  # a hole
+    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL)
+    expect_refusal(r, d / "o", "make room")
+    with open(d / "huge.txt", "wb") as f:
+        f.write("".join(make_documents(400)).encode())
+    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL, "--delimiter", ".")
+    check(r.returncode == 0, r.stderr)
+    # a start that made no shard, only its tokenizer, leaves nothing to another one
+    write_jsonl(d / "in.jsonl", make_documents(100))
+    r = prepare(d / "in.jsonl", "--out", d / "p", "--train-bpe", 300, "--separator", "none")
+    check(r.returncode == 1 and (d / "p/tokenizer.json").exists(), r.stderr)
+    r = prepare(d / "in.jsonl", "--out", d / "p", "--train-bpe", 280, "--val-tokens", 1000)
+    check(r.returncode == 0 and json.loads((d / "p/corpus.json").read_text())["vocab_size"] == 280, r.stderr)
+
+
+def a_full_disk_leaves_whole_shards_to_go_on_from(d):
+    write_jsonl(d / "in.jsonl", make_documents(3000))
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # the third shard is too large for it
+
+    command = (d / "in.jsonl", "--tokenizer", "bytes", "--val-tokens", 3000, "--shard-tokens", 100_000, "--out", d / "o")
+    r = prepare(*command, preexec_fn=limit)
+    expect_refusal(r, d / "o", "goes on")
+    check([p.name for p in (d / "o").glob("*.bin")] == ["val_000000.bin"], list((d / "o").iterdir()))
+    r = prepare(*command)
+    check(r.returncode == 0 and byte_documents(d / "o") == make_documents(3000), r.stderr)
+
+
+def special_tokens_in_documents_are_text(d):
+    documents = ["one <|endoftext|> two", *make_documents(300)]
+    write_jsonl(d / "in.jsonl", documents)
+    for place in ("before", "after"):
+        r = prepare(d / "in.jsonl", "--out", d / place, "--train-bpe", 400, "--val-tokens", 2000, "--separator-place", place)
+        check(r.returncode == 0, r.stderr)
+        tokens, corpus = read_corpus(d / place)
+        separator = corpus["separator"]["token"]
+        check(int((tokens == separator).sum()) == len(documents), "separators:", int((tokens == separator).sum()))
+        check(tokens[0 if place == "before" else -1] == separator and corpus["separator"]["place"] == place, place)
+        tokenizer = Tokenizer.from_file(str(d / place / "tokenizer.json"))
+        pieces = np.split(tokens, np.flatnonzero(tokens == separator))
+        texts = [tokenizer.decode([t for t in p.tolist() if t != separator], skip_special_tokens=False) for p in pieces]
+        check([t for t in texts if t] == documents, "the documents do not come back")
+
+
+def the_trainer_reads_and_speaks_a_corpus(d):
+    trainer = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()
+    write_jsonl(d / "in.jsonl", make_documents(2000))
+    for name, choice in (("bpe", ("--train-bpe", 500)), ("bytes", ("--tokenizer", "bytes"))):
+        r = prepare(d / "in.jsonl", "--out", d / name, *choice, "--val-tokens", 3000)
+        check(r.returncode == 0, r.stderr)
+        run_directory = d / f"run_{name}"
+        r = subprocess.run([trainer, "--train-data", d / name, "--val-data", d / name, "--doc-mask", "--steps", "3", "--sample-every", "3", "--prompt", "the naïve",
+                            "--seq-len", "64", "--batch-size", "2", "--out", run_directory], capture_output=True, text=True)
+        check(r.returncode == 0 and "the naïve" in r.stdout, r.stderr, r.stdout[-300:])
+        checkpoint = run_directory / "checkpoints/step_00000003"
+        r = subprocess.run([trainer, "--init", checkpoint, "--generate", "5", "--prompt", "don't  数学"], capture_output=True, text=True)
+        check(r.returncode == 0 and r.stdout.startswith("don't  数学"), r.stderr, r.stdout)
+
+
+def shards_are_shown_and_verified(d):
+    write_jsonl(d / "in.jsonl", make_documents(500))
+    r = prepare(d / "in.jsonl", "--out", d / "o", *SMALL)
+    check(r.returncode == 0, r.stderr)
+    r = run("inspect", d / "o", "--tokens", 40, "--verify")
+    count = json.loads((d / "o/corpus.json").read_text())["documents"]
+    found = sum(int(line.split(" of them separators")[0].rsplit(" ", 1)[1]) for line in r.stdout.splitlines() if "separators" in line)
+    check(r.returncode == 0 and found == count and repr(make_documents(1)[0][:20])[1:-1] in r.stdout, r.stdout[:500], r.stderr)
+    corpus = json.loads((d / "o/corpus.json").read_text())
+    (d / "o/corpus.json").write_text(json.dumps({**corpus, "vocab_size": 100}))
+    r = run("inspect", d / "o", "--verify")
+    check(r.returncode == 1 and "the vocabulary has 100" in r.stdout, r.stdout)
+    (d / "short.bin").write_bytes((d / "o/val_000000.bin").read_bytes()[:-2])
+    r = run("inspect", d / "short.bin")
+    check(r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "header states" in r.stderr, r.stderr)
+
+
+def megatron_corpora_are_converted(d):
+    rng = np.random.default_rng(1)
+    for kind, dtype in ((8, "<u2"), (4, "<i4")):
+        sequences = [rng.integers(0, 1000, rng.integers(0, 60)).astype(dtype) for _ in range(300)]
+        starts = [0, *sorted(rng.choice(np.arange(1, 300), 120, replace=False).tolist()), 300]
+        lengths = np.array([len(s) for s in sequences], "<i4")
+        places = np.concatenate([[0], np.cumsum(lengths.astype("<i8"))[:-1]]) * np.dtype(dtype).itemsize
+        prefix = d / f"m{kind}"
+        Path(f"{prefix}.bin").write_bytes(b"".join(s.tobytes() for s in sequences))
+        index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, kind, 300, len(starts)) + lengths.tobytes() + places.astype("<i8").tobytes() + np.array(starts, "<i8").tobytes()
+        Path(f"{prefix}.idx").write_bytes(index)
+        documents = [np.concatenate(sequences[a:b]) for a, b in zip(starts[:-1], starts[1:])]
+        expected = np.concatenate([np.append(x, 999) for x in documents if len(x)])
+        r = run("megatron_to_shards.py", prefix, "--out", d / f"o{kind}", "--vocab", 1000, "--separator", 999, "--add-separator", "--val-tokens", 500, "--shard-tokens", 2000)
+        check(r.returncode == 0, r.stderr)
+        tokens, corpus = read_corpus(d / f"o{kind}")
+        check(np.array_equal(tokens, expected) and corpus["separator"] == {"token": 999, "place": "after"}, "the tokens differ")
+        r = run("megatron_to_shards.py", prefix, "--out", d / "small", "--vocab", 900)
+        check(r.returncode == 1 and "outside --vocab 900" in r.stderr and not list((d / "small").iterdir()), r.stderr)
+        Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-100])
+        r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
+        check(r.returncode == 1 and "not whole" in r.stderr, r.stderr)
+        for size in (0, 20, 33, 400, len(index) - 1):
+            Path(f"{prefix}.idx").write_bytes(index[:size])
+            r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
+            check(r.returncode == 1 and len(r.stderr.splitlines()) == 1, size, r.stderr)
+
+
+TESTS = (every_format_gives_its_documents, the_corpora_of_the_hub_are_read_from_their_layout, the_number_of_workers_changes_nothing,
+         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line, a_line_of_a_gigabyte_takes_little_memory, space_is_checked_before_anything_is_read,
+         a_full_disk_leaves_whole_shards_to_go_on_from, special_tokens_in_documents_are_text, the_trainer_reads_and_speaks_a_corpus,
+         shards_are_shown_and_verified, megatron_corpora_are_converted)
+
+
+def main():
+    passed = failed = 0
+    for test in TESTS:
+        name, begin = test.__name__.replace("_", " "), time.monotonic()
+        if len(sys.argv) > 1 and sys.argv[1] not in name:
+            continue
+        directory = Path(tempfile.mkdtemp(prefix="diffv2_data_"))
+        try:
+            test(directory)
+            passed += 1
+            print(f"ok   data scripts: {name} ({time.monotonic() - begin:.1f} s)", flush=True)
+        except Exception as error:
+            failed += 1
+            frame = traceback.extract_tb(error.__traceback__)[1 if len(traceback.extract_tb(error.__traceback__)) > 1 else 0]
+            print(f"     line {frame.lineno}: {type(error).__name__}: {str(error)[:800]}\nFAIL data scripts: {name}", flush=True)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(failed > 0)
+
+
+main()
