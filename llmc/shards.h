@@ -163,7 +163,7 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
         shards_add(&list, name);
     }
     closedir(directory);
-    CHECK(list.count > 0, "%s has no %s_*.bin: it is no corpus (corpus.json and shards), or one too small to have any", path, split);
+    CHECK(list.count > 0, "%s has no %s_*.bin: it is no corpus (shards and corpus.json); shards of other names are named by a pattern, '%s/*.bin'", path, split, path);
     return list;
 }
 
