@@ -151,6 +151,7 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
 typedef struct {
     double first[2], effective, largest_logit;
     int effective_count;
+    bool used;
 } AttentionRowStats;
 
 // Adds one output head, whose second map has the factor `lambda`; the keys [low, high) are visible.
@@ -181,20 +182,23 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
 
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
-    int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T), count = 0;
+    int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T), count = 0, used = 0;
     AttentionRowStats parts[ATTENTION_STATS_ROWS];
     memset(parts, 0, sizeof(parts));
 #pragma omp parallel for schedule(dynamic)
     for (int r = 0; r < rows; r++) {
         int b, t;
         attention_stats_row(r, rows, s.B, s.T, &b, &t);
+        int low = attention_first_key(s, b, t);
+        if (low == t) continue; // the first of a document sees itself alone
+        parts[r].used = true;
         for (int h = 0; h < NH; h++) {
             int head = stride ? 2 * stride * (h / stride) + h % stride : h; // as in diff_combine
             double lambda =
                 stride ? stats_lambda(l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)ldl + (size_t)h], sigmoid) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
-            attention_stats_head(&parts[r], map, maps, lambda, attention_first_key(s, b, t), t + 1, s);
+            attention_stats_head(&parts[r], map, maps, lambda, low, t + 1, s);
         }
     }
     AttentionStats stats;
@@ -203,11 +207,12 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         for (int m = 0; m < 2; m++) stats.first[m] += parts[r].first[m];
         stats.first_effective += parts[r].effective;
         count += parts[r].effective_count;
+        used += parts[r].used;
         stats.largest_logit = larger_or_nan(stats.largest_logit, parts[r].largest_logit);
     }
-    for (int m = 0; m < 2; m++) stats.first[m] = m < maps && rows ? stats.first[m] / ((double)rows * NH) : NAN;
+    for (int m = 0; m < 2; m++) stats.first[m] = m < maps && used ? stats.first[m] / ((double)used * NH) : NAN;
     stats.first_effective = count ? stats.first_effective / count : NAN;
-    if (!rows) stats.largest_logit = NAN;
+    if (!used) stats.largest_logit = NAN;
     return stats;
 }
 #endif

@@ -162,12 +162,12 @@ static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x
                     for (int i = 0; i < d->DV; i++)
                         context[h * d->DV + i] +=
                             (map ? -s : 1) * p[map * T + j] * in.v[((n - t + j) * d->NV + value) * d->DV + i];
-                if (!sampled[n]) continue;
+                if (!sampled[n] || low == t) continue;
                 largest = fmax(largest, logit);
                 direct_add(&first[map], p[map * T + low]);
             }
             for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]);
-            if (sampled[n]) direct_add(&effective, a->maps == 1 ? p[low] : fabs(p[low] - s * p[T + low]) / sum);
+            if (sampled[n] && low < t) direct_add(&effective, a->maps == 1 ? p[low] : fabs(p[low] - s * p[T + low]) / sum);
         }
         direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
