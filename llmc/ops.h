@@ -149,8 +149,9 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool s
 static inline Range rms_stats(const floatX *x, size_t rows, int D);
 // count > 0
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
-// On sampled query rows that see more than themselves, all NaN without any. s describes key set 0 of `key_sets`, whose heads alternate within q and k;
-// lse (key_sets, B, NQ, T). l, ldl, stride and sigmoid as for diff_combine_forward; stride 0: one map, no l
+// On sampled query rows that see more than themselves, all NaN without any. s describes key set 0 of `key_sets`, whose
+// heads alternate within q and k; lse (key_sets, B, NQ, T). l, ldl, stride and sigmoid as for diff_combine_forward;
+// stride 0: one map, no l
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l, AttentionShape s,
                                              int key_sets, int ldl, int stride, bool sigmoid);
 
