@@ -32,7 +32,7 @@ import numpy as np
 import tokenizers
 import token_table
 from shards import file_digest, token_type, write_shard
-from sources import HUB, BadInput, Documents, fetch, first_line, hub_inputs, local_inputs
+from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, local_inputs
 
 STATE = "progress.json"
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
@@ -108,10 +108,8 @@ def find_tokenizer(options, out, inputs):
         elif os.path.exists(name):
             shutil.copyfile(name, temporary)
         else:
-            from huggingface_hub import hf_hub_download
-
             try:
-                shutil.copyfile(hf_hub_download(name, "tokenizer.json"), temporary)
+                shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), temporary)
             except Exception as error:
                 raise BadInput(f"--tokenizer {name} is neither bytes, gpt2, a file, nor a repository of the Hub that can be reached: {first_line(error)}") from None
         os.replace(temporary, path)

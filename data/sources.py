@@ -78,10 +78,8 @@ def hub_inputs(corpus, mirror):
         if not found:
             raise BadInput(f"{root} has no files {corpus.files}: it is no copy of {corpus.repository}")
         return found
-    from huggingface_hub import HfApi
-
     try:
-        tree = HfApi().list_repo_tree(corpus.repository, repo_type="dataset", recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
+        tree = hub().HfApi().list_repo_tree(corpus.repository, repo_type="dataset", recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
         found = [Input(f.path, f.size or 0, None, corpus.repository) for f in tree if fnmatch.fnmatch(f.path, corpus.files)]
     except Exception as error:  # of a dozen kinds: connection, authorisation, a repository that is gone
         raise BadInput(f"cannot list {corpus.repository} on the Hub: {first_line(error)}") from None
@@ -90,14 +88,21 @@ def hub_inputs(corpus, mirror):
     return sorted(found, key=lambda f: f.name)
 
 
+def hub():
+    """The Hub's library, without its own words about retries: an error is one line."""
+    import huggingface_hub
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()
+    return huggingface_hub
+
+
 def fetch(source, directory):
     """The file of an input on this machine; a downloaded one may be removed after use."""
     if source.path:
         return source.path
-    from huggingface_hub import hf_hub_download
-
     try:
-        return Path(hf_hub_download(source.repository, source.name, repo_type="dataset", local_dir=directory))
+        return Path(hub().hf_hub_download(source.repository, source.name, repo_type="dataset", local_dir=directory))
     except Exception as error:
         raise BadInput(f"cannot download {source.name} of {source.repository}: {first_line(error)}") from None
 
