@@ -161,14 +161,14 @@ run_script() { # what, command...
         fail_one "$what ended in the middle"
     fi
 }
-strings=1500
-[ "${1-}" != --all ] || strings=125000
+strings=1500 every=64
+[ "${1-}" != --all ] || strings=125000 every=4
 if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
     echo "skip data: $(tail -n 1 "$scratch/python")"
     skipped=$((skipped + 1))
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
     run_script data/test_data.py "$python" data/test_data.py
-    run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings"
+    run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings" --every "$every"
 fi
 
 echo "== fuzzing"
