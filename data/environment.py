@@ -26,6 +26,8 @@ def run(command, what):
 
 
 def ensure():
+    if sys.version_info < (3, 10):
+        sys.exit(f"{Path(sys.argv[0]).name}: Python {sys.version.split()[0]} is too old: 3.10 or later is needed")
     if not missing():
         return
     python = PLACE / "bin/python"

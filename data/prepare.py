@@ -15,6 +15,7 @@ A text file is one document, or several with --delimiter. Empty documents are le
 no text, or is larger than --max-document ends the program, or is left out and counted with --skip-bad.
 """
 import argparse
+import fcntl
 import json
 import os
 import queue
@@ -315,7 +316,8 @@ def load_state(out, wanted, force):
         return empty
     if different:
         k = different[0]
-        raise BadInput(f"{out} was begun with {k} {state['options'].get(k)!r}, now it is {wanted[k]!r}: take another --out, or --force to start anew")
+        was, now = (f"{v!r}"[:200] for v in (state["options"].get(k), wanted[k]))
+        raise BadInput(f"{out} was begun with {k} {was}, now it is {now}: take another --out, or --force to start anew")
     for i, shard in enumerate(state["shards"]):
         file = out / shard["file"]
         if not file.exists() or file_digest(file) != shard["xxh64"]:
@@ -367,8 +369,13 @@ def prepare(options):
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
     out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / ".lock", "w")  # held until the program ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise BadInput(f"{out} is being written by another prepare.py: wait for it, or take another --out") from None
     kept = ("tokenizer", "train_bpe", "bpe_sample", "separator", "separator_place", "text_field", "val_tokens", "shard_tokens", "max_tokens", "max_document", "skip_bad")
-    wanted = {k: getattr(options, k) for k in kept} | {"delimiter": repr(options.delimiter), "inputs": [[i.name, i.size] for i in inputs]}
+    wanted = {k: getattr(options, k) for k in kept} | {"delimiter": repr(options.delimiter), "inputs": [[i.name, i.size, i.version] for i in inputs]}
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
         print(f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written")

@@ -44,6 +44,7 @@ class Input:
     size: int  # bytes; 0: not known
     path: Path | None = None  # None: to be downloaded
     repository: str | None = None
+    version: str = ""  # the time of a local file's last change, the commit of a repository: other input when it differs
 
 
 def kind_of(name):
@@ -54,6 +55,10 @@ def kind_of(name):
     return {".parquet": "parquet", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"}.get(suffix, "text")
 
 
+def local_input(path):
+    return Input(str(path), path.stat().st_size, path, version=str(path.stat().st_mtime_ns))
+
+
 def local_inputs(paths):
     found = []
     for path in map(Path, paths):
@@ -61,9 +66,9 @@ def local_inputs(paths):
             files = sorted(p for p in path.rglob("*") if p.is_file() and any(p.name.lower().endswith(s + k) for s in SUFFIXES for k in ("", *PACKED)))
             if not files:
                 raise BadInput(f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})")
-            found += [Input(str(p), p.stat().st_size, p) for p in files]
+            found += [local_input(p) for p in files]
         elif path.is_file():
-            found.append(Input(str(path), path.stat().st_size, path))
+            found.append(local_input(path))
         else:
             raise BadInput(f"{path} is neither a file nor a directory" + ("" if path.exists() else ": it does not exist"))
     return found
@@ -79,8 +84,9 @@ def hub_inputs(corpus, mirror):
             raise BadInput(f"{root} has no files {corpus.files}: it is no copy of {corpus.repository}")
         return found
     try:
-        tree = hub().HfApi().list_repo_tree(corpus.repository, repo_type="dataset", recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
-        found = [Input(f.path, f.size or 0, None, corpus.repository) for f in tree if fnmatch.fnmatch(f.path, corpus.files)]
+        commit = hub().HfApi().dataset_info(corpus.repository).sha
+        tree = hub().HfApi().list_repo_tree(corpus.repository, repo_type="dataset", revision=commit, recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
+        found = [Input(f.path, f.size or 0, None, corpus.repository, commit) for f in tree if fnmatch.fnmatch(f.path, corpus.files)]
     except Exception as error:  # of a dozen kinds: connection, authorisation, a repository that is gone
         raise BadInput(f"cannot list {corpus.repository} on the Hub: {first_line(error)}") from None
     if not found:
@@ -102,7 +108,7 @@ def fetch(source, directory):
     if source.path:
         return source.path
     try:
-        return Path(hub().hf_hub_download(source.repository, source.name, repo_type="dataset", local_dir=directory))
+        return Path(hub().hf_hub_download(source.repository, source.name, repo_type="dataset", revision=source.version, local_dir=directory))
     except Exception as error:
         raise BadInput(f"cannot download {source.name} of {source.repository}: {first_line(error)}") from None
 

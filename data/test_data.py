@@ -3,6 +3,7 @@
 
   test_data.py [WORD]     those whose name contains WORD
 """
+import fcntl
 import gzip
 import json
 import os
@@ -162,6 +163,15 @@ def a_killed_run_goes_on_to_the_same_corpus(d):
     check(r.returncode == 0 and "finished" in r.stdout, r.stdout, r.stderr)
     r = prepare(*command[:-2], "90000", "--out", d / "c")
     check(r.returncode == 1 and "shard_tokens 100000" in r.stderr, r.stderr)
+    with open(d / "c/.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        r = prepare(*command, d / "c")
+        check(r.returncode == 1 and "another prepare.py" in r.stderr, r.stderr)
+    before = (d / "a.jsonl").stat()
+    os.utime(d / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    r = prepare(*command, d / "c")
+    check(r.returncode == 1 and "begun with inputs" in r.stderr and len(r.stderr) < 1000, r.stderr)
+    os.utime(d / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
     with open(d / "c/train_000002.bin", "r+b") as f:
         f.seek(5000)
         f.write(b"\xff")
