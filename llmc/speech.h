@@ -13,7 +13,6 @@ Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherw
 #include "options_table.h"
 #include "sampler.h"
 
-
 typedef struct {
     Tokenizer *tokenizer; // NULL: none
     char path[PATH_SIZE]; // of the directory or file
@@ -36,7 +35,9 @@ static inline void speech_adopt(Speech *s, const char *path) {
     FORMAT(s->path, "%s", path);
     char json[PATH_SIZE];
     FORMAT(json, "%s/tokenizer.json", path);
-    if (is_directory(path)) s->json = file_read(json, TOKENIZER_FILE_LIMIT, &s->json_size);
+    if (!is_directory(path)) return;
+    s->json = file_read(json, TOKENIZER_FILE_LIMIT, &s->json_size);
+    CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints are to have: %s", json, strerror(errno));
 }
 
 // From a directory, if it has one.

@@ -262,6 +262,9 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
         run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(), refused[i].options);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words), "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
     }
+    run_command(&r, "cd '%s' && rm a/tokenizer.json && mkdir a/tokenizer.json", d.path); // there, and cannot be read
+    corpora_run(&r, &d, "--train-data a");
+    EXPECT_ONE_LINE(r, 1, "a/tokenizer.json");
     toy_make(&table, 1, PATTERN_NONE, 0, "it is a toy");
     FORMAT(path, "%s/toy.bin", d.path);
     data_write_file(path, table.bytes, table.size);
