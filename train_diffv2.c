@@ -341,7 +341,24 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
     if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
+// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
+// the final norm.
+typedef struct {
+    floatX *y;
+    real *rstd;
+    const floatX *weight;
+} NextNorm;
+static NextNorm norm_after_block(Model *model, int l) {
+    bool last = l == model->config.L - 1;
+    NextNorm n;
+    n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
+    n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
+    n.weight = last ? param(model, T_NORM_FINAL, 0) : param(model, T_NORM1, l + 1);
+    return n;
+}
+
+// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
+// whose norm goes to the next block.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
     const AttentionDims *d = &model->dims;
@@ -351,18 +368,17 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     real eps = (real)c->rms_norm_eps;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
 
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C, eps);
 
-    rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
     matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
     swiglu_forward(a->hidden, a->gate_up, N, F);
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
-    residual_forward(a->x_out, a->x_mid, branch, (size_t)N * (size_t)C);
+    NextNorm next = norm_after_block(model, l);
+    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C, eps);
 }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
@@ -372,12 +388,8 @@ static void model_forward(Model *model, int B, int T, int first) {
     int N = B * T, C = model->config.C, L = model->config.L;
     assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
-    const floatX *x = a->embedded;
-    for (int l = 0; l < L; l++) {
-        block_forward(model, l, x, B, T, first);
-        x = a->layers[l].x_out;
-    }
-    rmsnorm_forward(a->norm_final, a->rstd_final, x, param(model, T_NORM_FINAL, 0), N, C, (real)model->config.rms_norm_eps);
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
+    for (int l = 0; l < L; l++) block_forward(model, l, l ? a->layers[l - 1].x_out : a->embedded, B, T, first);
 }
 
 static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
