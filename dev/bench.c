@@ -248,7 +248,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
     c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
     c.rope_theta = 10000;
     c.rms_norm_eps = 1e-5;
-    model_plan(model, &c, B, T, FOR_TRAINING);
+    model_plan(model, &c, B, T, FOR_TRAINING, RECOMPUTE_NOTHING);
 }
 
 static void table_operations(void) {

@@ -161,6 +161,8 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
 // Called once before the first operation: threads to use, and the scratch memory that operations may share.
 static inline void ops_init(size_t workspace_bytes);
 static inline void ops_free(void);
+// Returns when all operations so far are done: a device works through them while the program goes on.
+static inline void ops_wait(void);
 
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
