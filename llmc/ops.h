@@ -39,6 +39,9 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
 static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
+// sum = a + b, y = rmsnorm(sum): bit for bit residual_forward, then rmsnorm_forward of what it stored
+static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
@@ -158,6 +161,8 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
 // Called once before the first operation: threads to use, and the scratch memory that operations may share.
 static inline void ops_init(size_t workspace_bytes);
 static inline void ops_free(void);
+// Returns when all operations so far are done: a device works through them while the program goes on.
+static inline void ops_wait(void);
 
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"

@@ -919,6 +919,35 @@ static void test_residual(void) {
     OP_CHECK_ALL(kind, shapes);
 }
 
+// --- residual and rmsnorm in one pass ---
+
+// Bit for bit what the two operations give one after the other, for any number of threads; nothing else is written.
+static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
+    static const int shapes[][2] = {{1, 1}, {7, 64}, {13, 130}, {129, 100}, {3, 37}}; // as for rmsnorm
+    TestRandom random = {8};
+    int before = omp_get_max_threads();
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        int N = shapes[i][0], C = shapes[i][1];
+        size_t count = (size_t)N * (size_t)C;
+        real *a = op_alloc_random(&random, count, 1), *b = op_alloc_random(&random, count, 2);
+        real *weight = op_alloc_random(&random, (size_t)C, 1), *sum[2], *y[2], *rstd[2];
+        for (int fused = 0; fused < 2; fused++) sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
+        residual_forward(sum[0], a, b, count);
+        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)RMSNORM_EPS);
+        for (int threads = 1; threads <= OP_THREADS; threads++) {
+            omp_set_num_threads(threads);
+            for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
+            for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
+            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)RMSNORM_EPS);
+            EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
+            EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
+            EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
+        }
+        op_free("residual and rmsnorm");
+    }
+    omp_set_num_threads(before);
+}
+
 // --- cross_entropy: x[0] logits (N,V) with row stride Vp, y losses (N), which are added to ---
 
 static void cross_entropy_setup(OpCase *c) {
@@ -1165,6 +1194,7 @@ static const Test operations_tests[] = {
     {"the gates and their backward agree with the definition",                  test_gate                  },
     {"swiglu and its backward agree with the definition",                       test_swiglu                },
     {"the residual adds with one rounding",                                     test_residual              },
+    {"the fused norm of a sum equals the two operations, bit for bit",          the_fused_norm_of_a_sum_equals_the_two_operations},
     {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy         },
     {"cross_entropy of extreme logits is finite and right",                     test_cross_entropy_extremes},
     {"cross_entropy does not change when all logits grow alike",                test_cross_entropy_offset  },
