@@ -258,6 +258,7 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
                       matmul_workspace_bytes(N, C, model->dims.fused_rows),
                       matmul_workspace_bytes(N, config->NH * config->D, C),
                       matmul_workspace_bytes(N, C, 2 * config->F),

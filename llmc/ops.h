@@ -33,6 +33,7 @@ typedef REAL grad_t;
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C); // +=
+static inline size_t embedding_workspace_bytes(int N); // of the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps);
