@@ -14,12 +14,13 @@ device memory.
 namespace cuda_on_cpu {
 namespace {
 
+void sanitizer_reports() {
+    if (in_kernel() || stand_in) report("stopped by a sanitizer, whose report is beside this line");
+}
+
 #if defined(CUDA_ON_CPU_ASAN) || defined(CUDA_ON_CPU_TSAN)
 
-void sanitizer_died() {
-    if (in_kernel() || stand_in) report("stopped by the sanitizer whose report is above");
-}
-void prepare_process() { __sanitizer_set_death_callback(sanitizer_died); }
+void prepare_process() { __sanitizer_set_death_callback(sanitizer_reports); }
 void prepare_os_thread() {}
 
 #else
@@ -69,3 +70,7 @@ void catch_faults() {
 }
 
 } // namespace cuda_on_cpu
+
+// UndefinedBehaviorSanitizer calls this before each of its reports; it has its own library, which the callback above is
+// not for.
+extern "C" void __ubsan_on_report(void) { cuda_on_cpu::sanitizer_reports(); }
