@@ -453,7 +453,7 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
 
 int barrier(BlockVote vote, int predicate, Place place) {
     if (at_barrier == 0) barrier_place = place, barrier_vote = vote;
-    else if (barrier_place.line != place.line || strcmp(barrier_place.file, place.file) != 0)
+    else if (barrier_place.line != place.line || (barrier_place.file != place.file && strcmp(barrier_place.file, place.file)))
         fail("divergent barrier: this thread is at __syncthreads in %s:%d, others at the one in %s:%d", place.file, place.line,
              barrier_place.file, barrier_place.line);
     else if (barrier_vote != vote) fail("threads meet at different kinds of __syncthreads in %s:%d", place.file, place.line);
