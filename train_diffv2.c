@@ -808,7 +808,7 @@ static double forward_flops(const Model *model, int B, int T) {
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
 // What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
-static const size_t PROCESS_BYTES = (size_t)24 << 20;
+static size_t process_bytes(int ranks) { return (size_t)(ranks > 1 ? 36 : 24) << 20; } // MPI's buffers are the rest
 
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
@@ -839,7 +839,7 @@ static void print_communication(const Model *model, const Options *o) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + PROCESS_BYTES) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + process_bytes(other.sharding.ranks)) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);
@@ -872,8 +872,8 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("activations", model->activations_bytes);
     if (model->received_bytes) print_memory_row("gradients received from other ranks", model->received_bytes);
     print_memory_row("workspace", model->workspace_bytes);
-    print_memory_row("program and libraries, about", PROCESS_BYTES);
-    print_memory_row("total", model_bytes(model) + PROCESS_BYTES);
+    print_memory_row("program and libraries, about", process_bytes(model->sharding.ranks));
+    print_memory_row("total", model_bytes(model) + process_bytes(model->sharding.ranks));
     if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
@@ -1534,6 +1534,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 }
 
 static void run_close(Run *run) {
+    comm_barrier(); // parameters of the last update may still be on their way
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
