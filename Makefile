@@ -2,7 +2,8 @@
 # make text_to_shards      text files to token shards  make format   clang-format over all sources
 # make bench ARGS=...      speed against the machine's limits (dev/bench.c)
 # Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
-#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone)
+#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone),
+#            MPI (yes where OpenMPI is found; no: a program for one process)
 
 CC ?= gcc
 CXX ?= g++
@@ -26,6 +27,13 @@ ONEDNN ?= $(shell echo '\#include <dnnl.h>' | $(CC) -E -x c - >/dev/null 2>&1 &&
 ifeq ($(ONEDNN),yes)
   PACKAGE_CFLAGS += -DONEDNN
   PACKAGE_LIBS += -ldnnl
+endif
+
+# OpenMPI, for runs of many ranks; without it the program is for one process
+MPI ?= $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes || echo no)
+ifeq ($(MPI),yes)
+  PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c))
+  PACKAGE_LIBS += $(shell pkg-config --libs ompi-c)
 endif
 
 # AVX-512 where the CPU has it; GCC would stop at half its width
