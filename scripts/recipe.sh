@@ -67,16 +67,13 @@ done
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
 [ -x "$program" ] || fail "there is no program $program: make ${program##*/}, or name another with TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
-    ranks=${SLURM_NTASKS:-1} cores=${SLURM_CPUS_PER_TASK:-1}
     # srun does not take over --cpus-per-task by itself
-    launcher=(srun --mpi="${SLURM_MPI_TYPE:-pmix}" --cpus-per-task="$cores" --kill-on-bad-exit=1)
+    launcher=(srun --mpi="${SLURM_MPI_TYPE:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 else
     gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
     [ "$gpus" -eq 0 ] || ranks=$gpus
     ranks=${RANKS:-$ranks}
     [[ $ranks =~ ^[1-9][0-9]*$ ]] || fail "RANKS '$ranks': a number of processes from 1 is wanted" 2
-    cores=$(($(nproc) / ranks))
-    [ "$cores" -ge 1 ] || cores=1
     # A rank has a GPU of its own, so the number of cores is no limit. mpirun runs as root, as containers do, only when told.
     launcher=(mpirun -q -np "$ranks" --bind-to none --oversubscribe)
     [ "$ranks" -gt 1 ] || launcher=()
@@ -86,7 +83,6 @@ fi
 [ "${#launcher[@]}" -eq 0 ] || command -v "${launcher[0]}" >/dev/null || fail "there is no ${launcher[0]} here: install it, or name another launcher with LAUNCH"
 
 command=(${launcher[@]+"${launcher[@]}"} "$program" --out "$out")
-[[ $given == *' threads '* ]] || command+=(--threads "$cores")
 if [ -e "$out/run.json" ]; then
     command+=(--resume ${without_init[@]+"${without_init[@]}"})
 else

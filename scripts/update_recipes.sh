@@ -27,7 +27,8 @@ esac
 program=${TRAIN_DIFFV2:-./train_diffv2}
 [ -x "$program" ] || fail "there is no program $program: make train_diffv2, or name another with TRAIN_DIFFV2"
 
-peak_tflops=989.4 # dense bf16 products of an H100 SXM, by its datasheet
+# An H100 SXM by its datasheet: dense bf16 products; NVLink, one way; and 400 Gbit/s of InfiniBand for each GPU.
+peak_tflops=989.4 nvlink_gbs=450 network_gbs=50
 # What the shares of the peak are taken from: published tokens/s of Transformers of about that size on H100s, times FLOPs
 # per token counted as --dry-run does. An assumption until these recipes are measured.
 source_124m='llm.c, 468k tokens/s per GPU at 124M'
@@ -48,24 +49,27 @@ rows=(
     "3b|8|8|4|4194304|25000|250|41|$source_3b|--preset 3b --kv-heads 12|--lr 3.2e-4 --warmup 1000|$from_3b"
 )
 
-# What --dry-run says of a recipe, as assignments; memory is that of one rank, in GiB, which may not depend on this machine.
+# What --dry-run says of a recipe, as assignments: of one rank, in GiB and ms. One thread, so that nothing depends on this
+# machine.
 ask() { # options...
     local text
     text=$("$program" --dry-run --threads 1 "$@") || fail "$program --dry-run failed"
-    awk '
+    awk -v level="$zero" '
         function number(text,  power) { # 855M and 2.59e+21 alike
             power = index("kMGTPE", substr(text, length(text)))
             return power ? substr(text, 1, length(text) - 1) * 1000 ^ power : text + 0
         }
         /^[a-zA-Z]/ { block = $1 }
+        block == "by" && $1 == level { sent = $4 / 1024; time = $6 }
         block == "parameters" && $1 == "total" { parameters = $2 }
         block == "memory" && $1 == "total" { memory = $2 / 1024 }
         block == "FLOPs" && /per token/ { per_token = number($NF) }
         block == "FLOPs" && /tokens of the run/ { tokens = number($NF) }
         block == "FLOPs" && /^ *of the run/ { flops = number($NF) }
         END {
-            if (!parameters || !memory || !per_token || !tokens || !flops) exit 1
-            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g", parameters, memory, per_token, tokens, flops
+            if (!parameters || !memory || !per_token || !tokens || !flops || !sent || !time) exit 1
+            printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%.3g time=%.3g", parameters,
+                memory, per_token, tokens, flops, sent, time
         }' <<<"$text" || fail "cannot read what $program --dry-run prints"
 }
 
@@ -85,11 +89,12 @@ settings_lines() { # options...
 recipe() { # row
     local name nodes gpus B total steps every share source model update from
     IFS='|' read -r name nodes gpus B total steps every share source model update from <<<"$1"
-    local options ranks=$((nodes * gpus)) where='one machine' facts parameters memory per_token tokens flops hours billions
-    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps $update"
-    facts=$(ask "${options[@]}")
+    local options ranks=$((nodes * gpus)) where='one machine' link=$nvlink_gbs zero=1 facts hours billions
+    local parameters memory per_token tokens flops sent time
+    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps $update --zero $zero"
+    [ "$nodes" -eq 1 ] || { where="$nodes machines with $gpus each" link=$network_gbs; }
+    facts=$(ask "${options[@]}" --ranks "$ranks" --link-gbs "$link")
     eval "$facts"
-    [ "$nodes" -eq 1 ] || where="$nodes machines with $gpus each"
     hours=$(awk "BEGIN { printf \"%.2g\", $flops / ($ranks * $share / 100 * $peak_tflops * 1e12) / 3600 }")
     billions=$(awk "BEGIN { printf \"%.3g\", $tokens / 1e9 }")
     cat <<END
@@ -97,7 +102,7 @@ recipe() { # row
 # run_$name.sh: pretrains a DIFF V2 of $name on ${billions}G tokens. Written by scripts/update_recipes.sh.
 #   model           $model, $parameters parameters
 #   GPUs            $ranks, on $where
-#   bytes per GPU   $memory GiB
+#   bytes per GPU   $memory GiB in fp32, less in bf16; sent per step $sent GiB, ${time} ms at $link GB/s
 #   FLOPs           $flops ($per_token per token)
 #   expected hours  $hours on H100 SXM at $share% of $peak_tflops TFLOP/s ($source): assumed, not measured
 #   settings of     $from
@@ -118,7 +123,8 @@ recipe() { # row
 #SBATCH --output=%x-%j.log
 name=$name ranks=$gpus
 settings=(
-$(settings_lines "${options[@]}" --checkpoint-every "$every" --val-every "$every")
+$(settings_lines "${options[@]}" --checkpoint-every "$every" --val-every "$every" \
+        --check-ranks-every "$every")
 )
 cd "\${SLURM_SUBMIT_DIR:-\$(dirname "\$0")/..}" || exit 1
 [ -e scripts/recipe.sh ] || { echo "run_\$name.sh: no scripts/recipe.sh in \$PWD: submit it in the directory of the repository" >&2; exit 2; }
