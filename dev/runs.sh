@@ -32,6 +32,8 @@ make_scratch() {
     "$tool" --out "$data" train_diffv2.c llmc >"$scratch/corpus.out" 2>&1 || { cat "$scratch/corpus.out" >&2; exit 1; }
 }
 
+has_mpi() { [[ $(ldd "$program") == *libmpi* ]]; }
+
 newest_checkpoint() { # run directory
     find "$1/checkpoints" -maxdepth 1 -name 'step_????????' 2>/dev/null | sort | tail -n 1
 }

@@ -5,24 +5,31 @@
 # Installs slurm-wlm and munge where they are missing and apt-get is there. Daemons end with this script, whatever happens.
 # The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did or Slurm is not to be had, 2 usage.
 #
-# Usage: dev/slurm_test.sh [--keep] [WORD...]
-#   --keep   leave the scratch directory (its name is printed)
-#   WORD     only tests whose names contain one of the words
+# Usage: dev/slurm_test.sh [--keep] [--ranks N] [WORD...]
+#   --keep      leave the scratch directory (its name is printed)
+#   --ranks N   tasks of a job (2, which need a program with MPI, or 1)
+#   WORD        only tests whose names contain one of the words
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source dev/runs.sh
 
-keep=no words=()
-for word; do
-    case $word in
+keep=no ranks='' words=()
+while [ $# -gt 0 ]; do
+    case $1 in
     --keep) keep=yes ;;
+    --ranks)
+        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || { echo "slurm_test.sh: --ranks '${2-}': a number from 1 to 99 is wanted" >&2; exit 2; }
+        ranks=$2
+        shift
+        ;;
     --help | -h)
         sed -n '2,/^cd/{/^#/s/^# \{0,1\}//p}' "$0"
         exit 0
         ;;
-    -*) echo "slurm_test.sh: unexpected argument '$word': usage: dev/slurm_test.sh [--keep] [WORD...]" >&2; exit 2 ;;
-    *) words+=("$word") ;;
+    -*) echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--keep] [--ranks N] [WORD...]" >&2; exit 2 ;;
+    *) words+=("$1") ;;
     esac
+    shift
 done
 
 PATH=$PATH:/usr/sbin:/sbin
@@ -114,7 +121,7 @@ node_is_idle() { [ "$(sinfo --noheader --format=%T --partition=low)" = idle ]; }
 
 # A run of about 10 s that saves once in a while; `whole` is what all the others are compared with.
 steps=60
-shape=(--preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --warmup 5 --train-data "$data" --val-every 0)
+shape=(--preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --warmup 5 --threads 1 --train-data "$data" --val-every 0)
 tiny=("${shape[@]}" --steps "$steps" --checkpoint-every 20)
 
 submit() { # job name, options of sbatch..., --, arguments of the recipe...
@@ -184,7 +191,7 @@ a_cancelled_job_saves_and_stays_cancelled() {
     submit cancelled -- "${tiny[@]}" && await 60 at_step "$scratch/cancelled" 7 || { why='it did not come to step 7'; return 1; }
     scancel "$job"
     await 60 job_is "$job" CANCELLED || { why="it is $(job_field "$job" JobState)"; return 1; }
-    await 40 test -z "$(pgrep -f "out $scratch/cancelled")"
+    await 40 nothing_runs
     sleep 2
     job_is "$job" CANCELLED && [ "$(job_field "$job" Restarts)" = 0 ] || { why="it is $(job_field "$job" JobState) later"; return 1; }
     grep -q 'stopped after step' "$scratch/cancelled.log" || { why='the log of the job has no "stopped after step"'; return 1; }
@@ -218,17 +225,17 @@ tests=(a_job_that_is_left_alone_runs_to_its_end
     a_node_that_fails_is_no_end
     failures_end_the_job_with_the_status_of_the_program)
 
+[ -n "$ranks" ] || { has_mpi && ranks=2 || ranks=1; }
 start_slurm || { tail -n 3 "$S"/*.log "$S"/*.out >&2; die "Slurm did not start on loopback; its last lines are above"; }
-ranks=1
-RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --threads 1 --out "$scratch/whole" >"$scratch/whole.out" 2>&1 ||
+RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 ||
     { tail -n 3 "$scratch/whole.out" >&2; die "the run that all are compared with failed"; }
 for name in "${tests[@]}"; do
     [ "${#words[@]}" -eq 0 ] || [[ $name =~ $(IFS='|' && echo "${words[*]}") ]] || continue
     why='' start=$SECONDS
     if "$name"; then
-        report ok "slurm: ${name//_/ } ($((SECONDS - start)) s)"
+        report ok "slurm, $ranks tasks: ${name//_/ } ($((SECONDS - start)) s)"
     else
-        report FAIL "slurm: ${name//_/ }: $why"
+        report FAIL "slurm, $ranks tasks: ${name//_/ }: $why"
         squeue --noheader --format=%A | xargs -r scancel --signal=KILL --full
         await 30 nothing_runs
     fi
