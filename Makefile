@@ -94,4 +94,5 @@ format:
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards
 
+include dev/cuda_on_cpu/rules.mk
 -include $(wildcard $(BUILD)/*.d)

@@ -35,8 +35,8 @@ very file with CUDA operations instead.
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What a layer computes and the backward needs again. Without a backward all layers share one set,
-// but for the fused rows of a generating model, which are its key/value cache.
+// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
+// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
 typedef struct {
     floatX *norm1;   // (N, C)
     real *rstd1;     // (N)
@@ -67,6 +67,7 @@ typedef struct {
     floatX *norm_final;    // (N, C)
     real *rstd_final;      // (N)
     floatX *logits;        // (logit_rows, Vp), then their gradient
+    double *grad_squares;  // [buckets]: sums of squares of this rank's pieces of the gradients
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
     floatX *dx;       // (N, C)
     floatX *dnorm;    // (N, C)
@@ -82,6 +83,18 @@ typedef struct {
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 
+// What the backward computes again instead of finding it kept: the norms and the inner activations of the MLP, or all
+// of a block, of which only the input is kept then.
+typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
+
+// What a layer's activations look like, for the log.
+typedef struct {
+    Range lambda;      // as it multiplies the second map; NaN without one
+    Range context_rms; // of what o_proj reads, per row and output head
+    AttentionStats attention;
+    Magnitudes residual; // of the stream that leaves the layer
+} LayerStats;
+
 typedef struct {
     ModelConfig config;
     AttentionDims dims;
@@ -90,10 +103,14 @@ typedef struct {
     int Vp;         // row stride of the logits: V rounded up to 64
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
+    Recompute recompute;
+    LayerStats *stats; // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
+    double stats_seconds; // that this took
     bool documents; // attention stays within them: acts.starts counts
     floatX *params; // [tensors.buffer_count], layer-major
     grad_t *grads;  // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
     real *m, *v;    // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
+    real *master;   // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
     Activations acts;
     Sharding sharding;
     grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
@@ -101,7 +118,7 @@ typedef struct {
     double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
     bool reduce;          // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
-    size_t params_bytes, grads_bytes, moments_bytes, activations_bytes, workspace_bytes;
+    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
     size_t received_bytes; // pieces of gradients from other ranks
     char *activations_memory;
 } Model;
@@ -159,6 +176,11 @@ static void *carve(Arena *arena, size_t count, size_t element_bytes) {
 }
 #define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
 
+// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
+static bool layer_keeps(const Model *model, int l, Recompute level) {
+    return l == 0 || (model->purpose == FOR_TRAINING && model->recompute < level);
+}
+
 // Lays the activations of the model out in the arena: the one place that knows their sizes.
 static void activations_carve(Model *model, Arena *arena) {
     const ModelConfig *c = &model->config;
@@ -176,31 +198,37 @@ static void activations_carve(Model *model, Arena *arena) {
     a->embedded = CARVE(arena, floatX, N * C);
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
-        bool own = backward || l == 0;
-        if (!own) *layer = a->layers[0];
+        bool own = layer_keeps(model, l, RECOMPUTE_BLOCK);
+        if (l) *layer = a->layers[0];
+        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
         if (own || model->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
-        if (!own) continue;
-        layer->norm1 = CARVE(arena, floatX, N * C);
-        layer->rstd1 = CARVE(arena, real, N);
-        layer->heads = CARVE(arena, floatX, N * heads_width);
-        layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
-        layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-        layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
-        layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
-        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
-        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->normed;
-        layer->x_mid = CARVE(arena, floatX, N * C);
-        layer->norm2 = CARVE(arena, floatX, N * C);
-        layer->rstd2 = CARVE(arena, real, N);
-        layer->gate_up = CARVE(arena, floatX, N * 2 * F);
-        layer->hidden = CARVE(arena, floatX, N * F);
-        layer->x_out = CARVE(arena, floatX, N * C);
+        if (own) {
+            layer->heads = CARVE(arena, floatX, N * heads_width);
+            layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
+            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+            layer->x_mid = CARVE(arena, floatX, N * C);
+        }
+        if (layer_keeps(model, l, RECOMPUTE_NORMS_AND_MLP)) {
+            layer->norm1 = CARVE(arena, floatX, N * C);
+            layer->rstd1 = CARVE(arena, real, N);
+            layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : NULL;
+            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
+            layer->norm2 = CARVE(arena, floatX, N * C);
+            layer->rstd2 = CARVE(arena, real, N);
+            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
+            layer->hidden = CARVE(arena, floatX, N * F);
+        }
+        if (!d->norm_width) layer->normed = layer->combined;
+        if (!d->gate_width) layer->context = layer->normed;
+        else if (own) layer->context = CARVE(arena, floatX, N * context_width);
     }
     a->branch = CARVE(arena, floatX, N * C);
     a->norm_final = CARVE(arena, floatX, N * C);
     a->rstd_final = CARVE(arena, real, N);
     a->logits = CARVE(arena, floatX, (size_t)model->logit_rows * (size_t)model->Vp);
     if (!backward) return;
+    a->grad_squares = CARVE(arena, double, (size_t)model->sharding.count);
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
@@ -227,7 +255,7 @@ static size_t group_grads_count(const Model *model, size_t *layer_count) {
 
 // Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
 // --zero `zero` says; allocates nothing but lists.
-static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, int rank, int ranks, int zero) {
+static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute, int rank, int ranks, int zero) {
     const size_t logit_bytes = (size_t)64 << 20; // a chunk of logits this large keeps the GEMM at full speed
     memset(model, 0, sizeof(*model));
     model->config = *config;
@@ -237,6 +265,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->B = B;
     model->T = T;
     model->purpose = purpose;
+    model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     size_t rows = max_size(64, logit_bytes / ((size_t)model->Vp * sizeof(floatX)));
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, rows);
@@ -254,11 +283,13 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
         int level = model->sharding.level;
         model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
         model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
+        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
         if (ranks > 1) model->received_bytes = model->sharding.largest * sizeof(grad_t);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
                       matmul_workspace_bytes(N, C, model->dims.fused_rows),
                       matmul_workspace_bytes(N, config->NH * config->D, C),
                       matmul_workspace_bytes(N, C, 2 * config->F),
@@ -267,7 +298,9 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
 }
 
-static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) { model_plan_rank(model, config, B, T, purpose, 0, 1, 0); }
+static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute) {
+    model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
+}
 
 // Where each group's gradients are, in the buffer that group_grads_count measured.
 static void model_place_grads(Model *model) {
@@ -291,6 +324,7 @@ static void model_alloc(Model *model, const Model *shared) {
         model_place_grads(model);
         model->m = (real *)buffer_alloc(model->moments_bytes, "Adam's moments");
         model->v = model->m + model->moments_bytes / (2 * sizeof(real));
+        if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0};
@@ -307,6 +341,7 @@ static void model_free(Model *model, bool owns_params) {
     if (owns_params) buffer_free(model->params);
     buffer_free(model->grads);
     buffer_free(model->m);
+    buffer_free(model->master);
     buffer_free(model->activations_memory);
     free(model->acts.layers);
     free(model->group_grads);
@@ -320,8 +355,10 @@ static void model_free(Model *model, bool owns_params) {
 
 // Initial values: a function of (seed, tensor name, element) alone.
 static void model_init(Model *model, uint64_t seed) {
+    const Sharding *mine = model->sharding.level ? &model->sharding : NULL;
     enum { CHUNK = 1 << 20 };
     floatX *host = (floatX *)checked_calloc(CHUNK, sizeof(floatX));
+    real *exact = (real *)checked_calloc(CHUNK, sizeof(real));
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -331,11 +368,19 @@ static void model_init(Model *model, uint64_t seed) {
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++)
-                host[e] = (floatX)(float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+            for (size_t e = 0; e < count; e++) {
+                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+                exact[e] = (real)value;
+                host[e] = (floatX)value;
+            }
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
+            for (OwnRange r = sharding_ranges(mine, t); model->master && sharding_next(mine, t, &r);) {
+                size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
+                if (low < high) buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin), (high - low) * sizeof(real));
+            }
         }
     }
+    free(exact);
     free(host);
 }
 
@@ -370,6 +415,17 @@ static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused
     return l;
 }
 
+// The norm before o_proj, where the variant has one.
+static void subnorm_forward(Model *model, int l, int N) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    if (d->norm_count)
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
+                        (real)SUBLN_EPS);
+    if (model->config.attention->norm == NORM_HEAD)
+        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+}
+
 // From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
 static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->config.attention;
@@ -387,36 +443,65 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
         diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
                              variant->lambda == LAMBDA_SIGMOID);
     }
-    if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)SUBLN_EPS);
-    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+    subnorm_forward(model, l, N);
     if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
-static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
+// the final norm.
+typedef struct {
+    floatX *y;
+    real *rstd;
+    const floatX *weight;
+} NextNorm;
+static NextNorm norm_after_block(Model *model, int l) {
+    bool last = l == model->config.L - 1;
+    NextNorm n;
+    n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
+    n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
+    n.weight = last ? param(model, T_NORM_FINAL, 0) : param(model, T_NORM1, l + 1);
+    return n;
+}
+
+// The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
+static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
-    real eps = (real)c->rms_norm_eps;
+    int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
-
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C, (real)c->rms_norm_eps);
+}
 
-    rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+// The second half up to the projection back into the residual stream: from norm2 to hidden.
+static void block_forward_mlp(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int C = model->config.C, F = model->config.F;
     matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
     swiglu_forward(a->hidden, a->gate_up, N, F);
-    matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
-    residual_forward(a->x_out, a->x_mid, branch, (size_t)N * (size_t)C);
 }
+
+// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
+// whose norm goes to the next block.
+static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+    const LayerActivations *a = &model->acts.layers[l];
+    floatX *branch = model->acts.branch;
+    int N = B * T, C = model->config.C, F = model->config.F;
+    block_forward_attention(model, l, x, B, T, first);
+    block_forward_mlp(model, l, N);
+    matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
+    NextNorm next = norm_after_block(model, l);
+    comm_wait(model->gathered[2 + l]); // what the norm belongs to
+    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C, (real)model->config.rms_norm_eps);
+}
+
+// The stream that enters block l.
+static const floatX *block_input(const Model *model, int l) { return l ? model->acts.layers[l - 1].x_out : model->acts.embedded; }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
 // first > 0 only in a generating model, whose cache holds the positions before.
@@ -426,14 +511,9 @@ static void model_forward(Model *model, int B, int T, int first) {
     assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
     comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
-    const floatX *x = a->embedded;
-    for (int l = 0; l < L; l++) {
-        comm_wait(model->gathered[1 + l]);
-        block_forward(model, l, x, B, T, first);
-        x = a->layers[l].x_out;
-    }
-    comm_wait(model->gathered[L + 1]);
-    rmsnorm_forward(a->norm_final, a->rstd_final, x, param(model, T_NORM_FINAL, 0), N, C, (real)model->config.rms_norm_eps);
+    comm_wait(model->gathered[1]);
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
+    for (int l = 0; l < L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
 static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
@@ -454,6 +534,47 @@ static void model_classify(Model *model, int N, real dloss) {
                             C, V, Vp);
     }
 }
+
+// ---------------------------------------------------------------------------------------------------
+// Statistics
+
+// Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
+// infinite when an element is.
+static double squares_norm(const Model *model, int first, int last) {
+    const Sharding *s = &model->sharding;
+    double sum = 0;
+    for (int i = s->first[first] * s->ranks; i < s->first[last + 1] * s->ranks; i++) sum += model->squares[i];
+    return sqrt(sum);
+}
+
+// Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
+static LayerStats layer_stats(const Model *model, int l, int B, int T) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    size_t N = (size_t)B * (size_t)T;
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
+    KeySet s = key_set(model, 0, B, T, 0);
+    LayerStats stats;
+    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
+    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
+    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
+    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
+                                      lambda.ld, d->pair_stride, sigmoid);
+    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
+    return stats;
+}
+
+static void model_gather_stats(Model *model, int l, int B, int T) {
+    ops_wait(); // so that the time is that of the statistics alone
+    double start = now_seconds();
+    model->stats[l] = layer_stats(model, l, B, T);
+    model->stats_seconds += now_seconds() - start;
+}
+
+// Of the gradients whose norm was taken last, before clipping.
+static double layer_grad_norm(const Model *model, int l) { return squares_norm(model, 1 + l, 1 + l); }
 
 // ---------------------------------------------------------------------------------------------------
 // Backward: the forward's lines from the last to the first
@@ -502,6 +623,22 @@ static void context_backward(Model *model, int l, int B, int T) {
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
                            a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
     }
+}
+
+// Computes again what --recompute does not keep, by the operations of the forward, so with its bits. Of the last block,
+// which no other has followed, it is still there.
+static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int N = B * T, C = model->config.C;
+    real eps = (real)model->config.rms_norm_eps;
+    if (model->recompute == RECOMPUTE_NOTHING || l == model->config.L - 1) return;
+    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
+    if (model->recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
+    else {
+        subnorm_forward(model, l, N);
+        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+    }
+    block_forward_mlp(model, l, N);
 }
 
 // acts.dx is the gradient of x_out on entry and of x on return.
@@ -566,8 +703,11 @@ static void model_backward(Model *model, int B, int T) {
                      param(model, T_NORM_FINAL, 0), a->rstd_final, N, C);
     grads_close(model, L + 1);
     for (int l = L - 1; l >= 0; l--) {
+        const floatX *x = block_input(model, l);
+        block_recompute(model, l, x, B, T);
+        if (model->stats) model_gather_stats(model, l, B, T);
         grads_open(model, 1 + l);
-        block_backward(model, l, l ? a->layers[l - 1].x_out : a->embedded, B, T);
+        block_backward(model, l, x, B, T);
         grads_close(model, 1 + l);
     }
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
@@ -613,16 +753,8 @@ static double model_loss_sum(const Model *model, int N) {
 static void model_own_squares(const Model *model, double *own) {
     const Sharding *s = &model->sharding;
     for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
-    for (int i = 0; i < s->count; i++) own[i] = sum_of_squares(own_grads(model, &s->buckets[i]), s->buckets[i].piece);
-}
-
-// Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
-// infinite when an element is.
-static double squares_norm(const Model *model, int first, int last) {
-    const Sharding *s = &model->sharding;
-    double sum = 0;
-    for (int i = s->first[first] * s->ranks; i < s->first[last + 1] * s->ranks; i++) sum += model->squares[i];
-    return sqrt(sum);
+    for (int i = 0; i < s->count; i++) sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
+    buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
 }
 
 // Before clipping. Of one rank; where there are more, run_agree has what each knows.
@@ -645,7 +777,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         const Tensor *t = &model->tensors.tensors[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
-            adamw_update(model->params + r.at, NULL, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr, o->beta1,
+            real *master = model->master ? model->master + r.compact_at : NULL;
+            adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr, o->beta1,
                          o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
         bool group_ends = i + 1 == model->tensors.count || t[1].layer != t->layer;
@@ -656,37 +789,6 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 // Until this rank has all parameters of the last update, not only its own pieces.
 static void model_await_params(const Model *model) {
     for (int g = 0; g < model->sharding.groups; g++) comm_wait(model->gathered[g]);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Statistics
-
-typedef struct {
-    Range lambda;      // as it multiplies the second map; NaN without one
-    Range context_rms; // of what o_proj reads, per row and output head
-    AttentionStats attention;
-    Magnitudes residual; // of the stream that leaves the layer
-    double grad_norm;    // before clipping
-} LayerStats;
-
-// Of the last micro-step, whose activations the backward leaves as they are, and of the gradients whose norm was taken.
-static LayerStats layer_stats(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->config.attention;
-    size_t N = (size_t)B * (size_t)T;
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
-    KeySet s = key_set(model, 0, B, T, 0);
-    LayerStats stats;
-    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
-    stats.grad_norm = squares_norm(model, 1 + l, 1 + l);
-    return stats;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -719,7 +821,7 @@ static void print_match(const Model *model, const Options *o) {
 }
 
 static size_t model_bytes(const Model *model) {
-    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->activations_bytes + model->received_bytes + model->workspace_bytes;
+    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes + model->workspace_bytes;
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -735,7 +837,7 @@ static void print_communication(const Model *model, const Options *o) {
     printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
-        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, 0, model->sharding.ranks, zero);
+        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
         printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + PROCESS_BYTES) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
@@ -766,6 +868,7 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("parameters", model->params_bytes);
     print_memory_row("gradients", model->grads_bytes);
     print_memory_row("Adam's moments", model->moments_bytes);
+    if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
     print_memory_row("activations", model->activations_bytes);
     if (model->received_bytes) print_memory_row("gradients received from other ranks", model->received_bytes);
     print_memory_row("workspace", model->workspace_bytes);
@@ -858,10 +961,12 @@ typedef struct {
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
     int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
+    LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;
 } Run;
 
 static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
+static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
     CheckpointBuffers b;
@@ -869,6 +974,7 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     b.config = &model->config;
     b.tensors = &model->tensors;
     b.params = model->params;
+    b.master = model->master;
     b.m = model->m;
     b.v = model->v;
     b.sharding = &model->sharding;
@@ -885,11 +991,11 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
 // Whether all ranks hold the same, bit for bit.
 static void run_check_ranks(Run *run) {
     Model *model = &run->model;
-    RankBuffer buffers[] = {{"", model->params, sizeof(floatX)}, {"exp_avg.", model->m, sizeof(real)}, {"exp_avg_sq.", model->v, sizeof(real)}};
+    RankBuffer buffers[] = {{"", model->params, sizeof(floatX)}, {"exp_avg.", model->m, sizeof(real)}, {"exp_avg_sq.", model->v, sizeof(real)}, {"master.", model->master, sizeof(real)}};
     if (comm_ranks() == 1) return;
     watch_phase(PHASE_CHECK);
     model_await_params(model);
-    ranks_check(&model->tensors, buffers, model->sharding.level ? 1 : 3, run->step);
+    ranks_check(&model->tensors, buffers, model->sharding.level ? 1 : model->master ? 4 : 3, run->step);
 }
 
 static void run_checkpoint(Run *run) {
@@ -1007,11 +1113,14 @@ static StepResult run_step(Run *run) {
     double start = now_seconds(), waited = comm.wait_seconds;
     StepResult r;
     watch_step(run->step + 1);
+    model->stats_seconds = 0;
     buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
+        bool stats = run->stats && micro == run->micro_steps - 1 && every(run->step + 1, o->stats_every);
         watch_phase(PHASE_DATA);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
+        model->stats = stats ? run->stats : NULL;
         model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->sharding.level == 2);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
@@ -1025,7 +1134,7 @@ static StepResult run_step(Run *run) {
     bool spike = r.verdict.loss_z >= SPIKE_Z || r.verdict.grad_z >= SPIKE_Z;
     rollback_note(&run->rollback, run->step, spike || !r.verdict.apply);
     watch_phase(PHASE_LOG);
-    r.seconds = now_seconds() - start;
+    r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
     return r;
 }
@@ -1111,10 +1220,10 @@ static void run_print_spikes(const Run *run) {
     printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
-// One record per layer. After the update, which leaves activations and gradients, and before a validation, which does not.
+// One record per layer, of what the last step has gathered, and of its gradients.
 static void run_log_stats(Run *run) {
     for (int l = 0; l < run->model.config.L; l++) {
-        LayerStats s = layer_stats(&run->model, l, run->model.B, run->model.T);
+        LayerStats s = run->stats[l];
         log_begin(&run->log, "stats", run->step);
         log_integer(&run->log, "layer", l);
         log_number(&run->log, "lambda_min", s.lambda.min);
@@ -1129,7 +1238,7 @@ static void run_log_stats(Run *run) {
         log_number(&run->log, "logit_max", s.attention.largest_logit);
         log_number(&run->log, "residual_max", s.residual.largest);
         log_number(&run->log, "residual_median", s.residual.median);
-        log_number(&run->log, "grad_norm", s.grad_norm);
+        log_number(&run->log, "grad_norm", layer_grad_norm(&run->model, l));
         log_end(&run->log);
     }
 }
@@ -1183,7 +1292,6 @@ static void run_roll_back(Run *run) {
     run_checkpoint(run);                                   // the same one, with its new place in the data
 }
 
-static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 // The signal that asks the run to stop. Many ranks stop at the same step: the one whose end all of them know of it.
 static int run_stop(const Run *run) { return comm_ranks() > 1 ? run->stop : stop_signal; }
@@ -1222,7 +1330,7 @@ static int run_train(Run *run) {
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
-        if (o->out && every(run->step, o->stats_every)) run_log_stats(run);
+        if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
         run_roll_back(run);
@@ -1385,7 +1493,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     int B = (int)o->batch_size, T = (int)o->seq_len;
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
     int ranks = options_ranks(o);
-    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, comm_rank(), ranks, (int)o->zero);
+    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, (int)o->zero);
     if (o->dry_run) return;
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
@@ -1400,12 +1508,13 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);
     if (training && o->sample_every) {
-        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, comm_rank(), ranks, (int)o->zero);
+        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
         model_alloc(&run->speaker, &run->model);
     }
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
+    if (training && o->stats_every && o->out && leads()) run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
     if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
 
@@ -1436,6 +1545,7 @@ static void run_close(Run *run) {
     free(run->targets);
     free(run->starts);
     free(run->agreed);
+    free(run->stats);
     options_free(&run->options);
 }
 

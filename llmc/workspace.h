@@ -24,6 +24,8 @@ static inline void ops_free(void) {
     ops_workspace.bytes = 0;
 }
 
+static inline void ops_wait(void) {} // an operation has returned when it is done
+
 static inline real *ops_workspace_take(size_t bytes) {
     assert(ops_workspace.memory != NULL && bytes <= ops_workspace.bytes);
     return (real *)ops_workspace.memory;
