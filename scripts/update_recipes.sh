@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# update_recipes.sh: writes the recipes scripts/run_SIZE.sh out of the one table below. The figures in their headers are
-# those of the trainer's --dry-run; hours come from its FLOPs and an assumed share of the GPUs' peak.
+# update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in README.md out of the one table below. Their
+# figures are those of the trainer's --dry-run; hours come from its FLOPs and an assumed share of the GPUs' peak.
 # Exit status: 0 the recipes are up to date, 1 failed, or with --check not up to date, 2 usage.
 #
 # Usage: scripts/update_recipes.sh [--check]
@@ -132,14 +132,33 @@ source scripts/recipe.sh
 END
 }
 
+# Writes a file, or with --check compares it.
+put() { # file, text, mode
+    if [ "$check" = yes ]; then
+        [ "$2" = "$(cat "$1")" ] || fail "$1 is not what the table and $program give: run scripts/update_recipes.sh"
+    else
+        echo "$2" >"$1.tmp"
+        chmod "$3" "$1.tmp"
+        mv "$1.tmp" "$1"
+    fi
+}
+
+table='| recipe | GPUs | tokens | FLOPs | hours, assumed |
+|---|---:|---:|---:|---:|'
 for row in "${rows[@]}"; do
     file=scripts/run_${row%%|*}.sh
     text=$(recipe "$row")
-    if [ "$check" = yes ]; then
-        [ "$text" = "$(cat "$file")" ] || fail "$file is not what the table and $program give: run scripts/update_recipes.sh"
-    else
-        echo "$text" >"$file.tmp"
-        chmod 755 "$file.tmp"
-        mv "$file.tmp" "$file"
-    fi
+    put "$file" "$text" 755
+    table+=$(awk -v file="$file" '
+        /^# run_/ { tokens = $(NF - 4) }
+        /^#   GPUs/ { gpus = $3 + 0 }
+        /^#   FLOPs/ { flops = $3 }
+        /^#   expected hours/ { hours = $4 }
+        END { printf "\n| `%s` | %d | %s | %s | %s |", file, gpus, tokens, flops, hours }' <<<"$text")
 done
+readme=$(table=$table awk '
+    /<!-- recipes: end -->/ { inside = 0; ends++ }
+    !inside { print }
+    /<!-- recipes: begin/ { inside = 1; print ENVIRON["table"] }
+    END { exit ends != 1 || inside }' README.md) || fail "README.md lacks the markers <!-- recipes: begin and <!-- recipes: end -->"
+put README.md "$readme" 644
