@@ -1318,7 +1318,7 @@ static int run_train(Run *run) {
     int64_t first = run->step;
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
-    printf("%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n", run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
+    printf("%d micro-step%s of %d x %d); GEMM peak %.0f GFLOP/s\n", run->micro_steps, run->micro_steps == 1 ? "" : "s", run->model.B, run->model.T, run->peak_gflops);
     fflush(stdout);
     if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);

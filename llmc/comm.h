@@ -201,7 +201,30 @@ static inline void comm_alloc(size_t bucket_bytes) {
     comm.staging = (grad_t *)buffer_alloc(bucket_bytes, "gradients of other ranks");
 }
 
+static inline void comm_close(void) {
 #ifdef USE_MPI
+    if (!comm.on) return;
+    watch_phase(PHASE_END);
+    comm_barrier();
+    pthread_mutex_lock(&comm.lock);
+    comm.stop = true;
+    pthread_cond_broadcast(&comm.changed);
+    pthread_mutex_unlock(&comm.lock);
+    pthread_join(comm.thread, NULL);
+    buffer_free(comm.staging);
+    comm.staging = NULL;
+    comm.on = false;
+    MPI_Finalize();
+#endif
+}
+
+#ifdef USE_MPI
+// exit() where all is well and main is not the way out: --help, say.
+static inline void comm_leave(int status, void *unused) {
+    (void)unused;
+    if (status == EXIT_DONE) comm_close();
+}
+
 static inline void comm_start(int launched) {
     int provided = 0;
     MPI_Comm here;
@@ -227,6 +250,7 @@ static inline void comm_start(int launched) {
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     CHECK(rc == 0, "cannot start the thread that speaks to other ranks: %s", strerror(rc));
     comm.on = true;
+    CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program"); // before the watchdog's: last in, first out
 }
 #endif
 
@@ -240,20 +264,4 @@ static inline void comm_open(void) {
 #endif
 }
 
-static inline void comm_close(void) {
-#ifdef USE_MPI
-    if (!comm.on) return;
-    watch_phase(PHASE_END);
-    comm_barrier();
-    pthread_mutex_lock(&comm.lock);
-    comm.stop = true;
-    pthread_cond_broadcast(&comm.changed);
-    pthread_mutex_unlock(&comm.lock);
-    pthread_join(comm.thread, NULL);
-    buffer_free(comm.staging);
-    comm.staging = NULL;
-    comm.on = false;
-    MPI_Finalize();
-#endif
-}
 #endif

@@ -20,7 +20,9 @@ b.begin / ranks, exactly, as buckets lie without gaps.
 
 // Elements of a bucket at most: large enough for full bandwidth, small enough that a layer's first is under way before
 // its last is complete and that the memory for received pieces is small.
-static const size_t BUCKET_ELEMENTS = (size_t)8 << 20;
+#ifndef BUCKET_ELEMENTS
+#define BUCKET_ELEMENTS ((size_t)8 << 20)
+#endif
 
 typedef struct {
     int group;

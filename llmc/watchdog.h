@@ -62,7 +62,7 @@ static struct {
     bool on, leaving;
     int rank, ranks, status, listener;
     uint64_t token;
-    double timeout;
+    double timeout, looked; // the latter: when the thread last went round
     char host[WATCH_HOST];
     // what this rank is doing
     int phase;
@@ -77,7 +77,7 @@ static struct {
     pthread_t thread;
     WatchPeer *peers; // rank 0: of each rank; else one, rank 0
     int peer_count;
-} watch = {false, false, 0, 1, 0, -1, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
@@ -117,7 +117,7 @@ static inline WatchMessage watch_message(WatchKind kind) {
 // A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
 static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
     pthread_mutex_lock(&watch.lock);
-    if (p->fd >= 0 && !p->gone) {
+    if (p->fd >= 0) {
         ssize_t n = send(p->fd, m, watch_bytes(m->kind), MSG_NOSIGNAL | (m->kind == WATCH_FAILED ? 0 : MSG_DONTWAIT));
         (void)n; // a heartbeat that is lost is late; a connection that is lost is seen by its reader
     }
@@ -189,8 +189,12 @@ __attribute__((noreturn)) static inline void watch_end(int status) {
     _exit(status);
 }
 
-// Hears for a moment what else has failed, then ends the program.
-__attribute__((noreturn)) static inline void watch_fail(int status) {
+// Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
+// itself, which may be a moment later than the first of the others.
+__attribute__((noreturn)) static inline void watch_fail(WatchMessage *first, int status) {
+    WatchMessage *failed = (WatchMessage *)checked_calloc((size_t)watch.ranks + 1, sizeof(WatchMessage));
+    int count = 0;
+    if (first) failed[count++] = *first;
     for (double until = now_seconds() + WATCH_GRACE; now_seconds() < until;) {
         bool all = true;
         for (int i = 1; i < watch.peer_count; i++) {
@@ -199,23 +203,22 @@ __attribute__((noreturn)) static inline void watch_fail(int status) {
             if (p->gone || p->fd < 0) continue;
             all = false;
             if (poll(&poll_one, 1, 5) <= 0) continue;
-            WatchMessage m;
-            if (!watch_receive(p->fd, &m)) p->gone = true;
-            else if (m.kind == WATCH_FAILED) {
-                watch_print_failure(&m);
-                p->gone = true;
-            } else if (m.kind == WATCH_BYE) p->gone = true;
+            p->gone = !watch_receive(p->fd, &failed[count]) || failed[count].kind != WATCH_BEAT;
+            if (p->gone && failed[count].kind == WATCH_FAILED) count++;
         }
         if (all) break;
     }
+    if (!WATCH_GET(leaving)) usleep(100000); // rank 0's own turn
+    for (int i = 0; i < count; i++) watch_print_failure(&failed[i]);
     watch_end(status);
 }
 
+// Ranks go in step, so where rank 0 is now says more about one that is gone than what was last heard of it.
 static inline void watch_verdict(const WatchMessage *m, const char *what, double seconds) {
     char since[64] = "";
     if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
-    fprintf(stderr, "diffv2: rank %d (%s) %s%s, at step %" PRId64 ", %s; all ranks end, --resume goes on from the newest checkpoint\n", m->rank, m->host,
-            what, since, m->step, phase_names[m->phase]);
+    fprintf(stderr, "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64 ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
+            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step), phase_names[WATCH_GET(phase)]);
 }
 
 // Of the ranks that others wait for, the one that has come least far.
@@ -238,6 +241,7 @@ static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
     if (!watch_receive(p->fd, &m)) {
         p->gone = true;
+        if (now_seconds() - watch.looked > watch_limit()) _exit(EXIT_FAILED); // this rank was stopped, and the others have said so
         watch_verdict(&p->last, "has ended without a word (killed?)", 0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         _exit(EXIT_FAILED);
@@ -247,9 +251,8 @@ static inline void watch_hear(WatchPeer *p) {
     p->last = m;
     if (m.kind == WATCH_BYE) p->gone = true;
     if (m.kind != WATCH_FAILED) return;
-    watch_print_failure(&m);
     p->gone = true;
-    watch_fail(m.status);
+    watch_fail(&m, m.status);
 }
 
 static inline void watch_judge_silence(double limit) {
@@ -275,9 +278,9 @@ static inline void *watch_loop(void *unused) {
     struct pollfd *fds = (struct pollfd *)checked_calloc((size_t)watch.peer_count, sizeof(struct pollfd));
     double sent = 0, before = now_seconds();
     while (!WATCH_GET(leaving)) {
-        double limit = watch_limit(), beat = fmin(1, fmax(0.02, limit / 8)), now = now_seconds();
+        double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)), now = now_seconds();
         if (now - before > fmax(0.5, limit / 4)) watch_was_stopped(now);
-        before = now;
+        before = watch.looked = now;
         for (int i = 0; i < watch.peer_count; i++) {
             fds[i].fd = watch.peers[i].gone ? -1 : watch.peers[i].fd;
             fds[i].events = POLLIN;
@@ -296,7 +299,7 @@ static inline void *watch_loop(void *unused) {
         if (watch.rank == 0) watch_judge_waiting(limit);
     }
     free(fds);
-    if (watch.rank == 0 && watch.status) watch_fail(watch.status);
+    if (watch.rank == 0 && watch.status) watch_fail(NULL, watch.status);
     return NULL;
 }
 
