@@ -1587,6 +1587,7 @@ static int run_mode(Run *run, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     matmul_prepare(argv);
+    stop_signals_start();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));
