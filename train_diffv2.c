@@ -685,9 +685,6 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-// What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
-static const size_t PROCESS_BYTES = (size_t)24 << 20;
-
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
 static void print_match(const Model *model, const Options *o) {
@@ -722,9 +719,11 @@ static void print_dry_run(const Model *model, const Options *o) {
     if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
     print_memory_row("activations", model->activations_bytes);
     print_memory_row("workspace", model->workspace_bytes);
-    print_memory_row("program and libraries, about", PROCESS_BYTES);
+    const char *own_of;
+    size_t own_bytes = ops_own_bytes(&own_of);
+    print_memory_row(own_of, own_bytes);
     print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
-                                  model->activations_bytes + model->workspace_bytes + PROCESS_BYTES);
+                                  model->activations_bytes + model->workspace_bytes + own_bytes);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -1139,6 +1138,12 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     options_adopt_data(o);
     options_finish(o, 1);
     omp_set_num_threads((int)o->threads);
+    if (!matmul_has_choice) { // the build decides
+        int own = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == own, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(own), gemm_choice(o->gemm));
+        o->gemm = own;
+    }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
     if (matmul_in_bf16 && !matmul_bf16_native)
@@ -1165,10 +1170,14 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
     cJSON_AddStringToObject(json, "system", text);
     cJSON *devices = cJSON_AddArrayToObject(json, "devices");
+    char driver[sizeof(text)];
+    bool on_device = ops_device(text, driver, sizeof(text));
+    if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);

@@ -36,6 +36,8 @@ static struct {
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
 
+static inline size_t gemm_own_bytes(void) { return GEMM_WORKSPACE_BYTES; }
+
 static inline void gemm_start(void) {
     CUBLAS_CHECK(cublasLtCreate(&gemm_state.handle));
     gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");

@@ -39,6 +39,7 @@ static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
 // ---------------------------------------------------------------------------------------------------
 // What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
 
+static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
 
 static inline void matmul_use_bf16(bool on) { (void)on; }
