@@ -64,6 +64,7 @@ typedef struct {
     floatX *norm_final;    // (N, C)
     real *rstd_final;      // (N)
     floatX *logits;        // (logit_rows, Vp), then their gradient
+    double *grad_squares;  // (1): the gradients' sum of squares
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
     floatX *dx;       // (N, C)
     floatX *dnorm;    // (N, C)
@@ -106,8 +107,9 @@ typedef struct {
     floatX *params; // [tensors.buffer_count], layer-major, as are the next three
     grad_t *grads;
     real *m, *v; // Adam's moments
+    real *master; // the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
     Activations acts;
-    size_t params_bytes, grads_bytes, moments_bytes, activations_bytes, workspace_bytes;
+    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
     char *activations_memory;
 } Model;
 
@@ -216,6 +218,7 @@ static void activations_carve(Model *model, Arena *arena) {
     a->rstd_final = CARVE(arena, real, N);
     a->logits = CARVE(arena, floatX, (size_t)model->logit_rows * (size_t)model->Vp);
     if (!backward) return;
+    a->grad_squares = CARVE(arena, double, 1);
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
@@ -250,6 +253,7 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     if (purpose == FOR_TRAINING) {
         model->grads_bytes = model->tensors.buffer_count * sizeof(grad_t);
         model->moments_bytes = 2 * model->tensors.buffer_count * sizeof(real);
+        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->tensors.buffer_count * sizeof(real);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
@@ -270,6 +274,7 @@ static void model_alloc(Model *model, const Model *shared) {
         model->grads = (grad_t *)buffer_alloc(model->grads_bytes, "gradients");
         model->m = (real *)buffer_alloc(model->moments_bytes, "Adam's moments");
         model->v = model->m + model->tensors.buffer_count;
+        if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0};
@@ -286,6 +291,7 @@ static void model_free(Model *model, bool owns_params) {
     if (owns_params) buffer_free(model->params);
     buffer_free(model->grads);
     buffer_free(model->m);
+    buffer_free(model->master);
     buffer_free(model->activations_memory);
     free(model->acts.layers);
     tensor_list_free(&model->tensors);
@@ -296,6 +302,7 @@ static void model_free(Model *model, bool owns_params) {
 static void model_init(Model *model, uint64_t seed) {
     enum { CHUNK = 1 << 20 };
     floatX *host = (floatX *)checked_calloc(CHUNK, sizeof(floatX));
+    real *exact = (real *)checked_calloc(CHUNK, sizeof(real));
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -305,11 +312,16 @@ static void model_init(Model *model, uint64_t seed) {
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++)
-                host[e] = (floatX)(float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+            for (size_t e = 0; e < count; e++) {
+                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+                exact[e] = (real)value;
+                host[e] = (floatX)value;
+            }
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
+            if (model->master) buffer_upload(model->master + t->offset + begin, exact, count * sizeof(real));
         }
     }
+    free(exact);
     free(host);
 }
 
@@ -464,6 +476,14 @@ static void model_classify(Model *model, int N, real dloss) {
 // ---------------------------------------------------------------------------------------------------
 // Statistics
 
+// Norm of a range of the gradients added up so far; NaN or infinite when an element is.
+static double grads_norm(const Model *model, size_t begin, size_t count) {
+    double sum;
+    sum_of_squares(model->acts.grad_squares, model->grads + begin, count);
+    buffer_download(&sum, model->acts.grad_squares, sizeof(sum));
+    return sqrt(sum);
+}
+
 // Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
 static LayerStats layer_stats(const Model *model, int l, int B, int T) {
     const AttentionDims *d = &model->dims;
@@ -493,7 +513,7 @@ static void model_gather_stats(Model *model, int l, int B, int T) {
 // Of the gradients added up so far, before clipping.
 static double layer_grad_norm(const Model *model, int l) {
     size_t begin = model->tensors.layer_offset[l], end = model->tensors.layer_offset[l + 1];
-    return sqrt(sum_of_squares(model->grads + begin, end - begin));
+    return grads_norm(model, begin, end - begin);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -632,7 +652,7 @@ static double model_loss_sum(const Model *model, int N) {
 // Update
 
 // Before clipping; NaN or infinite when an element is.
-static double model_grad_norm(const Model *model) { return sqrt(sum_of_squares(model->grads, model->tensors.buffer_count)); }
+static double model_grad_norm(const Model *model) { return grads_norm(model, 0, model->tensors.buffer_count); }
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
@@ -642,7 +662,8 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     assert(isfinite(grad_norm) && update > 0);
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
-        adamw_update(model->params + t->offset, NULL, model->grads + t->offset, model->m + t->offset,
+        real *master = model->master ? model->master + t->offset : NULL;
+        adamw_update(model->params + t->offset, master, model->grads + t->offset, model->m + t->offset,
                      model->v + t->offset, t->count, clip_factor(grad_norm, o->grad_clip), lr, o->beta1, o->beta2,
                      o->eps, t->row->decay ? o->weight_decay : 0, update);
     }
@@ -698,11 +719,12 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("parameters", model->params_bytes);
     print_memory_row("gradients", model->grads_bytes);
     print_memory_row("Adam's moments", model->moments_bytes);
+    if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
     print_memory_row("activations", model->activations_bytes);
     print_memory_row("workspace", model->workspace_bytes);
     print_memory_row("program and libraries, about", PROCESS_BYTES);
-    print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->activations_bytes +
-                                  model->workspace_bytes + PROCESS_BYTES);
+    print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+                                  model->activations_bytes + model->workspace_bytes + PROCESS_BYTES);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -798,6 +820,7 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     b.config = &model->config;
     b.tensors = &model->tensors;
     b.params = model->params;
+    b.master = model->master;
     b.m = model->m;
     b.v = model->v;
     return b;

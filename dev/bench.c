@@ -161,7 +161,11 @@ static void r_swiglu_b(const Shape *s, real *const *x) { swiglu_backward(x[0], x
 static double e_entropy(const Shape *s) { return 2.0 * s->N * s->Vp; }
 static void r_entropy(const Shape *s, real *const *x) { cross_entropy(x[1], x[0], bench.tokens, s->N, s->V, s->Vp, (real)1e-3); }
 static double e_norm(const Shape *s) { return (double)s->parameters; }
-static void r_norm(const Shape *s, real *const *x) { bench.sink += (float)sum_of_squares(x[0], s->parameters); }
+static void r_norm(const Shape *s, real *const *x) {
+    double sum;
+    sum_of_squares(&sum, x[0], s->parameters);
+    bench.sink += (float)sum;
+}
 static double e_adamw(const Shape *s) { return 7.0 * (double)s->parameters; }
 static void r_adamw(const Shape *s, real *const *x) { adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100); }
 static double e_zero(const Shape *s) { return (double)s->parameters; }

@@ -130,8 +130,9 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
 
-// sum of squares, in double and in an order that does not depend on the number of threads
-static inline double sum_of_squares(const grad_t *x, size_t count);
+// sum[0] = sum of squares, in double and in an order that does not depend on the number of threads; sum is operation
+// memory, so that the program need not wait for each of several
+static inline void sum_of_squares(double *sum, const grad_t *x, size_t count);
 
 // Statistics of what a layer has computed, for the log: small results on the host, equal for any number of threads. A
 // NaN among the values gives NaN. stats.h has the equations.

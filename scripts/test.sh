@@ -6,6 +6,7 @@
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
+#   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
@@ -83,6 +84,20 @@ run_tests() { # build directory, words that choose tests
     echo "     $directory: $((SECONDS - start)) s"
 }
 
+# A script or program whose last line is "N passed, N failed".
+run_script() { # what, command...
+    local what=$1 last
+    shift
+    "$@" 2>&1 | tee "$scratch/tests"
+    last=$(tail -n 1 "$scratch/tests")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        fail_one "$what ended in the middle"
+    fi
+}
+
 # Whether this machine has the sanitizers. Leaks are not looked for: the programs leave their memory to the system
 # when they end with an error, and the leak checker cannot stop the threads of OpenMP.
 sanitizers=address,undefined
@@ -147,20 +162,31 @@ if [ "$(uname -m)" = x86_64 ]; then
     if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
 fi
 
-echo "== data"
-# A script whose last line is "N passed, N failed".
-run_script() { # what, command...
-    local what=$1 last
+echo "== CUDA on the CPU"
+cuda_start=$SECONDS cuda=${CUDA:-/usr/local/cuda}
+cuda_programs() { # build directory, programs that end with their counts
+    local directory=$1 program
     shift
-    "$@" 2>&1 | tee "$scratch/tests"
-    last=$(tail -n 1 "$scratch/tests")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-    else
-        fail_one "$what ended in the middle"
-    fi
+    for program in "$@"; do run_script "$directory/$program" "$directory/$program"; done
 }
+if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
+    echo "skip CUDA on the CPU: there are no CUDA headers in $cuda/include (CUDA=DIRECTORY says where they are)"
+    skipped=$((skipped + 1))
+else
+    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs; then
+        cuda_programs build/oncpu test_layer planted_bugs
+    fi
+    if ! has_sanitizers; then
+        echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
+        skipped=$((skipped + 1))
+    elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
+        build/asan/oncpu/planted_bugs; then
+        cuda_programs build/asan/oncpu test_layer planted_bugs
+    fi
+    echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"
+fi
+
+echo "== data"
 strings=1500 every=64
 [ "${1-}" != --all ] || strings=125000 every=4
 if ! python=$(python3 data/environment.py 2>"$scratch/python"); then

@@ -214,5 +214,14 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLA
 }
 #undef CUDA_ON_CPU_PLACE
 
+// Calls that take a kernel, which CUDA's header overloads only under nvcc.
+template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
+}
+template <class... P>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size, size_t shared_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void *>(kernel), block_size, shared_bytes);
+}
+
 #include "device_math.h"
 #endif

@@ -4,6 +4,7 @@ internal.h: what the parts of the layer know of each other.
   scheduler.cpp   runs the threads of a launch as fibers: order, barriers, warp operations, messages
   streams.cpp     streams and events: the queues in front of it
   memory.cpp      device memory: allocations, copies, who may touch what
+  faults.cpp      signals and sanitizers: which thread it was
   runtime.cpp     the rest of the CUDA runtime calls
 */
 #ifndef CUDA_ON_CPU_INTERNAL_H
@@ -12,6 +13,7 @@ internal.h: what the parts of the layer know of each other.
 #include "device.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string>
 
 namespace cuda_on_cpu {
 
@@ -22,6 +24,8 @@ constexpr size_t shared_default = 48 << 10, shared_limit = 99 << 10;
 // scheduler.cpp
 void run_grid(const Launch &launch, const std::function<void()> &thread);
 bool in_kernel();
+void report(const char *what);                       // one line on stderr
+const char *stack_fault(const volatile void *address); // what is wrong when it is below the running thread's stack, or nullptr
 extern const char *stand_in; // name of the stand-in (on_stream) or copy that is running, for messages
 extern Place stand_in_place;
 
@@ -41,6 +45,10 @@ struct Found {
 Found find_memory(const volatile void *pointer);
 void open_device_memory();  // the device runs: device memory is accessible
 void close_device_memory(); // the host runs again
+std::string describe_fault(const volatile void *address); // empty: no memory of the layer's
+
+// faults.cpp
+void catch_faults();
 
 // runtime.cpp
 size_t dynamic_shared_limit(const void *kernel);

@@ -88,6 +88,7 @@ cudaError_t allocate(void **pointer, size_t bytes, Memory kind) {
     memset(p, 0xFF, bytes);
     if (kind == Memory::device) in_use += bytes;
     allocations[(const char *)p] = {bytes, mapped, kind};
+    catch_faults();
     if (mapped && !open_count && protects_memory()) mprotect(p, mapped - page, PROT_NONE);
     *pointer = p;
     return cudaSuccess;
@@ -126,6 +127,21 @@ Found find_memory(const volatile void *pointer) {
     const auto &[base, a] = *--after;
     if (p > base + a.bytes) return {Memory::unknown, nullptr, 0};
     return {a.kind, base, a.bytes};
+}
+
+std::string describe_fault(const volatile void *pointer) {
+    if (const char *what = stack_fault(pointer)) return what;
+    const char *p = (const char *)pointer;
+    auto after = allocations.upper_bound(p);
+    if (after == allocations.begin()) return "";
+    const auto &[base, a] = *--after;
+    char text[256];
+    size_t at = (size_t)(p - base);
+    if (!a.mapped || at >= a.mapped) return "";
+    if (a.kind == Memory::freed) snprintf(text, sizeof(text), "use of freed memory: byte %zu of an allocation of %zu", at, a.bytes);
+    else if (at >= a.bytes) snprintf(text, sizeof(text), "out of bounds: byte %zu of an allocation of %zu", at, a.bytes);
+    else snprintf(text, sizeof(text), "the host dereferences device memory: byte %zu of an allocation of %zu", at, a.bytes);
+    return text;
 }
 
 void open_device_memory() {

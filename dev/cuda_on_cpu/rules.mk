@@ -1,5 +1,6 @@
 # CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/cuda_on_cpu/NAME.cu, with g++.
-# Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32).
+# Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32), UCONTEXT=yes (fibers
+# by swapcontext, as on CPUs other than x86-64).
 
 CUDA ?= /usr/local/cuda
 PRECISION ?= bf16
@@ -10,7 +11,10 @@ ONCPU_PRECISION = $(or $(ONCPU_PRECISION_$(PRECISION)),$(error PRECISION is '$(P
 # kernels view memory as other types (16-byte vectors), which nvcc allows
 ONCPU_CFLAGS = -O2 $(ARCH) -g -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef SANITIZE
-  ONCPU_CFLAGS = $(CFLAGS)
+  ONCPU_CFLAGS = $(CFLAGS) -fno-math-errno
+endif
+ifdef UCONTEXT
+  ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
 ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS $(ONCPU_PRECISION) -isystem $(CUDA)/include
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))

@@ -401,26 +401,36 @@ void set_order(Order wanted, uint64_t seed) {
 
 bool in_kernel() { return launch != nullptr; }
 
+void report(const char *what) {
+    std::string where;
+    if (launch)
+        where = text("kernel %s launched in %s:%d, block (%u,%u,%u), thread %s: ", launch->kernel, launch->place.file, launch->place.line,
+                     position.block.x, position.block.y, position.block.z, thread_name(current).c_str());
+    else if (stand_in) where = text("%s in %s:%d: ", stand_in, stand_in_place.file, stand_in_place.line);
+    fprintf(stderr, "CUDA on the CPU: %s%s\n", where.c_str(), what);
+}
+
 void fail(const char *format, ...) {
+    char what[2048];
     va_list args;
     va_start(args, format);
-    fflush(stdout);
-    flockfile(stderr);
-    fprintf(stderr, "CUDA on the CPU: ");
-    if (launch)
-        fprintf(stderr, "kernel %s launched in %s:%d, block (%u,%u,%u), thread %s: ", launch->kernel, launch->place.file, launch->place.line,
-                position.block.x, position.block.y, position.block.z, thread_name(current).c_str());
-    else if (stand_in) fprintf(stderr, "%s in %s:%d: ", stand_in, stand_in_place.file, stand_in_place.line);
-    vfprintf(stderr, format, args);
-    fprintf(stderr, "\n");
-    funlockfile(stderr);
+    vsnprintf(what, sizeof(what), format, args);
     va_end(args);
+    fflush(stdout);
+    report(what);
     fflush(nullptr);
     _exit(1);
 }
 
+const char *stack_fault(const volatile void *address) {
+    const char *bottom = (const char *)running->stack, *p = (const char *)address;
+    if (!launch || running == &host || p >= bottom || p < bottom - guard_bytes) return nullptr;
+    return "a thread's stack is full (256 KiB)";
+}
+
 void run_grid(const Launch &what, const std::function<void()> &thread) {
     read_order_from_environment();
+    catch_faults();
     launch = &what;
     body = &thread;
     dim3 g((unsigned)what.grid.x, (unsigned)what.grid.y, (unsigned)what.grid.z);
@@ -443,7 +453,7 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
 
 int barrier(BlockVote vote, int predicate, Place place) {
     if (at_barrier == 0) barrier_place = place, barrier_vote = vote;
-    else if (barrier_place.line != place.line || strcmp(barrier_place.file, place.file) != 0)
+    else if (barrier_place.line != place.line || (barrier_place.file != place.file && strcmp(barrier_place.file, place.file)))
         fail("divergent barrier: this thread is at __syncthreads in %s:%d, others at the one in %s:%d", place.file, place.line,
              barrier_place.file, barrier_place.line);
     else if (barrier_vote != vote) fail("threads meet at different kinds of __syncthreads in %s:%d", place.file, place.line);
