@@ -1,8 +1,8 @@
 /*
 sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
-  mapping   SQUARES_PARTS blocks, each a part of the range; one block adds their sums; 8 bytes go to the host. It is also
-            the check that gradients are finite: squares are summed in double, where none of fp32 overflows, so the
-            result is NaN or infinite exactly when an element is.
+  mapping   SQUARES_PARTS blocks, each a part of the range; one block adds their sums. The result stays on the device:
+            the program reads it when it has queued all that it can. It is also the check that gradients are finite: squares
+            are summed in double, where none of fp32 overflows, so it is NaN or infinite exactly when an element is.
   traffic   1 in per element
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH
@@ -32,13 +32,11 @@ static __global__ void sum_of_parts_kernel(double *total, const double *partial)
     if (threadIdx.x == 0) *total = sum;
 }
 
-static inline double sum_of_squares(const grad_t *x, size_t count) {
-    double *partial = (double *)ops_scratch((SQUARES_PARTS + 1) * sizeof(double)), *total = partial + SQUARES_PARTS, result;
+static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
+    double *partial = (double *)ops_scratch(SQUARES_PARTS * sizeof(double));
     if ((uintptr_t)x % 16 == 0) LAUNCH((sum_of_squares_kernel<4>), SQUARES_PARTS, SQUARES_THREADS, 0, partial, x, count);
     else LAUNCH((sum_of_squares_kernel<1>), SQUARES_PARTS, SQUARES_THREADS, 0, partial, x, count);
-    LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, total, partial);
-    buffer_download(&result, total, sizeof(result));
-    return result;
+    LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, sum, partial);
 }
 
 static inline size_t sum_of_squares_bytes(size_t count) { return count * sizeof(grad_t); }

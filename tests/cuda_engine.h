@@ -48,7 +48,7 @@ static inline double error_of_sum(double length) { return 4 + length / 16 + 4 * 
 // The same where a library adds them, perhaps one after another: a random walk of steps that grow with the sum.
 static inline double error_of_product(double length) { return 8 + length; }
 
-enum Type { STORED, FP32, INT32 };
+enum Type { STORED, FP32, FP64, INT32 };
 enum Role { INPUT, OUTPUT, UPDATED }; // an output is poisoned before, an updated tensor has a value that counts
 
 struct Tensor {
@@ -67,10 +67,12 @@ struct Tensor {
     float *f() const { return (float *)at(); }
     int *i() const { return (int *)at(); }
     double *t() { return twin.data(); }
-    size_t element_bytes() const { return type == STORED ? sizeof(floatX) : 4; }
+    double *d() const { return (double *)at(); }
+    size_t element_bytes() const { return type == STORED ? sizeof(floatX) : type == FP64 ? 8 : 4; }
     double value(const std::vector<unsigned char> &from, size_t k) const {
         const unsigned char *p = from.data() + begin + k * element_bytes();
         if (type == INT32) return *(const int *)(const void *)p;
+        if (type == FP64) return *(const double *)(const void *)p;
         return type == FP32 ? (double)*(const float *)(const void *)p : (double)(float)*(const floatX *)(const void *)p;
     }
     void set(size_t k, double v) { // rounds v to the type; the twin reads what it became
@@ -104,6 +106,7 @@ class Operands {
     Tensor &updated_fp32(const char *name, size_t count, double spread = 1) { return filled(name, FP32, UPDATED, count, spread); }
     Tensor &out(const char *name, size_t count) { return add(name, STORED, OUTPUT, count); }
     Tensor &out_fp32(const char *name, size_t count) { return add(name, FP32, OUTPUT, count); }
+    Tensor &out_fp64(const char *name, size_t count) { return add(name, FP64, OUTPUT, count); }
     Tensor &ints(const char *name, size_t count, int limit) { // in [0, limit)
         Tensor &t = add(name, INT32, INPUT, count);
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
@@ -149,7 +152,7 @@ class Operands {
     std::deque<Tensor> tensors; // references stay valid
     int shift;
 
-    static double ROUND_OF(const Tensor &t) { return t.type == STORED ? ROUND_STORE : ROUND_FP32; }
+    static double ROUND_OF(const Tensor &t) { return t.type == STORED ? ROUND_STORE : t.type == FP64 ? 0x1p-53 : ROUND_FP32; }
 
     Tensor &add(const char *name, Type type, Role role, size_t count) {
         tensors.emplace_back();
