@@ -19,6 +19,9 @@ cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 #include <functional>
 #include <vector>
 
+#ifdef __CUDACC__
+#pragma nv_diag_suppress 1675 // nvcc passes pragmas on to the host compiler, and warns of those that it does not know
+#endif
 namespace twin {
 static inline void *buffer_alloc(size_t bytes, const char *) { return checked_calloc(bytes, 1); }
 static inline void buffer_free(void *p) { free(p); }
@@ -29,6 +32,9 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
+#ifdef __CUDACC__
+#pragma nv_diag_default 1675
+#endif
 #undef LLMC_OPS_H
 #include "../llmc/ops.h"
 #include "harness.h"
