@@ -3,7 +3,7 @@ gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 
   layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A, and C's rows as columns
   plans      the descriptors and the algorithm of a product are looked up once per (shape, alignment of its addresses) and kept.
-             A shape that the heuristics know nothing for ends the program with the shape; there is no slow path in secret.
+             What cuBLASLt refuses (odd strides, perhaps) is computed by gemm_plain, and said in one line.
   workspace  GEMM_WORKSPACE_BYTES of device memory, which Hopper's kernels ask for, allocated before the first step
   numerics   compute type fp32 for bf16 and fp32 alike: TF32 is not allowed. Split sums are put together in fp32, in the
              workspace, never in the output's type.
@@ -27,6 +27,7 @@ typedef struct {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, c;
     cublasLtMatmulAlgo_t algorithm;
+    bool refused;
 } GemmPlan;
 
 static struct {
@@ -94,6 +95,7 @@ static inline void gemm_choose(GemmPlan *plan) {
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t wish;
     cublasLtMatmulHeuristicResult_t found;
+    memset(&found, 0, sizeof(found));
     int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&wish));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof(bytes)));
@@ -104,9 +106,11 @@ static inline void gemm_choose(GemmPlan *plan) {
                                                            1, &found, &count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(wish));
     const GemmShape *s = &plan->shape;
-    CHECK(status == CUBLAS_STATUS_SUCCESS && count > 0 && found.state == CUBLAS_STATUS_SUCCESS,
-          "cuBLASLt has no way to multiply %d x %d x %d (row strides %d, %d, %d): %s", s->M, s->N, s->K, s->lda, s->ldb, s->ldc,
-          cublasLtGetStatusString(status != CUBLAS_STATUS_SUCCESS ? status : count ? found.state : CUBLAS_STATUS_NOT_SUPPORTED));
+    plan->refused = status != CUBLAS_STATUS_SUCCESS || count == 0 || found.state != CUBLAS_STATUS_SUCCESS;
+    if (plan->refused)
+        warn("cuBLASLt does not multiply %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel does", s->M, s->N, s->K, s->lda,
+             s->ldb, s->ldc,
+             cublasLtGetStatusString(status != CUBLAS_STATUS_SUCCESS ? status : count ? found.state : CUBLAS_STATUS_NOT_SUPPORTED));
     plan->algorithm = found.algo;
 }
 
@@ -129,6 +133,10 @@ static inline const GemmPlan *gemm_plan(GemmShape shape, const void *A, const vo
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
     assert(gemm_state.handle != NULL);
     const GemmPlan *plan = gemm_plan(shape, A, B, C);
+    if (plan->refused) {
+        gemm_plain(shape, C, A, B);
+        return;
+    }
     const float one = 1, beta = shape.add ? 1 : 0;
     CUBLAS_CHECK(cublasLtMatmul(gemm_state.handle, plan->operation, &one, B, plan->b, A, plan->a, &beta, C, plan->c, C, plan->c,
                                 &plan->algorithm, gemm_state.workspace, GEMM_WORKSPACE_BYTES, main_stream));

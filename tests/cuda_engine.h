@@ -15,6 +15,7 @@ cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 #define TESTS_CUDA_ENGINE_H
 #include "../llmc/common.h"
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <vector>

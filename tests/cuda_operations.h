@@ -126,6 +126,57 @@ static void check_matmul(const Case *c) {
     }
 }
 
+// The kernel for what the library refuses: every way of storing the operands, with each kind of output. n: M N K, gap of the rows
+static void check_gemm_plain(const Case *c) {
+    for (int way = 0; way < 16; way++) {
+        GemmShape s = {(way & 1) != 0, (way & 2) != 0, (way & 4) != 0, (way & 8) != 0, c->n[0], c->n[1], c->n[2], 0, 0, 0};
+        s.lda = (s.transpose_a ? s.M : s.K) + c->n[3];
+        s.ldb = (s.transpose_b ? s.K : s.N) + c->n[3];
+        s.ldc = s.N + c->n[3];
+        Operands o(c->shift);
+        o.integers = 3; // sums are exact
+        size_t count = product(s.M, s.ldc);
+        Tensor &A = o.in("A", product(s.transpose_a ? s.K : s.M, s.lda)), &B = o.in("B", product(s.transpose_b ? s.N : s.K, s.ldb));
+        Tensor &C = s.add ? s.fp32_out ? o.updated_fp32("C", count) : o.updated("C", count) : s.fp32_out ? o.out_fp32("C", count) : o.out("C", count);
+        o.run(0, [&] { gemm_plain(s, C.at(), A.x(), B.x()); });
+        for (int m = 0; m < s.M; m++)
+            for (int n = 0; n < s.N; n++) {
+                double sum = 0, &to = C.twin[product(m, s.ldc) + (size_t)n];
+                for (int k = 0; k < s.K; k++)
+                    sum += A.twin[s.transpose_a ? product(k, s.lda) + (size_t)m : product(m, s.lda) + (size_t)k] *
+                           B.twin[s.transpose_b ? product(n, s.ldb) + (size_t)k : product(k, s.ldb) + (size_t)n];
+                to = sum + (s.add ? to : 0);
+            }
+        o.expect(C, {0, 0});
+    }
+}
+
+// Small uploads go through pinned memory in turn, large ones wait. n: bytes, times
+static void check_buffers(const Case *c) {
+    size_t bytes = (size_t)c->n[0];
+    std::vector<unsigned char> sent(bytes), got(bytes);
+    std::vector<char *> buffers((size_t)c->n[1]);
+    for (size_t i = 0; i < buffers.size(); i++) {
+        buffers[i] = (char *)buffer_alloc(bytes, "a test");
+        buffer_download(got.data(), buffers[i], bytes);
+        EXPECT(got == std::vector<unsigned char>(bytes), "a new buffer is not zero");
+        for (unsigned char &x : sent) x = (unsigned char)test_random_bits(&test_random);
+        sent[0] = (unsigned char)i;
+        buffer_upload(buffers[i], sent.data(), bytes);
+        std::fill(sent.begin() + 1, sent.end(), (unsigned char)0); // what was sent is not needed any more
+    }
+    for (size_t i = 0; i < buffers.size(); i++) {
+        buffer_download(got.data(), buffers[i], bytes);
+        size_t zeros = (size_t)std::count(got.begin() + 1, got.end(), 0);
+        EXPECT(got[0] == (unsigned char)i && (bytes < 100 || zeros < bytes / 50), "buffer %zu has not what was sent: %d, %zu zeros", i, got[0], zeros);
+        buffer_zero(buffers[i], bytes - 1);
+        buffer_download(got.data() + 1, buffers[i], bytes - 1);
+        EXPECT(std::count(got.begin() + 1, got.end(), 0) == (ptrdiff_t)(bytes - 1), "buffer_zero left something");
+        buffer_free(buffers[i]);
+    }
+    ops_wait();
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Heads
 
