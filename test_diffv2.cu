@@ -1,7 +1,8 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; the last line is `N passed, N failed`
+  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; the last line is `N passed, N
+failed`
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
 run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.
@@ -11,7 +12,7 @@ run; --seed repeats them. What a case checks besides the numbers: tests/cuda_eng
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
 static const Case cases[] = {
-    // clang-format off
+  // clang-format off
     // operation                 check                       parameters               values                     shift why
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {5, 11, 16},               0, "packs"},
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {37, 3, 19},               0, "no packs"},
@@ -117,7 +118,7 @@ static const Case cases[] = {
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {3, 17, 4, 1, 2, 1},  1, "two key sets"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 1, 2, 1, 1, 0},   0, "T = 1: nothing to say"},
-    // clang-format on
+  // clang-format on
 };
 
 static void case_line(char (&line)[512], const Case *c) {

@@ -9,10 +9,10 @@ gemm_plain: matrix products of any shape, stride and alignment, behind gemm.cuh,
 #define LLMC_GEMM_PLAIN_CUH
 #include "attention_tile.cuh"
 
-// to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. It is stored so, or, if
-// by_columns, transposed.
-static __device__ inline void gemm_plain_load(float *to, const floatX *x, int ld, int i0, int count, int k0, int K, bool by_columns,
-                                              bool wide) {
+// to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. It is stored so,
+// or, if by_columns, transposed.
+static __device__ inline void gemm_plain_load(float *to, const floatX *x, int ld, int i0, int count, int k0, int K,
+                                              bool by_columns, bool wide) {
     if (!by_columns) {
         tile_load_transposed(to, tile_rows(x, i0, count, ld, K, wide), k0);
         return;
@@ -50,7 +50,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
     for (int r = 0; r < 4; r++)
         for (int c = 0; c < 4; c++)
-            gemm_plain_store(s, C, m0 + (int)threadIdx.x / 16 * 4 + r, n0 + (int)threadIdx.x % 16 * 4 + c, acc[0][r][c]);
+            gemm_plain_store(s, C, m0 + (int)threadIdx.x / 16 * 4 + r, n0 + (int)threadIdx.x % 16 * 4 + c,
+                             acc[0][r][c]);
 }
 
 static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const floatX *B) {

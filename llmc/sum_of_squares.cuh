@@ -1,9 +1,9 @@
 /*
 sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
   mapping   SQUARES_PARTS blocks, each a part of the range; one block adds their sums. The result stays on the device:
-            the program reads it when it has queued all that it can. It is also the check that gradients are finite: squares
-            are summed in double, where none of fp32 overflows, so it is NaN or infinite exactly when an element is.
-  traffic   1 in per element
+            the program reads it when it has queued all that it can. It is also the check that gradients are finite:
+squares are summed in double, where none of fp32 overflows, so it is NaN or infinite exactly when an element is. traffic
+1 in per element
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH
 #define LLMC_SUM_OF_SQUARES_CUH
@@ -34,7 +34,8 @@ static __global__ void sum_of_parts_kernel(double *total, const double *partial)
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     double *partial = (double *)ops_scratch(SQUARES_PARTS * sizeof(double));
-    if ((uintptr_t)x % 16 == 0) LAUNCH((sum_of_squares_kernel<4>), SQUARES_PARTS, SQUARES_THREADS, 0, partial, x, count);
+    if ((uintptr_t)x % 16 == 0)
+        LAUNCH((sum_of_squares_kernel<4>), SQUARES_PARTS, SQUARES_THREADS, 0, partial, x, count);
     else LAUNCH((sum_of_squares_kernel<1>), SQUARES_PARTS, SQUARES_THREADS, 0, partial, x, count);
     LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, sum, partial);
 }
