@@ -275,7 +275,7 @@ static __global__ void atomics_kernel(int *ints, float *f, unsigned *u) {
     atomicAdd(f, 0.5f);
     atomicInc(&u[0], 9u);
     atomicOr(&u[1], 1u << threadIdx.x % 32);
-    unsigned seen = u[2], expected;
+    unsigned seen = atomicAdd(&u[2], 0u), expected;
     do {
         expected = seen;
         seen = atomicCAS(&u[2], expected, expected + 2);
@@ -446,6 +446,9 @@ int main(int argc, char **argv) {
             cuda_on_cpu::set_order(o.order, o.seed);
             order_name = o.name;
             test.run();
+#ifdef CUDA_ON_CPU_TSAN
+            break; // what races does so in any order
+#endif
         }
         printf("%s layer: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", test.sentence, now_seconds() - start);
         if (test_failures) failed++;
