@@ -4,7 +4,7 @@ atomics, streams and copies. Every kernel runs in all orders of threads.
 
   build/oncpu/test_layer           all tests; the last line is `N passed, N failed`
   build/oncpu/test_layer WORDS     those whose sentence contains WORDS
-  build/oncpu/test_layer --bench   nanoseconds per thread, shuffle and barrier
+  build/oncpu/test_layer --bench   nanoseconds per thread, shuffle and barrier, microseconds per launch
 */
 #include "../../llmc/launch.cuh"
 #include "../../tests/harness.h"
@@ -415,6 +415,15 @@ static int bench(void) {
         printf(", lane and shuffle %5.1f ns", best_ns(64.0 * 256 * 100, [&] { LAUNCH(shuffles_kernel, 64, 256, 0, f, 100); }));
         printf(", thread and barrier %5.1f ns\n", best_ns(64.0 * 256 * 100, [&] { LAUNCH(barriers_kernel, 64, 256, 0, none, 100); }));
     }
+    device_array<char>(64 << 20); // a workspace, and a few tensors
+    for (int i = 0; i < 10; i++) device_array<char>(1 << 16);
+    double ns = best_ns(1000, [&] {
+        for (int i = 0; i < 1000; i++) {
+            LAUNCH(empty_kernel, 1, 1, 0, nullptr);
+            cudaStreamSynchronize(main_stream);
+        }
+    });
+    printf("launch and wait, with 65 MiB in 11 allocations %.1f us\n", ns * 1e-3);
     return EXIT_DONE;
 }
 
