@@ -24,6 +24,7 @@ with files and processes is tested with the build that people run.
 #include "tests/corpora.h"
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
+#include "tests/recompute.h"
 
 static const struct {
     const char *subject;
@@ -34,6 +35,8 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
+    {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
+    {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},
     {"corpora", corpora_tests, CORPORA_TEST_COUNT, FP32_BUILD},

@@ -32,8 +32,8 @@ very file with CUDA operations instead.
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What a layer computes and the backward needs again. Without a backward all layers share one set,
-// but for the fused rows of a generating model, which are its key/value cache.
+// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
+// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
 typedef struct {
     floatX *norm1;   // (N, C)
     real *rstd1;     // (N)
@@ -64,6 +64,7 @@ typedef struct {
     floatX *norm_final;    // (N, C)
     real *rstd_final;      // (N)
     floatX *logits;        // (logit_rows, Vp), then their gradient
+    double *grad_squares;  // (1): the gradients' sum of squares
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
     floatX *dx;       // (N, C)
     floatX *dnorm;    // (N, C)
@@ -79,6 +80,18 @@ typedef struct {
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 
+// What the backward computes again instead of finding it kept: the norms and the inner activations of the MLP, or all
+// of a block, of which only the input is kept then.
+typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
+
+// What a layer's activations look like, for the log.
+typedef struct {
+    Range lambda;      // as it multiplies the second map; NaN without one
+    Range context_rms; // of what o_proj reads, per row and output head
+    AttentionStats attention;
+    Magnitudes residual; // of the stream that leaves the layer
+} LayerStats;
+
 typedef struct {
     ModelConfig config;
     AttentionDims dims;
@@ -87,12 +100,16 @@ typedef struct {
     int Vp;         // row stride of the logits: V rounded up to 64
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
+    Recompute recompute;
+    LayerStats *stats; // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
+    double stats_seconds; // that this took
     bool documents; // attention stays within them: acts.starts counts
     floatX *params; // [tensors.buffer_count], layer-major, as are the next three
     grad_t *grads;
     real *m, *v; // Adam's moments
+    real *master; // the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
     Activations acts;
-    size_t params_bytes, grads_bytes, moments_bytes, activations_bytes, workspace_bytes;
+    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
     char *activations_memory;
 } Model;
 
@@ -149,6 +166,11 @@ static void *carve(Arena *arena, size_t count, size_t element_bytes) {
 }
 #define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
 
+// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
+static bool layer_keeps(const Model *model, int l, Recompute level) {
+    return l == 0 || (model->purpose == FOR_TRAINING && model->recompute < level);
+}
+
 // Lays the activations of the model out in the arena: the one place that knows their sizes.
 static void activations_carve(Model *model, Arena *arena) {
     const ModelConfig *c = &model->config;
@@ -166,31 +188,37 @@ static void activations_carve(Model *model, Arena *arena) {
     a->embedded = CARVE(arena, floatX, N * C);
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
-        bool own = backward || l == 0;
-        if (!own) *layer = a->layers[0];
+        bool own = layer_keeps(model, l, RECOMPUTE_BLOCK);
+        if (l) *layer = a->layers[0];
+        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
         if (own || model->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
-        if (!own) continue;
-        layer->norm1 = CARVE(arena, floatX, N * C);
-        layer->rstd1 = CARVE(arena, real, N);
-        layer->heads = CARVE(arena, floatX, N * heads_width);
-        layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
-        layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-        layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
-        layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
-        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
-        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->normed;
-        layer->x_mid = CARVE(arena, floatX, N * C);
-        layer->norm2 = CARVE(arena, floatX, N * C);
-        layer->rstd2 = CARVE(arena, real, N);
-        layer->gate_up = CARVE(arena, floatX, N * 2 * F);
-        layer->hidden = CARVE(arena, floatX, N * F);
-        layer->x_out = CARVE(arena, floatX, N * C);
+        if (own) {
+            layer->heads = CARVE(arena, floatX, N * heads_width);
+            layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
+            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+            layer->x_mid = CARVE(arena, floatX, N * C);
+        }
+        if (layer_keeps(model, l, RECOMPUTE_NORMS_AND_MLP)) {
+            layer->norm1 = CARVE(arena, floatX, N * C);
+            layer->rstd1 = CARVE(arena, real, N);
+            layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : NULL;
+            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
+            layer->norm2 = CARVE(arena, floatX, N * C);
+            layer->rstd2 = CARVE(arena, real, N);
+            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
+            layer->hidden = CARVE(arena, floatX, N * F);
+        }
+        if (!d->norm_width) layer->normed = layer->combined;
+        if (!d->gate_width) layer->context = layer->normed;
+        else if (own) layer->context = CARVE(arena, floatX, N * context_width);
     }
     a->branch = CARVE(arena, floatX, N * C);
     a->norm_final = CARVE(arena, floatX, N * C);
     a->rstd_final = CARVE(arena, real, N);
     a->logits = CARVE(arena, floatX, (size_t)model->logit_rows * (size_t)model->Vp);
     if (!backward) return;
+    a->grad_squares = CARVE(arena, double, 1);
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
@@ -204,7 +232,7 @@ static void activations_carve(Model *model, Arena *arena) {
 }
 
 // Sizes of a model that works on up to B sequences of T positions; allocates nothing but the tensor list.
-static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
+static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute) {
     const size_t logit_bytes = (size_t)64 << 20; // a chunk of logits this large keeps the GEMM at full speed
     memset(model, 0, sizeof(*model));
     model->config = *config;
@@ -213,6 +241,7 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     model->B = B;
     model->T = T;
     model->purpose = purpose;
+    model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     size_t rows = max_size(64, logit_bytes / ((size_t)model->Vp * sizeof(floatX)));
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, rows);
@@ -224,10 +253,12 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     if (purpose == FOR_TRAINING) {
         model->grads_bytes = model->tensors.buffer_count * sizeof(grad_t);
         model->moments_bytes = 2 * model->tensors.buffer_count * sizeof(real);
+        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->tensors.buffer_count * sizeof(real);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
                       matmul_workspace_bytes(N, C, model->dims.fused_rows),
                       matmul_workspace_bytes(N, config->NH * config->D, C),
                       matmul_workspace_bytes(N, C, 2 * config->F),
@@ -243,6 +274,7 @@ static void model_alloc(Model *model, const Model *shared) {
         model->grads = (grad_t *)buffer_alloc(model->grads_bytes, "gradients");
         model->m = (real *)buffer_alloc(model->moments_bytes, "Adam's moments");
         model->v = model->m + model->tensors.buffer_count;
+        if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0};
@@ -259,6 +291,7 @@ static void model_free(Model *model, bool owns_params) {
     if (owns_params) buffer_free(model->params);
     buffer_free(model->grads);
     buffer_free(model->m);
+    buffer_free(model->master);
     buffer_free(model->activations_memory);
     free(model->acts.layers);
     tensor_list_free(&model->tensors);
@@ -269,6 +302,7 @@ static void model_free(Model *model, bool owns_params) {
 static void model_init(Model *model, uint64_t seed) {
     enum { CHUNK = 1 << 20 };
     floatX *host = (floatX *)checked_calloc(CHUNK, sizeof(floatX));
+    real *exact = (real *)checked_calloc(CHUNK, sizeof(real));
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -278,11 +312,16 @@ static void model_init(Model *model, uint64_t seed) {
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++)
-                host[e] = (floatX)(float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+            for (size_t e = 0; e < count; e++) {
+                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+                exact[e] = (real)value;
+                host[e] = (floatX)value;
+            }
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
+            if (model->master) buffer_upload(model->master + t->offset + begin, exact, count * sizeof(real));
         }
     }
+    free(exact);
     free(host);
 }
 
@@ -317,6 +356,17 @@ static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused
     return l;
 }
 
+// The norm before o_proj, where the variant has one.
+static void subnorm_forward(Model *model, int l, int N) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    if (d->norm_count)
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
+                        (real)SUBLN_EPS);
+    if (model->config.attention->norm == NORM_HEAD)
+        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+}
+
 // From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
 static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->config.attention;
@@ -334,36 +384,64 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
         diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
                              variant->lambda == LAMBDA_SIGMOID);
     }
-    if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)SUBLN_EPS);
-    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+    subnorm_forward(model, l, N);
     if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
-static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
+// the final norm.
+typedef struct {
+    floatX *y;
+    real *rstd;
+    const floatX *weight;
+} NextNorm;
+static NextNorm norm_after_block(Model *model, int l) {
+    bool last = l == model->config.L - 1;
+    NextNorm n;
+    n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
+    n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
+    n.weight = last ? param(model, T_NORM_FINAL, 0) : param(model, T_NORM1, l + 1);
+    return n;
+}
+
+// The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
+static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
-    real eps = (real)c->rms_norm_eps;
+    int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
-
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C, (real)c->rms_norm_eps);
+}
 
-    rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+// The second half up to the projection back into the residual stream: from norm2 to hidden.
+static void block_forward_mlp(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int C = model->config.C, F = model->config.F;
     matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
     swiglu_forward(a->hidden, a->gate_up, N, F);
-    matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
-    residual_forward(a->x_out, a->x_mid, branch, (size_t)N * (size_t)C);
 }
+
+// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
+// whose norm goes to the next block.
+static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+    const LayerActivations *a = &model->acts.layers[l];
+    floatX *branch = model->acts.branch;
+    int N = B * T, C = model->config.C, F = model->config.F;
+    block_forward_attention(model, l, x, B, T, first);
+    block_forward_mlp(model, l, N);
+    matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
+    NextNorm next = norm_after_block(model, l);
+    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C, (real)model->config.rms_norm_eps);
+}
+
+// The stream that enters block l.
+static const floatX *block_input(const Model *model, int l) { return l ? model->acts.layers[l - 1].x_out : model->acts.embedded; }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
 // first > 0 only in a generating model, whose cache holds the positions before.
@@ -372,12 +450,8 @@ static void model_forward(Model *model, int B, int T, int first) {
     int N = B * T, C = model->config.C, L = model->config.L;
     assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
-    const floatX *x = a->embedded;
-    for (int l = 0; l < L; l++) {
-        block_forward(model, l, x, B, T, first);
-        x = a->layers[l].x_out;
-    }
-    rmsnorm_forward(a->norm_final, a->rstd_final, x, param(model, T_NORM_FINAL, 0), N, C, (real)model->config.rms_norm_eps);
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
+    for (int l = 0; l < L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
 static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
@@ -397,6 +471,49 @@ static void model_classify(Model *model, int N, real dloss) {
             matmul_backward(a->dnorm + at, grad(model, head_kind(model), 0), a->logits, a->norm_final + at, head, rows,
                             C, V, Vp);
     }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Statistics
+
+// Norm of a range of the gradients added up so far; NaN or infinite when an element is.
+static double grads_norm(const Model *model, size_t begin, size_t count) {
+    double sum;
+    sum_of_squares(model->acts.grad_squares, model->grads + begin, count);
+    buffer_download(&sum, model->acts.grad_squares, sizeof(sum));
+    return sqrt(sum);
+}
+
+// Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
+static LayerStats layer_stats(const Model *model, int l, int B, int T) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    size_t N = (size_t)B * (size_t)T;
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
+    KeySet s = key_set(model, 0, B, T, 0);
+    LayerStats stats;
+    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
+    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
+    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
+    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
+                                      lambda.ld, d->pair_stride, sigmoid);
+    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
+    return stats;
+}
+
+static void model_gather_stats(Model *model, int l, int B, int T) {
+    ops_wait(); // so that the time is that of the statistics alone
+    double start = now_seconds();
+    model->stats[l] = layer_stats(model, l, B, T);
+    model->stats_seconds += now_seconds() - start;
+}
+
+// Of the gradients added up so far, before clipping.
+static double layer_grad_norm(const Model *model, int l) {
+    size_t begin = model->tensors.layer_offset[l], end = model->tensors.layer_offset[l + 1];
+    return grads_norm(model, begin, end - begin);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -448,6 +565,22 @@ static void context_backward(Model *model, int l, int B, int T) {
     }
 }
 
+// Computes again what --recompute does not keep, by the operations of the forward, so with its bits. Of the last block,
+// which no other has followed, it is still there.
+static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int N = B * T, C = model->config.C;
+    real eps = (real)model->config.rms_norm_eps;
+    if (model->recompute == RECOMPUTE_NOTHING || l == model->config.L - 1) return;
+    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
+    if (model->recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
+    else {
+        subnorm_forward(model, l, N);
+        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+    }
+    block_forward_mlp(model, l, N);
+}
+
 // acts.dx is the gradient of x_out on entry and of x on return.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->config;
@@ -478,7 +611,12 @@ static void model_backward(Model *model, int B, int T) {
     buffer_zero(a->dx, (size_t)N * (size_t)C * sizeof(floatX));
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
                      param(model, T_NORM_FINAL, 0), a->rstd_final, N, C);
-    for (int l = L - 1; l >= 0; l--) block_backward(model, l, l ? a->layers[l - 1].x_out : a->embedded, B, T);
+    for (int l = L - 1; l >= 0; l--) {
+        const floatX *x = block_input(model, l);
+        block_recompute(model, l, x, B, T);
+        if (model->stats) model_gather_stats(model, l, B, T);
+        block_backward(model, l, x, B, T);
+    }
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
 }
 
@@ -514,7 +652,7 @@ static double model_loss_sum(const Model *model, int N) {
 // Update
 
 // Before clipping; NaN or infinite when an element is.
-static double model_grad_norm(const Model *model) { return sqrt(sum_of_squares(model->grads, model->tensors.buffer_count)); }
+static double model_grad_norm(const Model *model) { return grads_norm(model, 0, model->tensors.buffer_count); }
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
@@ -524,41 +662,11 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     assert(isfinite(grad_norm) && update > 0);
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
-        adamw_update(model->params + t->offset, NULL, model->grads + t->offset, model->m + t->offset,
+        real *master = model->master ? model->master + t->offset : NULL;
+        adamw_update(model->params + t->offset, master, model->grads + t->offset, model->m + t->offset,
                      model->v + t->offset, t->count, clip_factor(grad_norm, o->grad_clip), lr, o->beta1, o->beta2,
                      o->eps, t->row->decay ? o->weight_decay : 0, update);
     }
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Statistics
-
-typedef struct {
-    Range lambda;      // as it multiplies the second map; NaN without one
-    Range context_rms; // of what o_proj reads, per row and output head
-    AttentionStats attention;
-    Magnitudes residual; // of the stream that leaves the layer
-    double grad_norm;    // before clipping
-} LayerStats;
-
-// Of the last micro-step, whose activations the backward leaves as they are, and of the gradients added up so far.
-static LayerStats layer_stats(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->config.attention;
-    size_t N = (size_t)B * (size_t)T, begin = model->tensors.layer_offset[l], end = model->tensors.layer_offset[l + 1];
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
-    KeySet s = key_set(model, 0, B, T, 0);
-    LayerStats stats;
-    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
-    stats.grad_norm = sqrt(sum_of_squares(model->grads + begin, end - begin));
-    return stats;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -576,9 +684,6 @@ static double forward_flops(const Model *model, int B, int T) {
     return 2 * weights * B * T + model->config.L * model->config.attention->key_sets * attention_forward_flops(s.shape);
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
-
-// What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
-static const size_t PROCESS_BYTES = (size_t)24 << 20;
 
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
@@ -611,11 +716,14 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("parameters", model->params_bytes);
     print_memory_row("gradients", model->grads_bytes);
     print_memory_row("Adam's moments", model->moments_bytes);
+    if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
     print_memory_row("activations", model->activations_bytes);
     print_memory_row("workspace", model->workspace_bytes);
-    print_memory_row("program and libraries, about", PROCESS_BYTES);
-    print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->activations_bytes +
-                                  model->workspace_bytes + PROCESS_BYTES);
+    const char *own_of;
+    size_t own_bytes = ops_own_bytes(&own_of);
+    print_memory_row(own_of, own_bytes);
+    print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+                                  model->activations_bytes + model->workspace_bytes + own_bytes);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -699,8 +807,11 @@ typedef struct {
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
     int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
+    LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;
 } Run;
+
+static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
     CheckpointBuffers b;
@@ -708,6 +819,7 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     b.config = &model->config;
     b.tensors = &model->tensors;
     b.params = model->params;
+    b.master = model->master;
     b.m = model->m;
     b.v = model->v;
     return b;
@@ -806,10 +918,13 @@ static StepResult run_step(Run *run) {
     int B = model->B, T = model->T, N = B * T;
     double start = now_seconds();
     StepResult r;
+    model->stats_seconds = 0;
     buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
+        bool stats = run->stats && micro == run->micro_steps - 1 && every(run->step + 1, o->stats_every);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
+        model->stats = stats ? run->stats : NULL;
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
     run->next_window = dataloader_position(&run->train);
@@ -819,7 +934,7 @@ static StepResult run_step(Run *run) {
     r.grad_norm = model_grad_norm(model);
     r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     if (r.verdict.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
-    r.seconds = now_seconds() - start;
+    r.seconds = now_seconds() - start - model->stats_seconds;
     return r;
 }
 
@@ -903,10 +1018,10 @@ static void run_print_spikes(const Run *run) {
     printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
-// One record per layer. After the update, which leaves activations and gradients, and before a validation, which does not.
+// One record per layer, of what the last step has gathered, and of its gradients.
 static void run_log_stats(Run *run) {
     for (int l = 0; l < run->model.config.L; l++) {
-        LayerStats s = layer_stats(&run->model, l, run->model.B, run->model.T);
+        LayerStats s = run->stats[l];
         log_begin(&run->log, "stats", run->step);
         log_integer(&run->log, "layer", l);
         log_number(&run->log, "lambda_min", s.lambda.min);
@@ -921,12 +1036,10 @@ static void run_log_stats(Run *run) {
         log_number(&run->log, "logit_max", s.attention.largest_logit);
         log_number(&run->log, "residual_max", s.residual.largest);
         log_number(&run->log, "residual_median", s.residual.median);
-        log_number(&run->log, "grad_norm", s.grad_norm);
+        log_number(&run->log, "grad_norm", layer_grad_norm(&run->model, l));
         log_end(&run->log);
     }
 }
-
-static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 // A run that ends before its last step says how it goes on. Returns the exit status.
 static int run_stopped(Run *run) {
@@ -959,7 +1072,7 @@ static int run_train(Run *run) {
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)(run->step - first) * (double)(o->steps - run->step));
         run_log_events(run, &r);
-        if (o->out && every(run->step, o->stats_every)) run_log_stats(run);
+        if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         run_stop_when_nothing_is_finite(run);
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
@@ -1025,6 +1138,12 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     options_adopt_data(o);
     options_finish(o, 1);
     omp_set_num_threads((int)o->threads);
+    if (!matmul_has_choice) { // the build decides
+        int own = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == own, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(own), gemm_choice(o->gemm));
+        o->gemm = own;
+    }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
     if (matmul_in_bf16 && !matmul_bf16_native)
@@ -1051,10 +1170,14 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
     cJSON_AddStringToObject(json, "system", text);
     cJSON *devices = cJSON_AddArrayToObject(json, "devices");
+    char driver[sizeof(text)];
+    bool on_device = ops_device(text, driver, sizeof(text));
+    if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);
@@ -1112,7 +1235,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     bool training = !o->generate && !o->eval && !o->dry_run;
     int B = (int)o->batch_size, T = (int)o->seq_len;
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
-    model_plan(&run->model, config, o->generate ? 1 : B, T, purpose);
+    model_plan(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute);
     if (o->dry_run) return;
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
@@ -1124,12 +1247,13 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     ops_init(run->model.workspace_bytes);
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     if (training && o->sample_every) {
-        model_plan(&run->speaker, config, 1, T, FOR_GENERATION);
+        model_plan(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING);
         model_alloc(&run->speaker, &run->model);
     }
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
+    if (training && o->stats_every && o->out) run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T));
 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
@@ -1159,6 +1283,7 @@ static void run_close(Run *run) {
     free(run->inputs);
     free(run->targets);
     free(run->starts);
+    free(run->stats);
     options_free(&run->options);
 }
 

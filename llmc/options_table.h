@@ -45,7 +45,7 @@ typedef struct {
     bool resume;
     const char *init;
     int64_t stop_after; // 0: not given
-    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, threads;
+    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm; // a GemmType
 
     const char *dump_grads;
@@ -184,6 +184,8 @@ static const OptionRow option_rows[] = {
         "print generated text every N steps; 0: never"},
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
         "statistics of each layer in log.jsonl every N steps; 0: never"},
+    {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
+        "what the backward computes again instead of keeping it: 0 nothing, 1 norms and MLP activations, 2 whole blocks"},
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},

@@ -100,7 +100,7 @@ class SharedSite {
 struct Extent {
     long long x = 1, y = 1, z = 1;
     Extent(dim3 d) : x(d.x), y(d.y), z(d.z) {}
-    template <class I, class = std::enable_if_t<std::is_integral<I>::value>> Extent(I n) : x((long long)n) {}
+    template <class I, class = std::enable_if_t<std::is_integral<I>::value || std::is_enum<I>::value>> Extent(I n) : x((long long)n) {}
 };
 struct Launch {
     const char *kernel;

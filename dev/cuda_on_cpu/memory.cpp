@@ -9,6 +9,9 @@ on both sides. Every copy is checked against the kinds of its two ends and again
 #include "internal.h"
 #include <map>
 #include <sys/mman.h>
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace cuda_on_cpu {
 namespace {
@@ -131,6 +134,10 @@ Found find_memory(const volatile void *pointer) {
     if (after == allocations.begin()) return {Memory::unknown, nullptr, 0};
     const auto &[base, a] = *--after;
     if (p > base + a.bytes) return {Memory::unknown, nullptr, 0};
+#ifdef CUDA_ON_CPU_ASAN
+    // in time the heap gives what was freed to others, host memory among it
+    if (a.kind == Memory::freed && !__asan_address_is_poisoned((const volatile char *)pointer)) return {Memory::unknown, nullptr, 0};
+#endif
     return {a.kind, base, a.bytes};
 }
 
