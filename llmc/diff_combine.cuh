@@ -9,7 +9,9 @@ diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; wha
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
 
-static __device__ inline float diff_factor(floatX l, bool sigmoid) { return sigmoid ? sigmoid_of(to_float(l)) : to_float(l); }
+static __device__ inline float diff_factor(floatX l, bool sigmoid) {
+    return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
+}
 
 // Where the pair of output head h of row n begins in a.
 static __device__ inline size_t diff_first(size_t n, int h, int NH, int D, int stride) {
@@ -17,8 +19,8 @@ static __device__ inline size_t diff_first(size_t n, int h, int NH, int D, int s
 }
 
 template <int W>
-static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N, int NH, int D,
-                                                   int ldl, int stride, bool sigmoid) {
+static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N,
+                                                   int NH, int D, int ldl, int stride, bool sigmoid) {
     size_t row = row_index(lanes), n = row / (size_t)NH;
     int h = (int)(row % (size_t)NH);
     if (n >= (size_t)N) return;
@@ -33,16 +35,17 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
     }
 }
 
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl, int stride,
-                                        bool sigmoid) {
+static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        int stride, bool sigmoid) {
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl, stride,
-                sigmoid);
+    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl,
+                stride, sigmoid);
 }
 
 template <int W>
-static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_, const floatX *a,
-                                                    const floatX *l, int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_,
+                                                    const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                                    int stride, bool sigmoid) {
     size_t row = row_index(lanes), n = row / (size_t)NH, at = 0;
     int h = (int)(row % (size_t)NH), lane = row_lane(lanes);
     bool active = n < (size_t)N; // the others take part in the exchange
@@ -67,11 +70,11 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
     if (active && lane == 0) round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // s = sigmoid(l), or l
 }
 
-static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l, int N, int NH,
-                                         int D, int ldl, int stride, bool sigmoid) {
+static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
+                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a, l, N, NH, D,
-                ldl, stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
+                l, N, NH, D, ldl, stride, sigmoid);
 }
 
 static inline size_t diff_combine_forward_bytes(int N, int NH, int D) {

@@ -20,8 +20,8 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
 
 // Elements are those of the first halves: (N, heads, D/2).
 template <int W>
-static __global__ void rope_kernel(size_t begin, size_t end, floatX *x, const real *table, int T, int heads, int D, int ldx,
-                                   int first, real sign) {
+static __global__ void rope_kernel(size_t begin, size_t end, floatX *x, const real *table, int T, int heads, int D,
+                                   int ldx, int first, real sign) {
     size_t i = element_index<W>(begin), pairs = (size_t)D / 2, head = i / pairs, n = head / (size_t)heads;
     if (i >= end) return;
     const real *cosines = table + (size_t)(first + (int)(n % (size_t)T)) * (size_t)D + i % pairs;
@@ -40,10 +40,11 @@ static __global__ void rope_kernel(size_t begin, size_t end, floatX *x, const re
     store<W>(x2, b_new);
 }
 
-static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first, real sign) {
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
+                               real sign) {
     bool wide = packed((size_t)D / 2, x, table) && packed((size_t)ldx);
-    LAUNCH_ELEMENTS(rope_kernel, wide, (size_t)B * (size_t)T * (size_t)heads * (size_t)(D / 2), x, table, T, heads, D, ldx, first,
-                    sign);
+    LAUNCH_ELEMENTS(rope_kernel, wide, (size_t)B * (size_t)T * (size_t)heads * (size_t)(D / 2), x, table, T, heads, D,
+                    ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);

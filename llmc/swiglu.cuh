@@ -7,7 +7,8 @@ swiglu: the gated activation of the MLP. Equations in swiglu.h.
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
 
-template <int W> static __global__ void swiglu_forward_kernel(size_t begin, size_t end, floatX *y, const floatX *gate_up, int F) {
+template <int W>
+static __global__ void swiglu_forward_kernel(size_t begin, size_t end, floatX *y, const floatX *gate_up, int F) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     const floatX *from = gate_up + i / (size_t)F * 2 * (size_t)F + i % (size_t)F;
@@ -24,7 +25,8 @@ static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F
 }
 
 template <int W>
-static __global__ void swiglu_backward_kernel(size_t begin, size_t end, floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F) {
+static __global__ void swiglu_backward_kernel(size_t begin, size_t end, floatX *dgate_up, const floatX *dy,
+                                              const floatX *gate_up, int F) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     size_t at = i / (size_t)F * 2 * (size_t)F + i % (size_t)F;
@@ -43,7 +45,8 @@ static __global__ void swiglu_backward_kernel(size_t begin, size_t end, floatX *
 }
 
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
-    LAUNCH_ELEMENTS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), (size_t)N * (size_t)F, dgate_up, dy, gate_up, F);
+    LAUNCH_ELEMENTS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), (size_t)N * (size_t)F, dgate_up,
+                    dy, gate_up, F);
 }
 
 static inline size_t swiglu_forward_bytes(int N, int F) { return 3 * (size_t)N * (size_t)F * sizeof(floatX); }
