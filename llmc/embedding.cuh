@@ -4,11 +4,11 @@ embedding: a row of the table per token. Equations in embedding.h; what differs 
   forward   a thread per pack of a row
   backward  a token that occurs often adds its rows in the order of n, as on the CPU, without atomics: the rows are
             sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n),
-then one block walks the rows of one token. Sorting takes three launches a pass and 16 bytes a row and pass. sorting   a
-warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each warp's rows of
-each digit go; the warp then places them 32 at a time, ranked by votes. numerics  the sum over the rows in fp32 in the
-order of n: in the fp32 build bit for bit that of the CPU traffic   forward C in, C out per row; backward C in per row,
-2C fp32 per token that occurs
+            then one block walks the rows of one token. Sorting takes three launches and 16 bytes a row per pass.
+  sorting   a warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each
+            warp's rows of each digit go; the warp then places them 32 at a time, ranked by votes.
+  numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bit for bit that of the CPU
+  traffic   forward C in, C out per row; backward C in per row, 2C fp32 per token that occurs
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH

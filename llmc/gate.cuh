@@ -2,8 +2,8 @@
 gate: a sigmoid gate on the output heads. Equations in gate.h.
 
   mapping   up to a warp of threads per (n,h), a pack each at a time; the gradient of a gate per head is summed by
-exchange within the lanes of the head traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out:
-bandwidth-bound
+            exchange within the lanes of the head
+  traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
 */
 #ifndef LLMC_GATE_CUH
 #define LLMC_GATE_CUH
