@@ -807,8 +807,8 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-// What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
-static size_t process_bytes(int ranks) { return (size_t)(ranks > 1 ? 36 : 24) << 20; } // MPI's buffers are the rest
+// What MPI takes in a process that is one of many (measured: tests/ranks.h).
+static size_t mpi_bytes(int ranks) { return ranks > 1 ? (size_t)12 << 20 : 0; }
 
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
@@ -820,8 +820,11 @@ static void print_match(const Model *model, const Options *o) {
            100 * ((double)own / (double)baseline - 1));
 }
 
+// All that a process takes.
 static size_t model_bytes(const Model *model) {
-    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes + model->workspace_bytes;
+    const char *own_of;
+    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
+           model->workspace_bytes + ops_own_bytes(&own_of) + mpi_bytes(model->sharding.ranks);
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -839,7 +842,7 @@ static void print_communication(const Model *model, const Options *o) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + process_bytes(other.sharding.ranks)) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other)) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);
@@ -872,8 +875,11 @@ static void print_dry_run(const Model *model, const Options *o) {
     print_memory_row("activations", model->activations_bytes);
     if (model->received_bytes) print_memory_row("gradients received from other ranks", model->received_bytes);
     print_memory_row("workspace", model->workspace_bytes);
-    print_memory_row("program and libraries, about", process_bytes(model->sharding.ranks));
-    print_memory_row("total", model_bytes(model) + process_bytes(model->sharding.ranks));
+    const char *own_of;
+    size_t own_bytes = ops_own_bytes(&own_of);
+    print_memory_row(own_of, own_bytes);
+    if (mpi_bytes(model->sharding.ranks)) print_memory_row("MPI, about", mpi_bytes(model->sharding.ranks));
+    print_memory_row("total", model_bytes(model));
     if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
@@ -1397,6 +1403,12 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     options_finish(o, options_ranks(o));
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
+    if (!matmul_has_choice) { // the build decides
+        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(built_for), gemm_choice(o->gemm));
+        o->gemm = built_for;
+    }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
     if (matmul_in_bf16 && !matmul_bf16_native)
@@ -1423,11 +1435,15 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
     cJSON_AddStringToObject(json, "system", text);
     cJSON *devices = cJSON_AddArrayToObject(json, "devices");
+    char driver[sizeof(text)];
+    bool on_device = ops_device(text, driver, sizeof(text));
+    if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);

@@ -18,8 +18,8 @@ static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weig
     gemm(forward, y, x, weight);
 }
 
-static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight, int N, int IC,
-                                   int OC, int ldy) {
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy) {
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
     GemmShape to_weight = {true, false, true, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T
@@ -39,6 +39,7 @@ static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
 // ---------------------------------------------------------------------------------------------------
 // What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
 
+static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
 
 static inline void matmul_use_bf16(bool on) { (void)on; }

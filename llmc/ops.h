@@ -166,6 +166,11 @@ static inline void ops_free(void);
 // Returns when all operations so far are done: a device works through them while the program goes on.
 static inline void ops_wait(void);
 
+// Facts for run.json and --dry-run. The device that operations run on, and what drives it, in words; false where that is
+// the CPU. What a process takes besides the buffers that the program asks for, and of what that is.
+static inline bool ops_device(char *device, char *driver, size_t size);
+static inline size_t ops_own_bytes(const char **of);
+
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
 #else

@@ -14,7 +14,7 @@
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
-#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults
+#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, kernels under ThreadSanitizer
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -104,9 +104,9 @@ run_script() { # what, command...
 # when they end with an error, and the leak checker cannot stop the threads of OpenMP.
 sanitizers=address,undefined
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-has_sanitizers() {
+has_sanitizers() { # those, or the ones named
     echo 'int main(void) { return 0; }' >"$scratch/probe.c"
-    cc -fsanitize="$sanitizers" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1
+    cc -fsanitize="${1-$sanitizers}" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1
 }
 
 # The trainer as C++ against the trainer as C, on a model of the reference.
@@ -184,6 +184,19 @@ else
     elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
         build/asan/oncpu/planted_bugs; then
         cuda_programs build/asan/oncpu test_layer planted_bugs
+    fi
+    if [ "${1-}" = --all ]; then
+        if build "CUDA on the CPU without assembly" BUILD=build/ucontext UCONTEXT=yes build/ucontext/oncpu/test_layer \
+            build/ucontext/oncpu/planted_bugs; then
+            cuda_programs build/ucontext/oncpu test_layer planted_bugs
+        fi
+        if ! has_sanitizers thread; then
+            echo "skip CUDA on the CPU with ThreadSanitizer: this machine's compiler has none that runs"
+            skipped=$((skipped + 1))
+        elif build "CUDA on the CPU with ThreadSanitizer" BUILD=build/tsan SANITIZE=thread build/tsan/oncpu/test_layer \
+            build/tsan/oncpu/planted_bugs; then
+            cuda_programs build/tsan/oncpu test_layer planted_bugs
+        fi
     fi
     echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"
 fi

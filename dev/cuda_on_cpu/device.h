@@ -29,8 +29,8 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
-#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
-#define CUDA_ON_CPU_TSAN 1
+#if (defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)) && !defined(CUDA_ON_CPU_TSAN)
+#error "a build with ThreadSanitizer defines CUDA_ON_CPU_TSAN, and does not instrument the layer (rules.mk)"
 #endif
 #if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
 #define CUDA_ON_CPU_ASAN 1
@@ -65,6 +65,12 @@ struct Position {
     dim3 block_size, grid_size;
 };
 extern Position position;
+#ifdef CUDA_ON_CPU_TSAN // hidden from it in functions: scheduler and threads are ordered by switching
+Position position_now();
+void fence();
+void before_atomic(volatile void *address);
+void after_atomic(volatile void *address);
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 // shared memory: on the heap, fresh and full of 0xFF for each block
@@ -162,10 +168,15 @@ template <class T> T shuffle(WarpOp op, unsigned mask, T value, int argument, in
 // ---------------------------------------------------------------------------------------------------------------------
 // the names that kernels use
 
-#define threadIdx (cuda_on_cpu::position.thread)
-#define blockIdx (cuda_on_cpu::position.block)
-#define blockDim (cuda_on_cpu::position.block_size)
-#define gridDim (cuda_on_cpu::position.grid_size)
+#ifdef CUDA_ON_CPU_TSAN
+#define CUDA_ON_CPU_POSITION cuda_on_cpu::position_now()
+#else
+#define CUDA_ON_CPU_POSITION cuda_on_cpu::position
+#endif
+#define threadIdx (CUDA_ON_CPU_POSITION.thread)
+#define blockIdx (CUDA_ON_CPU_POSITION.block)
+#define blockDim (CUDA_ON_CPU_POSITION.block_size)
+#define gridDim (CUDA_ON_CPU_POSITION.grid_size)
 constexpr int warpSize = 32;
 
 #define CUDA_ON_CPU_PLACE cuda_on_cpu::Place place = cuda_on_cpu::Place::here()

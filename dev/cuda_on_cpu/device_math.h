@@ -5,24 +5,25 @@ computes what the device computes, up to the rounding of the C library's exp, lo
 #ifndef CUDA_ON_CPU_DEVICE_MATH_H
 #define CUDA_ON_CPU_DEVICE_MATH_H
 
-// Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer gets
-// to know about them as orderings.
+// Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer
+// learns that a fence and then an atomic order what came before. Atomics return the old value and order nothing alone.
 #ifdef CUDA_ON_CPU_TSAN
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() { cuda_on_cpu::fence(); }
+#define CUDA_ON_CPU_AROUND_ATOMIC(when, address) cuda_on_cpu::when##_atomic(address)
 #else
 inline void __threadfence() {}
-inline void __threadfence_block() {}
-inline void __threadfence_system() {}
+#define CUDA_ON_CPU_AROUND_ATOMIC(when, address) (void)0
 #endif
+inline void __threadfence_block() { __threadfence(); }
+inline void __threadfence_system() { __threadfence(); }
 
-// Atomics return the old value. They order nothing by themselves, as on the device.
 template <class T, class F> T cuda_on_cpu_atomic(T *address, F change) {
     T old, wanted;
+    CUDA_ON_CPU_AROUND_ATOMIC(before, address);
     __atomic_load(address, &old, __ATOMIC_RELAXED);
     do wanted = change(old);
     while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    CUDA_ON_CPU_AROUND_ATOMIC(after, address);
     return old;
 }
 #define CUDA_ON_CPU_ATOMIC(name, type, expression)                                                                     \

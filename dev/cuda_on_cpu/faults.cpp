@@ -71,6 +71,10 @@ void catch_faults() {
 
 } // namespace cuda_on_cpu
 
+#ifdef CUDA_ON_CPU_TSAN
+extern "C" const char *__tsan_default_options(void) { return "halt_on_error=1"; } // the line names the thread of now
+#endif
+
 // UndefinedBehaviorSanitizer calls this before each of its reports; it has its own library, which the callback above is
 // not for.
 extern "C" void __ubsan_on_report(void) { cuda_on_cpu::sanitizer_reports(); }

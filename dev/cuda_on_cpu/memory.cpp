@@ -9,6 +9,9 @@ on both sides. Every copy is checked against the kinds of its two ends and again
 #include "internal.h"
 #include <map>
 #include <sys/mman.h>
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace cuda_on_cpu {
 namespace {
@@ -20,7 +23,7 @@ struct Allocation {
 std::map<const char *, Allocation> allocations; // freed ones stay, so that their use can be named
 size_t in_use;
 int open_count;
-constexpr size_t page = 4096;
+constexpr size_t page = 4096, huge = 2 << 20;
 
 size_t device_bytes() { // CUDA_ON_CPU_MEMORY: of the device, in MiB
     static const char *text = getenv("CUDA_ON_CPU_MEMORY");
@@ -79,8 +82,13 @@ cudaError_t allocate(void **pointer, size_t bytes, Memory kind) {
 #ifndef CUDA_ON_CPU_ASAN
     if (kind == Memory::device) {
         mapped = (bytes + page - 1) / page * page + page;
-        p = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        size_t slack = bytes >= 2 * huge ? huge : 0; // huge pages: fewer entries to change at every opening and closing
+        p = mmap(nullptr, mapped + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) return cudaErrorMemoryAllocation;
+        if (slack) {
+            p = (void *)(((uintptr_t)p + huge - 1) / huge * huge);
+            madvise(p, mapped - page, MADV_HUGEPAGE);
+        }
         mprotect((char *)p + mapped - page, page, PROT_NONE);
     }
 #endif
@@ -126,6 +134,10 @@ Found find_memory(const volatile void *pointer) {
     if (after == allocations.begin()) return {Memory::unknown, nullptr, 0};
     const auto &[base, a] = *--after;
     if (p > base + a.bytes) return {Memory::unknown, nullptr, 0};
+#ifdef CUDA_ON_CPU_ASAN
+    // in time the heap gives what was freed to others, host memory among it
+    if (a.kind == Memory::freed && !__asan_address_is_poisoned((const volatile char *)pointer)) return {Memory::unknown, nullptr, 0};
+#endif
     return {a.kind, base, a.bytes};
 }
 

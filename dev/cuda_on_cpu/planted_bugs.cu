@@ -15,7 +15,7 @@ using cuda_on_cpu::Order;
 
 static cudaStream_t main_stream;
 static const unsigned everyone = 0xffffffffu;
-enum { CHILD_RIGHT = 0, CHILD_CAUGHT = 1, CHILD_WRONG_RESULT = 3 };
+enum { CHILD_RIGHT = 0, CHILD_WRONG_RESULT = 3, CHILD_RACE = 66 }; // others: a message of the layer or a sanitizer
 
 template <class T> static T *device_array(size_t count) {
     T *p = nullptr;
@@ -89,6 +89,46 @@ template <bool bug> static void race_between_blocks(void) {
     cudaMemset(out, 0, sizeof(int));
     LAUNCH((count_blocks<bug>), 7, 32, 0, out);
     expect_device(out, 1, [](int) { return 6; });
+}
+
+// What no order shows, since one thread runs at a time: ThreadSanitizer's part.
+
+template <bool bug> static __global__ void same_value(int *out) {
+    if (bug || threadIdx.x == 0) *out = 7; // whoever writes, it is the same
+}
+template <bool bug> static void many_threads_write_one_value(void) {
+    int *out = device_array<int>(1);
+    LAUNCH((same_value<bug>), 1, 64, 0, out);
+    expect_device(out, 1, [](int) { return 7; });
+}
+
+template <bool bug> static __global__ void shuffle_as_barrier(int *out) { // a shuffle makes lanes meet, but orders no memory
+    SHARED(int, x, 32);
+    x[threadIdx.x] = (int)threadIdx.x;
+    int sum = (int)__reduce_add_sync(everyone, threadIdx.x);
+    if (!bug) __syncwarp();
+    out[threadIdx.x] = x[31 - threadIdx.x] + sum;
+}
+template <bool bug> static void shuffle_in_place_of_syncwarp(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((shuffle_as_barrier<bug>), 1, 32, 0, out);
+    expect_device(out, 32, [](int i) { return 31 - i + 496; });
+}
+
+template <bool bug> static __global__ void last_block_adds(int *total, int *parts, int *finished) {
+    if (threadIdx.x != 0) return;
+    parts[blockIdx.x] = (int)blockIdx.x;
+    if (!bug) __threadfence();
+    if (atomicAdd(finished, 1) != (int)gridDim.x - 1) return;
+    int sum = 0;
+    for (unsigned i = 0; i < gridDim.x; i++) sum += parts[i];
+    *total = sum;
+}
+template <bool bug> static void missing_threadfence(void) {
+    int *total = device_array<int>(1), *parts = device_array<int>(9), *finished = device_array<int>(1);
+    cudaMemsetAsync(finished, 0, sizeof(int), main_stream);
+    LAUNCH((last_block_adds<bug>), 9, 32, 0, total, parts, finished);
+    expect_device(total, 1, [](int) { return 36; });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -181,12 +221,12 @@ template <bool bug> static __global__ void accumulate(int *out) {
     __syncthreads();
     atomicAdd(sum, 1);
     __syncthreads();
-    if (threadIdx.x == 0) *out = sum[0];
+    if (threadIdx.x == 0) out[blockIdx.x] = sum[0];
 }
 template <bool bug> static void shared_memory_that_is_not_initialised(void) {
-    int *out = device_array<int>(1);
+    int *out = device_array<int>(2);
     LAUNCH((accumulate<bug>), 2, 96, 0, out);
-    expect_device(out, 1, [](int) { return 96; });
+    expect_device(out, 2, [](int) { return 96; });
 }
 
 struct Pair {
@@ -415,11 +455,19 @@ template <bool bug> static void host_buffer_changed_too_early(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
-typedef enum { EVERY, SANITIZED, PLAIN } Builds; // which builds see it
+// builds that see a bug: without sanitizer, with AddressSanitizer and UBSan, with ThreadSanitizer
+enum { PLAIN = 1, ADDRESS = 2, THREAD = 4, SCHEDULER = PLAIN | ADDRESS, EVERY = SCHEDULER | THREAD };
+#if defined(CUDA_ON_CPU_ASAN)
+static const int this_build = ADDRESS;
+#elif defined(CUDA_ON_CPU_TSAN)
+static const int this_build = THREAD;
+#else
+static const int this_build = PLAIN;
+#endif
 typedef struct {
     const char *sentence, *caught_by; // what stderr must contain; nullptr: a wrong result
     void (*planted)(void), (*corrected)(void);
-    Builds builds;
+    int builds;
 } Bug;
 #define BUG(f) f<true>, f<false>
 #define BUG_OF(f, what) f<what, true>, f<what, false>
@@ -429,46 +477,50 @@ static const Bug bugs[] = {
     {"a missing barrier at the end of a loop", nullptr, BUG(missing_last_barrier_of_a_loop), EVERY},
     {"a missing __syncwarp between lanes that share memory", nullptr, BUG(missing_syncwarp), EVERY},
     {"two blocks that write the same place", nullptr, BUG(race_between_blocks), EVERY},
-    {"one past the end of global memory", "heap-buffer-overflow", BUG(one_past_the_end_of_global_memory), SANITIZED},
-    {"one past the end of a page of global memory", "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page), EVERY},
-    {"one past the end of a shared array", "out of bounds|heap-buffer-overflow", BUG(one_past_the_end_of_shared_memory), SANITIZED},
-    {"one past the end of dynamic shared memory", "heap-buffer-overflow", BUG(too_little_dynamic_shared_memory), SANITIZED},
-    {"one past the end of a local array", "out of bounds|stack-buffer-overflow", BUG(one_past_the_end_of_a_local_array), SANITIZED},
-    {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), SANITIZED},
-    {"a vector store to a shared array of a plain type", "misaligned address", BUG(vector_access_to_a_plain_shared_array), SANITIZED},
+    {"many threads that write the same value to one place", nullptr, BUG(many_threads_write_one_value), THREAD},
+    {"a shuffle in place of a __syncwarp", nullptr, BUG(shuffle_in_place_of_syncwarp), THREAD},
+    {"a missing __threadfence before the last block reads", nullptr, BUG(missing_threadfence), THREAD},
+    {"one past the end of global memory", "heap-buffer-overflow", BUG(one_past_the_end_of_global_memory), ADDRESS},
+    {"one past the end of a page of global memory", "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page), SCHEDULER},
+    {"one past the end of a shared array", "out of bounds|heap-buffer-overflow", BUG(one_past_the_end_of_shared_memory), ADDRESS},
+    {"one past the end of dynamic shared memory", "heap-buffer-overflow", BUG(too_little_dynamic_shared_memory), ADDRESS},
+    {"one past the end of a local array", "out of bounds|stack-buffer-overflow", BUG(one_past_the_end_of_a_local_array), ADDRESS},
+    {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), ADDRESS},
+    {"a vector store to a shared array of a plain type", "misaligned address", BUG(vector_access_to_a_plain_shared_array), ADDRESS},
     {"an output that is not all written", nullptr, BUG(output_that_is_not_all_written), EVERY},
     {"shared memory that is not initialised", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
-    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel), EVERY},
-    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), EVERY},
-    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), EVERY},
-    {"a stack that is full", "stack-overflow|stack is full", BUG(a_stack_that_is_full), EVERY},
-    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), EVERY},
-    {"a barrier behind an early return", "divergent barrier", BUG(barrier_after_an_early_return), EVERY},
-    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), EVERY},
-    {"a lane mask with lanes that do not come", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come), EVERY},
-    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), EVERY},
-    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp), EVERY},
+    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel), SCHEDULER},
+    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},
+    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), SCHEDULER},
+    {"a stack that is full", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
+    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), SCHEDULER},
+    {"a barrier behind an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
+    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), SCHEDULER},
+    {"a lane mask with lanes that do not come", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come), SCHEDULER},
+    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), SCHEDULER},
+    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp), SCHEDULER},
     {"a shuffle that reads lanes which have left", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
-    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), EVERY},
-    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), EVERY},
-    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), EVERY},
-    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3), EVERY},
-    {"static and dynamic shared memory over the limit", "take 61440 bytes", BUG(static_and_dynamic_shared_memory_over_the_limit), EVERY},
-    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0), EVERY},
-    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1), EVERY},
-    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2), EVERY},
-    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument), EVERY},
+    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), SCHEDULER},
+    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), SCHEDULER},
+    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), SCHEDULER},
+    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3), SCHEDULER},
+    {"static and dynamic shared memory over the limit", "take 61440 bytes", BUG(static_and_dynamic_shared_memory_over_the_limit), SCHEDULER},
+    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0), SCHEDULER},
+    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1), SCHEDULER},
+    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2), SCHEDULER},
+    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument), SCHEDULER},
     {"a device pointer that the host dereferences", "the host dereferences device memory", BUG(device_pointer_on_the_host), PLAIN},
-    {"memory freed twice", "cudaFree", BUG(freed_twice), EVERY},
-    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), EVERY},
-    {"two streams without an event between them", nullptr, BUG(streams_without_an_event), EVERY},
-    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), EVERY},
+    {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
+    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
+    {"two streams without an event between them", nullptr, BUG(streams_without_an_event), SCHEDULER},
+    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
 };
 
 static const struct {
     Order order;
     const char *name;
 } orders[] = {{Order::forward, "forward"}, {Order::reverse, "reverse"}, {Order::shuffled, "shuffled"}};
+static const int order_count = this_build == THREAD ? 1 : 3; // what races does so in any order
 
 // Runs it in a child, in one order or (order -1) in all of them until one ends differently. Returns the exit status.
 static int in_child(void (*run)(void), int order, char *err, size_t size) {
@@ -514,17 +566,19 @@ static bool contains_one_of(const char *text, const char *words) {
 static void test_bug(const Bug *bug, bool verbose) {
     static char err[65536];
     bool caught = false;
-    for (int o = 0; o < 3 && !caught; o++) {
+    for (int o = 0; o < order_count && !caught; o++) {
         int status = in_child(bug->planted, o, err, sizeof(err));
-        caught = bug->caught_by ? status != CHILD_RIGHT && status != CHILD_WRONG_RESULT : status == CHILD_WRONG_RESULT;
+        caught = bug->caught_by ? status != CHILD_RIGHT && status != CHILD_WRONG_RESULT
+                                : status == CHILD_WRONG_RESULT || (status == CHILD_RACE && strstr(err, "data race"));
         if (status == CHILD_RIGHT) continue;
         EXPECT(caught, "planted, %s: caught in another way, status %d: %.400s", orders[o].name, status, err);
         if (bug->caught_by) EXPECT(contains_one_of(err, bug->caught_by), "planted, %s: the message has nothing of '%s': %.1000s", orders[o].name, bug->caught_by, err);
         if (bug->caught_by) EXPECT(strstr(err, "CUDA on the CPU: "), "planted, %s: no line of the layer: %.1000s", orders[o].name, err);
-        if (verbose) printf("       %s: %s", orders[o].name, bug->caught_by ? strstr(err, "CUDA on the CPU: ") : err);
+        const char *line = strstr(err, "CUDA on the CPU: ");
+        if (verbose) printf("       %s: %s\n", orders[o].name, line ? line : err);
     }
     EXPECT(caught, "planted: not caught in any order");
-    for (int o = 0; o < 3; o++) {
+    for (int o = 0; o < order_count; o++) {
         int status = in_child(bug->corrected, o, err, sizeof(err));
         EXPECT(status == CHILD_RIGHT && !*err, "corrected, %s: status %d: %.1000s", orders[o].name, status, err);
     }
@@ -534,15 +588,10 @@ int main(int argc, char **argv) {
     setvbuf(stdout, nullptr, _IOLBF, 0);
     bool verbose = argc > 1 && !strcmp(argv[1], "--verbose");
     const char *words = verbose || argc < 2 ? "" : argv[1];
-#ifdef CUDA_ON_CPU_ASAN
-    Builds not_here = PLAIN;
-#else
-    Builds not_here = SANITIZED;
-#endif
     int passed = 0, failed = 0, elsewhere = 0;
     for (const Bug &bug : bugs) {
         if (!strstr(bug.sentence, words)) continue;
-        if (bug.builds == not_here) {
+        if (!(bug.builds & this_build)) {
             elsewhere++;
             continue;
         }
@@ -554,7 +603,7 @@ int main(int argc, char **argv) {
         else passed++;
     }
     CHECK(passed + failed + elsewhere > 0, "no bug's sentence contains '%s'", words);
-    if (elsewhere) printf("%d more are seen in builds %s AddressSanitizer\n", elsewhere, not_here == PLAIN ? "without" : "with");
+    if (elsewhere) printf("%d more are seen in other builds: without sanitizer, with AddressSanitizer, with ThreadSanitizer\n", elsewhere);
     printf("%d passed, %d failed\n", passed, failed);
     return failed ? EXIT_FAILED : EXIT_DONE;
 }

@@ -13,6 +13,10 @@ ONCPU_CFLAGS = -O2 $(ARCH) -g -fno-math-errno -fno-trapping-math -ffp-contract=f
 ifdef SANITIZE
   ONCPU_CFLAGS = $(CFLAGS) -fno-math-errno
 endif
+ifneq ($(findstring thread,$(SANITIZE)),) # the layer tells ThreadSanitizer what it does, and is not watched itself
+  ONCPU_CFLAGS += -DCUDA_ON_CPU_TSAN
+  ONCPU_LAYER_FLAGS = -fno-sanitize=thread
+endif
 ifdef UCONTEXT
   ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
@@ -26,7 +30,7 @@ $(ONCPU)/%.cu.o: %.cu | $(ONCPU)
 $(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu | $(ONCPU)
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp | $(ONCPU)
-	$(CXX) $(ONCPU_FLAGS) -c -o $@ $<
+	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
 $(ONCPU):
 	mkdir -p $@
 .PRECIOUS: $(ONCPU)/%.cu.o $(ONCPU)/%.o

@@ -12,6 +12,7 @@ one that has exited, or that is not in the mask, gets 0xFF bytes: a NaN.
 */
 #include "internal.h"
 #include "fiber.h"
+#include "races.h"
 #include <stdarg.h>
 #include <string>
 #include <unistd.h>
@@ -39,13 +40,14 @@ struct Thread {
     Place place;    // of what it waits in
 };
 struct Group { // lanes that wait with the same mask
-    unsigned mask, arrived;
+    unsigned mask, arrived, number;
 };
 struct Warp {
     unsigned ready;   // by rank
     unsigned present; // lanes that exist and have not exited
     uint8_t lane_of[32], rank_of[32];
     int group_count;
+    unsigned meetings;
     Group groups[32];
 };
 
@@ -59,11 +61,13 @@ Warp warps[max_block / 32];
 int warp_order[max_block / 32], warp_position;
 int current, live, at_barrier;
 Place barrier_place;
+unsigned barrier_number;
 BlockVote barrier_vote;
 int barrier_yes;
 
 Fiber host, *running = &host, *came_from = &host;
-std::vector<Fiber *> idle;
+Fiber *idle[max_block + 2];
+int idle_count;
 
 // shared memory of the block
 struct Shared {
@@ -187,6 +191,7 @@ void open_barrier() {
                  : barrier_vote == BlockVote::all ? barrier_yes == live
                                                   : barrier_yes > 0;
     at_barrier = barrier_yes = 0;
+    barrier_number++;
     order_warps();
     for (int i = 0; i < warp_count; i++) {
         order_lanes(warps[i]);
@@ -217,6 +222,7 @@ int next_thread() {
 void become(int t) {
     current = t;
     position.thread = thread_index[t];
+    races_become(t);
 }
 
 void fiber_main();
@@ -224,10 +230,11 @@ void fiber_main();
 // Where thread t is to run: its own fiber, or a fresh one.
 Fiber *fiber_of(int t) {
     if (threads[t].fiber) return threads[t].fiber;
+    Unseen unseen;
     Fiber *f;
-    if (!idle.empty()) {
-        f = idle.back();
-        idle.pop_back();
+    if (idle_count) {
+        f = idle[--idle_count];
+        if (finds_races) fiber_renew(f, fiber_main);
     } else if (!(f = fiber_create(fiber_main))) fail("no memory for the stack of a thread");
     return f;
 }
@@ -269,17 +276,23 @@ void exit_thread() {
         if (!(w.groups[i].mask & w.present & ~w.groups[i].arrived)) meet(w, warp_index, w.groups[i--]);
 }
 
-// Runs fresh threads one after another on its stack; between two that had to wait it lies in `idle`.
+// Runs fresh threads one after another on its stack; between two that had to wait it is idle.
 void fiber_main() {
     fiber_arrived(running, came_from);
     for (;;) {
+        races_thread_begins();
         (*body)();
+        races_thread_ends();
         exit_thread();
         int next = next_thread();
+        if (next >= 0 && !threads[next].fiber && !finds_races) {
+            become(next);
+            continue;
+        }
+        Fiber *to = next >= 0 ? fiber_of(next) : &host;
+        idle[idle_count++] = running;
         if (next >= 0) become(next);
-        if (next >= 0 && !threads[next].fiber) continue;
-        Fiber *to = next >= 0 ? threads[next].fiber : &host;
-        idle.push_back(running);
+        else races_become(-1);
         go_to(to);
     }
 }
@@ -337,6 +350,7 @@ void *poisoned(size_t bytes, size_t alignment) {
     // 16-byte memory, moved so that an array is not better aligned than its type demands
     size_t shift = alignment < 16 ? alignment : 0, around = alignment > 16 ? alignment : 16;
     void *p = nullptr;
+    Unseen unseen;
     if (posix_memalign(&p, around, bytes + shift)) fail("no memory for %zu bytes of shared memory", bytes);
     memset(p, 0xFF, bytes + shift);
     shared.push_back({p});
@@ -363,14 +377,18 @@ void run_block() {
         w.present = lanes >= 32 ? ~0u : (1u << lanes) - 1;
         w.ready = 0;
         w.group_count = 0;
+        w.meetings = 0;
         order_lanes(w);
         for (unsigned left = w.present; left; left &= left - 1) w.ready |= 1u << w.rank_of[__builtin_ctz(left)];
     }
     order_warps();
+    races_block_begins(block_serial);
     int first = next_thread();
     Fiber *to = fiber_of(first);
     become(first);
     go_to(to);
+    races_block_ends();
+    Unseen unseen;
     for (Shared &s : shared) free(s.memory);
     shared.clear();
     dynamic_memory = nullptr;
@@ -441,6 +459,7 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
     warp_count = (thread_count + 31) / 32;
     for (int t = 0; t < thread_count; t++)
         thread_index[t] = {(unsigned)t % b.x, (unsigned)t / b.x % b.y, (unsigned)t / (b.x * b.y)};
+    races_grid_begins(thread_count);
     uint64_t blocks = (uint64_t)g.x * g.y * g.z;
     uint64_t step = order == Order::shuffled ? coprime_below(blocks) : 1, start = order == Order::shuffled ? random_below((uint32_t)(blocks < 1u << 30 ? blocks : 1u << 30)) : 0;
     for (uint64_t i = 0, at = start; i < blocks; i++, at = (at + step) % blocks) {
@@ -448,6 +467,7 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
         position.block = {(unsigned)(block % g.x), (unsigned)(block / g.x % g.y), (unsigned)(block / g.x / g.y)};
         run_block();
     }
+    races_grid_ends();
     launch = nullptr;
 }
 
@@ -462,7 +482,10 @@ int barrier(BlockVote vote, int predicate, Place place) {
     Thread &t = threads[current];
     t.state = State::at_barrier;
     t.place = place;
+    void *token = RACES_TOKEN(barrier[barrier_number % 2]);
+    races_release(token);
     wait();
+    races_acquire(token);
     return (int)t.value;
 }
 
@@ -479,7 +502,7 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
         fail("%s has width %d, not a power of two up to 32, in %s:%d", op_name(op), width, place.file, place.line);
     int i = 0;
     while (i < w.group_count && w.groups[i].mask != mask) i++;
-    if (i == w.group_count) w.groups[w.group_count++] = {mask, 0};
+    if (i == w.group_count) w.groups[w.group_count++] = {mask, 0, w.meetings++};
     else {
         const Thread &other = threads[warp_index * 32 + __builtin_ctz(w.groups[i].arrived)];
         if (other.op != op)
@@ -487,8 +510,11 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
                  place.file, place.line, __builtin_ctz(w.groups[i].arrived), op_name(other.op), other.place.file, other.place.line);
     }
     w.groups[i].arrived |= 1u << lane;
+    void *token = RACES_TOKEN(warp_group[warp_index][w.groups[i].number % 64]);
+    if (op == WarpOp::sync) races_release(token); // no other operation orders memory
     if (!(mask & w.present & ~w.groups[i].arrived)) meet(w, warp_index, w.groups[i]);
     wait();
+    if (op == WarpOp::sync) races_acquire(token);
     return t.value;
 }
 
@@ -505,5 +531,16 @@ void *SharedSite::allocate(size_t bytes, size_t alignment, const char *name) {
     }
     return memory;
 }
+
+#ifdef CUDA_ON_CPU_TSAN
+Position position_now() { return position; }
+void fence() { fenced[current] = true; }
+void before_atomic(volatile void *address) { // what the thread wrote before its fence is seen by whoever sees the atomic
+    if (launch && fenced[current]) races_release((void *)address), fenced[current] = false;
+}
+void after_atomic(volatile void *address) {
+    if (launch) races_acquire((void *)address);
+}
+#endif
 
 } // namespace cuda_on_cpu
