@@ -1,8 +1,7 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; the last line is `N passed, N
-failed`
+  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; it ends with `N passed, N failed`
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
 run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.

@@ -20,9 +20,9 @@ typedef struct {
 template <int W>
 static __global__ void attention_delta_kernel(int lanes, real *delta, const floatX *dout, const floatX *out,
                                               AttentionShape s) {
-    size_t row = row_index(lanes), n = row / (size_t)s.NQ, h = row % (size_t)s.NQ;
+    unsigned row = row_index(lanes), n = row / (unsigned)s.NQ, h = row % (unsigned)s.NQ, T = (unsigned)s.T;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)s.B * (size_t)s.T;
+    bool active = n < (unsigned)s.B * T;
     size_t at = n * (size_t)s.ldo + h * (size_t)s.o_head;
     float dot = 0, o[W], g[W];
     for (int c = lane * W; active && c < s.DV; c += lanes * W) {
@@ -32,7 +32,7 @@ static __global__ void attention_delta_kernel(int lanes, real *delta, const floa
         for (int k = 0; k < W; k++) dot += o[k] * g[k];
     }
     dot = lanes_sum(dot, lanes);
-    if (active && lane == 0) delta[(n / (size_t)s.T * (size_t)s.NQ + h) * (size_t)s.T + n % (size_t)s.T] = dot;
+    if (active && lane == 0) delta[(n / T * (size_t)s.NQ + h) * T + n % T] = dot;
 }
 
 template <int PIECES>

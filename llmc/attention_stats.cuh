@@ -1,8 +1,9 @@
 /*
 attention_stats: the attention statistics of stats.h.
 
-  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put together
-on the host, rows in order, heads in order. traffic   per sampled row and map the keys before it
+  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put
+            together on the host, rows in order, heads in order.
+  traffic   per sampled row and map the keys before it
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
 #define LLMC_ATTENTION_STATS_CUH

@@ -2,9 +2,10 @@
 cross_entropy: the loss of each row and, in the same buffer, its gradient. Equations in cross_entropy.h.
 
   mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so
-that the row is read once for the loss and once more, from the cache where it fits, for the gradient. packs     of the
-row's first V elements, then element by element: V need not be a multiple of anything numerics  fp32; the gradient is
-rounded once. A NaN or +inf in a row makes its loss NaN. traffic   2V in, Vp out per row; V in without a gradient
+            that the row is read once for the loss and once more, from the cache where it fits, for the gradient.
+  packs     of the row's first V elements, then element by element: V need not be a multiple of anything
+  numerics  fp32; the gradient is rounded once. A NaN or +inf in a row makes its loss NaN.
+  traffic   2V in, Vp out per row; V in without a gradient
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH

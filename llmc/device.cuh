@@ -118,6 +118,23 @@ template <int W> static __device__ inline size_t element_index(size_t begin) {
     return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
+// Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
+// blockIdx.x and the column from column_index. No division by a row's width, which would cost more than the memory
+// does.
+#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                                                          \
+    do {                                                                                                        \
+        int columns_threads = (wide) ? (width) / PACK : (width);                                                \
+        int columns_block = min_int(ELEMENT_THREADS, (columns_threads + WARP - 1) / WARP * WARP);               \
+        if (columns_threads == 0) break;                                                                        \
+        dim3 columns_grid((unsigned)(rows), (unsigned)((columns_threads + columns_block - 1) / columns_block)); \
+        if (wide) LAUNCH((kernel<PACK>), columns_grid, columns_block, 0, __VA_ARGS__);                          \
+        else LAUNCH((kernel<1>), columns_grid, columns_block, 0, __VA_ARGS__);                                  \
+    } while (0)
+
+template <int W> static __device__ inline unsigned column_index(void) {
+    return (blockIdx.y * blockDim.x + threadIdx.x) * W;
+}
+
 // Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs.
 enum { ROW_THREADS = 128 };
 static inline int row_lanes(int packs) {
@@ -125,18 +142,21 @@ static inline int row_lanes(int packs) {
     while (lanes < packs && lanes < WARP) lanes *= 2;
     return lanes;
 }
-#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                             \
-    do {                                                                                        \
-        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width));                          \
-        unsigned rows_blocks = blocks_of((size_t)(rows), (size_t)(ROW_THREADS / rows_lanes));   \
-        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__); \
-        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);         \
+#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                \
+    do {                                                                                                           \
+        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width));                                             \
+        CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
+              (size_t)(rows));                                                                                     \
+        unsigned rows_blocks = blocks_of((size_t)(rows), (size_t)(ROW_THREADS / rows_lanes));                      \
+        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                    \
+        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                            \
     } while (0)
 
-static __device__ inline size_t row_index(int lanes) {
-    return (blockIdx.x * (size_t)ROW_THREADS + threadIdx.x) / (unsigned)lanes;
+static __device__ inline unsigned row_index(int lanes) {
+    int shift = __ffs(lanes) - 1;
+    return blockIdx.x * (unsigned)(ROW_THREADS >> shift) + (threadIdx.x >> shift);
 }
-static __device__ inline int row_lane(int lanes) { return (int)(threadIdx.x % (unsigned)lanes); }
+static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
 
 // ---------------------------------------------------------------------------------------------------
 // Reductions. All threads of the warps (or of the block) call them; every one gets the result.

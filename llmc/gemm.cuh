@@ -5,8 +5,8 @@ gemm.cuh: the one seam to a library for matrix products.
 
   types      A and B floatX; C floatX, or fp32 where shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  cuBLASLt (gemm_cublaslt.cuh), with a kernel of our own for what it refuses (gemm_plain.cuh); where kernels
-run on the CPU, a C twin (dev/cuda_on_cpu/gemm.h)
+  behind it  cuBLASLt (gemm_cublaslt.cuh), with a kernel of our own for what it refuses (gemm_plain.cuh); where
+             kernels run on the CPU, a C twin (dev/cuda_on_cpu/gemm.h)
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH

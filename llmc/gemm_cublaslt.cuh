@@ -1,9 +1,9 @@
 /*
 gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 
-  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A, and C's rows as
-columns plans      the descriptors and the algorithm of a product are looked up once per (shape, alignment of its
-addresses) and kept. What cuBLASLt refuses (odd strides, perhaps) is computed by gemm_plain, and said in one line.
+  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A, and C's rows as columns
+  plans      the descriptors and the algorithm of a product are looked up once per (shape, alignment of its addresses)
+             and kept. What cuBLASLt refuses (odd strides, perhaps) is computed by gemm_plain, and said in one line.
   workspace  GEMM_WORKSPACE_BYTES of device memory, which Hopper's kernels ask for, allocated before the first step
   numerics   compute type fp32 for bf16 and fp32 alike: TF32 is not allowed. Split sums are put together in fp32, in the
              workspace, never in the output's type.

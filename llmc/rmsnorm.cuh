@@ -18,9 +18,10 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
 template <int W>
 static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *y, real *rstd, const floatX *a,
                                               const floatX *b, const floatX *weight, int N, int C, real eps) {
-    size_t n = row_index(lanes), row = n * (size_t)C;
+    unsigned n = row_index(lanes);
+    size_t row = n * (size_t)C;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)N;
+    bool active = n < (unsigned)N;
     const floatX *x = b ? y_sum : a;
     float sum = 0, v[W], w[W];
     if (active)

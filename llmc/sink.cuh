@@ -12,10 +12,10 @@ sink: an extra logit in the softmax of each head, whose column is dropped. Equat
 template <int W>
 static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,
                                            int D) {
-    size_t row = row_index(lanes), n = row / (size_t)NH, h = row % (size_t)NH;
+    unsigned row = row_index(lanes), n = row / (unsigned)NH, h = row % (unsigned)NH;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)N;
-    real *at = lse + (n / (size_t)T * (size_t)NH + h) * (size_t)T + n % (size_t)T;
+    bool active = n < (unsigned)N;
+    real *at = lse + (n / (unsigned)T * (size_t)NH + h) * (size_t)T + n % (unsigned)T;
     float l = active ? *at : 0, s = active && sinks ? to_float(sinks[h]) : 0, v[W];
     __syncwarp(); // all lanes of the head have read *at
     if (!active) return;

@@ -3,9 +3,10 @@ stats: what a layer's activations look like, as a few numbers for the log. Equat
 
   mapping     ranges: STATS_PARTS blocks, each a part of the rows, (sum, min, max) in double, put together on the host.
               magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up.
-The attention statistics are in attention_stats.cuh. numerics    as on the CPU: everything but the products q.k in
-double; integers are counted, so the median is exact atomics     of integers within a block: the counts do not depend on
-the order reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
+              The attention statistics are in attention_stats.cuh.
+  numerics    as on the CPU: everything but the products q.k in double; integers are counted: the median is exact
+  atomics     of integers within a block: the counts do not depend on the order
+  reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in
 */
 #ifndef LLMC_STATS_CUH

@@ -2,14 +2,14 @@
 cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 
   twin::NAME     the C operation, compiled here once more with real = double: what it computes is the truth
-  Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read the
-                 same numbers; outputs are poisoned (all bits set: NaN); guard bytes lie before and behind each tensor.
-                 `shift` moves every floatX tensor by that many elements, off the 16 bytes that packs want.
+  Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read
+                 the same numbers; outputs are poisoned (all bits set: NaN); guard bytes lie before and behind each
+                 tensor. `shift` moves every floatX tensor by that many elements, off the 16 bytes that packs want.
   run            calls the operation from the same start several times: under the layer (dev/cuda_on_cpu) with threads
-in forward, reverse and shuffled order, on a device twice. Every byte must be equal. The workspace has exactly the size
-that the operation asked for and is poisoned, as is the scratch memory. expect         compares with the twin: |got -
-want| <= rounding to storage + fp32 error, see Error. NaN where and only where the twin has NaN; for an output this
-includes what it must not touch.
+                 in forward, reverse and shuffled order, on a device twice. Every byte must be equal. The workspace has
+                 exactly the size that the operation asked for and is poisoned, as is the scratch memory.
+  expect         compares with the twin: |got - want| <= rounding to storage + fp32 error, see Error. NaN where and
+                 only where the twin has NaN; for an output this includes what it must not touch.
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
