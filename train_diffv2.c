@@ -1399,10 +1399,10 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     if (!matmul_has_choice) { // the build decides
-        int own = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == own, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
-              gemm_choice(o->gemm), gemm_choice(own), gemm_choice(o->gemm));
-        o->gemm = own;
+        int type = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == type, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(type), gemm_choice(o->gemm));
+        o->gemm = type;
     }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
