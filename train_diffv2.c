@@ -1040,6 +1040,11 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *json = cJSON_CreateObject(), *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(o));
+    cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
+    json_add_u64(size, "parameters", run->model.tensors.parameter_count);
+    cJSON_AddNumberToObject(size, "ffn", run->model.config.F);
+    cJSON_AddNumberToObject(size, "flops_per_token", training_flops(&run->model, run->model.B, run->model.T) / ((double)run->model.B * run->model.T));
+    json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
