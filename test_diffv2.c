@@ -24,6 +24,7 @@ with files and processes is tested with the build that people run.
 #include "tests/corpora.h"
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
+#include "tests/evaluation.h"
 
 static const struct {
     const char *subject;
@@ -44,6 +45,8 @@ static const struct {
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
+    {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
+    {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
 int main(int argc, char **argv) {

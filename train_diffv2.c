@@ -22,6 +22,8 @@ very file with CUDA operations instead.
 #include "llmc/checkpoint.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
+#include "llmc/recall.h"
+#include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
 
@@ -510,6 +512,14 @@ static double model_loss_sum(const Model *model, int N) {
     return sum;
 }
 
+// Adds the losses of `rows` rows to the means over `windows` windows, by the position in the window.
+static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
+    real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
+    buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
+    for (int n = 0; n < rows; n++) means[n % T] += (double)host[n] / windows;
+    free(host);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Update
 
@@ -753,8 +763,8 @@ static void run_checkpoint(Run *run) {
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time.
-static double run_validate(Run *run) {
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the means.
+static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
     uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B;
@@ -769,12 +779,13 @@ static double run_validate(Run *run) {
         model_forward(model, rows / T, T, 0);
         model_classify(model, rows, 0);
         sum += model_loss_sum(model, rows);
+        if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
     }
     return sum / ((double)windows * T);
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run_validate(run);
+    double loss = run_validate(run, NULL);
     log_begin(&run->log, "val", run->step);
     log_number(&run->log, "loss", loss);
     log_end(&run->log);
@@ -782,6 +793,8 @@ static void run_log_validation(Run *run) {
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, loss, exp(loss));
     fflush(stdout);
 }
+
+#include "llmc/evaluation.h" // run_evaluate, for --eval
 
 enum { SAMPLE_TOKENS = 200 };
 
@@ -1175,10 +1188,8 @@ static int run_mode(Run *run, int argc, char **argv) {
     else if (o->generate) {
         bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
-    } else if (o->eval) {
-        double loss = run_validate(run);
-        printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
-    } else if (o->dump_grads) dump_gradients(run);
+    } else if (o->eval) run_evaluate(run);
+    else if (o->dump_grads) dump_gradients(run);
     else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);
