@@ -59,10 +59,16 @@ def loss_curves(study):
                     average = [stats.mean([x[i] for x, _ in lines]) for i in keep]
                     means = [analysis.mean_or_none([y[i] for _, y in lines]) for i in keep]
                     traces.append(trace(arm, label, average, means, lr))
-        views.append(view(which, title, "training loss, nats per token", traces))
+        views.append(view(which, title, "training loss, nats per token", traces, range=focus(traces)))
     return figure("loss", "Training loss", f"Running mean over {half} steps. Thick: the mean over seeds, as far as all of them have come; pale: single runs. "
                   "Tokens compare what a model learns of the same data, FLOPs what it learns for the same arithmetic; time is this machine's, "
                   "and says little when it does other work beside.", views)
+
+
+def focus(traces):
+    """A range of y that leaves out the steep beginning, the first 5% of each line."""
+    late = [y for t in traces for y in t["y"][len(t["y"]) // 20:] if stats.finite(y)]
+    return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late else None
 
 
 def gap_curves(study):
@@ -215,7 +221,7 @@ def position_figure(study):
 
 def recall_figure(study):
     views = []
-    for key, title in (("among_values", "share of answers that are the likeliest of the shown values"), ("exact", "exact match")):
+    for key, title in (("among_values", "share right"), ("exact", "share right")):
         for noisy in (False, True):
             traces = []
             for lr in analysis.rates(study):
@@ -228,7 +234,7 @@ def recall_figure(study):
                 if key == "among_values" and chance:
                     traces.append(trace(None, "by chance", sorted(chance), [chance[p] for p in sorted(chance)], lr, dash=True))
             views.append(view(("best of values" if key == "among_values" else "exact match") + (", with noise" if noisy else ""), "pairs", title, traces, xlog=True))
-    note = ("Pairs of tokens, then each key again: is its value predicted? Exact match: it is the likeliest of all tokens. With noise: other tokens between pairs and "
+    note = ("Pairs of tokens, then each key again: is its value predicted? Exact match: it is the likeliest of all tokens; best of values: of those that stood behind a key (dashed: by chance). With noise: other tokens between pairs and "
             f"queries fill the context. {100 * stats.CONFIDENCE:.0f}% t intervals over seeds.")
     return figure("recall", "Associative recall", note, views)
 

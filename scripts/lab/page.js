@@ -2,7 +2,7 @@
 // a reload (--watch) keeps. D is the report's data.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
-const state = Object.assign({theme: null, lr: D.main_rate, views: {}, maps: {}, scroll: 0}, JSON.parse(sessionStorage.getItem(key) || '{}'));
+const state = Object.assign({theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0}, JSON.parse(sessionStorage.getItem(key) || '{}'));
 const save = () => { state.scroll = window.scrollY; sessionStorage.setItem(key, JSON.stringify(state)); };
 const media = window.matchMedia('(prefers-color-scheme: dark)');
 const theme = () => state.theme || (media.matches ? 'dark' : 'light');
@@ -10,17 +10,14 @@ const css = name => getComputedStyle(root).getPropertyValue(name).trim();
 const color = arm => arm === null ? css('--muted') : D.palette[theme()][D.arms.indexOf(arm) % D.palette.light.length];
 const pale = (hex, alpha) => `rgba(${[1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)).join(',')},${alpha})`;
 
-function plotlyTraces(t, all, legend) {
-  const c = color(t.arm), mode = t.mode || 'lines', name = t.name + (all && t.lr ? ', ' + t.lr : '');
-  const group = t.name + (all ? t.lr : ''), shown = !t.faint && !t.unnamed && !legend.has(group);
-  if (shown) legend.add(group);
-  const out = [];
+function plotlyTraces(t, all) {
+  const c = color(t.arm), mode = t.mode || 'lines', name = t.name + (all && t.lr ? ', ' + t.lr : ''), out = [];
   if (t.low) {
-    const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip', showlegend: false, legendgroup: t.arm};
+    const band = {x: t.x, mode: 'lines', line: {width: 0}, hoverinfo: 'skip'};
     out.push({...band, y: t.low}, {...band, y: t.high, fill: 'tonexty', fillcolor: pale(c, .16)});
   }
   const bars = (v, axis) => v ? {[axis]: {type: 'data', array: v, thickness: 1.2, width: 4, color: c}} : {};
-  out.push({x: t.x, y: t.y, mode, name, legendgroup: t.arm, showlegend: shown, text: t.text || undefined, connectgaps: false,
+  out.push({x: t.x, y: t.y, mode, name, text: t.text || undefined, connectgaps: false,
     opacity: t.faint && mode === 'lines' ? .3 : t.faint ? .6 : 1, line: {color: c, width: t.faint ? 1 : 2, dash: t.dash ? 'dash' : 'solid'},
     marker: {color: c, size: t.faint ? 7 : t.symbol === 'triangle-up' ? 9 : 8, symbol: t.symbol || 'circle'},
     hovertemplate: (t.text ? '%{text}<br>' : '') + (t.faint ? t.name + '<br>' : '') + '%{x:.6g}, %{y:.5g}<extra>' + (t.faint ? '' : name) + '</extra>',
@@ -28,21 +25,31 @@ function plotlyTraces(t, all, legend) {
   return out;
 }
 
+// Where a logarithmic axis has its labels: at the values themselves when there are few, else at 1, 2 and 5 or powers of 10.
+function logTicks(values) {
+  const own = [...new Set(values.filter(x => x > 0))].sort((a, b) => a - b), low = own[0], high = own[own.length - 1], ticks = [];
+  const steps = high / low > 300 ? [1] : [1, 2, 5];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) for (const m of steps) ticks.push(m * 10 ** k);
+  const at = own.length <= 12 ? own : ticks;
+  return {tickmode: 'array', tickvals: at, ticktext: at.map(x => x >= 1e5 || x < 1e-4 ? x.toExponential() : String(Number(x.toPrecision(3))))};
+}
+
 function draw(fig) {
   const div = document.getElementById('plot-' + fig.id), i = Math.min(state.views[fig.id] || 0, fig.views.length - 1), v = fig.views[i];
   document.querySelectorAll(`#views-${fig.id} button`).forEach((b, n) => b.setAttribute('aria-pressed', n === i));
-  const all = state.lr === 'all', legend = new Set();
-  const traces = v.traces.filter(t => t.lr === null || all || t.lr === state.lr).flatMap(t => plotlyTraces(t, all, legend));
-  const axis = (title, log, zero) => ({title: {text: title}, type: log ? 'log' : undefined, gridcolor: css('--line'), zeroline: !!zero, zerolinecolor: css('--muted'),
-    zerolinewidth: 1.5, linecolor: css('--line'), automargin: true, exponentformat: 'power'});
+  const all = state.lr === 'all';
+  const traces = v.traces.filter(t => (t.lr === null || all || t.lr === state.lr) && !state.hidden.includes(t.arm)).flatMap(t => plotlyTraces(t, all));
+  const axis = (title, log, zero) => ({title: {text: title, standoff: 8}, type: log ? 'log' : undefined, gridcolor: css('--line'), zeroline: !!zero, zerolinecolor: css('--muted'),
+    zerolinewidth: 1.5, linecolor: css('--line'), automargin: true, exponentformat: 'SI', minexponent: 4});
   const y = v.category ? {...axis('', false), type: 'category', autorange: 'reversed'} : axis(v.y, v.ylog, v.zero);
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
-  const count = traces.filter(t => t.showlegend).length;
+  if (v.range) y.range = v.range;
+  if (v.xlog) Object.assign(x, logTicks(v.traces.flatMap(t => t.x)));
+  if (v.ylog) Object.assign(y, logTicks(v.traces.flatMap(t => t.y)));
   Plotly.react(div, traces, {paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: {color: css('--text'), size: 12.5, family: 'inherit'},
-    margin: {l: 60, r: 12, t: 8, b: 40}, xaxis: x, yaxis: y, hovermode: 'closest', showlegend: count > 1 && !v.category,
-    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}}, modebar: {bgcolor: 'rgba(0,0,0,0)', color: css('--muted'), activecolor: css('--accent')},
-    legend: {orientation: 'h', y: -0.2, font: {size: 12}}}, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
+    margin: {l: 60, r: 12, t: 28, b: 40}, xaxis: x, yaxis: y, hovermode: 'closest', showlegend: false,
+    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}}, modebar: {bgcolor: 'rgba(0,0,0,0)', color: css('--muted'), activecolor: css('--accent')}}, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
     toImageButtonOptions: {format: 'png', filename: fig.id, scale: 2}});
 }
 
@@ -102,6 +109,7 @@ function drawAll() {
   root.dataset.theme = theme();
   document.getElementById('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
   document.querySelectorAll('[data-arm]').forEach(e => { e.style.background = color(e.dataset.arm); });
+  document.querySelectorAll('#legend button').forEach(b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
   D.figures.forEach(draw);
   drawMaps();
 }
@@ -114,7 +122,12 @@ if (rate) {
   rate.value = state.lr;
   rate.addEventListener('change', () => { state.lr = rate.value; save(); drawAll(); });
 }
-document.querySelectorAll('.views button').forEach(b => b.addEventListener('click', () => {
+document.querySelectorAll('#legend button').forEach(b => b.addEventListener('click', () => {
+  const arm = b.dataset.of;
+  state.hidden = state.hidden.includes(arm) ? state.hidden.filter(a => a !== arm) : [...state.hidden, arm];
+  save(); drawAll();
+}));
+document.querySelectorAll('.views button[data-figure]').forEach(b => b.addEventListener('click', () => {
   state.views[b.dataset.figure] = Number(b.dataset.view); save(); draw(D.figures.find(f => f.id === b.dataset.figure));
 }));
 for (const which of ['arm', 'head']) {

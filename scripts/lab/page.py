@@ -78,7 +78,7 @@ def summary_table(r):
         kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
         states = ", ".join(f"{n} {s}" for s, n in row["states"].items())
         rows.append([arm_cell(row), f"{row['lr']:g}", f"{row['parameters']:,}" if row["parameters"] else "–", engineering(row["flops_per_token"]),
-                     engineering(row["tokens_per_s"]), interval(row["loss"]), (interval(gap, True), kind) if gap else "reference",
+                     engineering(row["tokens_per_s"]), interval(row["loss"]), (interval(gap, True), kind) if gap else "reference" if row["arm"] == r["reference"] else "–",
                      number((gap or {}).get("p_holm"), 3), states])
     caption = (f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and seed. Square brackets: "
                f"{100 * r['confidence']:.0f}% t intervals over seeds; coloured where the interval leaves out 0. p: of the gap being 0, two-sided, adjusted by Holm's "
@@ -206,6 +206,7 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     layers = [f for f in figures if f not in curves + stability + use]
     rates = sorted({run.lr for run in study.runs})
     select = ("<label>learning rate <select id=rate>" + "".join(f"<option value='{x:g}'>{x:g}</option>" for x in rates) + "<option value=all>all</option></select></label>") if len(rates) > 1 else ""
+    legend = "".join(f"<button data-of=\"{escape(arm)}\" title='show or hide in all figures'><span class=swatch data-arm=\"{escape(arm)}\"></span>{escape(label)}</button>" for arm, label in study.arms.items())
     sentences = [s for row in r["summary"] if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
     open_runs = sum(run.state not in ("done", "diverged") for run in study.runs) + len(study.missing)
     notes = list(study.notes) + ([f"{open_runs} of {len(study.runs) + len(study.missing)} runs are not done: what follows is of those that are."] if open_runs else [])
@@ -215,7 +216,7 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>{escape(study.title)}</title><link rel=icon href='data:,'><style>{(HERE / 'page.css').read_text()}</style></head><body>",
         f"<header class=bar><nav><a href=#result>Result</a><a href=#loss>Loss</a><a href=#stability>Stability</a><a href=#layers>Layers</a><a href=#maps-of>Attention</a>"
-        f"<a href=#published>Published</a><a href=#fairness>Fairness</a><a href=#runs>Runs</a></nav>{select}<button id=theme aria-label='change the theme'>dark</button></header><main>",
+        f"<a href=#published>Published</a><a href=#fairness>Fairness</a><a href=#runs>Runs</a></nav>{select}<button id=theme aria-label='change the theme'>dark</button><div id=legend>{legend}</div></header><main>",
         f"<h1>{escape(study.title)}</h1><p>{escape(study.question)}</p><p class=note>Made {time.strftime('%Y-%m-%d %H:%M')}{', while runs go on' if watch else ''}.</p>",
         *(f"<p class=warning>{escape(n)}</p>" for n in notes),
         "<h2 id=result>Result</h2><ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>", summary_table(r),

@@ -48,6 +48,8 @@ def figure_png(path, figure, view, arms, lr):
         axes.invert_yaxis()
     if view.get("integers"):
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    if view.get("range"):
+        axes.set_ylim(*view["range"])
     axes.set_xlabel(view["x"])
     axes.set_ylabel(view["y"])
     axes.set_title(figure["title"] + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)

@@ -433,6 +433,8 @@ def main():
     words = sys.argv[1:]
     only = words[words.index("--only") + 1] if "--only" in words else ""
     if "--report" in words:
+        import environment
+        environment.ensure()
         import test_report
         tests.extend(test_report.tests)
     passed = failed = 0
