@@ -7,6 +7,7 @@
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
+#   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
@@ -169,6 +170,19 @@ if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
     run_script data/test_data.py "$python" data/test_data.py
     run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings" --every "$every"
+fi
+
+echo "== lab"
+if ! python=$(python3 scripts/lab/environment.py 2>"$scratch/python"); then
+    echo "skip lab: $(tail -n 1 "$scratch/python")"
+    skipped=$((skipped + 1))
+else
+    browser=--browser
+    if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
+        echo "skip the pages in a browser: $(tail -n 1 "$scratch/browser")"
+        skipped=$((skipped + 1)) browser=
+    fi
+    run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
 fi
 
 echo "== fuzzing"

@@ -31,7 +31,7 @@ def figure_png(path, figure, view, arms, lr):
     traces = [t for t in view["traces"] if t["lr"] in (None, lr)]
     if not traces:
         return False
-    fig, axes = plt.subplots(figsize=(8, 4.6), dpi=130, layout="constrained")
+    fig, axes = plt.subplots(figsize=(8, 4.6), dpi=110)
     named = {None}
     for t in traces:
         color = "#888888" if t["arm"] is None else PALETTE["light"][arms.index(t["arm"]) % len(PALETTE["light"])]
@@ -57,7 +57,7 @@ def figure_png(path, figure, view, arms, lr):
     axes.set_axisbelow(True)
     if len(named) > 2 and not view.get("category"):
         axes.legend(fontsize=7.5, frameon=False)
-    fig.savefig(path)
+    fig.savefig(path, bbox_inches="tight")
     plt.close(fig)
     return True
 

@@ -7,7 +7,6 @@ writes report.html, NAME.png and results.json (all tables) into DIR, by default 
 since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
 on the page. Exit status: 0 done; 1 failed, with one line; 2 usage or runs that are not comparable.
 """
-import argparse
 import json
 import sys
 import time
@@ -18,23 +17,22 @@ import environment
 
 environment.ensure()
 
-import plotly.offline
+import importlib.util
 
 import analysis
+import cli
 import figures
 import page
-import png
 import published
 import runs as rundirs
 
 
 def fail(message, status=1):
-    print(f"lab/report.py: {message}", file=sys.stderr)
-    sys.exit(status)
+    cli.fail("lab/report.py", message, status)
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="lab/report.py", description="Makes the report of a comparison.")
+    parser = cli.Parser(prog="lab/report.py", description="Makes the report of a comparison.")
     parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
     parser.add_argument("--out", help="where to write (default: FIRST/report)")
     parser.add_argument("--reference", help="the arm that others are compared with (default: the plan's, else the first)")
@@ -46,6 +44,20 @@ def parse_arguments():
     if a.watch is not None and not a.watch >= 1:
         parser.error("--watch: 1 second or more")
     return a
+
+
+def plotly_js():
+    """plotly.min.js out of its package, whose import takes seconds and would serve nothing else."""
+    return (Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js").read_text()
+
+
+def write_pngs(out, study, shown, maps, lr):
+    import png
+    for figure in shown:
+        for view in figure["views"]:
+            png.figure_png(out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"), figure, view, list(study.arms), f"{lr:g}")
+    for m, tensors in maps:
+        png.maps_png(out / f"map-{m['arm']}.png", m["label"], m["sharpest"], tensors)
 
 
 def load_maps(study, chosen):
@@ -74,17 +86,12 @@ def make(a, out, live):
     beside = published.rows(study, analysis)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     going = any(run.state == "running" for run in study.runs)
-    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly.offline.get_plotlyjs(), a.watch if live and going else 0)
+    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and going else 0)
     out.mkdir(parents=True, exist_ok=True)
     rundirs.write_atomic(out / "report.html", text)
     rundirs.write_atomic(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
     if not a.no_png:
-        lr, arms = f"{results['main_lr']:g}", list(study.arms)
-        for figure in shown:
-            for view in figure["views"]:
-                png.figure_png(out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"), figure, view, arms, lr)
-        for m, tensors in maps:
-            png.maps_png(out / f"map-{m['arm']}.png", m["label"], m["sharpest"], tensors)
+        write_pngs(out, study, shown, maps, results["main_lr"])
     return going
 
 

@@ -12,7 +12,6 @@ its last checkpoint. One run that fails does not stop the others; it is tried ag
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
-import argparse
 import fcntl
 import json
 import os
@@ -21,6 +20,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cli
 import plan as plans
 import runs as rundirs
 from queue_of_runs import Queue
@@ -30,12 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def fail(message, status=1):
-    print(f"lab/run.py: {message}", file=sys.stderr)
-    sys.exit(status)
+    cli.fail("lab/run.py", message, status)
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one.")
+    parser = cli.Parser(prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one.")
     parser.add_argument("plan", help="a file, or the name of one in scripts/plans")
     parser.add_argument("--out", help="directory of the results (default: runs/PLAN-SIZE)")
     parser.add_argument("--size", help="which [size] of the plan (default: its first)")
@@ -43,6 +42,7 @@ def parse_arguments():
     parser.add_argument("--data", help="corpus directory for training and validation, instead of the plan's")
     parser.add_argument("--tokens", help="of each run, instead of the plan's, as 2M")
     parser.add_argument("--seeds", help="instead of the plan's, with commas between them")
+    parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
     parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
     parser.add_argument("--threads", type=int, default=0, help="of each run (default: the plan's, or 1)")
@@ -54,6 +54,10 @@ def parse_arguments():
     a = parser.parse_args()
     if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: whole numbers with commas between them are wanted")
+    try:
+        a.lr = plans.parse_value("lr", a.lr.replace(",", " ")) if a.lr else None
+    except ValueError as wanted:
+        parser.error(f"--lr {a.lr}: {wanted} is wanted".replace("spaces", "commas"))
     if a.tokens and plans.parse_count(a.tokens) is None:
         parser.error(f"--tokens {a.tokens}: a whole number above 0 is wanted, as 2M")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
@@ -69,6 +73,8 @@ def overrides(a):
         given["tokens"] = plans.parse_count(a.tokens)
     if a.seeds:
         given["seeds"] = [int(word) for word in a.seeds.split(",")]
+    if a.lr:
+        given["lr"] = a.lr
     return given
 
 
