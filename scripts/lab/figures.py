@@ -209,7 +209,7 @@ def position_figure(study):
     loss, gap = [], []
     for lr in analysis.rates(study):
         for arm, rows in analysis.by_position(study, lr).items():
-            x = [max(0.7, (row["begin"] + row["end"] - 1) / 2) for row in rows]
+            x = [max(0.5, row["begin"]) for row in rows]
             text = [f"positions {row['begin']} to {row['end'] - 1}" for row in rows]
             for traces, key in ((loss, "loss"), (gap, "gap")):
                 if rows[0][key]:

@@ -102,11 +102,12 @@ class Queue:
     # ---- one step of the work
 
     def start(self, job, state, command):
-        job.gpus = [self.free_gpus.pop(0) for _ in range(job.run.ranks)] if self.arguments.gpus else []
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "3000"),
-                       "OMP_NUM_THREADS": str(self.threads(job.run))}
+        job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
+        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "3000")}
         if job.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
+        else:
+            environment["OMP_NUM_THREADS"] = str(self.threads(job.run))
         with open(self.out / f"{job.run.name}.out", "a") as log:
             log.write(f"+ {' '.join(command)}\n")
             log.flush()
@@ -114,13 +115,18 @@ class Queue:
                                            preexec_fn=die_with_parent(self.arguments.nice), env=environment)
         job.state, job.started = state, time.time()
 
+    def gpus_wanted(self, job, state):
+        return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
+
     def begin_more(self):
         """Starts what there is room for. Evaluations first: they are short and what is done is worth more."""
         room = self.places - sum(job.process is not None for job in self.jobs)
         for job in self.jobs:
             if room <= 0 or self.stopping:
                 return
-            if job.process or job.state not in ("waiting", "trained") or job.run.ranks > (len(self.free_gpus) if self.arguments.gpus else job.run.ranks):
+            if job.process or job.state not in ("waiting", "trained"):
+                continue
+            if self.gpus_wanted(job, "training" if job.state == "waiting" else "evaluating") > len(self.free_gpus):
                 continue
             if job.state == "waiting":
                 if rundirs.locked(job.directory):

@@ -390,6 +390,32 @@ def a_run_that_diverges_is_a_result():
 
 
 @test
+def gpus_are_shared_out_and_given_back():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        launcher = Path(place) / "launch"
+        launcher.write_text(f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+                            f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n')
+        launcher.chmod(0o755)
+        plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
+        done = lab(place, "--gpus", "5", plan=plan)
+        assert done.returncode == 0, done.stderr
+        held, most, begun = set(), 0, 0
+        for line in sorted((Path(place) / "used").read_text().splitlines()):
+            _, what, gpus = line.split()
+            gpus = set(gpus.split(","))
+            if what == "begin":
+                assert len(gpus) == 2 and not gpus & held and gpus <= set("01234"), line
+                held, begun = held | gpus, begun + 1
+                most = max(most, len(held))
+            else:
+                held -= gpus
+        assert begun == 4 and most == 4 and not held, (begun, most, held)
+        done = lab(place, "--gpus", "1", plan=plan)
+        assert done.returncode == 2 and "wants 2 GPUs, and --gpus is 1" in done.stderr, done.stderr
+
+
+@test
 def one_lab_at_a_time_has_a_directory():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
