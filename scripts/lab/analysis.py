@@ -10,6 +10,10 @@ import stats
 from runs import RunError
 
 
+class NothingYet(RunError):
+    """A lab of which no run has begun."""
+
+
 @dataclass
 class Run:
     directory: Path
@@ -94,14 +98,16 @@ class Study:
     runs: list
     missing: list  # names of planned runs that have not begun
     notes: list    # what a reader must know
+    live: bool     # whether a lab or a run is at work
 
 
 def load(paths, reference=None):
     """The runs below the given directories: of labs (lab.json), or runs themselves, or directories of runs."""
-    arms, runs, missing, titles, questions, found_reference = {}, {}, [], [], [], None
+    arms, runs, missing, titles, questions, found_reference, live = {}, {}, [], [], [], None, False
     for path in map(Path, paths):
         lab = rundirs.read_json(path / "lab.json") if (path / "lab.json").exists() else None
         if lab:
+            live = live or rundirs.locked(path, "lab.lock")
             titles.append(f"{lab['title']} ({lab['size']})")
             questions.append(lab.get("question", ""))
             found_reference = found_reference or lab["reference"]
@@ -121,7 +127,7 @@ def load(paths, reference=None):
             runs[directory.resolve()] = run
             arms.setdefault(run.arm, run.label)
     if not runs:
-        raise RunError(f"{paths[0]}: no run of the plan has begun")
+        raise NothingYet(f"{paths[0]}: no run of the plan has begun")
     chosen = reference or (found_reference if found_reference in arms else next(iter(arms)))
     if chosen not in arms:
         raise RunError(f"--reference {chosen}: there is no such arm; there is: {', '.join(arms)}")
@@ -129,7 +135,7 @@ def load(paths, reference=None):
     rank = {a: i for i, a in enumerate(order)}
     ordered = sorted(runs.values(), key=lambda r: (rank[r.arm], r.lr, r.seed))
     return Study("; ".join(dict.fromkeys(titles)) or "Comparison", " ".join(dict.fromkeys(q for q in questions if q)), chosen,
-                 {a: arms[a] for a in order}, ordered, missing, [])
+                 {a: arms[a] for a in order}, ordered, missing, [], live or any(run.state == "running" for run in ordered))
 
 
 def check(study):

@@ -85,25 +85,32 @@ def make(a, out, live):
     maps = load_maps(study, a.heads.split(",") if a.heads else None)
     beside = published.rows(study, analysis)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
-    going = any(run.state == "running" for run in study.runs)
-    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and going else 0)
+    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0)
     out.mkdir(parents=True, exist_ok=True)
     rundirs.write_atomic(out / "report.html", text)
     rundirs.write_atomic(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
-    return going
+    return study.live
 
 
 def main():
     a = parse_arguments()
     out = Path(a.out or Path(a.paths[0]) / "report")
     try:
-        going = make(a, out, a.watch is not None)
-        print(f"{out / 'report.html'}", flush=True)
-        while a.watch is not None and going:
-            time.sleep(a.watch)
-            going = make(a, out, True)
+        going, told = True, False
+        while going:
+            try:
+                going = make(a, out, a.watch is not None)
+                if not told:
+                    print(out / "report.html", flush=True)
+                told = True
+            except analysis.NothingYet:
+                if a.watch is None:
+                    raise
+            if a.watch is None:
+                break
+            time.sleep(a.watch if going else 0)
     except rundirs.RunError as error:
         fail(str(error))
     except OSError as error:

@@ -12,11 +12,8 @@ its last checkpoint. One run that fails does not stop the others; it is tried ag
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
-import fcntl
-import json
 import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -183,7 +180,7 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     lock = open(out / "lab.lock", "w")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        rundirs.lock(lock)
     except OSError:
         fail(f"{out}: another lab is running there")
     try:

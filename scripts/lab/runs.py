@@ -76,13 +76,20 @@ def checkpoint(directory, step):
     return Path(directory) / "checkpoints" / f"step_{step:08d}"
 
 
-def locked(directory):
-    """Whether a process has the run (the lock that the trainer takes on run.json)."""
+LOCK_LAYOUT = "hhqqi4x"  # struct flock: type, whence, start, length, process
+
+
+def lock(file):
+    """Takes a file for this process, as the trainer takes run.json; OSError when another has it."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def locked(directory, name="run.json"):
+    """Whether a process has the run; with "lab.lock" the lab."""
     try:
-        with open(Path(directory) / "run.json", "r+b") as f:
-            query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-            answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, query)
-            return struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK
+        with open(Path(directory) / name, "r+b") as f:
+            answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            return struct.unpack(LOCK_LAYOUT, answer)[0] != fcntl.F_UNLCK
     except OSError:
         return False
 

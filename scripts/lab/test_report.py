@@ -177,6 +177,22 @@ def runs_that_are_not_comparable_are_refused_by_name():
         assert done.returncode == 1 and "run.json" in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
+@test
+def a_run_that_has_only_begun_makes_a_report():
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
+        (run / "log.jsonl").unlink()
+        done = report(run)
+        assert done.returncode == 0, done.stderr
+        assert "0/200" in (run / "report/report.html").read_text()
+        lab = Path(place) / "lab"
+        lab.mkdir()
+        (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "T", "reference": "baseline", "arms": {}, "runs": [{"name": "x", "arm": "baseline"}]}))
+        done = report(lab)
+        assert done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
 def wait_for(page, expression, seconds=20):
     deadline = time.time() + seconds
     while time.time() < deadline:
