@@ -3,7 +3,7 @@
 
     scripts/lab/report.py runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
 
-writes report.html, NAME.png and results.json (all tables) into DIR, by default FIRST/report. Runs that are not comparable,
+writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
 since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
 on the page. Exit status: 0 done; 1 failed, with one line; 2 usage or runs that are not comparable.
 """
@@ -22,6 +22,7 @@ import importlib.util
 import analysis
 import cli
 import figures
+import markdown
 import page
 import published
 import runs as rundirs
@@ -89,6 +90,7 @@ def make(a, out, live):
     out.mkdir(parents=True, exist_ok=True)
     rundirs.write_atomic(out / "report.html", text)
     rundirs.write_atomic(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    rundirs.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
     return study.live

@@ -146,6 +146,8 @@ def the_report_has_the_numbers_that_the_runs_were_made_with():
         beside = {p["what"]: p["here"] for p in r["published"]}
         assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
         assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
+        said = (lab / "report/results.md").read_text()
+        assert "-0.0400 [-0.0830, +0.0030]" in said and "| Transformer | 0.004 | diverged |" in said, said
         text = (lab / "report/report.html").read_text()
         assert "no difference shown: -0.0400 nats" in text and "Made up &lt;&amp;&gt;" in text and "<&>" not in text.split("<script>")[0]
         pngs = {p.name for p in (lab / "report").glob("*.png")}
