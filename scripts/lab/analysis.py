@@ -340,7 +340,7 @@ def recall(study, lr):
 
 def noise(study):
     """How wide the noise is, at each rate: the scatter of losses over seeds, of paired gaps, and how many seeds a gap of 0.02 takes."""
-    by_eval, rows = all_evaluated(study), []
+    rows = []
     for row in summary(study):
         losses = [x for x in row["losses"].values() if x is not None]
         gap = row["gap"] or {}

@@ -104,7 +104,7 @@ def rows(study, tools):
         ("Largest / median attention logit", "Transformer 318.0 / 5.4; DIFF V1 38.8 / 3.3", V1 + ", 3B", both(study, tools, layers_max, "logit_max", "logit_median"),
          f"Published for 3B parameters; outliers grow over billions of tokens. {small}; on the first 64 tokens of a window."),
         ("Largest / median hidden activation", "Transformer 3608.6 / 0.6; DIFF V1 1688.2 / 1.2", V1 + ", 3B", both(study, tools, layers_max, "hidden_max", "hidden_median"),
-         f"As above. Massive activations (above 100 and 1000 times the median) do not appear in models this small."),
+         "As above. Massive activations (above 100 and 1000 times the median) do not appear in models this small."),
         ("Context RMS of a head", "Transformer [1/sqrt(n), 1); DIFF V2 (0, sqrt 2); the norm of V1 magnifies by up to sqrt(n)", V2, both(study, tools, rms_range),
          "The published ranges are of the attention weights' effect on values of unit RMS; what is measured is the output of the heads itself, with the values that were learned."),
         ("Attention mass on the first position", "0.467; with a gate 0.048", GATED + ", 15B parameters", both(study, tools, layer_mean, "first_mass_effective", "stats", 3),

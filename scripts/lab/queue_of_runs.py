@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import plan as plans
 import runs as rundirs
@@ -226,6 +225,7 @@ class Queue:
         self.shown_at = time.time()
         lines = self.table(shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0)
         if terminal:
+            lines = [line[:shutil.get_terminal_size().columns - 1] for line in lines]  # a line that wraps would be two
             print(f"\x1b[{self.shown_lines}F\x1b[J" if self.shown_lines else "", end="")
             self.shown_lines = len(lines)
         print("\n".join(lines), flush=True)
@@ -239,11 +239,12 @@ class Queue:
         lines = [f"{time.strftime('%H:%M:%S')} {head}" + (f"; about {duration(left)} left" if left is not None else "")]
         order = {"training": 0, "evaluating": 1, "failed": 2, "diverged": 3, "trained": 4, "done": 5, "waiting": 6}
         shown = sorted((job for job in self.jobs if room or job.process), key=lambda job: order[job.state])
+        wide = max(len(job.run.name) for job in self.jobs)
         for job in shown[:room] if room else shown:
             loss = f"{job.loss:.4f}" if job.loss is not None else "-"
             mine = (job.run.tokens * (1 - job.step / job.run.steps) / job.rate) if job.rate and job.state == "training" else None
-            lines.append(f"  {job.run.name:<40} {job.state:<10} {job.step:>8}/{job.run.steps:<8} loss {loss:>8} "
-                         f"{job.rate:>9,.0f} tok/s {duration(mine) if mine is not None else '':>8}")
+            lines.append(f"  {job.run.name:<{wide}} {job.state:<10} {job.step:>7}/{job.run.steps:<7} {loss:>8} "
+                         f"{job.rate:>9,.0f} tok/s {duration(mine) + ' left' if mine is not None else ''}".rstrip())
         return lines
 
 

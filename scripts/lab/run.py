@@ -12,6 +12,7 @@ its last checkpoint. One run that fails does not stop the others; it is tried ag
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
+import json
 import os
 import sys
 from pathlib import Path
