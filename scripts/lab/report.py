@@ -8,6 +8,7 @@ since their data, tokens or schedules differ, are refused with what differs; --f
 on the page. Exit status: 0 done; 1 failed, with one line; 2 usage or runs that are not comparable.
 """
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,16 @@ def write_pngs(out, study, shown, maps, lr):
         png.maps_png(out / f"map-{m['arm']}.png", m["label"], m["sharpest"], tensors)
 
 
+def compact(value):
+    """JSON whose numbers have 7 digits and whose innermost lists and objects are one line each: small, and readable as a diff."""
+    def shorter(x):
+        if isinstance(x, float):
+            return float(f"{x:.7g}")
+        return {k: shorter(v) for k, v in x.items()} if isinstance(x, dict) else [shorter(v) for v in x] if isinstance(x, list) else x
+    text = json.dumps(shorter(value), indent=1, allow_nan=False, ensure_ascii=False)
+    return re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text) + "\n"
+
+
 def load_maps(study, chosen):
     found = []
     for arm, label in study.arms.items():
@@ -89,7 +100,7 @@ def make(a, out, live):
     text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0)
     out.mkdir(parents=True, exist_ok=True)
     rundirs.write_atomic(out / "report.html", text)
-    rundirs.write_atomic(out / "results.json", json.dumps(results, indent=1, allow_nan=False) + "\n")
+    rundirs.write_atomic(out / "results.json", compact(results))
     rundirs.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
