@@ -25,6 +25,8 @@ very file with CUDA operations instead.
 #include "llmc/ranks.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
+#include "llmc/recall.h"
+#include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
 
@@ -746,6 +748,14 @@ static double model_loss_sum(const Model *model, int N) {
     return sum;
 }
 
+// Adds the losses of `rows` rows to the means over `windows` windows, by the position in the window.
+static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
+    real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
+    buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
+    for (int n = 0; n < rows; n++) means[n % T] += (double)host[n] / windows;
+    free(host);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Update
 
@@ -1041,8 +1051,8 @@ static void run_checkpoint(Run *run) {
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time.
-static double run_validate(Run *run) {
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the means.
+static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
     uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B, mine = (uint64_t)comm_rank() * (uint64_t)B;
@@ -1058,13 +1068,14 @@ static double run_validate(Run *run) {
         model_forward(model, rows / T, T, 0);
         model_classify(model, rows, 0);
         sum += model_loss_sum(model, rows);
+        if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
     }
     comm_sum_f64(&sum, 1);
     return sum / ((double)windows * T);
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run_validate(run);
+    double loss = run_validate(run, NULL);
     log_begin(&run->log, "val", run->step);
     log_number(&run->log, "loss", loss);
     log_end(&run->log);
@@ -1072,6 +1083,8 @@ static void run_log_validation(Run *run) {
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, loss, exp(loss));
     fflush(stdout);
 }
+
+#include "llmc/evaluation.h" // run_evaluate, for --eval
 
 enum { SAMPLE_TOKENS = 200 };
 
@@ -1424,6 +1437,11 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *json = cJSON_CreateObject(), *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(o));
+    cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
+    json_add_u64(size, "parameters", run->model.tensors.parameter_count);
+    cJSON_AddNumberToObject(size, "ffn", run->model.config.F);
+    cJSON_AddNumberToObject(size, "flops_per_token", training_flops(&run->model, run->model.B, run->model.T) / ((double)run->model.B * run->model.T));
+    json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
@@ -1585,10 +1603,8 @@ static int run_mode(Run *run, int argc, char **argv) {
     else if (o->generate) {
         bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
-    } else if (o->eval) {
-        double loss = run_validate(run);
-        printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
-    } else if (o->dump_grads) dump_gradients(run);
+    } else if (o->eval) run_evaluate(run);
+    else if (o->dump_grads) dump_gradients(run);
     else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);

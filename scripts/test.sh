@@ -10,6 +10,7 @@
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
 #              --all more of them, and the Slurm recipe in a real Slurm on loopback
+#   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
@@ -229,6 +230,19 @@ if build "the trainer" build/train_diffv2 build/text_to_shards; then
     else
         run_script dev/soak.sh dev/soak.sh --rounds 5
     fi
+fi
+
+echo "== lab"
+if ! python=$(python3 scripts/lab/environment.py 2>"$scratch/python"); then
+    echo "skip lab: $(tail -n 1 "$scratch/python")"
+    skipped=$((skipped + 1))
+else
+    browser=--browser
+    if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
+        echo "skip the pages in a browser: $(tail -n 1 "$scratch/browser")"
+        skipped=$((skipped + 1)) browser=
+    fi
+    run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
 fi
 
 echo "== fuzzing"
