@@ -259,7 +259,7 @@ static inline void comm_open(void) {
 #ifdef USE_MPI
     if (launched > 1) comm_start(launched);
 #else
-    CHECK(launched == 1, "started as one of %d processes, but this program was built without MPI and knows no others: scripts/install_deps.sh --mpi, then make",
+    CHECK(launched == 1, "started as one of %d processes, but this program was built without MPI and knows no others: scripts/install_deps.sh --with-mpi, then make",
           launched);
 #endif
 }

@@ -3,8 +3,9 @@
 # manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash.
 # Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
 #
-# Usage: scripts/install_deps.sh [--check | --with-browser]
+# Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser]
 #   --check          only say what is missing
+#   --with-mpi       also OpenMPI, for runs of many processes
 #   --with-browser   also Chromium, in which the tests look at the pages of scripts/lab
 set -euo pipefail
 
@@ -13,16 +14,17 @@ fail() {
     exit "${2:-1}"
 }
 
-check_only=no with_browser=no
+check_only=no with_browser=no with_mpi=no
 case "$#:${1-}" in
 0:) ;;
 1:--check) check_only=yes ;;
 1:--with-browser) with_browser=yes ;;
+1:--with-mpi) with_mpi=yes ;;
 1:--help | 1:-h)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-browser]" 2 ;;
+*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser]" 2 ;;
 esac
 
 has_program() { command -v "$1" >/dev/null 2>&1; }
@@ -49,6 +51,8 @@ find_missing() {
     has_header dnnl.h || missing+=(onednn)
     has_library libcjson || missing+=(cjson)
     has_library libxxhash || missing+=(xxhash)
+    if [ "$with_mpi" = yes ]; then has_library ompi-c || has_library ompi || missing+=(openmpi); fi
+    if [ "$with_mpi" = yes ]; then has_program mpirun || missing+=(mpirun); fi
     if [ "$with_browser" = yes ]; then has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium); fi
     # gcc only recommends the C library's headers
     if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
@@ -65,15 +69,20 @@ package_of() { # manager word
     apt-get:onednn) echo libdnnl-dev ;;
     apt-get:cjson) echo libcjson-dev ;;
     apt-get:xxhash) echo libxxhash-dev ;;
+    apt-get:openmpi) echo libopenmpi-dev ;;
+    apt-get:mpirun) echo openmpi-bin ;;
     apt-get:libc-dev) echo libc6-dev ;;
     dnf:g++) echo gcc-c++ ;;
     dnf:pkg-config) echo pkgconf-pkg-config ;;
+    dnf:openmpi) echo openmpi-devel ;;
+    dnf:mpirun) echo openmpi ;;
     dnf:openblas) echo openblas-devel ;;
     dnf:onednn) echo onednn-devel ;;
     dnf:cjson) echo cjson-devel ;;
     dnf:xxhash) echo xxhash-devel ;;
     pacman:g++) echo gcc ;;
     pacman:pkg-config) echo pkgconf ;;
+    pacman:mpirun) echo openmpi ;;
     pacman:*) echo "$2" ;;
     *) echo "$2" ;;
     esac

@@ -127,13 +127,13 @@ compare_languages() {
 }
 
 echo "== dependencies"
-scripts/install_deps.sh || {
+scripts/install_deps.sh --with-mpi || {
     fail_one "dependencies: see the line above"
     finish
 }
 
 echo "== float"
-if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2; then run_tests build; fi
+if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 build/faulty_diffv2 build/alone_diffv2; then run_tests build; fi
 
 echo "== C++"
 if build "the trainer as C++17" build/train_diffv2 build/train_diffv2_cpp; then
@@ -156,7 +156,7 @@ if ! has_sanitizers; then
     echo "skip sanitizers: this machine's compiler has none that run"
     skipped=$((skipped + 1))
 elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
-    build/asan/test_diffv2; then
+    build/asan/test_diffv2 build/asan/faulty_diffv2 build/asan/alone_diffv2; then
     run_tests build/asan
 fi
 
