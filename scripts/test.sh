@@ -173,15 +173,18 @@ if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
     echo "skip CUDA on the CPU: there are no CUDA headers in $cuda/include (CUDA=DIRECTORY says where they are)"
     skipped=$((skipped + 1))
 else
-    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs; then
-        cuda_programs build/oncpu test_layer planted_bugs
+    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs build/oncpu/test_diffv2; then
+        cuda_programs build/oncpu test_layer planted_bugs test_diffv2
+    fi
+    if build "CUDA on the CPU in fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_diffv2; then
+        cuda_programs build/fp32/oncpu test_diffv2
     fi
     if ! has_sanitizers; then
         echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
         skipped=$((skipped + 1))
     elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
-        build/asan/oncpu/planted_bugs; then
-        cuda_programs build/asan/oncpu test_layer planted_bugs
+        build/asan/oncpu/planted_bugs build/asan/oncpu/test_diffv2; then
+        cuda_programs build/asan/oncpu test_layer planted_bugs test_diffv2
     fi
     if [ "${1-}" = --all ]; then
         if build "CUDA on the CPU without assembly" BUILD=build/ucontext UCONTEXT=yes build/ucontext/oncpu/test_layer \
