@@ -4,7 +4,8 @@
 # make train_diffv2cu      the trainer for GPUs: CUDA 13   make test_diffv2cu   its operations against their C twins
 # make all-archs           both compiled for every architecture that is meant to work
 # Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
-#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone)
+#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone),
+#            MPI (yes where OpenMPI is found; no: a program for one process),
 #            PRECISION (bf16 or fp32), ARCHS (e.g. "80 90"; that of the installed GPUs, else all), CUDA (where it is installed)
 
 CC ?= gcc
@@ -29,6 +30,13 @@ ONEDNN ?= $(shell echo '\#include <dnnl.h>' | $(CC) -E -x c - >/dev/null 2>&1 &&
 ifeq ($(ONEDNN),yes)
   PACKAGE_CFLAGS += -DONEDNN
   PACKAGE_LIBS += -ldnnl
+endif
+
+# OpenMPI, for runs of many ranks; without it the program is for one process
+MPI ?= $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes || echo no)
+ifeq ($(MPI),yes)
+  PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c))
+  PACKAGE_LIBS += $(shell pkg-config --libs ompi-c)
 endif
 
 # AVX-512 where the CPU has it; GCC would stop at half its width
@@ -106,6 +114,14 @@ $(CUDA_BUILD):
 # bf16 and fp32, without a GPU
 all-archs:
 	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="$(ALL_ARCHS)" $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
+
+# for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
+$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
 
 test:
 	scripts/test.sh

@@ -25,6 +25,7 @@ with files and processes is tested with the build that people run.
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
 #include "tests/recompute.h"
+#include "tests/ranks.h"
 
 static const struct {
     const char *subject;
@@ -47,6 +48,8 @@ static const struct {
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
+    {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
+    {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
 int main(int argc, char **argv) {
