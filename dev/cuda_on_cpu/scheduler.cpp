@@ -66,8 +66,9 @@ BlockVote barrier_vote;
 int barrier_yes;
 
 Fiber host, *running = &host, *came_from = &host;
-Fiber *idle[max_block + 2];
+Fiber *idle[max_block + 1];
 int idle_count;
+Fiber *own[finds_races ? max_block : 1]; // for ThreadSanitizer: those of its fibers
 
 // shared memory of the block
 struct Shared {
@@ -231,11 +232,9 @@ void fiber_main();
 Fiber *fiber_of(int t) {
     if (threads[t].fiber) return threads[t].fiber;
     Unseen unseen;
-    Fiber *f;
-    if (idle_count) {
-        f = idle[--idle_count];
-        if (finds_races) fiber_renew(f, fiber_main);
-    } else if (!(f = fiber_create(fiber_main))) fail("no memory for the stack of a thread");
+    Fiber *f = finds_races ? own[races_fiber(t)] : idle_count ? idle[--idle_count] : nullptr;
+    if (!f && !(f = fiber_create(fiber_main))) fail("no memory for the stack of a thread");
+    if (finds_races) own[races_fiber(t)] = f;
     return f;
 }
 
@@ -290,7 +289,7 @@ void fiber_main() {
             continue;
         }
         Fiber *to = next >= 0 ? fiber_of(next) : &host;
-        idle[idle_count++] = running;
+        if (!finds_races) idle[idle_count++] = running;
         if (next >= 0) become(next);
         else races_become(-1);
         go_to(to);
