@@ -1,7 +1,7 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; the last line is `N passed, N failed`
+  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; it ends with `N passed, N failed`
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
 run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.
@@ -11,7 +11,7 @@ run; --seed repeats them. What a case checks besides the numbers: tests/cuda_eng
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
 static const Case cases[] = {
-    // clang-format off
+  // clang-format off
     // operation                 check                       parameters               values                     shift why
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {5, 11, 16},               0, "packs"},
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {37, 3, 19},               0, "no packs"},
@@ -42,6 +42,13 @@ static const Case cases[] = {
     {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 1, 1, 0},              0, "the smallest"},
+    {"buffers",                  check_buffers,              "bytes times",           {1000, 20},                0, "more small uploads than pinned slots"},
+    {"buffers",                  check_buffers,              "bytes times",           {3000001, 2},              0, "larger than a slot"},
+    {"buffers",                  check_buffers,              "bytes times",           {2, 3},                    0, "tiny"},
     {"rope",                     check_rope,                 "B T heads D ldx first", {2, 9, 3, 16, 64, 0},      0, "packs, a row with other things behind the heads"},
     {"rope",                     check_rope,                 "B T heads D ldx first", {2, 33, 2, 10, 23, 0},     0, "D = 10, odd rows"},
     {"rope",                     check_rope,                 "B T heads D ldx first", {1, 3, 2, 128, 256, 7},    0, "generation: positions from 7 on"},
@@ -110,7 +117,7 @@ static const Case cases[] = {
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {3, 17, 4, 1, 2, 1},  1, "two key sets"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 1, 2, 1, 1, 0},   0, "T = 1: nothing to say"},
-    // clang-format on
+  // clang-format on
 };
 
 static void case_line(char (&line)[512], const Case *c) {

@@ -14,8 +14,8 @@ typedef struct {
 } AdamwScalars;
 
 template <int W>
-static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, real *master, const grad_t *grads, real *m, real *v,
-                                    AdamwScalars s) {
+static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, real *master, const grad_t *grads,
+                                    real *m, real *v, AdamwScalars s) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     float w[W], g[W], mi[W], vi[W];
@@ -38,8 +38,8 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
 }
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
-                                double grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay,
-                                int64_t step) {
+                                double grad_scale, double lr, double beta1, double beta2, double eps,
+                                double weight_decay, int64_t step) {
     AdamwScalars s;
     s.scale = (float)grad_scale;
     s.b1 = (float)beta1;

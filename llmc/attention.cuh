@@ -19,8 +19,12 @@ attention: causal grouped-query attention, tile by tile. Equations in attention.
 #define LLMC_ATTENTION_CUH
 #include "attention_tile.cuh"
 
-static inline double attention_visible(AttentionShape s) { return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0)); }
-static inline double attention_forward_flops(AttentionShape s) { return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV); }
+static inline double attention_visible(AttentionShape s) {
+    return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));
+}
+static inline double attention_forward_flops(AttentionShape s) {
+    return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
+}
 static inline double attention_backward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
 }
@@ -30,8 +34,10 @@ static inline size_t attention_forward_bytes(AttentionShape s) {
            rows * (size_t)s.NQ * sizeof(real);
 }
 static inline size_t attention_backward_bytes(AttentionShape s) { // as if each tensor were read or written once
-    size_t rows = (size_t)s.B * (size_t)s.T, queries = 2 * (size_t)s.D + 2 * (size_t)s.DV, keys = 2 * (size_t)(s.D + s.DV);
-    return rows * ((size_t)s.NQ * queries + (size_t)s.NKV * keys) * sizeof(floatX) + 3 * rows * (size_t)s.NQ * sizeof(real);
+    size_t rows = (size_t)s.B * (size_t)s.T, queries = 2 * (size_t)s.D + 2 * (size_t)s.DV,
+           keys = 2 * (size_t)(s.D + s.DV);
+    return rows * ((size_t)s.NQ * queries + (size_t)s.NKV * keys) * sizeof(floatX) +
+           3 * rows * (size_t)s.NQ * sizeof(real);
 }
 
 // of the backward: delta (B,NQ,T). The device needs nothing per thread of the host.
@@ -67,17 +73,20 @@ static __device__ inline int attention_low(AttentionShape s, int b, int t) {
 }
 
 // P = exp(scale S - lse), 0 where row t does not see the key.
-static __device__ inline float attention_probability(float score, float lse, int t, int low, int key, AttentionShape s) {
+static __device__ inline float attention_probability(float score, float lse, int t, int low, int key,
+                                                     AttentionShape s) {
     return key >= low && key <= s.first + t ? expf(s.scale * score - lse) : 0;
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-// One tile of scores joins the running softmax of the thread's four rows; acc becomes P, out is brought to the new maximum.
+// One tile of scores joins the running softmax of the thread's four rows; acc becomes P, out is brought to the new
+// maximum.
 template <int PIECES>
-static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)[PIECES][4][4], float (&max)[4], float (&sum)[4],
-                                                const int (&low)[4], int t, int key, AttentionShape s) {
+static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)[PIECES][4][4], float (&max)[4],
+                                                float (&sum)[4], const int (&low)[4], int t, int key,
+                                                AttentionShape s) {
     UNROLL
     for (int r = 0; r < 4; r++) {
         float largest = max[r], total = 0;
@@ -103,8 +112,8 @@ static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)
 
 template <int PIECES>
 static __global__ void __launch_bounds__(TILE_THREADS)
-    attention_forward_kernel(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s, bool wide_qk,
-                             bool wide_v) {
+    attention_forward_kernel(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                             AttentionShape s, bool wide_qk, bool wide_v) {
     SHARED(float4, operands4, TILE_OPERANDS / 4);
     SHARED(float4, scores4, TILE_SCORES / 4);
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
@@ -136,28 +145,32 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 // Calls CALL(PIECES) for the least number of 64-column pieces that hold the width.
-#define ATTENTION_PIECES(width, CALL)  \
-    do {                               \
-        if ((width) <= TILE) CALL(1);  \
+#define ATTENTION_PIECES(width, CALL)          \
+    do {                                       \
+        if ((width) <= TILE) CALL(1);          \
         else if ((width) <= 2 * TILE) CALL(2); \
         else if ((width) <= 4 * TILE) CALL(4); \
-        else CALL(8);                  \
+        else CALL(8);                          \
     } while (0)
 
-static inline unsigned attention_blocks(size_t heads, int T) { return blocks_of(heads * (size_t)((T + TILE - 1) / TILE), 1); }
+static inline unsigned attention_blocks(size_t heads, int T) {
+    return blocks_of(heads * (size_t)((T + TILE - 1) / TILE), 1);
+}
 static inline bool attention_wide_qk(AttentionShape s, const void *q, const void *k) {
     return packed((size_t)s.D, q, k) && packed((size_t)s.ldq) && packed((size_t)s.ldkv) && packed((size_t)s.q_head) &&
            packed((size_t)s.k_head);
 }
 static inline void attention_check(AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    CHECK(s.D > 0 && s.DV > 0 && s.D <= 8 * TILE && s.DV <= 8 * TILE, "attention: heads of width %d and %d; up to %d can be computed", s.D,
-          s.DV, 8 * TILE);
+    CHECK(s.D > 0 && s.DV > 0 && s.D <= 8 * TILE && s.DV <= 8 * TILE,
+          "attention: heads of width %d and %d; up to %d can be computed", s.D, s.DV, 8 * TILE);
 }
 
-static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v, AttentionShape s) {
+static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                     AttentionShape s) {
     attention_check(s);
-    bool wide_qk = attention_wide_qk(s, q, k), wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
+    bool wide_qk = attention_wide_qk(s, q, k),
+         wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
     unsigned blocks = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T);
 #define ATTENTION_FORWARD(PIECES) \
     LAUNCH((attention_forward_kernel<PIECES>), blocks, TILE_THREADS, 0, out, lse, q, k, v, s, wide_qk, wide_v)

@@ -18,10 +18,11 @@ typedef struct {
 } AttentionBackward;
 
 template <int W>
-static __global__ void attention_delta_kernel(int lanes, real *delta, const floatX *dout, const floatX *out, AttentionShape s) {
-    size_t row = row_index(lanes), n = row / (size_t)s.NQ, h = row % (size_t)s.NQ;
+static __global__ void attention_delta_kernel(int lanes, real *delta, const floatX *dout, const floatX *out,
+                                              AttentionShape s) {
+    unsigned row = row_index(lanes), n = row / (unsigned)s.NQ, h = row % (unsigned)s.NQ, T = (unsigned)s.T;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)s.B * (size_t)s.T;
+    bool active = n < (unsigned)s.B * T;
     size_t at = n * (size_t)s.ldo + h * (size_t)s.o_head;
     float dot = 0, o[W], g[W];
     for (int c = lane * W; active && c < s.DV; c += lanes * W) {
@@ -31,7 +32,7 @@ static __global__ void attention_delta_kernel(int lanes, real *delta, const floa
         for (int k = 0; k < W; k++) dot += o[k] * g[k];
     }
     dot = lanes_sum(dot, lanes);
-    if (active && lane == 0) delta[(n / (size_t)s.T * (size_t)s.NQ + h) * (size_t)s.T + n % (size_t)s.T] = dot;
+    if (active && lane == 0) delta[(n / T * (size_t)s.NQ + h) * T + n % T] = dot;
 }
 
 template <int PIECES>
@@ -41,7 +42,8 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
     AttentionShape s = a.shape;
     int heads = s.B * s.NQ, tiles = (s.T + TILE - 1) / TILE, head = (int)blockIdx.x % heads;
-    int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE, rows = min(TILE, s.T - t0), keys = t0 + rows; // the longest first
+    int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE, rows = min(TILE, s.T - t0),
+        keys = t0 + rows; // the longest first
     int t = t0 + (int)threadIdx.x / 16 * 4, low[4];
     AttentionPlace at = attention_place(s, head / s.NQ, head % s.NQ);
     TileRows queries = tile_rows(a.q + at.q, t0, s.T, s.ldq, s.D, a.wide_qk);
@@ -58,11 +60,12 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
         int key = k0 + (int)threadIdx.x % 16 * 4;
         TileRows tile_of_k = tile_rows(a.k + at.kv_k, k0, keys, s.ldkv, s.D, a.wide_qk);
         tile_clear<2>(acc);
-        tile_dot(acc[0], queries, tile_of_k, operands);                                                         // S = scale Q K^T
+        tile_dot(acc[0], queries, tile_of_k, operands); // S = scale Q K^T
         tile_dot(acc[1], gradients, tile_rows(a.v + at.kv_v, k0, keys, s.ldkv, s.DV, a.wide_v), operands); // O = P V
         for (int r = 0; r < 4; r++)
             for (int c = 0; c < 4; c++)
-                acc[0][r][c] = attention_probability(acc[0][r][c], lse[r], t + r, low[r], key + c, s) * (acc[1][r][c] - delta[r]);
+                acc[0][r][c] =
+                    attention_probability(acc[0][r][c], lse[r], t + r, low[r], key + c, s) * (acc[1][r][c] - delta[r]);
         tile_store_scores(scores, acc[0]);
         tile_accumulate<PIECES>(out, scores, tile_of_k, operands); // S = scale Q K^T
     }
@@ -71,7 +74,8 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
 
 // dK where of_k, else dV, of 64 keys: rows are keys, columns queries.
 template <int PIECES, bool of_k>
-static __global__ void __launch_bounds__(TILE_THREADS) attention_dkv_kernel(floatX *result, AttentionBackward a, bool add) {
+static __global__ void __launch_bounds__(TILE_THREADS)
+    attention_dkv_kernel(floatX *result, AttentionBackward a, bool add) {
     SHARED(float4, operands4, TILE_OPERANDS / 4);
     SHARED(float4, scores4, TILE_SCORES / 4);
     float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
@@ -92,12 +96,13 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dkv_kernel(floa
             TileRows queries = tile_rows(a.q + at.q, t0, s.T, s.ldq, s.D, a.wide_qk);
             TileRows gradients = tile_rows(a.dout + at.o, t0, s.T, s.ldo, s.DV, a.wide_o);
             tile_clear<2>(acc);
-            tile_dot(acc[0], keys, queries, operands);                          // S = scale Q K^T
+            tile_dot(acc[0], keys, queries, operands);                         // S = scale Q K^T
             if constexpr (of_k) tile_dot(acc[1], values, gradients, operands); // O = P V
             for (int c = 0; c < 4; c++) {
                 bool exists = t + c < s.T;
                 int low = attention_low(s, b, t + c);
-                float lse = exists ? a.lse[at.lse + (size_t)(t + c)] : 0, delta = exists ? a.delta[at.lse + (size_t)(t + c)] : 0;
+                float lse = exists ? a.lse[at.lse + (size_t)(t + c)] : 0,
+                      delta = exists ? a.delta[at.lse + (size_t)(t + c)] : 0;
                 for (int r = 0; r < 4; r++) {
                     acc[0][r][c] = attention_probability(acc[0][r][c], lse, t + c, low, key + r, s);
                     if (of_k) acc[0][r][c] *= acc[1][r][c] - delta;
@@ -112,8 +117,9 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dkv_kernel(floa
     tile_write<PIECES>(to, s.ldkv, rows, of_k ? s.D : s.DV, out, factor, add);
 }
 
-static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out, const real *lse,
-                                      const floatX *q, const floatX *k, const floatX *v, AttentionShape s, bool add_dv) {
+static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                      const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                      AttentionShape s, bool add_dv) {
     attention_check(s);
     assert(s.first == 0);
     real *delta = ops_workspace_take(attention_workspace_bytes(s, 1));
@@ -126,7 +132,8 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     a.wide_o = packed((size_t)s.DV, dout) && packed((size_t)s.ldo) && packed((size_t)s.o_head);
     bool wide = a.wide_o && packed(0, out);
     LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * (size_t)s.T * (size_t)s.NQ, s.DV, delta, dout, out, s);
-    unsigned queries = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T), keys = attention_blocks((size_t)s.B * (size_t)s.NKV, s.T);
+    unsigned queries = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T),
+             keys = attention_blocks((size_t)s.B * (size_t)s.NKV, s.T);
 #define ATTENTION_DQ(PIECES) LAUNCH((attention_dq_kernel<PIECES>), queries, TILE_THREADS, 0, dq, a)
 #define ATTENTION_DK(PIECES) LAUNCH((attention_dkv_kernel<PIECES, true>), keys, TILE_THREADS, 0, dk, a, false)
 #define ATTENTION_DV(PIECES) LAUNCH((attention_dkv_kernel<PIECES, false>), keys, TILE_THREADS, 0, dv, a, add_dv)

@@ -1,8 +1,8 @@
 /*
 attention_stats: the attention statistics of stats.h.
 
-  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put together on
-            the host, rows in order, heads in order.
+  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put
+            together on the host, rows in order, heads in order.
   traffic   per sampled row and map the keys before it
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
@@ -21,11 +21,11 @@ static __host__ __device__ inline void attention_stats_row(int r, int rows, int 
 
 // Of one sampled row and output head.
 typedef struct {
-    double first[2];    // A1, A2 at the row's first key
-    double effective;   // |E| there
-    double sum;         // of |E| over the keys
-    double largest;     // |logit|
-    int used, padding;  // 0: the row sees itself alone
+    double first[2];   // A1, A2 at the row's first key
+    double effective;  // |E| there
+    double sum;        // of |E| over the keys
+    double largest;    // |logit|
+    int used, padding; // 0: the row sees itself alone
 } AttentionHeadStats;
 
 typedef struct {
@@ -48,7 +48,8 @@ static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b
     StatsMap m;
     m.q = in->q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
     m.k = in->k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    m.lse = (double)in->lse[(((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+    m.lse =
+        (double)in->lse[(((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
     return m;
 }
 
@@ -64,14 +65,17 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
     int low = s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
-    double lambda = in.stride ? stats_lambda(in.l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)in.ldl + (size_t)h], in.sigmoid) : 0;
+    double lambda =
+        in.stride ? stats_lambda(in.l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)in.ldl + (size_t)h], in.sigmoid)
+                  : 0;
     double sum = 0, own = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
             StatsMap map = stats_map(&in, b, t, head + m * in.stride);
             float dot = 0;
-            for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * (size_t)s.ldkv + (size_t)i]);
+            for (int i = 0; i < s.D; i++)
+                dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * (size_t)s.ldkv + (size_t)i]);
             double logit = (double)s.scale * (double)dot;
             own = larger_or_nan(own, fabs(logit));
             a[m] = exp(logit - map.lse);
@@ -111,8 +115,8 @@ static inline void attention_stats_add(AttentionStatsTotal *total, const Attenti
     }
 }
 
-static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l, AttentionShape s,
-                                             int key_sets, int ldl, int stride, bool sigmoid) {
+static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
+                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
     int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
     AttentionStatsInput in = {q, k, l, lse, s, key_sets, ldl, stride, rows, NH, sigmoid};
     size_t row_bytes = (size_t)NH * sizeof(AttentionHeadStats);
@@ -129,7 +133,8 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     }
     free(host);
     AttentionStats stats = total.sums;
-    for (int m = 0; m < 2; m++) stats.first[m] = m < maps && total.used ? stats.first[m] / ((double)total.used * NH) : NAN;
+    for (int m = 0; m < 2; m++)
+        stats.first[m] = m < maps && total.used ? stats.first[m] / ((double)total.used * NH) : NAN;
     stats.first_effective = total.count ? stats.first_effective / total.count : NAN;
     if (!total.used) stats.largest_logit = NAN;
     return stats;

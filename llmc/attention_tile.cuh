@@ -5,10 +5,11 @@ attention_tile: products of 64 x 64 tiles by a block of 256 threads, for attenti
   tile_accumulate  out (64,width) += P^T X    P (64,64) in shared memory, X (64,width)
 
 Thread (y,x) of 16 x 16 owns rows 4y .. 4y+3 and columns 4x .. 4x+3 of every 64 x 64 piece, in registers. Both products
-bring a piece of the operands into shared memory as fp32, zeros where a row or column does not exist, and read it from there
-in vectors of four.
+bring a piece of the operands into shared memory as fp32, zeros where a row or column does not exist, and read it from
+there in vectors of four.
 
-Shared memory: the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed; or X, (TILE, TILE_LD), in the same place.
+Shared memory: the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed; or X, (TILE, TILE_LD), in the same
+place.
 */
 #ifndef LLMC_ATTENTION_TILE_CUH
 #define LLMC_ATTENTION_TILE_CUH

@@ -1,8 +1,8 @@
 /*
 cross_entropy: the loss of each row and, in the same buffer, its gradient. Equations in cross_entropy.h.
 
-  mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so that
-            the row is read once for the loss and once more, from the cache where it fits, for the gradient.
+  mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so
+            that the row is read once for the loss and once more, from the cache where it fits, for the gradient.
   packs     of the row's first V elements, then element by element: V need not be a multiple of anything
   numerics  fp32; the gradient is rounded once. A NaN or +inf in a row makes its loss NaN.
   traffic   2V in, Vp out per row; V in without a gradient
@@ -25,12 +25,14 @@ static __device__ inline void running_add(RunningSum *r, float x) {
 }
 
 // The gradient of one logit: softmax - 1 at the target.
-static __device__ inline float cross_entropy_gradient(float x, int v, int target, float max, float inverse, real dloss) {
+static __device__ inline float cross_entropy_gradient(float x, int v, int target, float max, float inverse,
+                                                      real dloss) {
     return dloss * (expf(x - max) * inverse - (v == target ? 1.0f : 0.0f)); // d/dx (log sum exp(x) - x[target])
 }
 
 template <int W>
-static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const int *targets, int V, int Vp, real dloss) {
+static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const int *targets, int V, int Vp,
+                                            real dloss) {
     SHARED(float, memory, WARP);
     floatX *x = logits + blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], whole = V / W * W, step = (int)blockDim.x;
@@ -59,7 +61,8 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
     assert(V > 0 && Vp >= V);
     int threads = V >= 4096 ? 1024 : V >= 1024 ? 256 : 64;
-    if (packed((size_t)Vp, logits)) LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
+    if (packed((size_t)Vp, logits))
+        LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
     else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
 }
 

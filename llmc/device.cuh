@@ -10,11 +10,11 @@ device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 byt
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
-#define CUDA_CHECK(call)                                                                                             \
-    do {                                                                                                             \
-        cudaError_t cuda_status = (call);                                                                            \
-        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call,     \
-              __FILE__, __LINE__);                                                                                   \
+#define CUDA_CHECK(call)                                                                                         \
+    do {                                                                                                         \
+        cudaError_t cuda_status = (call);                                                                        \
+        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call, \
+              __FILE__, __LINE__);                                                                               \
     } while (0)
 
 static cudaStream_t main_stream; // made by device_start
@@ -32,7 +32,8 @@ enum { WARP = 32, PACK = 16 / sizeof(floatX) };
 
 static inline unsigned blocks_of(size_t count, size_t per_block) {
     size_t blocks = (count + per_block - 1) / per_block;
-    CHECK(blocks <= INT_MAX, "a tensor of %zu elements is too large for one launch; a smaller --batch-size helps", count);
+    CHECK(blocks <= INT_MAX, "a tensor of %zu elements is too large for one launch; a smaller --batch-size helps",
+          count);
     return (unsigned)blocks;
 }
 
@@ -117,6 +118,23 @@ template <int W> static __device__ inline size_t element_index(size_t begin) {
     return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
+// Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
+// blockIdx.x and the column from column_index. No division by a row's width, which would cost more than the memory
+// does.
+#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                                                          \
+    do {                                                                                                        \
+        int columns_threads = (wide) ? (width) / PACK : (width);                                                \
+        int columns_block = min_int(ELEMENT_THREADS, (columns_threads + WARP - 1) / WARP * WARP);               \
+        if (columns_threads == 0) break;                                                                        \
+        dim3 columns_grid((unsigned)(rows), (unsigned)((columns_threads + columns_block - 1) / columns_block)); \
+        if (wide) LAUNCH((kernel<PACK>), columns_grid, columns_block, 0, __VA_ARGS__);                          \
+        else LAUNCH((kernel<1>), columns_grid, columns_block, 0, __VA_ARGS__);                                  \
+    } while (0)
+
+template <int W> static __device__ inline unsigned column_index(void) {
+    return (blockIdx.y * blockDim.x + threadIdx.x) * W;
+}
+
 // Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs.
 enum { ROW_THREADS = 128 };
 static inline int row_lanes(int packs) {
@@ -124,18 +142,21 @@ static inline int row_lanes(int packs) {
     while (lanes < packs && lanes < WARP) lanes *= 2;
     return lanes;
 }
-#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                  \
-    do {                                                                                                             \
-        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width));                                               \
-        unsigned rows_blocks = blocks_of((size_t)(rows), (size_t)(ROW_THREADS / rows_lanes));                        \
-        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                      \
-        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                              \
+#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                \
+    do {                                                                                                           \
+        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width));                                             \
+        CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
+              (size_t)(rows));                                                                                     \
+        unsigned rows_blocks = blocks_of((size_t)(rows), (size_t)(ROW_THREADS / rows_lanes));                      \
+        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                    \
+        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                            \
     } while (0)
 
-static __device__ inline size_t row_index(int lanes) {
-    return (blockIdx.x * (size_t)ROW_THREADS + threadIdx.x) / (unsigned)lanes;
+static __device__ inline unsigned row_index(int lanes) {
+    int shift = __ffs(lanes) - 1;
+    return blockIdx.x * (unsigned)(ROW_THREADS >> shift) + (threadIdx.x >> shift);
 }
-static __device__ inline int row_lane(int lanes) { return (int)(threadIdx.x % (unsigned)lanes); }
+static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
 
 // ---------------------------------------------------------------------------------------------------
 // Reductions. All threads of the warps (or of the block) call them; every one gets the result.
@@ -173,11 +194,12 @@ static __device__ inline float block_max(float x, float *memory) {
 // out[c] += sum over the parts, in a fixed order, of partial[part,c]       partial (parts, C)
 enum { COLUMN_GROUPS = 16 };
 static __global__ void column_sum_kernel(float *out, const float *partial, int parts, int C) {
-    SHARED(float, sums, COLUMN_GROUPS * WARP);
+    SHARED(float, sums, COLUMN_GROUPS *WARP);
     int lane = (int)threadIdx.x % WARP, group = (int)threadIdx.x / WARP, c = (int)blockIdx.x * WARP + lane;
     float sum = 0;
     if (c < C)
-        for (int part = group; part < parts; part += COLUMN_GROUPS) sum += partial[(size_t)part * (size_t)C + (size_t)c];
+        for (int part = group; part < parts; part += COLUMN_GROUPS)
+            sum += partial[(size_t)part * (size_t)C + (size_t)c];
     sums[group * WARP + lane] = sum;
     __syncthreads();
     if (group > 0 || c >= C) return;

@@ -47,8 +47,10 @@ static inline void *buffer_alloc(size_t bytes, const char *what) {
         size_t free_bytes = 0, total = 0;
         cudaGetLastError(); // the failure is said here
         CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-        CHECK(false, "out of device memory: %.1f MiB wanted for %s, %.1f of %.1f MiB free; a smaller --batch-size or "
-              "--seq-len needs less", (double)bytes / 1048576, what, (double)free_bytes / 1048576, (double)total / 1048576);
+        CHECK(false,
+              "out of device memory: %.1f MiB wanted for %s, %.1f of %.1f MiB free; a smaller --batch-size or "
+              "--seq-len needs less",
+              (double)bytes / 1048576, what, (double)free_bytes / 1048576, (double)total / 1048576);
     }
     CUDA_CHECK(status);
     CUDA_CHECK(cudaMemsetAsync(p, 0, size, main_stream));
@@ -111,10 +113,11 @@ static inline bool ops_device(char *text, char *driver, size_t size) {
     CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
     CUDA_CHECK(cudaRuntimeGetVersion(&runtime_version));
     CUDA_CHECK(cudaDriverGetVersion(&driver_version));
-    snprintf(text, size, "%.100s: compute capability %d.%d, %d multiprocessors, %.1f GiB", facts.name, facts.major, facts.minor,
-             facts.multiProcessorCount, (double)facts.totalGlobalMem / 1073741824);
-    snprintf(driver, size, "runtime %d.%d, driver for %d.%d, %s storage", runtime_version / 1000, runtime_version % 1000 / 10,
-             driver_version / 1000, driver_version % 1000 / 10, sizeof(floatX) == 2 ? "bf16" : "fp32");
+    snprintf(text, size, "%.100s: compute capability %d.%d, %d multiprocessors, %.1f GiB", facts.name, facts.major,
+             facts.minor, facts.multiProcessorCount, (double)facts.totalGlobalMem / 1073741824);
+    snprintf(driver, size, "runtime %d.%d, driver for %d.%d, %s storage", runtime_version / 1000,
+             runtime_version % 1000 / 10, driver_version / 1000, driver_version % 1000 / 10,
+             sizeof(floatX) == 2 ? "bf16" : "fp32");
     return true;
 }
 

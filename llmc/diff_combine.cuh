@@ -9,19 +9,21 @@ diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; wha
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
 
-static __device__ inline float diff_factor(floatX l, bool sigmoid) { return sigmoid ? sigmoid_of(to_float(l)) : to_float(l); }
+static __device__ inline float diff_factor(floatX l, bool sigmoid) {
+    return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
+}
 
 // Where the pair of output head h of row n begins in a.
-static __device__ inline size_t diff_first(size_t n, int h, int NH, int D, int stride) {
-    return (n * 2 * (size_t)NH + (size_t)(2 * stride * (h / stride) + h % stride)) * (size_t)D;
+static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int stride) {
+    return (n * (size_t)(2 * NH) + (size_t)(2 * stride * (h / stride) + h % stride)) * (size_t)D;
 }
 
 template <int W>
-static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N, int NH, int D,
-                                                   int ldl, int stride, bool sigmoid) {
-    size_t row = row_index(lanes), n = row / (size_t)NH;
-    int h = (int)(row % (size_t)NH);
-    if (n >= (size_t)N) return;
+static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N,
+                                                   int NH, int D, int ldl, int stride, bool sigmoid) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH;
+    int h = (int)(row % (unsigned)NH);
+    if (n >= (unsigned)N) return;
     const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * (size_t)D;
     float s = diff_factor(l[n * (size_t)ldl + (size_t)h], sigmoid), v1[W], v2[W];
     for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
@@ -33,19 +35,21 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
     }
 }
 
-static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl, int stride,
-                                        bool sigmoid) {
+static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        int stride, bool sigmoid) {
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl, stride,
-                sigmoid);
+    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl,
+                stride, sigmoid);
 }
 
 template <int W>
-static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_, const floatX *a,
-                                                    const floatX *l, int N, int NH, int D, int ldl, int stride, bool sigmoid) {
-    size_t row = row_index(lanes), n = row / (size_t)NH, at = 0;
-    int h = (int)(row % (size_t)NH), lane = row_lane(lanes);
-    bool active = n < (size_t)N; // the others take part in the exchange
+static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_,
+                                                    const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                                    int stride, bool sigmoid) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH;
+    size_t at = 0;
+    int h = (int)(row % (unsigned)NH), lane = row_lane(lanes);
+    bool active = n < (unsigned)N; // the others take part in the exchange
     float s = 0, dot = 0, g[W], v[W];
     if (active) {
         size_t first = diff_first(n, h, NH, D, stride), second = first + (size_t)stride * (size_t)D;
@@ -67,11 +71,11 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
     if (active && lane == 0) round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // s = sigmoid(l), or l
 }
 
-static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l, int N, int NH,
-                                         int D, int ldl, int stride, bool sigmoid) {
+static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
+                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a, l, N, NH, D,
-                ldl, stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
+                l, N, NH, D, ldl, stride, sigmoid);
 }
 
 static inline size_t diff_combine_forward_bytes(int N, int NH, int D) {

@@ -1,10 +1,10 @@
 /*
 embedding: a row of the table per token. Equations in embedding.h; what differs here:
 
-  forward   a thread per pack of x
+  forward   a thread per pack of a row
   backward  a token that occurs often adds its rows in the order of n, as on the CPU, without atomics: the rows are
-            sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n), then
-            one block walks the rows of one token. Sorting takes three launches a pass and 16 bytes a row and pass.
+            sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n),
+            then one block walks the rows of one token. Sorting takes three launches and 16 bytes a row per pass.
   sorting   a warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each
             warp's rows of each digit go; the warp then places them 32 at a time, ranked by votes.
   numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bit for bit that of the CPU
@@ -14,20 +14,25 @@ embedding: a row of the table per token. Equations in embedding.h; what differs 
 #define LLMC_EMBEDDING_CUH
 
 template <int W>
-static __global__ void embedding_forward_kernel(size_t begin, size_t end, floatX *x, const int *tokens, const floatX *weight, int C) {
-    size_t i = element_index<W>(begin);
-    if (i >= end) return;
-    size_t n = i / (size_t)C, c = i % (size_t)C;
+static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, const floatX *weight, int C) {
+    unsigned n = blockIdx.x, c = column_index<W>();
+    if (c >= (unsigned)C) return;
     float v[W];
     load<W>(v, weight + (size_t)tokens[n] * (size_t)C + c);
-    store<W>(x + i, v);
+    store<W>(x + n * (size_t)C + c, v);
 }
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
-    LAUNCH_ELEMENTS(embedding_forward_kernel, packed((size_t)C, x, weight), (size_t)N * (size_t)C, x, tokens, weight, C);
+    LAUNCH_COLUMNS(embedding_forward_kernel, packed((size_t)C, x, weight), N, C, x, tokens, weight, C);
 }
 
-enum { SORT_BITS = 8, SORT_DIGITS = 1 << SORT_BITS, SORT_PASSES = 32 / SORT_BITS, SORT_ROWS = 1024, SORT_SCAN_THREADS = 1024 };
+enum {
+    SORT_BITS = 8,
+    SORT_DIGITS = 1 << SORT_BITS,
+    SORT_PASSES = 32 / SORT_BITS,
+    SORT_ROWS = 1024,
+    SORT_SCAN_THREADS = 1024
+};
 
 // What the sort works with, in the workspace: (token, row) pairs twice, and a count per (digit, warp).
 typedef struct {
@@ -63,8 +68,8 @@ static __device__ inline unsigned embedding_same_digit(unsigned active, int digi
 
 // One warp per block. place false: counts (digit, warp) = how many of the warp's rows have the digit.
 // place true: counts are where they go, and the rows go there, equal digits in their order.
-static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens, const int *rows, int *tokens_out, int *rows_out,
-                                             int shift, bool place) {
+static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens, const int *rows, int *tokens_out,
+                                             int *rows_out, int shift, bool place) {
     SHARED(int, at, SORT_DIGITS);
     int lane = (int)threadIdx.x, warp = (int)blockIdx.x, end = min(s.N, (warp + 1) * SORT_ROWS);
     for (int digit = lane; digit < SORT_DIGITS; digit += WARP) at[digit] = place ? s.counts[digit * s.warps + warp] : 0;
@@ -109,21 +114,39 @@ static __global__ void embedding_scan_kernel(int *counts, int count) {
     }
 }
 
-// A block per sorted row; the one at which a token begins adds up all rows of that token.
+// A block per sorted row; the one at which a token begins adds up all rows of that token. The block looks up as many
+// rows as it has threads at once, so that several loads of dx are under way together.
+enum { ADD_THREADS = 128, ADD_AHEAD = 4 };
 template <int W>
-static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows, int N, int C) {
-    int first = (int)blockIdx.x, token = tokens[first];
+static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
+                                            int N, int C) {
+    SHARED(int, same, ADD_THREADS);
+    int first = (int)blockIdx.x, thread = (int)threadIdx.x, token = tokens[first];
     if (first > 0 && tokens[first - 1] == token) return;
-    for (int c = (int)threadIdx.x * W; c < C; c += (int)blockDim.x * W) {
-        float sum[W], v[W];
+    for (int column = 0; column < C; column += ADD_THREADS * W) {
+        int c = column + thread * W, count = ADD_THREADS;
+        bool active = c < C; // the others help with the rows
+        float sum[W] = {0}, v[ADD_AHEAD][W];
         grad_t *dw = dweight + (size_t)token * (size_t)C + c;
-        load_fp32<W>(sum, dw);
-        for (int i = first; i < N && tokens[i] == token; i++) {
-            load<W>(v, dx + (size_t)rows[i] * (size_t)C + c);
-            UNROLL
-            for (int k = 0; k < W; k++) sum[k] += v[k]; // x[n,c] = weight[tokens[n],c]
+        if (active) load_fp32<W>(sum, dw);
+        for (int base = first; count == ADD_THREADS; base += ADD_THREADS) {
+            bool of_token = base + thread < N && tokens[base + thread] == token;
+            __syncthreads(); // `same` has been read
+            if (of_token) same[thread] = rows[base + thread];
+            count = __syncthreads_count(of_token);
+            for (int i = 0; active && i < count; i += ADD_AHEAD) {
+                UNROLL
+                for (int j = 0; j < ADD_AHEAD; j++)
+                    if (i + j < count) load<W>(v[j], dx + (size_t)same[i + j] * (size_t)C + c);
+                UNROLL
+                for (int j = 0; j < ADD_AHEAD; j++) {
+                    if (i + j >= count) break;
+                    UNROLL
+                    for (int k = 0; k < W; k++) sum[k] += v[j][k]; // x[n,c] = weight[tokens[n],c]
+                }
+            }
         }
-        store_fp32<W>(dw, sum);
+        if (active) store_fp32<W>(dw, sum);
     }
 }
 
@@ -135,15 +158,20 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
         int shift = pass * SORT_BITS;
         LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, none, none, shift, false);
         LAUNCH(embedding_scan_kernel, 1, SORT_SCAN_THREADS, 0, s.counts, SORT_DIGITS * s.warps);
-        LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, s.tokens[pass % 2], s.rows[pass % 2], shift, true);
+        LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, s.tokens[pass % 2], s.rows[pass % 2], shift,
+               true);
     }
     const int *sorted = s.tokens[(SORT_PASSES - 1) % 2], *rows = s.rows[(SORT_PASSES - 1) % 2];
-    if (packed((size_t)C, dx, dweight)) LAUNCH((embedding_add_kernel<PACK>), N, 128, 0, dweight, dx, sorted, rows, N, C);
-    else LAUNCH((embedding_add_kernel<1>), N, 128, 0, dweight, dx, sorted, rows, N, C);
+    if (packed((size_t)C, dx, dweight))
+        LAUNCH((embedding_add_kernel<PACK>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
+    else LAUNCH((embedding_add_kernel<1>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
 }
 
-static inline size_t embedding_forward_bytes(int N, int C) { return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(int)); }
+static inline size_t embedding_forward_bytes(int N, int C) {
+    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(int));
+}
 static inline size_t embedding_backward_bytes(int N, int C, int distinct) {
-    return (size_t)N * ((size_t)C * sizeof(floatX) + 16 * SORT_PASSES) + 2 * (size_t)distinct * (size_t)C * sizeof(grad_t);
+    return (size_t)N * ((size_t)C * sizeof(floatX) + 16 * SORT_PASSES) +
+           2 * (size_t)distinct * (size_t)C * sizeof(grad_t);
 }
 #endif

@@ -1,8 +1,8 @@
 /*
 gate: a sigmoid gate on the output heads. Equations in gate.h.
 
-  mapping   up to a warp of threads per (n,h), a pack each at a time; the gradient of a gate per head is summed by exchange
-            within the lanes of the head
+  mapping   up to a warp of threads per (n,h), a pack each at a time; the gradient of a gate per head is summed by
+            exchange within the lanes of the head
   traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
 */
 #ifndef LLMC_GATE_CUH
@@ -20,11 +20,11 @@ template <int W> static __device__ inline void gate_load(float *s, const floatX 
 }
 
 template <int W>
-static __global__ void gate_forward_kernel(int lanes, floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                           int width) {
-    size_t row = row_index(lanes), n = row / (size_t)heads;
-    if (n >= (size_t)N) return;
-    const floatX *gate = g + n * (size_t)ldg + row % (size_t)heads * (size_t)width;
+static __global__ void gate_forward_kernel(int lanes, floatX *y, const floatX *x, const floatX *g, int N, int heads,
+                                           int D, int ldg, int width) {
+    unsigned row = row_index(lanes), n = row / (unsigned)heads;
+    if (n >= (unsigned)N) return;
+    const floatX *gate = g + n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
     float v[W], s[W];
     for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
         load<W>(v, x + row * (size_t)D + i);
@@ -39,18 +39,20 @@ static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
     return width == 1 || (packed((size_t)D, g) && packed((size_t)ldg));
 }
 
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg, int width) {
+static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
     assert(width == 1 || width == D);
     bool wide = packed((size_t)D, y, x) && gate_packed(g, D, ldg, width);
     LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * (size_t)heads, D, y, x, g, N, heads, D, ldg, width);
 }
 
 template <int W>
-static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g,
-                                            int N, int heads, int D, int ldg, int width) {
-    size_t row = row_index(lanes), n = row / (size_t)heads, gate = n * (size_t)ldg + row % (size_t)heads * (size_t)width;
+static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, const floatX *dy, const floatX *x,
+                                            const floatX *g, int N, int heads, int D, int ldg, int width) {
+    unsigned row = row_index(lanes), n = row / (unsigned)heads;
+    size_t gate = n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)N; // the others take part in the exchange
+    bool active = n < (unsigned)N; // the others take part in the exchange
     float dot = 0, v[W], d[W], s[W];
     for (int i = lane * W; active && i < D; i += lanes * W) {
         load<W>(v, x + row * (size_t)D + i);
@@ -73,8 +75,8 @@ static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, c
     round_to(dg + gate, one * (1 - one) * dot);
 }
 
-static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N, int heads, int D,
-                                 int ldg, int width) {
+static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
+                                 int heads, int D, int ldg, int width) {
     assert(width == 1 || width == D);
     bool wide = packed((size_t)D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
     LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * (size_t)heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);

@@ -5,7 +5,8 @@ gemm.cuh: the one seam to a library for matrix products.
 
   types      A and B floatX; C floatX, or fp32 where shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  cuBLASLt (gemm_cublaslt.cuh); where kernels run on the CPU, a C twin (dev/cuda_on_cpu/gemm.h)
+  behind it  cuBLASLt (gemm_cublaslt.cuh), with a kernel of our own for what it refuses (gemm_plain.cuh); where
+             kernels run on the CPU, a C twin (dev/cuda_on_cpu/gemm.h)
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH
@@ -27,6 +28,7 @@ static inline size_t gemm_bytes(GemmShape s) {
     return (M * K + K * N) * sizeof(floatX) + M * N * out * (s.add ? 2 : 1);
 }
 
+#include "gemm_plain.cuh"
 #ifdef CUDA_ON_CPU
 #include "../dev/cuda_on_cpu/gemm.h"
 #else

@@ -19,10 +19,12 @@ static __device__ inline void fill_elements(size_t begin, size_t end, floatX *l,
     for (int k = 0; k < W; k++) v[k] = x;
     store<W>(l + i, v);
 }
-template <int W> static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *source) {
+template <int W>
+static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *source) {
     fill_elements<W>(begin, end, l, value, source);
 }
-template <int W> static __global__ void fill_from_parameter_kernel(size_t begin, size_t end, floatX *l, const floatX *lambda) {
+template <int W>
+static __global__ void fill_from_parameter_kernel(size_t begin, size_t end, floatX *l, const floatX *lambda) {
     fill_elements<W>(begin, end, l, 0, lambda);
 }
 
@@ -73,23 +75,24 @@ static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, siz
     LAUNCH(lambda_scalar_backward_kernel, 1, 1, 0, dlambda, partial);
 }
 
-static __global__ void lambda_exp_forward_kernel(real *lambda, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
-                                                 int D, real init) {
+static __global__ void lambda_exp_forward_kernel(real *lambda, const floatX *q1, const floatX *k1, const floatX *q2,
+                                                 const floatX *k2, int D, real init) {
     SHARED(double, memory, WARP);
     float e1 = lambda_exp_dot(q1, k1, D, memory), e2 = lambda_exp_dot(q2, k2, D, memory);
     if (threadIdx.x == 0) lambda[0] = e1 - e2 + init;
 }
 
-static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
-                                      real init, size_t count) {
+static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
+                                      int D, real init, size_t count) {
     real *lambda = (real *)ops_scratch(sizeof(real));
     const real *source = lambda;
     LAUNCH(lambda_exp_forward_kernel, 1, LAMBDA_THREADS, 0, lambda, q1, k1, q2, k2, D, init);
     LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, source);
 }
 
-static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const double *partial,
-                                                  const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D) {
+static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2,
+                                                  const double *partial, const floatX *q1, const floatX *k1,
+                                                  const floatX *q2, const floatX *k2, int D) {
     SHARED(double, memory, WARP);
     float sum = (float)lambda_total(partial);
     float e1 = sum * lambda_exp_dot(q1, k1, D, memory), e2 = sum * lambda_exp_dot(q2, k2, D, memory);
@@ -101,8 +104,9 @@ static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad
     }
 }
 
-static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl, const floatX *q1,
-                                       const floatX *k1, const floatX *q2, const floatX *k2, int D, size_t count) {
+static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
+                                       const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
+                                       size_t count) {
     const double *partial = lambda_partial_sums(dl, count);
     LAUNCH(lambda_exp_backward_kernel, 1, LAMBDA_THREADS, 0, dq1, dk1, dq2, dk2, partial, q1, k1, q2, k2, D);
 }

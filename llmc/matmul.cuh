@@ -18,8 +18,8 @@ static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weig
     gemm(forward, y, x, weight);
 }
 
-static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight, int N, int IC,
-                                   int OC, int ldy) {
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy) {
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
     GemmShape to_weight = {true, false, true, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T

@@ -5,7 +5,8 @@ residual: y = a + b, a thread per pack, one rounding. See residual_rmsnorm_forwa
 #ifndef LLMC_RESIDUAL_CUH
 #define LLMC_RESIDUAL_CUH
 
-template <int W> static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, const floatX *a, const floatX *b) {
+template <int W>
+static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, const floatX *a, const floatX *b) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     float v[W], w[W];

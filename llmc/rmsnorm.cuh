@@ -16,11 +16,12 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
 
 // y_sum and b NULL: the row is a itself.
 template <int W>
-static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
-                                              const floatX *weight, int N, int C, real eps) {
-    size_t n = row_index(lanes), row = n * (size_t)C;
+static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *y, real *rstd, const floatX *a,
+                                              const floatX *b, const floatX *weight, int N, int C, real eps) {
+    unsigned n = row_index(lanes);
+    size_t row = n * (size_t)C;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)N;
+    bool active = n < (unsigned)N;
     const floatX *x = b ? y_sum : a;
     float sum = 0, v[W], w[W];
     if (active)
@@ -49,7 +50,8 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
     if (lane == 0) rstd[n] = r;
 }
 
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps) {
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps) {
     bool wide = packed((size_t)C, y, x, weight);
     floatX *none = nullptr;
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, none, y, rstd, x, (const floatX *)none, weight, N, C, eps);
@@ -70,8 +72,8 @@ static inline int rmsnorm_warps(int C) { return min_int(RMSNORM_WARPS, RMSNORM_S
 
 // A block's part of the rows, its warps taking turns. partial (gridDim.x, C); shared false: one warp, and no room
 template <int W>
-static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x, const floatX *weight,
-                                               const real *rstd, int N, int C, bool shared) {
+static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x,
+                                               const floatX *weight, const real *rstd, int N, int C, bool shared) {
     DYNAMIC_SHARED(float, sums); // (warps, C)
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     int begin = (int)((int64_t)N * blockIdx.x / gridDim.x), end = (int)((int64_t)N * (blockIdx.x + 1) / gridDim.x);
@@ -116,20 +118,22 @@ static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const
     }
 }
 
-static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                    const real *rstd, int N, int C) {
+static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                    const floatX *weight, const real *rstd, int N, int C) {
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
     int warps = rmsnorm_warps(C), threads = max_int(warps, 1) * WARP;
     int parts = min_int(RMSNORM_PARTS, (N + max_int(warps, 1) - 1) / max_int(warps, 1));
     size_t bytes = (size_t)warps * (size_t)C * sizeof(float);
     if (packed((size_t)C, dx, dy, x, weight))
-        LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, warps > 0);
-    else
-        LAUNCH((rmsnorm_backward_kernel<1>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, warps > 0);
+        LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C,
+               warps > 0);
+    else LAUNCH((rmsnorm_backward_kernel<1>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, warps > 0);
     column_sum(dweight, partial, parts, C);
 }
 
-static inline size_t rmsnorm_forward_bytes(int N, int C) { return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(real)); }
+static inline size_t rmsnorm_forward_bytes(int N, int C) {
+    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(real));
+}
 static inline size_t residual_rmsnorm_forward_bytes(int N, int C) {
     return (size_t)N * (4 * (size_t)C * sizeof(floatX) + sizeof(real));
 }

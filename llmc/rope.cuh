@@ -18,14 +18,15 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
         }
 }
 
-// Elements are those of the first halves: (N, heads, D/2).
+// A row per block; its columns are those of the first halves: (heads, D/2).
 template <int W>
-static __global__ void rope_kernel(size_t begin, size_t end, floatX *x, const real *table, int T, int heads, int D, int ldx,
-                                   int first, real sign) {
-    size_t i = element_index<W>(begin), pairs = (size_t)D / 2, head = i / pairs, n = head / (size_t)heads;
-    if (i >= end) return;
-    const real *cosines = table + (size_t)(first + (int)(n % (size_t)T)) * (size_t)D + i % pairs;
-    floatX *x1 = x + n * (size_t)ldx + head % (size_t)heads * (size_t)D + i % pairs, *x2 = x1 + pairs;
+static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int first,
+                                   real sign) {
+    unsigned n = blockIdx.x, pairs = (unsigned)D / 2, column = column_index<W>(), head = column / pairs,
+             i = column % pairs;
+    if (head >= (unsigned)heads) return;
+    const real *cosines = table + ((unsigned)first + n % (unsigned)T) * (size_t)D + i;
+    floatX *x1 = x + n * (size_t)ldx + head * (size_t)D + i, *x2 = x1 + pairs;
     float a[W], b[W], c[W], s[W], a_new[W], b_new[W];
     load<W>(a, x1);
     load<W>(b, x2);
@@ -40,10 +41,10 @@ static __global__ void rope_kernel(size_t begin, size_t end, floatX *x, const re
     store<W>(x2, b_new);
 }
 
-static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first, real sign) {
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
+                               real sign) {
     bool wide = packed((size_t)D / 2, x, table) && packed((size_t)ldx);
-    LAUNCH_ELEMENTS(rope_kernel, wide, (size_t)B * (size_t)T * (size_t)heads * (size_t)(D / 2), x, table, T, heads, D, ldx, first,
-                    sign);
+    LAUNCH_COLUMNS(rope_kernel, wide, B * T, heads * (D / 2), x, table, T, heads, D, ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);

@@ -10,11 +10,12 @@ sink: an extra logit in the softmax of each head, whose column is dropped. Equat
 #define LLMC_SINK_CUH
 
 template <int W>
-static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH, int D) {
-    size_t row = row_index(lanes), n = row / (size_t)NH, h = row % (size_t)NH;
+static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,
+                                           int D) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH, h = row % (unsigned)NH;
     int lane = row_lane(lanes);
-    bool active = n < (size_t)N;
-    real *at = lse + (n / (size_t)T * (size_t)NH + h) * (size_t)T + n % (size_t)T;
+    bool active = n < (unsigned)N;
+    real *at = lse + (n / (unsigned)T * (size_t)NH + h) * (size_t)T + n % (unsigned)T;
     float l = active ? *at : 0, s = active && sinks ? to_float(sinks[h]) : 0, v[W];
     __syncwarp(); // all lanes of the head have read *at
     if (!active) return;
@@ -59,16 +60,15 @@ static __global__ void sink_backward_kernel(float *partial, const floatX *dout, 
     if (threadIdx.x == 0) partial[blockIdx.y * (size_t)NH + (size_t)h] = sum;
 }
 
-static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse, const floatX *sinks, int B,
-                                 int T, int NH, int D) {
+static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
+                                 const floatX *sinks, int B, int T, int NH, int D) {
     int N = B * T, parts = max_int(1, min_int(SINK_PARTS, (N + 15) / 16));
     while (parts > 1 && (size_t)parts * (size_t)NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
     float *partial = (float *)ops_scratch((size_t)parts * (size_t)NH * sizeof(float));
     dim3 grid((unsigned)NH, (unsigned)parts);
     if (packed((size_t)D, dout, out))
         LAUNCH((sink_backward_kernel<PACK>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
-    else
-        LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
+    else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
     column_sum(dsinks, partial, parts, NH);
 }
 

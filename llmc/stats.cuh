@@ -2,9 +2,9 @@
 stats: what a layer's activations look like, as a few numbers for the log. Equations in stats.h; what differs here:
 
   mapping     ranges: STATS_PARTS blocks, each a part of the rows, (sum, min, max) in double, put together on the host.
-              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up. The
-              attention statistics are in attention_stats.cuh.
-  numerics    as on the CPU: everything but the products q.k in double; integers are counted, so the median is exact
+              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up.
+              The attention statistics are in attention_stats.cuh.
+  numerics    as on the CPU: everything but the products q.k in double; integers are counted: the median is exact
   atomics     of integers within a block: the counts do not depend on the order
   reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in
@@ -154,13 +154,15 @@ static inline double magnitude_of_bits(uint32_t bits) {
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     static MagnitudeCounts host; // 16 KiB
     assert(count > 0);
-    MagnitudeCounts *total = (MagnitudeCounts *)ops_scratch(sizeof(host) + STATS_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
+    MagnitudeCounts *total =
+        (MagnitudeCounts *)ops_scratch(sizeof(host) + STATS_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
     unsigned *parts = (unsigned *)(total + 1);
     uint64_t median = 0; // the digits found so far, the lower ones 0
     size_t rank = (count - 1) / 2;
     for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
         LAUNCH(magnitude_kernel, STATS_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
-        LAUNCH(magnitude_sum_kernel, blocks_of(MAGNITUDE_VALUES + 1, STATS_THREADS), STATS_THREADS, 0, total, (const unsigned *)parts);
+        LAUNCH(magnitude_sum_kernel, blocks_of(MAGNITUDE_VALUES + 1, STATS_THREADS), STATS_THREADS, 0, total,
+               (const unsigned *)parts);
         buffer_download(&host, total, sizeof(host));
         uint64_t digit = 0;
         while (rank >= host.counts[digit]) rank -= host.counts[digit++];

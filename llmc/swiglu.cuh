@@ -1,37 +1,37 @@
 /*
 swiglu: the gated activation of the MLP. Equations in swiglu.h.
 
-  mapping   a thread per pack of y, hence of the gate and of the up part
+  mapping   a thread per pack of a row of y, hence of the gate and of the up part
   traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
 
-template <int W> static __global__ void swiglu_forward_kernel(size_t begin, size_t end, floatX *y, const floatX *gate_up, int F) {
-    size_t i = element_index<W>(begin);
-    if (i >= end) return;
-    const floatX *from = gate_up + i / (size_t)F * 2 * (size_t)F + i % (size_t)F;
+template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
+    unsigned n = blockIdx.x, i = column_index<W>();
+    if (i >= (unsigned)F) return;
+    const floatX *from = gate_up + n * 2 * (size_t)F + i;
     float g[W], u[W];
     load<W>(g, from);
     load<W>(u, from + F);
     UNROLL
     for (int k = 0; k < W; k++) u[k] *= g[k] * sigmoid_of(g[k]);
-    store<W>(y + i, u);
+    store<W>(y + n * (size_t)F + i, u);
 }
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
-    LAUNCH_ELEMENTS(swiglu_forward_kernel, packed((size_t)F, y, gate_up), (size_t)N * (size_t)F, y, gate_up, F);
+    LAUNCH_COLUMNS(swiglu_forward_kernel, packed((size_t)F, y, gate_up), N, F, y, gate_up, F);
 }
 
 template <int W>
-static __global__ void swiglu_backward_kernel(size_t begin, size_t end, floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F) {
-    size_t i = element_index<W>(begin);
-    if (i >= end) return;
-    size_t at = i / (size_t)F * 2 * (size_t)F + i % (size_t)F;
+static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F) {
+    unsigned n = blockIdx.x, i = column_index<W>();
+    if (i >= (unsigned)F) return;
+    size_t at = n * 2 * (size_t)F + i;
     float g[W], u[W], d[W];
     load<W>(g, gate_up + at);
     load<W>(u, gate_up + at + F);
-    load<W>(d, dy + i);
+    load<W>(d, dy + n * (size_t)F + i);
     UNROLL
     for (int k = 0; k < W; k++) {
         float p = sigmoid_of(g[k]), gk = g[k];
@@ -43,7 +43,7 @@ static __global__ void swiglu_backward_kernel(size_t begin, size_t end, floatX *
 }
 
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
-    LAUNCH_ELEMENTS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), (size_t)N * (size_t)F, dgate_up, dy, gate_up, F);
+    LAUNCH_COLUMNS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
 }
 
 static inline size_t swiglu_forward_bytes(int N, int F) { return 3 * (size_t)N * (size_t)F * sizeof(floatX); }

@@ -69,8 +69,10 @@ static void check_attention(const Case *c, bool documents) {
     // backward of the twin's output as it is stored; add_dv by turns
     for (int add_dv = 0; add_dv < 2; add_dv++) {
         Operands b(c->shift);
-        Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs), &from = b.in("fused", product(N, a.ld));
-        Tensor &keys = b.ints("first_key", (size_t)N, 1), &dfused = add_dv ? b.updated("dfused", product(N, a.ld)) : b.out("dfused", product(N, a.ld));
+        Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs),
+               &from = b.in("fused", product(N, a.ld));
+        Tensor &keys = b.ints("first_key", (size_t)N, 1),
+               &dfused = add_dv ? b.updated("dfused", product(N, a.ld)) : b.out("dfused", product(N, a.ld));
         for (size_t k = 0; k < outs; k++) out2.set(k, out.twin[k]);
         for (size_t k = 0; k < stats; k++) lse2.set(k, lse.twin[k]);
         for (size_t k = 0; k < from.count; k++) from.set(k, fused.twin[k]);
@@ -78,11 +80,11 @@ static void check_attention(const Case *c, bool documents) {
         s.first_key = documents ? keys.i() : nullptr;
         t.first_key = documents ? keys.twin_ints.data() : nullptr;
         b.run(attention_workspace_bytes(s, 1), [&] {
-            attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x(), out2.x(), lse2.f(), from.x() + a.q, from.x() + a.k,
-                               from.x() + a.v, s, add_dv);
+            attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x(), out2.x(), lse2.f(),
+                               from.x() + a.q, from.x() + a.k, from.x() + a.v, s, add_dv);
         });
-        twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t(), out2.t(), lse2.t(), from.t() + a.q,
-                                 from.t() + a.k, from.t() + a.v, t, add_dv);
+        twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t(), out2.t(), lse2.t(),
+                                 from.t() + a.q, from.t() + a.k, from.t() + a.v, t, add_dv);
         b.expect(dfused, {4, (attention_error(s) + error_of_sum(s.DV)) * (1 + largest(dfused.twin))});
     }
 }
@@ -102,7 +104,8 @@ static void check_attention_generation(const Case *c) {
     Tensor &out = o.out("out", product(s.T, s.ldo)), &fused = o.in("fused", keys * (size_t)a.ld, 2);
     size_t row = (size_t)s.first * (size_t)a.ld;
     o.run(0, [&] { attention_forward(out.x(), nullptr, fused.x() + row + a.q, fused.x() + a.k, fused.x() + a.v, s); });
-    twin::attention_forward(out.t(), nullptr, fused.t() + row + a.q, fused.t() + a.k, fused.t() + a.v, twin_shape(s, nullptr));
+    twin::attention_forward(out.t(), nullptr, fused.t() + row + a.q, fused.t() + a.k, fused.t() + a.v,
+                            twin_shape(s, nullptr));
     s.T += s.first; // for the error
     o.expect(out, {4, 2 * attention_error(s)});
 }
@@ -111,7 +114,8 @@ static void check_attention_generation(const Case *c) {
 // Statistics
 
 static void expect_number(const char *what, double got, double want, double tolerance) {
-    EXPECT(isnan(want) ? isnan(got) : got == want || fabs(got - want) <= tolerance * fmax(1, fabs(want)), "%s is %.12g, the twin's %.12g", what, got, want);
+    EXPECT(isnan(want) ? isnan(got) : got == want || fabs(got - want) <= tolerance * fmax(1, fabs(want)),
+           "%s is %.12g, the twin's %.12g", what, got, want);
 }
 static void expect_range(const char *what, Range got, twin::Range want) {
     expect_number(what, got.min, want.min, 1e-12);
@@ -128,7 +132,8 @@ static void check_ranges(const Case *c) {
         if (special) l.set(product(N - 1, ldl) + (size_t)(NH - 1), NAN), x.set(0, NAN);
         o.run(0, [&] {
             for (int sigmoid = 0; sigmoid < 2; sigmoid++)
-                expect_range("lambda", lambda_stats(l.x(), N, NH, ldl, sigmoid), twin::lambda_stats(l.t(), N, NH, ldl, sigmoid));
+                expect_range("lambda", lambda_stats(l.x(), N, NH, ldl, sigmoid),
+                             twin::lambda_stats(l.t(), N, NH, ldl, sigmoid));
             expect_range("rms", rms_stats(x.x(), (size_t)N, D), twin::rms_stats(x.t(), (size_t)N, D));
         });
     }
@@ -152,7 +157,8 @@ static void check_magnitudes(const Case *c) {
 
 // n: B, T, output heads, pair stride (0: one map), key sets, documents
 static void check_attention_stats(const Case *c) {
-    int B = c->n[0], T = c->n[1], NH = c->n[2], stride = c->n[3], sets = c->n[4], documents = c->n[5], D = 12, maps = stride ? 2 : 1;
+    int B = c->n[0], T = c->n[1], NH = c->n[2], stride = c->n[3], sets = c->n[4], documents = c->n[5], D = 12,
+        maps = stride ? 2 : 1;
     AttentionShape s;
     memset(&s, 0, sizeof(s));
     s.B = B, s.T = T, s.NQ = maps * NH / sets, s.NKV = s.NQ > 1 && s.NQ % 2 == 0 ? s.NQ / 2 : s.NQ, s.D = D, s.DV = D;
@@ -167,9 +173,11 @@ static void check_attention_stats(const Case *c) {
     for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as if there were sinks
     s.first_key = documents ? first_key.i() : nullptr;
     twin::AttentionShape t = twin_shape(s, documents ? first_key.twin_ints.data() : nullptr);
-    twin::AttentionStats want = twin::attention_stats(fused.t(), fused.t() + q_width, lse.t(), stride ? l.t() : nullptr, t, sets, ldl, stride, true);
+    twin::AttentionStats want = twin::attention_stats(fused.t(), fused.t() + q_width, lse.t(), stride ? l.t() : nullptr,
+                                                      t, sets, ldl, stride, true);
     o.run(0, [&] {
-        AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), stride ? l.x() : nullptr, s, sets, ldl, stride, true);
+        AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), stride ? l.x() : nullptr, s, sets,
+                                             ldl, stride, true);
         double error = ROUND_FP32 * 4 * error_of_sum(D); // products q.k in fp32
         expect_number("mass of the first map", got.first[0], want.first[0], error);
         expect_number("mass of the second map", got.first[1], want.first[1], error);

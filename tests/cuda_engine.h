@@ -2,19 +2,20 @@
 cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 
   twin::NAME     the C operation, compiled here once more with real = double: what it computes is the truth
-  Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read the
-                 same numbers; outputs are poisoned (all bits set: NaN); guard bytes lie before and behind each tensor.
-                 `shift` moves every floatX tensor by that many elements, off the 16 bytes that packs want.
-  run            calls the operation from the same start several times: under the layer (dev/cuda_on_cpu) with threads in
-                 forward, reverse and shuffled order, on a device twice. Every byte must be equal. The workspace has exactly
-                 the size that the operation asked for and is poisoned, as is the scratch memory.
-  expect         compares with the twin: |got - want| <= rounding to storage + fp32 error, see Error. NaN where and only
-                 where the twin has NaN; for an output this includes what it must not touch.
+  Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read
+                 the same numbers; outputs are poisoned (all bits set: NaN); guard bytes lie before and behind each
+                 tensor. `shift` moves every floatX tensor by that many elements, off the 16 bytes that packs want.
+  run            calls the operation from the same start several times: under the layer (dev/cuda_on_cpu) with threads
+                 in forward, reverse and shuffled order, on a device twice. Every byte must be equal. The workspace has
+                 exactly the size that the operation asked for and is poisoned, as is the scratch memory.
+  expect         compares with the twin: |got - want| <= rounding to storage + fp32 error, see Error. NaN where and
+                 only where the twin has NaN; for an output this includes what it must not touch.
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
 #include "../llmc/common.h"
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <vector>
@@ -62,8 +63,8 @@ struct Tensor {
     Type type;
     Role role;
     size_t count;
-    char *allocation = nullptr; // device memory with its guards
-    size_t begin = 0, bytes = 0; // of the elements within it
+    char *allocation = nullptr;                 // device memory with its guards
+    size_t begin = 0, bytes = 0;                // of the elements within it
     std::vector<unsigned char> initial, result; // the allocation's bytes
     std::vector<double> twin;
     std::vector<int> twin_ints;
@@ -107,9 +108,15 @@ class Operands {
 
     // With integers > 0 values are whole numbers of at most that size; else uniform in (-spread, spread).
     Tensor &in(const char *name, size_t count, double spread = 1) { return filled(name, STORED, INPUT, count, spread); }
-    Tensor &in_fp32(const char *name, size_t count, double spread = 1) { return filled(name, FP32, INPUT, count, spread); }
-    Tensor &updated(const char *name, size_t count, double spread = 1) { return filled(name, STORED, UPDATED, count, spread); }
-    Tensor &updated_fp32(const char *name, size_t count, double spread = 1) { return filled(name, FP32, UPDATED, count, spread); }
+    Tensor &in_fp32(const char *name, size_t count, double spread = 1) {
+        return filled(name, FP32, INPUT, count, spread);
+    }
+    Tensor &updated(const char *name, size_t count, double spread = 1) {
+        return filled(name, STORED, UPDATED, count, spread);
+    }
+    Tensor &updated_fp32(const char *name, size_t count, double spread = 1) {
+        return filled(name, FP32, UPDATED, count, spread);
+    }
     Tensor &out(const char *name, size_t count) { return add(name, STORED, OUTPUT, count); }
     Tensor &out_fp32(const char *name, size_t count) { return add(name, FP32, OUTPUT, count); }
     Tensor &out_fp64(const char *name, size_t count) { return add(name, FP64, OUTPUT, count); }
@@ -123,7 +130,8 @@ class Operands {
     void run(size_t workspace_bytes, const std::function<void()> &operation) {
         ops_init(workspace_bytes);
 #ifdef CUDA_ON_CPU
-        const cuda_on_cpu::Order orders[] = {cuda_on_cpu::Order::forward, cuda_on_cpu::Order::reverse, cuda_on_cpu::Order::shuffled};
+        const cuda_on_cpu::Order orders[] = {cuda_on_cpu::Order::forward, cuda_on_cpu::Order::reverse,
+                                             cuda_on_cpu::Order::shuffled};
         const char *names[] = {"forward", "reverse", "shuffled"};
 #else
         const char *names[] = {"first", "second"};
@@ -144,21 +152,24 @@ class Operands {
         double excess = 0;
         for (size_t k = 0; k < t.count; k++) {
             double got = t.value(t.result, k), want = t.twin[k];
-            double allowed = 1.01 * ROUND_OF(t) * fabs(want) + ROUND_FP32 * (error.relative * fabs(want) + error.absolute);
+            double allowed =
+                1.01 * ROUND_OF(t) * fabs(want) + ROUND_FP32 * (error.relative * fabs(want) + error.absolute);
             bool right = isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= allowed;
             if (right) continue;
             double by = isnan(got) ? INFINITY : fabs(got - want) / (allowed > 0 ? allowed : 1e-300);
             if (wrong++ == 0 || by > excess) worst = k, excess = by;
         }
-        EXPECT(wrong == 0, "%s: %zu of %zu wrong, worst [%zu] is %.9g, the twin's %.9g, %.3g times the tolerance", t.name, wrong, t.count,
-               worst, t.value(t.result, worst), t.twin[worst], excess);
+        EXPECT(wrong == 0, "%s: %zu of %zu wrong, worst [%zu] is %.9g, the twin's %.9g, %.3g times the tolerance",
+               t.name, wrong, t.count, worst, t.value(t.result, worst), t.twin[worst], excess);
     }
 
   private:
     std::deque<Tensor> tensors; // references stay valid
     int shift;
 
-    static double ROUND_OF(const Tensor &t) { return t.type == STORED ? ROUND_STORE : t.type == FP64 ? 0x1p-53 : ROUND_FP32; }
+    static double ROUND_OF(const Tensor &t) {
+        return t.type == STORED ? ROUND_STORE : t.type == FP64 ? 0x1p-53 : ROUND_FP32;
+    }
 
     Tensor &add(const char *name, Type type, Role role, size_t count) {
         tensors.emplace_back();
@@ -177,12 +188,14 @@ class Operands {
     Tensor &filled(const char *name, Type type, Role role, size_t count, double spread) {
         Tensor &t = add(name, type, role, count);
         for (size_t k = 0; k < count; k++)
-            t.set(k, integers ? test_random_int(&test_random, 2 * integers + 1) - integers : spread * test_random_real(&test_random));
+            t.set(k, integers ? test_random_int(&test_random, 2 * integers + 1) - integers
+                              : spread * test_random_real(&test_random));
         return t;
     }
     void start() {
         for (Tensor &t : tensors)
-            CUDA_CHECK(cudaMemcpyAsync(t.allocation, t.initial.data(), t.initial.size(), cudaMemcpyHostToDevice, main_stream));
+            CUDA_CHECK(
+                cudaMemcpyAsync(t.allocation, t.initial.data(), t.initial.size(), cudaMemcpyHostToDevice, main_stream));
         CUDA_CHECK(cudaMemsetAsync(device.workspace, POISON, device.workspace_bytes, main_stream));
         CUDA_CHECK(cudaMemsetAsync(device.scratch, POISON, SCRATCH_BYTES, main_stream));
     }
