@@ -1,7 +1,8 @@
 /*
-fiber.h: threads of control that switch by hand, on one OS thread. On x86-64 a switch is a few instructions that exchange
-the stack pointer and the registers a callee preserves; elsewhere (or with CUDA_ON_CPU_UCONTEXT) it is swapcontext, which
-also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack for an overflow.
+fiber.h: threads of control that switch by hand, on one OS thread. On x86-64 a switch is a few instructions that
+exchange the stack pointer and the registers a callee preserves; elsewhere (or with CUDA_ON_CPU_UCONTEXT) it is
+swapcontext, which also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack
+for an overflow.
 
 Stacks are 256 KiB, mapped without being touched, with an inaccessible page below.
 */

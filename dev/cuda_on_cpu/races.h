@@ -2,10 +2,10 @@
 races.h: what ThreadSanitizer is told, in builds with it; nothing otherwise.
 
 Each thread of a block runs as a TSan fiber of its own, so that two threads are ordered only by what CUDA orders:
-__syncthreads and __syncwarp, and a fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after the
-host's launch and before its end, not with each other. Making a fiber takes a millisecond, and TSan is fast with up to 255 of
-them, so they are used again, each with a stack of its own, block after block by other threads: a race between two blocks
-is missed where both threads had the same fiber.
+__syncthreads and __syncwarp, and a fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after
+the host's launch and before its end, not with each other. Making a fiber takes a millisecond, and TSan is fast with up
+to 255 of them, so they are used again, each with a stack of its own, block after block by other threads: a race between
+two blocks is missed where both threads had the same fiber.
 
 The layer itself is compiled without instrumentation; what its calls into the C library touch is hidden by Unseen.
 */
@@ -54,7 +54,7 @@ static BlockTokens *block_tokens;
 static GridTokens *grid_tokens;
 static void *host_fiber, *fibers[1024];
 static int fiber_count, fiber_shift, block_threads; // thread t of the block has fiber (t + shift) % count
-static bool fenced[1024]; // the thread has passed a fence since its last atomic
+static bool fenced[1024];                           // the thread has passed a fence since its last atomic
 
 static inline int races_fiber(int t) { return (t + fiber_shift) % fiber_count; }
 
