@@ -128,7 +128,7 @@ test:
 bench: $(BUILD)/bench $(BUILD)/train_diffv2
 	$(BUILD)/bench $(ARGS)
 format:
-	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h)
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 

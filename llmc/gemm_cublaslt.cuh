@@ -1,7 +1,7 @@
 /*
 gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 
-  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A, and C's rows as columns
+  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A; our rows are its columns
   plans      the descriptors and the algorithm of a product are looked up once per (shape, alignment of its addresses)
              and kept. What cuBLASLt refuses (odd strides, perhaps) is computed by gemm_plain, and said in one line.
   workspace  GEMM_WORKSPACE_BYTES of device memory, which Hopper's kernels ask for, allocated before the first step
@@ -33,7 +33,7 @@ typedef struct {
 static struct {
     cublasLtHandle_t handle;
     void *workspace;
-    int count;
+    int count; // of all plans made; of more than GEMM_PLANS the oldest are forgotten
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
 
@@ -44,15 +44,16 @@ static inline void gemm_start(void) {
     gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");
 }
 
+static inline void gemm_forget(GemmPlan *plan) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->c));
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
+}
+
 static inline void gemm_stop(void) {
     if (gemm_state.handle == NULL) return;
-    for (int i = 0; i < gemm_state.count; i++) {
-        GemmPlan *plan = &gemm_state.plans[i];
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->c));
-        CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
-    }
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i]);
     buffer_free(gemm_state.workspace);
     CUBLAS_CHECK(cublasLtDestroy(gemm_state.handle));
     memset(&gemm_state, 0, sizeof(gemm_state));
@@ -125,13 +126,14 @@ static inline void gemm_choose(GemmPlan *plan) {
 
 static inline const GemmPlan *gemm_plan(GemmShape shape, const void *A, const void *B, const void *C) {
     unsigned alignment[3] = {gemm_alignment(A), gemm_alignment(B), gemm_alignment(C)};
-    for (int i = 0; i < gemm_state.count; i++) {
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) {
         const GemmPlan *plan = &gemm_state.plans[i];
         if (gemm_same_shape(plan->shape, shape) && memcmp(plan->alignment, alignment, sizeof(alignment)) == 0)
             return plan;
     }
-    CHECK(gemm_state.count < GEMM_PLANS, "more than %d different matrix products in one run", GEMM_PLANS);
-    GemmPlan *plan = &gemm_state.plans[gemm_state.count++];
+    GemmPlan *plan = &gemm_state.plans[gemm_state.count % GEMM_PLANS];
+    if (gemm_state.count++ >= GEMM_PLANS) gemm_forget(plan);
+    if (gemm_state.count == 2 * GEMM_PLANS) gemm_state.count = GEMM_PLANS;
     plan->shape = shape;
     memcpy(plan->alignment, alignment, sizeof(alignment));
     cudaDataType_t in = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;

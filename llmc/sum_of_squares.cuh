@@ -1,9 +1,9 @@
 /*
 sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
-  mapping   up to SQUARES_PARTS blocks, fewer for a short range, each a part of it; one block adds their sums. The result
-            stays on the device: the program reads it when it has queued all that it can. It is also the check that
-            gradients are finite: squares are summed in double, where none of fp32 overflows, so it is NaN or infinite
-            exactly when an element is.
+  mapping   up to SQUARES_PARTS blocks, fewer for a short range, each a part of it; one block adds their sums. The
+            result stays on the device: the program reads it when it has queued all that it can. It is also the check
+            that gradients are finite: squares are summed in double, where none of fp32 overflows, so it is NaN or
+            infinite exactly when an element is.
   traffic   1 in per element
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH

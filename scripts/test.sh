@@ -176,8 +176,11 @@ if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
     echo "skip CUDA on the CPU: there are no CUDA headers in $cuda/include (CUDA=DIRECTORY says where they are)"
     skipped=$((skipped + 1))
 else
-    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs; then
-        cuda_programs build/oncpu test_layer planted_bugs
+    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs build/oncpu/test_diffv2; then
+        cuda_programs build/oncpu test_layer planted_bugs test_diffv2
+    fi
+    if build "CUDA on the CPU in fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_diffv2; then
+        cuda_programs build/fp32/oncpu test_diffv2
     fi
     # the whole trainer, in both precisions
     if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer; then cuda_programs build/oncpu test_trainer; fi
@@ -188,8 +191,8 @@ else
         echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
         skipped=$((skipped + 1))
     elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
-        build/asan/oncpu/planted_bugs; then
-        cuda_programs build/asan/oncpu test_layer planted_bugs
+        build/asan/oncpu/planted_bugs build/asan/oncpu/test_diffv2; then
+        cuda_programs build/asan/oncpu test_layer planted_bugs test_diffv2
         if build "the CUDA trainer on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_trainer; then
             cuda_programs build/asan/oncpu test_trainer
         fi
@@ -203,8 +206,9 @@ else
             echo "skip CUDA on the CPU with ThreadSanitizer: this machine's compiler has none that runs"
             skipped=$((skipped + 1))
         elif build "CUDA on the CPU with ThreadSanitizer" BUILD=build/tsan SANITIZE=thread build/tsan/oncpu/test_layer \
-            build/tsan/oncpu/planted_bugs; then
-            cuda_programs build/tsan/oncpu test_layer planted_bugs
+            build/tsan/oncpu/planted_bugs build/tsan/oncpu/test_diffv2; then
+            # one thread of OpenMP: it is not instrumented, so that its own barriers would not count
+            OMP_NUM_THREADS=1 cuda_programs build/tsan/oncpu test_layer planted_bugs test_diffv2
         fi
     fi
     echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"

@@ -1,6 +1,6 @@
 /*
-device.h: what a kernel sees when g++ compiles it: threadIdx and its like, barriers, warp shuffles and votes, shared memory,
-atomics, and the launch. llmc/launch.cuh includes it; README.md says how it works and what it cannot show.
+device.h: what a kernel sees when g++ compiles it: threadIdx and its like, barriers, warp shuffles and votes, shared
+memory, atomics, and the launch. llmc/launch.cuh includes it; README.md says how it works and what it cannot show.
 
 A launch, a barrier or a shuffle carries the file and line of its caller (default arguments), for messages.
 */
@@ -42,7 +42,9 @@ namespace cuda_on_cpu {
 struct Place {
     const char *file;
     int line;
-    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+        return {file, line};
+    }
 };
 
 // Which thread runs first whenever several could. A warp runs until its lanes wait, then the next one; the order starts
@@ -100,7 +102,8 @@ class SharedSite {
 struct Extent {
     long long x = 1, y = 1, z = 1;
     Extent(dim3 d) : x(d.x), y(d.y), z(d.z) {}
-    template <class I, class = std::enable_if_t<std::is_integral<I>::value || std::is_enum<I>::value>> Extent(I n) : x((long long)n) {}
+    template <class I, class = std::enable_if_t<std::is_integral<I>::value || std::is_enum<I>::value>>
+    Extent(I n) : x((long long)n) {}
 };
 struct Launch {
     const char *kernel;
@@ -142,7 +145,9 @@ template <class... P> class Launcher {
 template <class... P>
 Launcher<P...> launcher(void (*kernel)(P...), const char *name, Extent grid, Extent block, size_t shared_bytes,
                         cudaStream_t stream, Place place = Place::here()) {
-    return {kernel, {name, reinterpret_cast<const void *>(kernel), place, grid, block, shared_bytes, stream}};
+    return {
+        kernel, {name, reinterpret_cast<const void *>(kernel), place, grid, block, shared_bytes, stream}
+    };
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -230,8 +235,10 @@ template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cud
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }
 template <class... P>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size, size_t shared_bytes) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void *>(kernel), block_size, shared_bytes);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size,
+                                                          size_t shared_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void *>(kernel), block_size,
+                                                         shared_bytes);
 }
 
 #include "device_math.h"

@@ -26,9 +26,9 @@ template <class T, class F> T cuda_on_cpu_atomic(T *address, F change) {
     CUDA_ON_CPU_AROUND_ATOMIC(after, address);
     return old;
 }
-#define CUDA_ON_CPU_ATOMIC(name, type, expression)                                                                     \
-    inline type name(type *address, type value) {                                                                      \
-        return cuda_on_cpu_atomic(address, [value](type old) -> type { return expression; });                          \
+#define CUDA_ON_CPU_ATOMIC(name, type, expression)                                            \
+    inline type name(type *address, type value) {                                             \
+        return cuda_on_cpu_atomic(address, [value](type old) -> type { return expression; }); \
     }
 CUDA_ON_CPU_ATOMIC(atomicAdd, int, (int)((unsigned)old + (unsigned)value))
 CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned, old + value)
@@ -45,8 +45,8 @@ CUDA_ON_CPU_ATOMIC(atomicMin, unsigned, old < value ? old : value)
 CUDA_ON_CPU_ATOMIC(atomicMin, unsigned long long, old < value ? old : value)
 CUDA_ON_CPU_ATOMIC(atomicOr, int, old | value)
 CUDA_ON_CPU_ATOMIC(atomicOr, unsigned, old | value)
-CUDA_ON_CPU_ATOMIC(atomicAnd, int, old & value)
-CUDA_ON_CPU_ATOMIC(atomicAnd, unsigned, old & value)
+CUDA_ON_CPU_ATOMIC(atomicAnd, int, old &value)
+CUDA_ON_CPU_ATOMIC(atomicAnd, unsigned, old &value)
 CUDA_ON_CPU_ATOMIC(atomicXor, unsigned, old ^ value)
 CUDA_ON_CPU_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
 CUDA_ON_CPU_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
@@ -55,9 +55,9 @@ CUDA_ON_CPU_ATOMIC(atomicExch, unsigned, ((void)old, value))
 CUDA_ON_CPU_ATOMIC(atomicExch, unsigned long long, ((void)old, value))
 CUDA_ON_CPU_ATOMIC(atomicExch, float, ((void)old, value))
 #undef CUDA_ON_CPU_ATOMIC
-#define CUDA_ON_CPU_CAS(type)                                                                                          \
-    inline type atomicCAS(type *address, type expected, type value) {                                                  \
-        return cuda_on_cpu_atomic(address, [=](type old) { return old == expected ? value : old; });                   \
+#define CUDA_ON_CPU_CAS(type)                                                                        \
+    inline type atomicCAS(type *address, type expected, type value) {                                \
+        return cuda_on_cpu_atomic(address, [=](type old) { return old == expected ? value : old; }); \
     }
 CUDA_ON_CPU_CAS(int)
 CUDA_ON_CPU_CAS(unsigned)
@@ -92,8 +92,8 @@ inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // NaN gives 0
-#define CUDA_ON_CPU_MIN_MAX(type)                                                                                      \
-    inline type min(type a, type b) { return a < b ? a : b; }                                                          \
+#define CUDA_ON_CPU_MIN_MAX(type)                             \
+    inline type min(type a, type b) { return a < b ? a : b; } \
     inline type max(type a, type b) { return a > b ? a : b; }
 CUDA_ON_CPU_MIN_MAX(int)
 CUDA_ON_CPU_MIN_MAX(unsigned)

@@ -1,11 +1,13 @@
 /*
-faults.cpp: a fault in a kernel ends the program with the line that names kernel, launch, block and thread, whether a signal,
-a failed assertion or a sanitizer found it. Faults of the host are left to whoever handles them, except where it touches
-device memory.
+faults.cpp: a fault in a kernel ends the program with the line that names kernel, launch, block and thread, whether a
+signal, a failed assertion or a sanitizer found it. Faults of the host are left to whoever handles them, except where it
+touches device memory. A block that takes CUDA_ON_CPU_TIMEOUT seconds of CPU time (300; 0: any) is taken for one that
+never ends.
 */
 #include "internal.h"
 #include <signal.h>
 #include <string.h>
+#include <sys/time.h>
 #include <unistd.h>
 #if defined(CUDA_ON_CPU_ASAN) || defined(CUDA_ON_CPU_TSAN)
 #include <sanitizer/common_interface_defs.h>
@@ -59,12 +61,38 @@ void prepare_process() {
 }
 
 #endif
+// Once per second of the process's CPU time: does the same block still run?
+int timeout_seconds, seconds_of_block;
+uint64_t block_of_last_tick;
+void tick(int) {
+    if (!in_kernel() || block_serial != block_of_last_tick) seconds_of_block = 0;
+    block_of_last_tick = block_serial;
+    if (++seconds_of_block <= timeout_seconds) return;
+    report("this block does not end: a loop without an end, or one that waits for another thread or block");
+    _exit(1);
+}
+void watch_time() {
+    const char *text = getenv("CUDA_ON_CPU_TIMEOUT");
+    timeout_seconds = text && *text ? atoi(text) : 300;
+    if (timeout_seconds <= 0) return;
+    struct sigaction action = {};
+    action.sa_handler = tick;
+    action.sa_flags = SA_RESTART | SA_ONSTACK;
+    sigaction(SIGVTALRM, &action, nullptr);
+    const struct itimerval every_second = {
+        {1, 0},
+        {1, 0}
+    };
+    setitimer(ITIMER_VIRTUAL, &every_second, nullptr);
+}
+
 } // namespace
 
 void catch_faults() {
     static bool done;
     static thread_local bool thread_done;
     if (!done) prepare_process();
+    if (!done) watch_time();
     if (!thread_done) prepare_os_thread();
     done = thread_done = true;
 }

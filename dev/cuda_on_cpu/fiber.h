@@ -1,7 +1,8 @@
 /*
-fiber.h: threads of control that switch by hand, on one OS thread. On x86-64 a switch is a few instructions that exchange
-the stack pointer and the registers a callee preserves; elsewhere (or with CUDA_ON_CPU_UCONTEXT) it is swapcontext, which
-also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack for an overflow.
+fiber.h: threads of control that switch by hand, on one OS thread. On x86-64 a switch is a few instructions that
+exchange the stack pointer and the registers a callee preserves; elsewhere (or with CUDA_ON_CPU_UCONTEXT) it is
+swapcontext, which also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack
+for an overflow.
 
 Stacks are 256 KiB, mapped without being touched, with an inaccessible page below.
 */
@@ -10,7 +11,6 @@ Stacks are 256 KiB, mapped without being touched, with an inaccessible page belo
 
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/mman.h>
 #if !defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
 #define CUDA_ON_CPU_UCONTEXT 1
@@ -26,12 +26,7 @@ Stacks are 256 KiB, mapped without being touched, with an inaccessible page belo
 
 namespace cuda_on_cpu {
 
-#ifdef CUDA_ON_CPU_TSAN
-constexpr size_t stack_bytes = 64 << 10, // mapped anew for each thread, which costs time
-#else
-constexpr size_t stack_bytes = 256 << 10,
-#endif
-                  guard_bytes = 4096;
+constexpr size_t stack_bytes = 256 << 10, guard_bytes = 4096;
 
 struct Fiber {
 #ifdef CUDA_ON_CPU_UCONTEXT
@@ -91,8 +86,15 @@ static inline void fiber_switch(Fiber *from, Fiber *to) {
 #endif
 }
 
-// Lets the fiber start (again) with entry(), which never returns.
-static inline void fiber_start_at(Fiber *f, void (*entry)()) {
+// A fiber that will call entry(), which never returns. nullptr: no memory.
+static inline Fiber *fiber_create(void (*entry)()) {
+    char *stack = (char *)mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED) return nullptr;
+    mprotect(stack, guard_bytes, PROT_NONE);
+    Fiber *f = new Fiber;
+    f->stack = stack + guard_bytes;
+    f->size = stack_bytes;
 #ifdef CUDA_ON_CPU_UCONTEXT
     getcontext(&f->context);
     f->context.uc_stack.ss_sp = (void *)f->stack;
@@ -103,29 +105,10 @@ static inline void fiber_start_at(Fiber *f, void (*entry)()) {
     // From the top: no return address, where backtraces end; the entry, to which the first switch returns, so that it
     // begins with the stack at 8 modulo 16 as after a call; six registers, all 0.
     void **top = (void **)((char *)f->stack + f->size) - 4;
-    memset((void *)(top - 6), 0, 10 * sizeof(void *));
     top[0] = (void *)entry;
     f->stack_pointer = top - 6;
 #endif
-}
-
-// A fiber that will call entry(). nullptr: no memory.
-static inline Fiber *fiber_create(void (*entry)()) {
-    char *stack = (char *)mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
-    if (stack == MAP_FAILED) return nullptr;
-    mprotect(stack, guard_bytes, PROT_NONE);
-    Fiber *f = new Fiber;
-    f->stack = stack + guard_bytes;
-    f->size = stack_bytes;
-    fiber_start_at(f, entry);
     return f;
-}
-
-// An idle fiber's stack mapped anew: ThreadSanitizer forgets who has used it.
-static inline void fiber_renew(Fiber *f, void (*entry)()) {
-    (void)!mmap((void *)f->stack, f->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-    fiber_start_at(f, entry);
 }
 
 } // namespace cuda_on_cpu

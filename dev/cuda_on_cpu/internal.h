@@ -24,9 +24,10 @@ constexpr size_t shared_default = 48 << 10, shared_limit = 99 << 10;
 // scheduler.cpp
 void run_grid(const Launch &launch, const std::function<void()> &thread);
 bool in_kernel();
-void report(const char *what);                       // one line on stderr
-const char *stack_fault(const volatile void *address); // what is wrong when it is below the running thread's stack, or nullptr
-extern const char *stand_in; // name of the stand-in (on_stream) or copy that is running, for messages
+void report(const char *what); // one line on stderr
+const char *
+stack_fault(const volatile void *address); // what is wrong when it is below the running thread's stack, or nullptr
+extern const char *stand_in;               // name of the stand-in (on_stream) or copy that is running, for messages
 extern Place stand_in_place;
 
 // streams.cpp
@@ -43,8 +44,8 @@ struct Found {
     size_t bytes;
 };
 Found find_memory(const volatile void *pointer);
-void open_device_memory();  // the device runs: device memory is accessible
-void close_device_memory(); // the host runs again
+void open_device_memory();                                // the device runs: device memory is accessible
+void close_device_memory();                               // the host runs again
 std::string describe_fault(const volatile void *address); // empty: no memory of the layer's
 
 // faults.cpp

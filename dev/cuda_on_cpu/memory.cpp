@@ -1,10 +1,10 @@
 /*
 memory.cpp: device memory.
 
-cudaMalloc gives memory full of 0xFF, so that what was never written reads as NaN. In plain builds each allocation is pages
-of its own, accessible only while the device runs: a host that dereferences a device pointer ends the program, and so does a
-kernel that reaches freed memory. In builds with AddressSanitizer it comes from its heap instead, with an inaccessible zone
-on both sides. Every copy is checked against the kinds of its two ends and against their sizes.
+cudaMalloc gives memory full of 0xFF, so that what was never written reads as NaN. In plain builds each allocation is
+pages of its own, accessible only while the device runs: a host that dereferences a device pointer ends the program, and
+so does a kernel that reaches freed memory. In builds with AddressSanitizer it comes from its heap instead, with an
+inaccessible zone on both sides. Every copy is checked against the kinds of its two ends and against their sizes.
 */
 #include "internal.h"
 #include <map>
@@ -48,12 +48,14 @@ const char *kind_name(Memory kind) {
 }
 
 // One end of a copy.
-void check_range(const char *call, const char *end, const void *pointer, size_t bytes, bool want_device, bool want_host) {
+void check_range(const char *call, const char *end, const void *pointer, size_t bytes, bool want_device,
+                 bool want_host) {
     Found f = find_memory(pointer);
     if (f.kind == Memory::freed) fail("%s: the %s %p is freed memory", call, end, pointer);
     if (want_device && f.kind != Memory::device)
         fail("%s: the %s %p should be device memory and is %s", call, end, pointer, kind_name(f.kind));
-    if (want_host && f.kind == Memory::device) fail("%s: the %s %p should be host memory and is device memory", call, end, pointer);
+    if (want_host && f.kind == Memory::device)
+        fail("%s: the %s %p should be host memory and is device memory", call, end, pointer);
     if (f.base && (const char *)pointer + bytes > f.base + f.bytes)
         fail("%s: %zu bytes at the %s %p end %zu bytes behind its allocation of %zu", call, bytes, end, pointer,
              (size_t)((const char *)pointer + bytes - (f.base + f.bytes)), f.bytes);
@@ -107,8 +109,8 @@ cudaError_t release(const char *call, void *pointer, Memory kind) {
     auto found = allocations.find((const char *)pointer);
     if (found == allocations.end() || found->second.kind != kind) {
         Found f = find_memory(pointer);
-        fail("%s: %p is %s%s, not the start of an allocation of this kind", call, pointer, f.base && f.base != pointer ? "inside " : "",
-             kind_name(f.kind));
+        fail("%s: %p is %s%s, not the start of an allocation of this kind", call, pointer,
+             f.base && f.base != pointer ? "inside " : "", kind_name(f.kind));
     }
     drain_all(); // which cudaFree waits for
     Allocation &a = found->second;
@@ -136,7 +138,8 @@ Found find_memory(const volatile void *pointer) {
     if (p > base + a.bytes) return {Memory::unknown, nullptr, 0};
 #ifdef CUDA_ON_CPU_ASAN
     // in time the heap gives what was freed to others, host memory among it
-    if (a.kind == Memory::freed && !__asan_address_is_poisoned((const volatile char *)pointer)) return {Memory::unknown, nullptr, 0};
+    if (a.kind == Memory::freed && !__asan_address_is_poisoned((const volatile char *)pointer))
+        return {Memory::unknown, nullptr, 0};
 #endif
     return {a.kind, base, a.bytes};
 }
@@ -150,9 +153,13 @@ std::string describe_fault(const volatile void *pointer) {
     char text[256];
     size_t at = (size_t)(p - base);
     if (!a.mapped || at >= a.mapped) return "";
-    if (a.kind == Memory::freed) snprintf(text, sizeof(text), "use of freed memory: byte %zu of an allocation of %zu", at, a.bytes);
-    else if (at >= a.bytes) snprintf(text, sizeof(text), "out of bounds: byte %zu of an allocation of %zu", at, a.bytes);
-    else snprintf(text, sizeof(text), "the host dereferences device memory: byte %zu of an allocation of %zu", at, a.bytes);
+    if (a.kind == Memory::freed)
+        snprintf(text, sizeof(text), "use of freed memory: byte %zu of an allocation of %zu", at, a.bytes);
+    else if (at >= a.bytes)
+        snprintf(text, sizeof(text), "out of bounds: byte %zu of an allocation of %zu", at, a.bytes);
+    else
+        snprintf(text, sizeof(text), "the host dereferences device memory: byte %zu of an allocation of %zu", at,
+                 a.bytes);
     return text;
 }
 
@@ -210,16 +217,18 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
     move(to, from, bytes);
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
     if (width > to_pitch || width > from_pitch) return cudaErrorInvalidPitchValue;
     for (size_t row = 0; row < height; row++) {
-        cudaError_t error = cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
+        cudaError_t error =
+            cudaMemcpyAsync((char *)to + row * to_pitch, (const char *)from + row * from_pitch, width, kind, stream);
         if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
 }
-cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, cudaMemcpyKind kind) {
+cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                         cudaMemcpyKind kind) {
     cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, nullptr);
     drain_for_blocking_call();
     return error;

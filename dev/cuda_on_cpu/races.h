@@ -2,12 +2,12 @@
 races.h: what ThreadSanitizer is told, in builds with it; nothing otherwise.
 
 Each thread of a block runs as a TSan fiber of its own, so that two threads are ordered only by what CUDA orders:
-__syncthreads and __syncwarp, and a fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after the
-host's launch and before its end, not with each other. Making a fiber takes a millisecond, so they are used again, in turns:
-a race between two threads that have the same number within their block, some blocks apart, is missed.
+__syncthreads and __syncwarp, and a fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after
+the host's launch and before its end, not with each other. Making a fiber takes a millisecond, and TSan is fast with up
+to 255 of them, so they are used again, each with a stack of its own, block after block by other threads: a race between
+two blocks is missed where both threads had the same fiber.
 
 The layer itself is compiled without instrumentation; what its calls into the C library touch is hidden by Unseen.
-Memory whose history must be forgotten, such as a stack that another thread has used, is mapped anew.
 */
 #ifndef CUDA_ON_CPU_RACES_H
 #define CUDA_ON_CPU_RACES_H
@@ -52,19 +52,18 @@ struct GridTokens {
 
 static BlockTokens *block_tokens;
 static GridTokens *grid_tokens;
-enum { FIBERS = 256 }; // and twice a block where that is more
-static void *host_fiber, *fibers[2 * 1024];
-static int first_fiber, fiber_sets, block_threads;
-static bool fenced[1024]; // the thread has passed a fence since its last atomic
+static void *host_fiber, *fibers[1024];
+static int fiber_count, fiber_shift, block_threads; // thread t of the block has fiber (t + shift) % count
+static bool fenced[1024];                           // the thread has passed a fence since its last atomic
+
+static inline int races_fiber(int t) { return (t + fiber_shift) % fiber_count; }
 
 static inline void races_grid_begins(int threads) {
     host_fiber = __tsan_get_current_fiber();
     grid_tokens = new GridTokens;
     __tsan_release(&grid_tokens->start);
     block_threads = threads;
-    fiber_sets = max(2, FIBERS / threads);
-    for (int i = 0; i < fiber_sets * threads; i++)
-        if (!fibers[i]) fibers[i] = __tsan_create_fiber(0);
+    fiber_count = max(threads, 240);
 }
 static inline void races_grid_ends() {
     __tsan_acquire(&grid_tokens->end);
@@ -72,11 +71,17 @@ static inline void races_grid_ends() {
 }
 static inline void races_block_begins(uint64_t block) {
     block_tokens = new BlockTokens;
-    first_fiber = (int)(block % (uint64_t)fiber_sets) * block_threads;
-    for (int t = 0; t < block_threads; t++) fenced[t] = false;
+    fiber_shift = (int)(block * 37 % (uint64_t)fiber_count);
+    for (int t = 0; t < block_threads; t++) {
+        void **fiber = &fibers[races_fiber(t)];
+        if (!*fiber) *fiber = __tsan_create_fiber(0);
+        fenced[t] = false;
+    }
 }
 static inline void races_block_ends() { delete block_tokens; }
-static inline void races_become(int t) { __tsan_switch_to_fiber(t < 0 ? host_fiber : fibers[first_fiber + t], __tsan_switch_to_fiber_no_sync); }
+static inline void races_become(int t) {
+    __tsan_switch_to_fiber(t < 0 ? host_fiber : fibers[races_fiber(t)], __tsan_switch_to_fiber_no_sync);
+}
 static inline void races_release(void *token) { __tsan_release(token); }
 static inline void races_acquire(void *token) { __tsan_acquire(token); }
 static inline void races_thread_begins() { __tsan_acquire(&grid_tokens->start); }
@@ -93,6 +98,7 @@ static inline void races_grid_begins(int) {}
 static inline void races_grid_ends() {}
 static inline void races_block_begins(uint64_t) {}
 static inline void races_block_ends() {}
+static inline int races_fiber(int) { return 0; }
 static inline void races_thread_begins() {}
 static inline void races_thread_ends() {}
 static inline void races_become(int) {}

@@ -1,4 +1,5 @@
 # CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/cuda_on_cpu/NAME.cu, with g++.
+# make oncpu runs the layer's own tests.
 # Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32), UCONTEXT=yes (fibers
 # by swapcontext, as on CPUs other than x86-64).
 
@@ -33,6 +34,9 @@ $(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp | $(ONCPU)
 	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
 $(ONCPU):
 	mkdir -p $@
+.PHONY: oncpu
+oncpu: $(ONCPU)/test_layer $(ONCPU)/planted_bugs
+	$(ONCPU)/test_layer && $(ONCPU)/planted_bugs
 .PRECIOUS: $(ONCPU)/%.cu.o $(ONCPU)/%.o
 
 -include $(wildcard $(ONCPU)/*.d)

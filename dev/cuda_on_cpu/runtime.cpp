@@ -18,8 +18,8 @@ cudaError_t remember(cudaError_t error) {
 
 void check_extent(const Launch &l, const char *what, Extent e, long long x, long long y, long long z) {
     if (e.x < 1 || e.y < 1 || e.z < 1 || e.x > x || e.y > y || e.z > z)
-        fail("kernel %s launched in %s:%d: its %s is (%lld,%lld,%lld); each is at least 1 and at most (%lld,%lld,%lld)", l.kernel,
-             l.place.file, l.place.line, what, e.x, e.y, e.z, x, y, z);
+        fail("kernel %s launched in %s:%d: its %s is (%lld,%lld,%lld); each is at least 1 and at most (%lld,%lld,%lld)",
+             l.kernel, l.place.file, l.place.line, what, e.x, e.y, e.z, x, y, z);
 }
 
 } // namespace
@@ -37,8 +37,9 @@ void check_launch(const Launch &l) {
         fail("kernel %s launched in %s:%d: a block of %lld threads; at most %d", l.kernel, l.place.file, l.place.line,
              l.block.x * l.block.y * l.block.z, max_block);
     if (l.shared_bytes > dynamic_shared_limit(l.function))
-        fail("kernel %s launched in %s:%d: %zu bytes of shared memory; at most %zu, or up to %zu after LAUNCH_ALLOW_SHARED", l.kernel,
-             l.place.file, l.place.line, l.shared_bytes, dynamic_shared_limit(l.function), shared_limit);
+        fail("kernel %s launched in %s:%d: %zu bytes of shared memory; at most %zu, or up to %zu after "
+             "LAUNCH_ALLOW_SHARED",
+             l.kernel, l.place.file, l.place.line, l.shared_bytes, dynamic_shared_limit(l.function), shared_limit);
 }
 
 void launch_on_stream(const Launch &l, std::function<void()> thread) {
@@ -92,17 +93,38 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
     switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrWarpSize: *value = p.warpSize; break;
-    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
-    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
-    default: fail("cudaDeviceGetAttribute: attribute %d is not among those of this layer", (int)attribute);
+    case cudaDevAttrMultiProcessorCount:
+        *value = p.multiProcessorCount;
+        break;
+    case cudaDevAttrWarpSize:
+        *value = p.warpSize;
+        break;
+    case cudaDevAttrMaxThreadsPerBlock:
+        *value = p.maxThreadsPerBlock;
+        break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor:
+        *value = p.maxThreadsPerMultiProcessor;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlock:
+        *value = (int)p.sharedMemPerBlock;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = (int)p.sharedMemPerBlockOptin;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
+        *value = (int)p.sharedMemPerMultiprocessor;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = p.major;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = p.minor;
+        break;
+    case cudaDevAttrL2CacheSize:
+        *value = p.l2CacheSize;
+        break;
+    default:
+        fail("cudaDeviceGetAttribute: attribute %d is not among those of this layer", (int)attribute);
     }
     return cudaSuccess;
 }
@@ -127,23 +149,36 @@ cudaError_t cudaGetLastError(void) {
 }
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "cudaSuccess";
-    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
-    case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
-    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady: return "cudaErrorNotReady";
-    default: return "another error";
+    case cudaSuccess:
+        return "cudaSuccess";
+    case cudaErrorInvalidValue:
+        return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+        return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidDevice:
+        return "cudaErrorInvalidDevice";
+    case cudaErrorInvalidPitchValue:
+        return "cudaErrorInvalidPitchValue";
+    case cudaErrorInvalidResourceHandle:
+        return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady:
+        return "cudaErrorNotReady";
+    default:
+        return "another error";
     }
 }
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess: return "no error";
-    case cudaErrorInvalidValue: return "invalid argument";
-    case cudaErrorMemoryAllocation: return "out of memory";
-    case cudaErrorInvalidDevice: return "invalid device ordinal";
-    default: return cudaGetErrorName(error);
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorInvalidDevice:
+        return "invalid device ordinal";
+    default:
+        return cudaGetErrorName(error);
     }
 }
 }

@@ -1,11 +1,11 @@
 /*
 scheduler.cpp: the threads of a block as fibers.
 
-A thread that finishes goes on as the next fresh thread on the same stack, so a kernel without barriers never switches. A
-thread that waits switches to the next one that can run: lanes of its own warp first (a warp runs until it blocks), then the
-next warp in order; when nothing can run, either all threads are at the barrier, which then opens, or the kernel hangs.
-The lanes of a warp that can run are a mask, bit i for the lane that is i-th in the order, so that the next one is the
-lowest bit in any order.
+A thread that finishes goes on as the next fresh thread on the same stack, so a kernel without barriers never switches.
+A thread that waits switches to the next one that can run: lanes of its own warp first (a warp runs until it blocks),
+then the next warp in order; when nothing can run, either all threads are at the barrier, which then opens, or the
+kernel hangs. The lanes of a warp that can run are a mask, bit i for the lane that is i-th in the order, so that the
+next one is the lowest bit in any order.
 
 A warp operation waits for all lanes of its mask; the last one to arrive computes every lane's result. A lane that reads
 one that has exited, or that is not in the mask, gets 0xFF bytes: a NaN.
@@ -66,8 +66,9 @@ BlockVote barrier_vote;
 int barrier_yes;
 
 Fiber host, *running = &host, *came_from = &host;
-Fiber *idle[max_block + 2];
+Fiber *idle[max_block + 1];
 int idle_count;
+Fiber *own[finds_races ? max_block : 1]; // for ThreadSanitizer: those of its fibers
 
 // shared memory of the block
 struct Shared {
@@ -115,8 +116,9 @@ void read_order_from_environment() {
 // messages
 
 const char *op_name(WarpOp op) {
-    static const char *const names[] = {"__syncwarp",  "__shfl_sync", "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",  "__ballot_sync",
-                                        "__any_sync",  "__all_sync",  "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync"};
+    static const char *const names[] = {
+        "__syncwarp", "__shfl_sync", "__shfl_up_sync",    "__shfl_down_sync",  "__shfl_xor_sync",  "__ballot_sync",
+        "__any_sync", "__all_sync",  "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync"};
     return names[(int)op];
 }
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
@@ -128,16 +130,17 @@ std::string text(const char *format, ...) {
     va_end(args);
     return buffer;
 }
-std::string thread_name(int t) {
-    return text("(%u,%u,%u)", thread_index[t].x, thread_index[t].y, thread_index[t].z);
-}
+std::string thread_name(int t) { return text("(%u,%u,%u)", thread_index[t].x, thread_index[t].y, thread_index[t].z); }
 std::string waits_in(const Thread &t) {
     switch (t.state) {
-    case State::at_barrier: return text("at __syncthreads in %s:%d", t.place.file, t.place.line);
+    case State::at_barrier:
+        return text("at __syncthreads in %s:%d", t.place.file, t.place.line);
     case State::in_warp:
         return text("in %s with mask 0x%08x in %s:%d", op_name(t.op), t.mask, t.place.file, t.place.line);
-    case State::exited: return "exited";
-    default: return "able to run";
+    case State::exited:
+        return "exited";
+    default:
+        return "able to run";
     }
 }
 
@@ -148,7 +151,10 @@ std::string who_waits_where() {
         std::string what = waits_in(threads[t]);
         size_t k = 0;
         while (k < kinds.size() && kinds[k].first != what) k++;
-        if (k == kinds.size()) kinds.push_back({what, {0, t}});
+        if (k == kinds.size())
+            kinds.push_back({
+                what, {0, t}
+            });
         kinds[k].second.first++;
     }
     std::string all;
@@ -163,7 +169,8 @@ std::string who_waits_where() {
     bool in_warp = false;
     for (int t = 0; t < thread_count; t++)
         if (threads[t].state == State::in_warp) current = t, in_warp = true;
-    fail("%s: of %d threads %s", in_warp ? "deadlock, a lane mask is not met" : "deadlock", thread_count, who_waits_where().c_str());
+    fail("%s: of %d threads %s", in_warp ? "deadlock, a lane mask is not met" : "deadlock", thread_count,
+         who_waits_where().c_str());
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -185,8 +192,8 @@ void order_lanes(Warp &w) {
 
 void open_barrier() {
     if (live < thread_count)
-        fail("divergent barrier: __syncthreads in %s:%d is reached by %d of %d threads, the others have exited", barrier_place.file,
-             barrier_place.line, live, thread_count);
+        fail("divergent barrier: __syncthreads in %s:%d is reached by %d of %d threads, the others have exited",
+             barrier_place.file, barrier_place.line, live, thread_count);
     int result = barrier_vote == BlockVote::count ? barrier_yes
                  : barrier_vote == BlockVote::all ? barrier_yes == live
                                                   : barrier_yes > 0;
@@ -231,11 +238,9 @@ void fiber_main();
 Fiber *fiber_of(int t) {
     if (threads[t].fiber) return threads[t].fiber;
     Unseen unseen;
-    Fiber *f;
-    if (idle_count) {
-        f = idle[--idle_count];
-        if (finds_races) fiber_renew(f, fiber_main);
-    } else if (!(f = fiber_create(fiber_main))) fail("no memory for the stack of a thread");
+    Fiber *f = finds_races ? own[races_fiber(t)] : idle_count ? idle[--idle_count] : nullptr;
+    if (!f && !(f = fiber_create(fiber_main))) fail("no memory for the stack of a thread");
+    if (finds_races) own[races_fiber(t)] = f;
     return f;
 }
 
@@ -290,7 +295,7 @@ void fiber_main() {
             continue;
         }
         Fiber *to = next >= 0 ? fiber_of(next) : &host;
-        idle[idle_count++] = running;
+        if (!finds_races) idle[idle_count++] = running;
         if (next >= 0) become(next);
         else races_become(-1);
         go_to(to);
@@ -304,10 +309,17 @@ void fiber_main() {
 int source_lane(WarpOp op, int lane, int argument, int width) {
     int first = lane & ~(width - 1), last = first + width - 1, by = argument & 31, from;
     switch (op) {
-    case WarpOp::shfl: return first + (argument & (width - 1));
-    case WarpOp::shfl_up: from = lane - by; return from >= first ? from : lane;
-    case WarpOp::shfl_down: from = lane + by; return from <= last ? from : lane;
-    default: from = lane ^ by; return from <= last ? from : lane;
+    case WarpOp::shfl:
+        return first + (argument & (width - 1));
+    case WarpOp::shfl_up:
+        from = lane - by;
+        return from >= first ? from : lane;
+    case WarpOp::shfl_down:
+        from = lane + by;
+        return from <= last ? from : lane;
+    default:
+        from = lane ^ by;
+        return from <= last ? from : lane;
     }
 }
 
@@ -330,14 +342,28 @@ void compute(Warp &w, int warp_index, Group group) {
         int lane = __builtin_ctz(left);
         Thread &t = lanes[lane];
         switch (op) {
-        case WarpOp::sync: break;
-        case WarpOp::ballot: t.value = ballot; break;
-        case WarpOp::any: t.value = ballot != 0; break;
-        case WarpOp::all: t.value = ballot == group.arrived; break;
-        case WarpOp::reduce_add: t.value = sum; break;
-        case WarpOp::reduce_min: t.value = least; break;
-        case WarpOp::reduce_max: t.value = most; break;
-        default: t.value = in[source_lane(op, lane, t.argument, t.width)];
+        case WarpOp::sync:
+            break;
+        case WarpOp::ballot:
+            t.value = ballot;
+            break;
+        case WarpOp::any:
+            t.value = ballot != 0;
+            break;
+        case WarpOp::all:
+            t.value = ballot == group.arrived;
+            break;
+        case WarpOp::reduce_add:
+            t.value = sum;
+            break;
+        case WarpOp::reduce_min:
+            t.value = least;
+            break;
+        case WarpOp::reduce_max:
+            t.value = most;
+            break;
+        default:
+            t.value = in[source_lane(op, lane, t.argument, t.width)];
         }
         make_ready(w, warp_index, lane);
     }
@@ -359,10 +385,11 @@ void *poisoned(size_t bytes, size_t alignment) {
 void use_shared(size_t bytes, const char *name) {
     shared_used += bytes;
     if (shared_used - launch->shared_bytes > shared_default)
-        fail("shared arrays up to %s take %zu bytes, of which a block has %zu", name, shared_used - launch->shared_bytes, shared_default);
+        fail("shared arrays up to %s take %zu bytes, of which a block has %zu", name,
+             shared_used - launch->shared_bytes, shared_default);
     if (shared_used > max(shared_default, dynamic_shared_limit(launch->function)))
-        fail("shared arrays up to %s and %zu bytes of dynamic shared memory take %zu bytes, of which a block has %zu", name,
-             launch->shared_bytes, shared_used, max(shared_default, dynamic_shared_limit(launch->function)));
+        fail("shared arrays up to %s and %zu bytes of dynamic shared memory take %zu bytes, of which a block has %zu",
+             name, launch->shared_bytes, shared_used, max(shared_default, dynamic_shared_limit(launch->function)));
 }
 
 void run_block() {
@@ -422,8 +449,9 @@ bool in_kernel() { return launch != nullptr; }
 void report(const char *what) {
     std::string where;
     if (launch)
-        where = text("kernel %s launched in %s:%d, block (%u,%u,%u), thread %s: ", launch->kernel, launch->place.file, launch->place.line,
-                     position.block.x, position.block.y, position.block.z, thread_name(current).c_str());
+        where = text("kernel %s launched in %s:%d, block (%u,%u,%u), thread %s: ", launch->kernel, launch->place.file,
+                     launch->place.line, position.block.x, position.block.y, position.block.z,
+                     thread_name(current).c_str());
     else if (stand_in) where = text("%s in %s:%d: ", stand_in, stand_in_place.file, stand_in_place.line);
     fprintf(stderr, "CUDA on the CPU: %s%s\n", where.c_str(), what);
 }
@@ -461,7 +489,8 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
         thread_index[t] = {(unsigned)t % b.x, (unsigned)t / b.x % b.y, (unsigned)t / (b.x * b.y)};
     races_grid_begins(thread_count);
     uint64_t blocks = (uint64_t)g.x * g.y * g.z;
-    uint64_t step = order == Order::shuffled ? coprime_below(blocks) : 1, start = order == Order::shuffled ? random_below((uint32_t)(blocks < 1u << 30 ? blocks : 1u << 30)) : 0;
+    uint64_t step = order == Order::shuffled ? coprime_below(blocks) : 1,
+             start = order == Order::shuffled ? random_below((uint32_t)(blocks < 1u << 30 ? blocks : 1u << 30)) : 0;
     for (uint64_t i = 0, at = start; i < blocks; i++, at = (at + step) % blocks) {
         uint64_t block = order == Order::reverse ? blocks - 1 - i : at;
         position.block = {(unsigned)(block % g.x), (unsigned)(block / g.x % g.y), (unsigned)(block / g.x / g.y)};
@@ -473,10 +502,12 @@ void run_grid(const Launch &what, const std::function<void()> &thread) {
 
 int barrier(BlockVote vote, int predicate, Place place) {
     if (at_barrier == 0) barrier_place = place, barrier_vote = vote;
-    else if (barrier_place.line != place.line || (barrier_place.file != place.file && strcmp(barrier_place.file, place.file)))
-        fail("divergent barrier: this thread is at __syncthreads in %s:%d, others at the one in %s:%d", place.file, place.line,
-             barrier_place.file, barrier_place.line);
-    else if (barrier_vote != vote) fail("threads meet at different kinds of __syncthreads in %s:%d", place.file, place.line);
+    else if (barrier_place.line != place.line ||
+             (barrier_place.file != place.file && strcmp(barrier_place.file, place.file)))
+        fail("divergent barrier: this thread is at __syncthreads in %s:%d, others at the one in %s:%d", place.file,
+             place.line, barrier_place.file, barrier_place.line);
+    else if (barrier_vote != vote)
+        fail("threads meet at different kinds of __syncthreads in %s:%d", place.file, place.line);
     at_barrier++;
     barrier_yes += predicate != 0;
     Thread &t = threads[current];
@@ -496,8 +527,8 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
     t.state = State::in_warp;
     t.op = op, t.mask = mask, t.value = value, t.argument = argument, t.width = width, t.place = place;
     if (!(mask >> lane & 1))
-        fail("wrong lane mask: lane %d calls %s with mask 0x%08x, which does not name it, in %s:%d", lane, op_name(op), mask,
-             place.file, place.line);
+        fail("wrong lane mask: lane %d calls %s with mask 0x%08x, which does not name it, in %s:%d", lane, op_name(op),
+             mask, place.file, place.line);
     if (width < 1 || width > 32 || (width & (width - 1)))
         fail("%s has width %d, not a power of two up to 32, in %s:%d", op_name(op), width, place.file, place.line);
     int i = 0;
@@ -506,8 +537,9 @@ uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
     else {
         const Thread &other = threads[warp_index * 32 + __builtin_ctz(w.groups[i].arrived)];
         if (other.op != op)
-            fail("lanes with mask 0x%08x meet at different operations: lane %d at %s in %s:%d, lane %d at %s in %s:%d", mask, lane, op_name(op),
-                 place.file, place.line, __builtin_ctz(w.groups[i].arrived), op_name(other.op), other.place.file, other.place.line);
+            fail("lanes with mask 0x%08x meet at different operations: lane %d at %s in %s:%d, lane %d at %s in %s:%d",
+                 mask, lane, op_name(op), place.file, place.line, __builtin_ctz(w.groups[i].arrived), op_name(other.op),
+                 other.place.file, other.place.line);
     }
     w.groups[i].arrived |= 1u << lane;
     void *token = RACES_TOKEN(warp_group[warp_index][w.groups[i].number % 64]);
@@ -535,7 +567,8 @@ void *SharedSite::allocate(size_t bytes, size_t alignment, const char *name) {
 #ifdef CUDA_ON_CPU_TSAN
 Position position_now() { return position; }
 void fence() { fenced[current] = true; }
-void before_atomic(volatile void *address) { // what the thread wrote before its fence is seen by whoever sees the atomic
+void before_atomic(
+    volatile void *address) { // what the thread wrote before its fence is seen by whoever sees the atomic
     if (launch && fenced[current]) races_release((void *)address), fenced[current] = false;
 }
 void after_atomic(volatile void *address) {

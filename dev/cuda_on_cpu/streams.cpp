@@ -5,7 +5,8 @@ What is put on a stream runs as late as CUDA allows: when the host waits for it.
 waiting reads the old value, and work on one stream that should wait for another and does not, runs without it.
 CUDA_ON_CPU_STREAMS=eager runs everything at once instead, which is easier to step through.
 
-Waiting for an event runs its stream up to the record. The null stream and blocking streams wait for each other as CUDA's do.
+Waiting for an event runs its stream up to the record. The null stream and blocking streams wait for each other as
+CUDA's do.
 */
 #include "internal.h"
 #include <deque>
@@ -32,7 +33,8 @@ std::vector<CUstream_st *> streams = {&null_stream};
 bool eager() {
     static const char *text = getenv("CUDA_ON_CPU_STREAMS");
     static const bool is = text && !strcmp(text, "eager");
-    if (text && *text && !is && strcmp(text, "late")) fail("CUDA_ON_CPU_STREAMS is '%s': eager or late is expected", text);
+    if (text && *text && !is && strcmp(text, "late"))
+        fail("CUDA_ON_CPU_STREAMS is '%s': eager or late is expected", text);
     return is;
 }
 
@@ -119,7 +121,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithFlags(stream, cudaStreamDefault); }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) { return cudaStreamCreateWithFlags(stream, flags); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what is queued still runs
     CUstream_st *s = find(stream);
     if (s == &null_stream) fail("cudaStreamDestroy of the null stream");

@@ -18,7 +18,12 @@ static const struct {
     Order order;
     uint64_t seed;
     const char *name;
-} orders[] = {{Order::forward, 0, "forward"}, {Order::reverse, 0, "reverse"}, {Order::shuffled, 1, "shuffled"}, {Order::shuffled, 2, "shuffled again"}};
+} orders[] = {
+    {Order::forward,  0, "forward"       },
+    {Order::reverse,  0, "reverse"       },
+    {Order::shuffled, 1, "shuffled"      },
+    {Order::shuffled, 2, "shuffled again"}
+};
 static const char *order_name = "";
 
 template <class T> static T *device_array(size_t count) {
@@ -62,8 +67,9 @@ template <class T> static void expect_shuffles(void) {
                 download(host, out, 64);
                 for (int t = 0; t < 64; t++) {
                     int from = t / 32 * 32 + shuffle_source(kind, t % 32, argument, width);
-                    EXPECT(host[t] == (T)(100 + from), "%s: kind %d, argument %d, width %d: thread %d got %g, not thread %d's value",
-                           order_name, kind, argument, width, t, (double)host[t], from);
+                    EXPECT(host[t] == (T)(100 + from),
+                           "%s: kind %d, argument %d, width %d: thread %d got %g, not thread %d's value", order_name,
+                           kind, argument, width, t, (double)host[t], from);
                 }
             }
     cudaFree(out);
@@ -98,9 +104,11 @@ static void votes_count_the_lanes_of_their_mask(void) {
             sum += i;
             most = i * 7 % 64 > most ? i * 7 % 64 : most;
         }
-        unsigned wanted[8] = {ballot, base == 32, base == 32, sum, most, base + 5, t % 32 < 16 ? 0xaaaau : 0x55550000u, 0x55550000u};
+        unsigned wanted[8] = {
+            ballot, base == 32, base == 32, sum, most, base + 5, t % 32 < 16 ? 0xaaaau : 0x55550000u, 0x55550000u};
         for (int k = 0; k < 8; k++)
-            EXPECT(host[8 * t + k] == wanted[k], "%s: thread %u, vote %d: 0x%x instead of 0x%x", order_name, t, k, host[8 * t + k], wanted[k]);
+            EXPECT(host[8 * t + k] == wanted[k], "%s: thread %u, vote %d: 0x%x instead of 0x%x", order_name, t, k,
+                   host[8 * t + k], wanted[k]);
     }
     cudaFree(out);
 }
@@ -123,7 +131,8 @@ static void lanes_that_exited_read_as_nan(void) {
     download(host, out, 24);
     download(host_rounds, rounds, 24);
     for (int lane = 0; lane < 20; lane++) {
-        EXPECT(lane < 16 ? host[lane] == (float)(lane + 4) : isnan(host[lane]), "%s: lane %d got %g", order_name, lane, (double)host[lane]);
+        EXPECT(lane < 16 ? host[lane] == (float)(lane + 4) : isnan(host[lane]), "%s: lane %d got %g", order_name, lane,
+               (double)host[lane]);
         EXPECT(host_rounds[lane] == 19, "%s: lane %d did %d rounds", order_name, lane, host_rounds[lane]);
     }
     EXPECT(isnan(host[20]), "what no thread wrote is %g, not poison", (double)host[20]);
@@ -166,7 +175,8 @@ static void block_sums_over_grids_of_three_dimensions_are_exact(void) {
     long long *out = device_array<long long>(2 * 64), host[2 * 64], wanted = 0;
     for (int i = 0; i < COUNT; i++) wanted += host_in[i] = i * 7919 % 1000;
     cudaMemcpy(in, host_in, sizeof(host_in), cudaMemcpyHostToDevice);
-    const dim3 grids[] = {dim3(1), dim3(5), dim3(2, 3), dim3(2, 3, 4)}, blocks[] = {dim3(32), dim3(1024), dim3(8, 16), dim3(4, 4, 16)};
+    const dim3 grids[] = {dim3(1), dim3(5), dim3(2, 3), dim3(2, 3, 4)},
+               blocks[] = {dim3(32), dim3(1024), dim3(8, 16), dim3(4, 4, 16)};
     for (dim3 grid : grids)
         for (dim3 block : blocks) {
             unsigned size = block.x * block.y * block.z, count = grid.x * grid.y * grid.z;
@@ -174,8 +184,9 @@ static void block_sums_over_grids_of_three_dimensions_are_exact(void) {
             download(host, out, 2 * count);
             long long sums[2] = {0, 0};
             for (unsigned i = 0; i < count; i++) sums[0] += host[2 * i], sums[1] += host[2 * i + 1];
-            EXPECT(sums[0] == wanted && sums[1] == wanted, "%s: %u blocks of %u: %lld by a tree, %lld by shuffles, not %lld", order_name,
-                   count, size, sums[0], sums[1], wanted);
+            EXPECT(sums[0] == wanted && sums[1] == wanted,
+                   "%s: %u blocks of %u: %lld by a tree, %lld by shuffles, not %lld", order_name, count, size, sums[0],
+                   sums[1], wanted);
         }
     cudaFree(in);
     cudaFree(out);
@@ -183,7 +194,8 @@ static void block_sums_over_grids_of_three_dimensions_are_exact(void) {
 
 static __global__ void block_votes_kernel(int *out) {
     int t = (int)threadIdx.x;
-    int count = __syncthreads_count(t % 3 == 0), all = __syncthreads_and(t >= 0), some = __syncthreads_or(t == 69), none = __syncthreads_or(t > 70);
+    int count = __syncthreads_count(t % 3 == 0), all = __syncthreads_and(t >= 0), some = __syncthreads_or(t == 69),
+        none = __syncthreads_or(t > 70);
     out[t] = count + 1000 * all + 10000 * some + 100000 * none;
 }
 static void barriers_with_votes_count_the_block(void) {
@@ -230,10 +242,12 @@ static void shared_arrays_are_one_per_declaration_and_block(void) {
     int *out = device_array<int>(4), host[4];
     LAUNCH((shared_sites_kernel<double>), 1, 4, 0, out);
     download(host, out, 4);
-    for (int t = 0; t < 4; t++) EXPECT(host[t] == 111 * (3 - t) + 32000, "%s: thread %d got %d", order_name, t, host[t]);
+    for (int t = 0; t < 4; t++)
+        EXPECT(host[t] == 111 * (3 - t) + 32000, "%s: thread %d got %d", order_name, t, host[t]);
     LAUNCH((shared_sites_kernel<int>), 1, 4, 0, out);
     download(host, out, 4);
-    for (int t = 0; t < 4; t++) EXPECT(host[t] == 111 * (3 - t) + 16000, "%s: thread %d got %d", order_name, t, host[t]);
+    for (int t = 0; t < 4; t++)
+        EXPECT(host[t] == 111 * (3 - t) + 16000, "%s: thread %d got %d", order_name, t, host[t]);
     cudaFree(out);
 }
 
@@ -292,9 +306,11 @@ static void atomics_of_many_threads_add_up(void) {
     download(host_ints, ints, 3);
     download(&host_f, f, 1);
     download(host_u, u, 3);
-    EXPECT(host_ints[0] == 900 && host_ints[1] == 94 && host_ints[2] == -5, "%s: %d %d %d", order_name, host_ints[0], host_ints[1], host_ints[2]);
+    EXPECT(host_ints[0] == 900 && host_ints[1] == 94 && host_ints[2] == -5, "%s: %d %d %d", order_name, host_ints[0],
+           host_ints[1], host_ints[2]);
     EXPECT(host_f == 150.0f, "%s: %g", order_name, (double)host_f);
-    EXPECT(host_u[0] == 0 && host_u[1] == everyone && host_u[2] == 600, "%s: %u 0x%x %u", order_name, host_u[0], host_u[1], host_u[2]);
+    EXPECT(host_u[0] == 0 && host_u[1] == everyone && host_u[2] == 600, "%s: %u 0x%x %u", order_name, host_u[0],
+           host_u[1], host_u[2]);
     cudaFree(ints);
     cudaFree(f);
     cudaFree(u);
@@ -316,7 +332,8 @@ static void orders_are_what_they_are_called(void) {
     int straight = 0, backward = 0;
     for (int half = 0; half < 2; half++)
         for (int t = 0; t < 128; t++) {
-            int i = 128 * half + t, block = t / 64, within = t % 64; // a block does its two halves before the next block starts
+            int i = 128 * half + t, block = t / 64,
+                within = t % 64; // a block does its two halves before the next block starts
             seen[host[i]] = true;
             straight += host[i] == 128 * block + 64 * half + within;
             backward += host[i] == 128 * (1 - block) + 64 * half + 63 - within;
@@ -353,7 +370,8 @@ static void streams_keep_their_order_and_events_join_them(void) {
     EXPECT(*pinned == 7, "%s: a copy that nobody waited for is done", order_name);
     cudaStreamSynchronize(other);
     EXPECT(*pinned == 12, "%s: %d instead of 12", order_name, *pinned);
-    EXPECT(cudaEventElapsedTime(&ms, event, late) == cudaSuccess && ms >= 0, "%s: %g ms between the events", order_name, (double)ms);
+    EXPECT(cudaEventElapsedTime(&ms, event, late) == cudaSuccess && ms >= 0, "%s: %g ms between the events", order_name,
+           (double)ms);
     // what stands in for a library takes its turn among the kernels
     cuda_on_cpu::on_stream(main_stream, "double", [x] { *x *= 2; });
     LAUNCH(add_kernel, 1, 32, 0, x, 1);
@@ -411,9 +429,12 @@ static int bench(void) {
     for (auto &o : orders) {
         cuda_on_cpu::set_order(o.order, o.seed);
         int *none = nullptr;
-        printf("%-15s empty thread %5.1f ns", o.name, best_ns(4096.0 * 256, [&] { LAUNCH(empty_kernel, 4096, 256, 0, none); }));
-        printf(", lane and shuffle %5.1f ns", best_ns(64.0 * 256 * 100, [&] { LAUNCH(shuffles_kernel, 64, 256, 0, f, 100); }));
-        printf(", thread and barrier %5.1f ns\n", best_ns(64.0 * 256 * 100, [&] { LAUNCH(barriers_kernel, 64, 256, 0, none, 100); }));
+        printf("%-15s empty thread %5.1f ns", o.name,
+               best_ns(4096.0 * 256, [&] { LAUNCH(empty_kernel, 4096, 256, 0, none); }));
+        printf(", lane and shuffle %5.1f ns",
+               best_ns(64.0 * 256 * 100, [&] { LAUNCH(shuffles_kernel, 64, 256, 0, f, 100); }));
+        printf(", thread and barrier %5.1f ns\n",
+               best_ns(64.0 * 256 * 100, [&] { LAUNCH(barriers_kernel, 64, 256, 0, none, 100); }));
     }
     device_array<char>(64 << 20); // a workspace, and a few tensors
     for (int i = 0; i < 10; i++) device_array<char>(1 << 16);
@@ -428,18 +449,21 @@ static int bench(void) {
 }
 
 static const Test tests[] = {
-    {"shuffles up, down, xor and by index read the lanes that PTX says, for every width", shuffles_read_the_lanes_that_ptx_says},
-    {"votes and reductions count the lanes of their mask, halves of a warp apart", votes_count_the_lanes_of_their_mask},
-    {"lanes that have exited, and memory nobody wrote, read as NaN", lanes_that_exited_read_as_nan},
-    {"block sums over grids and blocks of three dimensions are exact", block_sums_over_grids_of_three_dimensions_are_exact},
-    {"barriers with votes count the block", barriers_with_votes_count_the_block},
-    {"shared memory is fresh and poisoned for every block", shared_memory_is_poisoned_for_every_block},
-    {"shared arrays are one per declaration and block, also in templates and functions", shared_arrays_are_one_per_declaration_and_block},
-    {"the last block finds the work of all others", the_last_block_finds_the_work_of_all_others},
-    {"atomics of many threads add up", atomics_of_many_threads_add_up},
-    {"forward, reverse and shuffled orders are what they are called", orders_are_what_they_are_called},
-    {"streams keep their order, run late, and events join them", streams_keep_their_order_and_events_join_them},
-    {"memory that does not fit is an error code, not the end", memory_that_does_not_fit_is_an_error_and_not_an_end},
+    {"shuffles up, down, xor and by index read the lanes that PTX says, for every width",
+     shuffles_read_the_lanes_that_ptx_says                                                                                                   },
+    {"votes and reductions count the lanes of their mask, halves of a warp apart",        votes_count_the_lanes_of_their_mask                },
+    {"lanes that have exited, and memory nobody wrote, read as NaN",                      lanes_that_exited_read_as_nan                      },
+    {"block sums over grids and blocks of three dimensions are exact",
+     block_sums_over_grids_of_three_dimensions_are_exact                                                                                     },
+    {"barriers with votes count the block",                                               barriers_with_votes_count_the_block                },
+    {"shared memory is fresh and poisoned for every block",                               shared_memory_is_poisoned_for_every_block          },
+    {"shared arrays are one per declaration and block, also in templates and functions",
+     shared_arrays_are_one_per_declaration_and_block                                                                                         },
+    {"the last block finds the work of all others",                                       the_last_block_finds_the_work_of_all_others        },
+    {"atomics of many threads add up",                                                    atomics_of_many_threads_add_up                     },
+    {"forward, reverse and shuffled orders are what they are called",                     orders_are_what_they_are_called                    },
+    {"streams keep their order, run late, and events join them",                          streams_keep_their_order_and_events_join_them      },
+    {"memory that does not fit is an error code, not the end",                            memory_that_does_not_fit_is_an_error_and_not_an_end},
 };
 
 int main(int argc, char **argv) {
