@@ -25,6 +25,8 @@ very file with CUDA operations instead.
 #include "llmc/ranks.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
+#include "llmc/recall.h"
+#include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
 
@@ -746,6 +748,14 @@ static double model_loss_sum(const Model *model, int N) {
     return sum;
 }
 
+// Adds the losses of `rows` rows to the means over `windows` windows, by the position in the window.
+static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
+    real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
+    buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
+    for (int n = 0; n < rows; n++) means[n % T] += (double)host[n] / windows;
+    free(host);
+}
+
 // ---------------------------------------------------------------------------------------------------
 // Update
 
@@ -807,6 +817,9 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
+// What MPI takes in a process that is one of many (measured: tests/ranks.h).
+static size_t mpi_bytes(int ranks) { return ranks > 1 ? (size_t)12 << 20 : 0; }
+
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
 static void print_match(const Model *model, const Options *o) {
@@ -817,8 +830,11 @@ static void print_match(const Model *model, const Options *o) {
            100 * ((double)own / (double)baseline - 1));
 }
 
+// All that a process takes.
 static size_t model_bytes(const Model *model) {
-    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes + model->workspace_bytes;
+    const char *own_of;
+    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
+           model->workspace_bytes + ops_own_bytes(&own_of) + mpi_bytes(model->sharding.ranks);
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -831,14 +847,12 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
 static void print_communication(const Model *model, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    const char *own_of;
-    size_t own_bytes = ops_own_bytes(&own_of);
     printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + own_bytes) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)model_bytes(&other) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);
@@ -874,7 +888,8 @@ static void print_dry_run(const Model *model, const Options *o) {
     const char *own_of;
     size_t own_bytes = ops_own_bytes(&own_of);
     print_memory_row(own_of, own_bytes);
-    print_memory_row("total", model_bytes(model) + own_bytes);
+    if (mpi_bytes(model->sharding.ranks)) print_memory_row("MPI, about", mpi_bytes(model->sharding.ranks));
+    print_memory_row("total", model_bytes(model));
     if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
@@ -1036,8 +1051,8 @@ static void run_checkpoint(Run *run) {
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time.
-static double run_validate(Run *run) {
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the means.
+static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
     uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B, mine = (uint64_t)comm_rank() * (uint64_t)B;
@@ -1053,13 +1068,14 @@ static double run_validate(Run *run) {
         model_forward(model, rows / T, T, 0);
         model_classify(model, rows, 0);
         sum += model_loss_sum(model, rows);
+        if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
     }
     comm_sum_f64(&sum, 1);
     return sum / ((double)windows * T);
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run_validate(run);
+    double loss = run_validate(run, NULL);
     log_begin(&run->log, "val", run->step);
     log_number(&run->log, "loss", loss);
     log_end(&run->log);
@@ -1067,6 +1083,8 @@ static void run_log_validation(Run *run) {
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, loss, exp(loss));
     fflush(stdout);
 }
+
+#include "llmc/evaluation.h" // run_evaluate, for --eval
 
 enum { SAMPLE_TOKENS = 200 };
 
@@ -1399,10 +1417,10 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     if (!matmul_has_choice) { // the build decides
-        int own = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == own, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
-              gemm_choice(o->gemm), gemm_choice(own), gemm_choice(o->gemm));
-        o->gemm = own;
+        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(built_for), gemm_choice(o->gemm));
+        o->gemm = built_for;
     }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
@@ -1419,6 +1437,11 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *json = cJSON_CreateObject(), *command = cJSON_AddArrayToObject(json, "command_line");
     for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(o));
+    cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
+    json_add_u64(size, "parameters", run->model.tensors.parameter_count);
+    cJSON_AddNumberToObject(size, "ffn", run->model.config.F);
+    cJSON_AddNumberToObject(size, "flops_per_token", training_flops(&run->model, run->model.B, run->model.T) / ((double)run->model.B * run->model.T));
+    json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
@@ -1545,6 +1568,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 }
 
 static void run_close(Run *run) {
+    comm_barrier(); // parameters of the last update may still be on their way
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
@@ -1579,10 +1603,8 @@ static int run_mode(Run *run, int argc, char **argv) {
     else if (o->generate) {
         bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
-    } else if (o->eval) {
-        double loss = run_validate(run);
-        printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
-    } else if (o->dump_grads) dump_gradients(run);
+    } else if (o->eval) run_evaluate(run);
+    else if (o->dump_grads) dump_gradients(run);
     else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);
@@ -1597,6 +1619,7 @@ static int run_mode(Run *run, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     matmul_prepare(argv);
+    stop_signals_start();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));

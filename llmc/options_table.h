@@ -60,6 +60,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
+    const char *eval_out, *dump_attention;
 
     double rms_norm_eps; // no option: 1e-5, or what a loaded model has
 
@@ -218,7 +219,11 @@ static const OptionRow option_rows[] = {
     {"instead of training", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
         "sample from the K likeliest tokens; 0: from all"},
     {"instead of training", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
-        "print the validation loss"},
+        "print the validation loss, the loss by position, associative recall, what attention does"},
+    {"instead of training", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
+        "of --eval: the same as JSON"},
+    {"instead of training", "dump-attention", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_attention), "FILE", NULL, NULL, NULL,
+        "of --eval: every head's attention maps of the first 64 tokens, as safetensors"},
     {"instead of training", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
     {"instead of training", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,

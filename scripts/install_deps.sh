@@ -3,8 +3,9 @@
 # manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash.
 # Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
 #
-# Usage: scripts/install_deps.sh [--check]
-#   --check   only say what is missing
+# Usage: scripts/install_deps.sh [--check | --with-browser]
+#   --check          only say what is missing
+#   --with-browser   also Chromium, in which the tests look at the pages of scripts/lab
 set -euo pipefail
 
 fail() {
@@ -12,15 +13,16 @@ fail() {
     exit "${2:-1}"
 }
 
-check_only=no
+check_only=no with_browser=no
 case "$#:${1-}" in
 0:) ;;
 1:--check) check_only=yes ;;
+1:--with-browser) with_browser=yes ;;
 1:--help | 1:-h)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check]" 2 ;;
+*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-browser]" 2 ;;
 esac
 
 has_program() { command -v "$1" >/dev/null 2>&1; }
@@ -47,6 +49,7 @@ find_missing() {
     has_header dnnl.h || missing+=(onednn)
     has_library libcjson || missing+=(cjson)
     has_library libxxhash || missing+=(xxhash)
+    if [ "$with_browser" = yes ]; then has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium); fi
     # gcc only recommends the C library's headers
     if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
 }

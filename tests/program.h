@@ -233,8 +233,13 @@ static void the_log_has_a_record_of_every_step_and_validation(void) {
     FORMAT(path, "%s/run/run.json", d.dir.path);
     test_read_file(path, text, sizeof(text));
     cJSON *json = cJSON_Parse(text);
-    static const char *const wanted[] = {"command_line", "options", "revision", "host", "devices", "libraries"};
-    for (int i = 0; i < 6; i++) EXPECT(cJSON_GetObjectItemCaseSensitive(json, wanted[i]), "run.json has no %s", wanted[i]);
+    static const char *const wanted[] = {"command_line", "options", "revision", "host", "devices", "libraries", "data_fingerprint"};
+    for (int i = 0; i < 7; i++) EXPECT(cJSON_GetObjectItemCaseSensitive(json, wanted[i]), "run.json has no %s", wanted[i]);
+    const cJSON *size = cJSON_GetObjectItemCaseSensitive(json, "model");
+    double parameters = 0, flops = 0;
+    json_get_number(size, "parameters", &parameters);
+    json_get_number(size, "flops_per_token", &flops);
+    EXPECT(parameters > 0 && flops > 6 * parameters, "run.json: %g parameters and %g FLOPs per token", parameters, flops);
     cJSON_Delete(json);
 
     // --eval of the checkpoint is the run's last validation, and the sums do not depend on the batch size

@@ -1,0 +1,256 @@
+"""plan.py: a plan, which says what is compared, and the runs that it asks for.
+
+A plan is a text of lines `key = value`. `#` begins a comment. Keys before the first section hold for all runs:
+
+    title = Loss gap
+    reference = baseline         the arm that the others are compared with
+    seeds = 1 2 3                a run for each
+    lr = 2e-3 4e-3               and for each of these, too
+    tokens = 2M                  K, M, B, T: thousand to million million
+    schedule = cosine            any option of the trainer that does not belong to a single start, without its dashes
+
+    [size cpu]                   what differs by size; --size chooses one, the first unless told
+    preset = tiny
+    [arm baseline]               one side of the comparison
+    attention = baseline
+    [arm baseline-1.5h-matched]
+    attention = baseline
+    preset = {preset}-1.5h       {preset}: what the size says
+    match = baseline             the MLP width that gives as many parameters as that arm has
+
+An arm's keys win over the size's, those over the plan's. Steps are tokens / total-batch, rounded up; `validations`,
+`statistics` and `checkpoints` say how many there are in a run. Everything in this file is a function of its arguments.
+"""
+import re
+from dataclasses import dataclass, field
+
+# key -> how its value is read: what the lab itself understands
+KEYS = {
+    "title": str, "question": str, "reference": str, "label": str, "match": str, "launcher": str,
+    "seeds": "whole numbers", "lr": "numbers", "tokens": "count", "total-batch": "count",
+    "validations": "count", "statistics": "count", "checkpoints": "count", "ranks": "count", "threads": "count",
+}
+PLAN_ONLY = ("title", "question", "reference", "seeds")  # not in a size or an arm
+ARM_ONLY = ("match", "label")
+# options of the trainer that a plan must not set, and what does
+TAKEN = {
+    "out": "--out of the lab", "seed": "seeds", "steps": "tokens", "resume": "the lab itself", "init": "nothing: runs start alike",
+    "stop-after": "nothing: runs end alike", "val-every": "validations", "stats-every": "statistics", "checkpoint-every": "checkpoints",
+    "match-params": "match", "keep": "the lab itself",
+}
+NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+
+
+class PlanError(Exception):
+    """What is wrong with a plan, in one line that names the line."""
+
+
+@dataclass
+class Plan:
+    name: str
+    text: str
+    common: dict = field(default_factory=dict)
+    sizes: dict = field(default_factory=dict)  # name -> keys
+    arms: dict = field(default_factory=dict)   # name -> keys
+    lines: dict = field(default_factory=dict)  # (section, key) -> number; (section, None): of its header
+
+
+@dataclass
+class PlannedRun:
+    name: str
+    arm: str
+    lr: float
+    seed: int
+    steps: int
+    tokens: int
+    options: dict  # of the trainer, name -> text, or True for a flag; without --out
+    match: str = ""
+    ranks: int = 1
+    threads: int = 0
+    launcher: str = ""
+
+
+def parse_count(text):
+    """'2M' -> 2000000; None when it is no positive whole number."""
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
+    if not found:
+        return None
+    value = float(found[1]) * UNITS[found[2]]
+    return int(value) if value == int(value) and value > 0 else None
+
+
+def parse_value(key, text):
+    """A value as the key wants it; ValueError says what is wanted."""
+    kind = KEYS.get(key, str)
+    if not text:
+        raise ValueError("a value")
+    if kind == "count":
+        value = parse_count(text)
+        if value is None:
+            raise ValueError("a whole number above 0, as 2000, 2K or 1.5M")
+        return value
+    if kind == "whole numbers":
+        if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
+            raise ValueError("different whole numbers with spaces between them")
+        return [int(word) for word in text.split()]
+    if kind == "numbers":
+        try:
+            values = [float(word) for word in text.split()]
+        except ValueError:
+            values = []
+        if not values or not all(0 < x < float("inf") for x in values) or len(set(values)) < len(values):
+            raise ValueError("different numbers above 0 with spaces between them")
+        return values
+    return text
+
+
+def check_key(key, section, trainer_options):
+    """What is wrong with this key in this section, or None."""
+    if key in TAKEN:
+        return f"'{key}' is not for a plan to set: {TAKEN[key]} says it"
+    if key not in KEYS and key not in trainer_options:
+        near = close(key, [*KEYS, *(o for o in trainer_options if o not in TAKEN)])
+        return f"unknown key '{key}'" + (f": did you mean '{near}'?" if near else "; keys are those of the lab and the trainer's options")
+    if section and key in PLAN_ONLY:
+        return f"'{key}' stands above the first section"
+    if not section.startswith("arm ") and key in ARM_ONLY:
+        return f"'{key}' belongs into an [arm ...]"
+    return None
+
+
+def close(word, words):
+    import difflib
+    found = difflib.get_close_matches(word, words, 1)
+    return found[0] if found else None
+
+
+def parse_header(plan, inner, number):
+    kind, _, name = inner.partition(" ")
+    name = name.strip()
+    if kind not in ("size", "arm") or not NAME.fullmatch(name):
+        raise PlanError(f"{plan.name}:{number}: [{inner}] is neither [size NAME] nor [arm NAME], NAME of a-z 0-9 . _ + -")
+    group = plan.sizes if kind == "size" else plan.arms
+    if name in group:
+        raise PlanError(f"{plan.name}:{number}: [{kind} {name}] is there already, in line {plan.lines[f'{kind} {name}', None]}")
+    plan.lines[f"{kind} {name}", None] = number
+    group[name] = {}
+    return f"{kind} {name}", group[name]
+
+
+def parse(text, name, trainer_options):
+    """The plan; PlanError for the first thing wrong with it. trainer_options: names of the trainer's options."""
+    plan = Plan(name, text)
+    section, keys = "", plan.common
+    for number, line in enumerate(text.splitlines(), 1):
+        line = re.sub(r"(^|\s)#.*", "", line).strip()
+        if not line:
+            continue
+        if line.startswith("["):
+            if not line.endswith("]"):
+                raise PlanError(f"{name}:{number}: '{line}' begins a section and lacks its ]")
+            section, keys = parse_header(plan, " ".join(line[1:-1].split()), number)
+            continue
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if not equals:
+            raise PlanError(f"{name}:{number}: '{line}' is no 'key = value'")
+        wrong = check_key(key, section, trainer_options)
+        if wrong:
+            raise PlanError(f"{name}:{number}: {wrong}")
+        if key in keys:
+            raise PlanError(f"{name}:{number}: '{key}' is there already, in line {plan.lines[section, key]}")
+        try:
+            keys[key] = parse_value(key, value)
+        except ValueError as wanted:
+            raise PlanError(f"{name}:{number}: '{key} = {value}': {wanted} is wanted") from None
+        plan.lines[section, key] = number
+    check_plan(plan)
+    return plan
+
+
+def check_plan(plan):
+    if not plan.arms:
+        raise PlanError(f"{plan.name}: there is no [arm ...]: nothing to run")
+    reference = plan.common.setdefault("reference", next(iter(plan.arms)))
+    if reference not in plan.arms:
+        raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: there is no [arm {reference}]")
+    for arm, keys in plan.arms.items():
+        other = keys.get("match")
+        if other and (other not in plan.arms or "match" in plan.arms[other]):
+            why = "is matched itself" if other in plan.arms else "does not exist"
+            raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', 'match']}: match = {other}: that arm {why}")
+
+
+def flag_value(plan, key, value, trainer_options):
+    """A trainer option's value for a command line: True and False for flags."""
+    if trainer_options[key] != "flag":
+        return str(value)
+    if value not in ("yes", "no"):
+        raise PlanError(f"{plan.name}: '{key} = {value}': yes or no is wanted")
+    return value == "yes"
+
+
+def expand(plan, trainer_options, size=None, arms=None, overrides=None):
+    """The runs of a plan at a size, seed by seed, so that what is done first can already be compared."""
+    if size and size not in plan.sizes:
+        raise PlanError(f"{plan.name}: there is no [size {size}]; there is: {', '.join(plan.sizes) or 'no size at all'}")
+    size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
+    for arm in arms or []:
+        if arm not in plan.arms:
+            raise PlanError(f"{plan.name}: there is no [arm {arm}]; there is: {', '.join(plan.arms)}")
+    runs = []
+    for arm, arm_keys in plan.arms.items():
+        if arms and arm not in arms:
+            continue
+        keys = {**plan.common, **size_keys, **arm_keys, **(overrides or {})}
+        base = {**plan.common, **size_keys}
+        keys = {k: v.replace("{preset}", base.get("preset", "tiny")) if isinstance(v, str) else v for k, v in keys.items()}
+        runs += expand_arm(plan, arm, keys, trainer_options)
+    return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
+
+
+def expand_arm(plan, arm, keys, trainer_options):
+    for wanted in ("tokens", "total-batch", "train-data", "lr"):
+        if wanted not in keys:
+            raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', None]}: [arm {arm}] has no '{wanted}', nor has the plan or the size")
+    steps = -(-keys["tokens"] // keys["total-batch"])
+    options = {k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k != "lr"}
+    options["steps"] = str(steps)
+    for key, option in (("validations", "val-every"), ("statistics", "stats-every"), ("checkpoints", "checkpoint-every")):
+        if key in keys and (key != "validations" or "val-data" in keys):
+            options[option] = str(max(1, steps // keys[key]))
+    options["keep"] = "1"
+    options.pop("threads", None)
+    runs = []
+    for seed in keys.get("seeds", [1]):
+        for lr in keys["lr"]:
+            runs.append(PlannedRun(f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, steps, steps * keys["total-batch"],
+                                   {**options, "lr": f"{lr:g}", "seed": str(seed)}, keys.get("match", ""),
+                                   keys.get("ranks", 1), keys.get("threads", 0), keys.get("launcher", "")))
+    return runs
+
+
+def arguments(options):
+    """The options as a command line."""
+    words = []
+    for name, value in options.items():
+        if value is True or value is False:
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words += [f"--{name}", value]
+    return words
+
+
+def parse_help(text):
+    """The trainer's options out of its --help: name -> 'flag' or 'value'."""
+    options = {}
+    for no, name, rest in re.findall(r"^  --(\[no-\])?([a-z0-9-]+)(.*)$", text, re.M):
+        options[name] = "flag" if no else "value"
+    return options
+
+
+def matched_ffn(wanted, low, at_low, high, at_high):
+    """The MLP width with as near as possible `wanted` parameters, which are linear in it; None when there is none."""
+    slope = (at_high - at_low) / (high - low)
+    width = round(low + (wanted - at_low) / slope)
+    return width if width >= 1 else None

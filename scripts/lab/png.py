@@ -1,0 +1,85 @@
+"""png.py: the report's figures as PNG files, by matplotlib: every view of every figure at its first learning rate, and maps."""
+import math
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+import stats
+from page import PALETTE
+
+MARKERS = {"x": "x", "triangle-up": "^", "star": "*", None: "o"}
+
+
+def clean(ys):
+    return [y if stats.finite(y) else math.nan for y in ys]
+
+
+def draw_trace(axes, t, color, named):
+    mode, label = t.get("mode", "lines"), t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None
+    named.add(label)
+    if t.get("low"):
+        axes.fill_between(t["x"], clean(t["low"]), clean(t["high"]), color=color, alpha=0.15, linewidth=0)
+    style = {"color": color, "label": label, "linewidth": 0.7 if t.get("faint") else 1.6, "alpha": 0.35 if t.get("faint") and mode == "lines" else 1,
+             "linestyle": "none" if mode == "markers" else "--" if t.get("dash") else "-", "marker": None if mode == "lines" else MARKERS[t.get("symbol")], "markersize": 4.5}
+    y = t["y"] if isinstance(t["y"][0], str) else clean(t["y"])
+    axes.errorbar(t["x"], y, yerr=t.get("error"), xerr=t.get("xerror"), capsize=2, elinewidth=1, **style)
+
+
+def figure_png(path, figure, view, arms, lr):
+    traces = [t for t in view["traces"] if t["lr"] in (None, lr)]
+    if not traces:
+        return False
+    fig, axes = plt.subplots(figsize=(8, 4.6), dpi=110)
+    named = {None}
+    for t in traces:
+        color = "#888888" if t["arm"] is None else PALETTE["light"][arms.index(t["arm"]) % len(PALETTE["light"])]
+        draw_trace(axes, t, color, named)
+    if view.get("xlog"):
+        axes.set_xscale("log")
+    if view.get("ylog"):
+        axes.set_yscale("log")
+    if view.get("zero"):
+        axes.axhline(0, color="#555", linewidth=0.8)
+    if view.get("zero_x"):
+        axes.axvline(0, color="#555", linewidth=0.8)
+    if view.get("category"):
+        axes.invert_yaxis()
+    if view.get("integers"):
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    if view.get("range"):
+        axes.set_ylim(*view["range"])
+    axes.set_xlabel(view["x"])
+    axes.set_ylabel(view["y"])
+    axes.set_title(figure["title"] + (f" (rate {lr})" if any(t["lr"] for t in traces) else ""), fontsize=10)
+    axes.grid(color="#e3e6ea", linewidth=0.6)
+    axes.set_axisbelow(True)
+    if len(named) > 2 and not view.get("category"):
+        axes.legend(fontsize=7.5, frameon=False)
+    fig.savefig(path, bbox_inches="tight")
+    plt.close(fig)
+    return True
+
+
+def maps_png(path, label, head, tensors):
+    """One head: A, or A1, A2 and their difference."""
+    n = tensors["tokens"][0][0]
+    layer, number = head.split(":")
+    name = f"layer.{layer}.head.{number}"
+    square = lambda values: [[values[t * n + j] if j <= t else math.nan for j in range(n)] for t in range(n)]
+    a1 = square(tensors[f"{name}.a1"][1])
+    panels = [("A", a1)]
+    if f"{name}.a2" in tensors:
+        a2, s = square(tensors[f"{name}.a2"][1]), tensors[f"{name}.lambda"][1]
+        panels = [("A1", a1), ("A2", a2), ("A1 - s A2", [[x - s[t] * y for x, y in zip(r1, r2)] for t, (r1, r2) in enumerate(zip(a1, a2))])]
+    fig, all_axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), dpi=130, layout="constrained", squeeze=False)
+    for axes, (title, values) in zip(all_axes[0], panels):
+        top = max(abs(x) for row in values for x in row if not math.isnan(x))
+        difference = "-" in title
+        image = axes.imshow(values, cmap="RdBu" if difference else "Blues", norm=matplotlib.colors.SymLogNorm(0.02, vmin=-top, vmax=top) if difference else matplotlib.colors.PowerNorm(0.5, 0, top))
+        axes.set_title(title, fontsize=9)
+        fig.colorbar(image, ax=axes, shrink=0.8)
+    fig.suptitle(f"{label}: layer {layer}, head {number}", fontsize=10)
+    fig.savefig(path)
+    plt.close(fig)

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""report.py: one HTML page, offline, and PNG files, from any runs: of labs, single ones, or directories of them.
+
+    scripts/lab/report.py runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
+
+writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
+since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
+on the page. Exit status: 0 done; 1 failed, with one line; 2 usage or runs that are not comparable.
+"""
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import environment
+
+environment.ensure()
+
+import importlib.util
+
+import analysis
+import cli
+import figures
+import markdown
+import page
+import published
+import runs as rundirs
+
+
+def fail(message, status=1):
+    cli.fail("lab/report.py", message, status)
+
+
+def parse_arguments():
+    parser = cli.Parser(prog="lab/report.py", description="Makes the report of a comparison.")
+    parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
+    parser.add_argument("--out", help="where to write (default: FIRST/report)")
+    parser.add_argument("--reference", help="the arm that others are compared with (default: the plan's, else the first)")
+    parser.add_argument("--force", action="store_true", help="compare runs that differ in data, tokens or schedule")
+    parser.add_argument("--heads", help="attention heads to show, as 0:1,3:2 (layer:head; default: up to 24, evenly spread)")
+    parser.add_argument("--no-png", action="store_true", help="only the page")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="make it anew so often while runs go on; the open page reloads itself")
+    a = parser.parse_args()
+    if a.watch is not None and not a.watch >= 1:
+        parser.error("--watch: 1 second or more")
+    return a
+
+
+def plotly_js():
+    """plotly.min.js out of its package, whose import takes seconds and would serve nothing else."""
+    return (Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js").read_text()
+
+
+def write_pngs(out, study, shown, maps, lr):
+    import png
+    for figure in shown:
+        for view in figure["views"]:
+            png.figure_png(out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"), figure, view, list(study.arms), f"{lr:g}")
+    for m, tensors in maps:
+        png.maps_png(out / f"map-{m['arm']}.png", m["label"], m["sharpest"], tensors)
+
+
+def compact(value):
+    """JSON whose numbers have 7 digits and whose innermost lists and objects are one line each: small, and readable as a diff."""
+    def shorter(x):
+        if isinstance(x, float):
+            return float(f"{x:.7g}")
+        return {k: shorter(v) for k, v in x.items()} if isinstance(x, dict) else [shorter(v) for v in x] if isinstance(x, list) else x
+    text = json.dumps(shorter(value), indent=1, allow_nan=False, ensure_ascii=False)
+    return re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text) + "\n"
+
+
+def load_maps(study, chosen):
+    found = []
+    for arm, label in study.arms.items():
+        path = next((p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()), None)
+        if path:
+            tensors = analysis.read_maps(path)
+            shown = page.maps_data(arm, label, tensors, chosen)
+            if shown:
+                found.append((shown, tensors))
+    return found
+
+
+def make(a, out, live):
+    """Reads the runs and writes everything; returns whether runs go on or are missing."""
+    study = analysis.load(a.paths, a.reference)
+    problems = analysis.check(study)
+    if problems and not a.force:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        fail(f"the runs are not comparable: {problems[0]}{more}; --force compares them all the same", 2)
+    study.notes += [f"Not the same in all runs: {p}" for p in problems[:20]]
+    results = analysis.results(study)
+    shown = figures.all_figures(study, results["summary"], results["ladder"])
+    maps = load_maps(study, a.heads.split(",") if a.heads else None)
+    beside = published.rows(study, analysis)
+    results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
+    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0)
+    out.mkdir(parents=True, exist_ok=True)
+    rundirs.write_atomic(out / "report.html", text)
+    rundirs.write_atomic(out / "results.json", compact(results))
+    rundirs.write_atomic(out / "results.md", markdown.page(results))
+    if not a.no_png:
+        write_pngs(out, study, shown, maps, results["main_lr"])
+    return study.live
+
+
+def main():
+    a = parse_arguments()
+    out = Path(a.out or Path(a.paths[0]) / "report")
+    try:
+        going, told = True, False
+        while going:
+            try:
+                going = make(a, out, a.watch is not None)
+                if not told:
+                    print(out / "report.html", flush=True)
+                told = True
+            except analysis.NothingYet:
+                if a.watch is None:
+                    raise
+            if a.watch is None:
+                break
+            time.sleep(a.watch if going else 0)
+    except rundirs.RunError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.filename or out}: {error.strerror}")
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""run.py: runs a plan: every run that it asks for, as many at once as the machine takes.
+
+The same command again goes on where it was, whatever ended it: runs that are done are not repeated, begun ones are
+resumed. What a run is comes from its own directory alone, so a kill at any moment loses nothing but the steps since
+its last checkpoint. One run that fails does not stop the others; it is tried again by the next start.
+
+    OUT/lab.json       the plan and its runs
+    OUT/NAME/          a run (ARM.lrX.seedN), as the trainer writes it
+    OUT/NAME/eval.json loss by position, recall, sinks of its last checkpoint; attention.safetensors: maps
+    OUT/NAME.out       what the trainer printed
+
+Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
+"""
+import json
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import cli
+import plan as plans
+import runs as rundirs
+from queue_of_runs import Queue
+from trainer import Trainer, TrainerError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def fail(message, status=1):
+    cli.fail("lab/run.py", message, status)
+
+
+def parse_arguments():
+    parser = cli.Parser(prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one.")
+    parser.add_argument("plan", help="a file, or the name of one in scripts/plans")
+    parser.add_argument("--out", help="directory of the results (default: runs/PLAN-SIZE)")
+    parser.add_argument("--size", help="which [size] of the plan (default: its first)")
+    parser.add_argument("--arms", help="only these, with commas between them")
+    parser.add_argument("--data", help="corpus directory for training and validation, instead of the plan's")
+    parser.add_argument("--tokens", help="of each run, instead of the plan's, as 2M")
+    parser.add_argument("--seeds", help="instead of the plan's, with commas between them")
+    parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
+    parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
+    parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
+    parser.add_argument("--threads", type=int, default=0, help="of each run (default: the plan's, or 1)")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)")
+    parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
+    parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
+    parser.add_argument("--report", action="store_true", help="make the report when the runs are done")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs and what they cost, then exit")
+    a = parser.parse_args()
+    if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
+        parser.error(f"--seeds {a.seeds}: whole numbers with commas between them are wanted")
+    try:
+        a.lr = plans.parse_value("lr", a.lr.replace(",", " ")) if a.lr else None
+    except ValueError as wanted:
+        parser.error(f"--lr {a.lr}: {wanted} is wanted".replace("spaces", "commas"))
+    if a.tokens and plans.parse_count(a.tokens) is None:
+        parser.error(f"--tokens {a.tokens}: a whole number above 0 is wanted, as 2M")
+    if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
+        parser.error("--jobs is at least 1, --threads and --gpus at least 0")
+    return a
+
+
+def overrides(a):
+    given = {}
+    if a.data:
+        given["train-data"] = given["val-data"] = a.data
+    if a.tokens:
+        given["tokens"] = plans.parse_count(a.tokens)
+    if a.seeds:
+        given["seeds"] = [int(word) for word in a.seeds.split(",")]
+    if a.lr:
+        given["lr"] = a.lr
+    return given
+
+
+def load_plan(a, trainer):
+    path = Path(a.plan)
+    if not path.exists() and "/" not in a.plan:
+        path = ROOT / "scripts/plans" / f"{a.plan.removesuffix('.plan')}.plan"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in (ROOT / "scripts/plans").glob("*.plan")))
+        fail(f"{a.plan}: no such plan; there is: {known}", 2)
+    try:
+        return plans.parse(path.read_text(), path.name, trainer.options)
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{path}: {error}", 2)
+
+
+def cost_runs(plan, runs, trainer, a):
+    """Settles matched MLP widths; what each run costs: name -> (parameters, FLOPs per token, bytes)."""
+    everything = {run.arm: run for run in plans.expand(plan, trainer.options, a.size, None, overrides(a))}
+    costs = {}
+    for run in runs:
+        try:
+            if run.match:
+                wanted = trainer.dry_run(everything[run.match].options)[0]
+                run.options = trainer.match(run.options, wanted)
+            costs[run.name] = trainer.dry_run(run.options)
+        except TrainerError as error:
+            fail(f"{plan.name}:{plan.lines[f'arm {run.arm}', None]}: [arm {run.arm}]: {error}", 2)
+    return costs
+
+
+def print_runs(runs, costs, jobs):
+    print(f"{'run':<44} {'parameters':>12} {'FLOPs/token':>12} {'tokens':>9} {'steps':>7}")
+    for run in runs:
+        parameters, flops, _ = costs[run.name]
+        print(f"{run.name:<44} {parameters:>12,} {flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}")
+    total = sum(costs[run.name][1] * run.tokens for run in runs)
+    print(f"{len(runs)} runs, {sum(run.tokens for run in runs):.3g} tokens, {total:.3g} FLOPs; {jobs} at once")
+
+
+def choose_jobs(a, runs, costs):
+    threads = max(a.threads or run.threads or 1 for run in runs)
+    ranks = max(run.ranks for run in runs)
+    if a.gpus and ranks > a.gpus:
+        fail(f"a run of the plan wants {ranks} GPUs, and --gpus is {a.gpus}", 2)
+    jobs = a.jobs or (a.gpus // ranks if a.gpus else max(1, len(os.sched_getaffinity(0)) // threads))
+    if not a.gpus:
+        largest = max(costs[run.name][2] for run in runs)
+        free = next((int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")), largest * jobs)
+        if largest > free:
+            fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
+        jobs = max(1, min(jobs, free // largest))
+    return jobs
+
+
+def check_begun(run, directory):
+    """A run that was begun under other options is not this run."""
+    said = rundirs.read_json(directory / "run.json").get("options", {})
+    for name, value in run.options.items():
+        have = said.get(name)
+        same = have == value or (isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value))
+        if not same and name not in ("val-every", "stats-every", "checkpoint-every", "keep", "batch-size"):
+            fail(f"{directory} was begun with --{name} {rundirs.shown(have)}, and the plan says {rundirs.shown(value)}: "
+                 f"give another --out, or remove that run", 2)
+
+
+def is_number(value):
+    try:
+        return not isinstance(value, bool) and float(value) == float(value)
+    except (TypeError, ValueError):
+        return False
+
+
+def write_lab(out, plan, size, runs, costs):
+    """lab.json: what the report needs to know that the runs do not say; runs of earlier starts stay in it."""
+    old = rundirs.read_json(out / "lab.json") if (out / "lab.json").exists() else {}
+    if old and (old["plan"], old["size"]) != (plan.name, size):
+        fail(f"{out} holds the plan {old['plan']} at size {old['size']}: give another --out", 2)
+    arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
+    listed = {run["name"]: run for run in old.get("runs", [])}
+    for run in runs:
+        listed[run.name] = {"name": run.name, "arm": run.arm, "lr": run.lr, "seed": run.seed, "steps": run.steps, "tokens": run.tokens,
+                            "parameters": costs[run.name][0]}
+    lab = {"plan": plan.name, "size": size, "title": plan.common.get("title", plan.name), "question": plan.common.get("question", ""),
+           "reference": plan.common["reference"], "arms": arms, "runs": list(listed.values()), "text": plan.text}
+    text = json.dumps(lab, indent=1) + "\n"
+    if not old or text != (out / "lab.json").read_text():
+        rundirs.write_atomic(out / "lab.json", text)
+
+
+def main():
+    a = parse_arguments()
+    try:
+        trainer = Trainer(a.trainer)
+        plan = load_plan(a, trainer)
+        size = a.size or next(iter(plan.sizes), "default")
+        runs = plans.expand(plan, trainer.options, a.size, a.arms.split(",") if a.arms else None, overrides(a))
+    except (plans.PlanError, TrainerError) as error:
+        fail(str(error), 2)
+    costs = cost_runs(plan, runs, trainer, a)
+    jobs = choose_jobs(a, runs, costs)
+    if a.dry_run:
+        print_runs(runs, costs, jobs)
+        return 0
+    out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / "lab.lock", "w")
+    try:
+        rundirs.lock(lock)
+    except OSError:
+        fail(f"{out}: another lab is running there")
+    try:
+        for run in runs:
+            if (out / run.name / "run.json").exists():
+                check_begun(run, out / run.name)
+        write_lab(out, plan, size, runs, costs)
+    except rundirs.RunError as error:
+        fail(str(error))
+    status = Queue(out, runs, costs, trainer, jobs, a).work()
+    report = [sys.executable, str(ROOT / "scripts/lab/report.py"), str(out)]
+    print(f"report: {' '.join(report[1:])}", flush=True)
+    if a.report and status != 3:
+        os.execv(sys.executable, report)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""stats.py: the statistics of the report: functions of numbers alone, tested on series whose answers are known.
+
+A gap is a paired difference: arm minus reference at the same seed, hence on the same data in the same order and, where
+shapes agree, from the same initial weights. Its interval is Student's t over the seeds' differences, n - 1 degrees of
+freedom, which takes the differences as independent and about normal. One seed has no interval.
+"""
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+CONFIDENCE = 0.95
+SPIKE_Z = 7.0            # llmc/spikes.h: the trainer judges, from the last 1000 accepted values
+STABLE_TOLERANCE = 0.1   # nats above the best of the ladder up to which a learning rate counts as stable
+
+
+def finite(x):
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def mean(xs):
+    return math.fsum(xs) / len(xs)
+
+
+def deviation(xs):
+    """Standard deviation with n - 1; None of fewer than two."""
+    if len(xs) < 2:
+        return None
+    m = mean(xs)
+    return math.sqrt(math.fsum((x - m) ** 2 for x in xs) / (len(xs) - 1))
+
+
+def median(xs):
+    ordered, n = sorted(xs), len(xs)
+    return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
+
+
+def beta_fraction(a, b, x):
+    """The continued fraction of the incomplete beta function, by Lentz's method."""
+    tiny = 1e-300
+    c, d = 1.0, 1 - (a + b) * x / (a + 1)
+    d = 1 / (d if abs(d) > tiny else tiny)
+    h = d
+    for m in range(1, 500):
+        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+                          -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+            d = 1 + numerator * d
+            d = 1 / (d if abs(d) > tiny else tiny)
+            c = 1 + numerator / c
+            c = c if abs(c) > tiny else tiny
+            h *= d * c
+        if abs(d * c - 1) < 1e-15:
+            break
+    return h
+
+
+def incomplete_beta(a, b, x):
+    """Regularised I_x(a, b)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    front = math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x))
+    if x < (a + 1) / (a + b + 2):
+        return front * beta_fraction(a, b, x) / a
+    return 1 - front * beta_fraction(b, a, 1 - x) / b
+
+
+def t_cdf(t, df):
+    tail = incomplete_beta(df / 2, 0.5, df / (df + t * t)) / 2
+    return 1 - tail if t > 0 else tail
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(p, df):
+    """t with t_cdf(t, df) = p, by bisection."""
+    if p < 0.5:
+        return -t_quantile(1 - p, df)
+    low, high = 0.0, 1.0
+    while t_cdf(high, df) < p:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_cdf(middle, df) < p else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass
+class Estimate:
+    mean: float
+    half: float | None  # half the width of the interval; None: no interval
+    n: int
+    sd: float | None
+    p: float | None = None  # two-sided, of the mean being 0
+
+    @property
+    def low(self):
+        return None if self.half is None else self.mean - self.half
+
+    @property
+    def high(self):
+        return None if self.half is None else self.mean + self.half
+
+    @property
+    def decided(self):
+        """Whether the interval leaves out 0."""
+        return self.half is not None and abs(self.mean) > self.half
+
+
+def t_interval(xs, confidence=CONFIDENCE):
+    """Mean and interval of independent values; None of none."""
+    if not xs:
+        return None
+    n, m, sd = len(xs), mean(xs), deviation(xs)
+    if sd is None:
+        return Estimate(m, None, n, None)
+    error = sd / math.sqrt(n)
+    p = (0.0 if m else 1.0) if error == 0 else 2 * (1 - t_cdf(abs(m) / error, n - 1))
+    return Estimate(m, t_quantile((1 + confidence) / 2, n - 1) * error, n, sd, p)
+
+
+def paired_gap(arm, reference, confidence=CONFIDENCE):
+    """Of {seed: loss} and {seed: loss}: arm minus reference over the seeds that both have and that are finite."""
+    seeds = sorted(s for s in arm if s in reference and finite(arm[s]) and finite(reference[s]))
+    return t_interval([arm[s] - reference[s] for s in seeds], confidence)
+
+
+def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000):
+    """The fewest seeds whose interval is narrower than the gap on each side when differences scatter by sd; or None."""
+    for n in range(2, limit + 1):
+        if t_quantile((1 + confidence) / 2, n - 1) * sd / math.sqrt(n) < abs(gap):
+            return n
+    return None
+
+
+def holm(ps):
+    """Holm's adjusted p of several comparisons, in their order; None stays None."""
+    order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    adjusted, largest = list(ps), 0.0
+    for rank, (p, i) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - rank) * p))
+        adjusted[i] = largest
+    return adjusted
+
+
+def smooth(ys, window):
+    """Centred running mean over up to `window` finite values; None where there is none."""
+    half, sums, counts = window // 2, [0.0], [0]
+    for y in ys:
+        good = finite(y)
+        sums.append(sums[-1] + (y if good else 0))
+        counts.append(counts[-1] + good)
+    result = []
+    for i in range(len(ys)):
+        low, high = max(0, i - half), min(len(ys), i + half + 1)
+        n = counts[high] - counts[low]
+        result.append((sums[high] - sums[low]) / n if n else None)
+    return result
+
+
+def thin(xs, most):
+    """Indices of at most `most` of n evenly spread values, the first and the last among them."""
+    n = len(xs)
+    if n <= most:
+        return list(range(n))
+    return sorted({round(i * (n - 1) / (most - 1)) for i in range(most)})
+
+
+def spikes(zs, limit=SPIKE_Z):
+    """Of the trainer's z: (indices of spikes, how many had a z, score in percent or None)."""
+    judged = [i for i, z in enumerate(zs) if finite(z)]
+    found = [i for i in judged if zs[i] >= limit]
+    return found, len(judged), 100 * len(found) / len(judged) if judged else None
+
+
+def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
+    """Of {rate: [final losses, None where a run diverged]}: the largest rate up to which every run of every rate ends
+    within `tolerance` of the best mean of the ladder. Returns (rate or None, whether the ladder's end bounds it)."""
+    means = {rate: mean(losses) for rate, losses in ladder.items() if losses and all(finite(x) for x in losses)}
+    if not means:
+        return None, False
+    best, stable = min(means.values()), None
+    rates = sorted(rate for rate in ladder if ladder[rate])
+    first = min(means, key=lambda rate: means[rate])  # below the best rate a higher loss is slowness, not instability
+    for rate in rates:
+        if rate < first:
+            if rate in means:
+                stable = rate
+            continue
+        if rate not in means or max(ladder[rate]) > best + tolerance:
+            return stable, False
+        stable = rate
+    return stable, True
+
+
+def sensitivity(ladder, initial):
+    """Mean over the rates of min(loss, initial loss) minus the best (Wortsman et al. 2023); a diverged run counts as
+    the initial loss. None of fewer than two rates."""
+    means = [mean([min(x, initial) if finite(x) else initial for x in losses]) for losses in ladder.values() if losses]
+    return mean(means) - min(means) if len(means) >= 2 else None
+
+
+def crossing(xs, ys, level):
+    """The first x at which the piecewise linear y comes down to the level; None when it does not."""
+    for i, y in enumerate(ys):
+        if finite(y) and y <= level:
+            if i == 0 or not finite(ys[i - 1]) or ys[i - 1] == y:
+                return xs[i]
+            share = (ys[i - 1] - level) / (ys[i - 1] - y)
+            return xs[i - 1] + share * (xs[i] - xs[i - 1])
+    return None

@@ -1,0 +1,487 @@
+#!/usr/bin/env python3
+"""test_lab.py: tests of the lab. The last line is "N passed, N failed".
+
+Without arguments the tests that need nothing but Python and the trainer; `--report` those of the report, too, which
+need its packages; `--browser` also those of its pages, in a headless Chromium; `--only WORD` those whose name has it.
+"""
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+import plan as plans
+import runs as rundirs
+import stats
+from trainer import Trainer
+
+TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
+OPTIONS = {"attention": "value", "preset": "value", "train-data": "value", "val-data": "value", "total-batch": "value", "lr": "value",
+           "tie-embeddings": "flag", "out": "value", "seed": "value", "steps": "value", "ffn": "value", "warmup": "value"}
+tests = []
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+def near(got, wanted, tolerance=1e-9):
+    assert abs(got - wanted) <= tolerance * max(1, abs(wanted)), f"{got!r}, wanted {wanted!r}"
+
+
+def refused(text, words):
+    try:
+        plans.parse(text, "x.plan", OPTIONS)
+    except plans.PlanError as error:
+        assert words in str(error), f"said '{error}', wanted '{words}'"
+        assert "\n" not in str(error)
+        return
+    raise AssertionError(f"accepted: {text!r}")
+
+
+GOOD = """# a comment
+title = T
+seeds = 1 2   # and another
+tokens = 1.5K
+total-batch = 1000
+train-data = a b
+lr = 1e-3 2e-3
+[size s]
+preset = tiny
+[size big]
+preset = small
+tokens = 1M
+[arm one]
+attention = baseline
+[arm two]
+attention = diff_v2
+preset = {preset}-1.5h
+match = one
+tie-embeddings = no
+"""
+
+
+# ---- plans
+
+@test
+def a_plan_becomes_its_runs_seed_by_seed():
+    plan = plans.parse(GOOD, "x.plan", OPTIONS)
+    assert plan.common["reference"] == "one"
+    runs = plans.expand(plan, OPTIONS)
+    assert [r.name for r in runs] == ["one.lr0.001.seed1", "one.lr0.002.seed1", "two.lr0.001.seed1", "two.lr0.002.seed1",
+                                      "one.lr0.001.seed2", "one.lr0.002.seed2", "two.lr0.001.seed2", "two.lr0.002.seed2"]
+    run = runs[3]
+    assert (run.steps, run.tokens, run.match) == (2, 2000, "one"), run
+    assert run.options["preset"] == "tiny-1.5h" and run.options["lr"] == "0.002" and run.options["seed"] == "1"
+    words = plans.arguments(run.options)
+    assert "--no-tie-embeddings" in words and words[words.index("--total-batch") + 1] == "1000" and words[words.index("--train-data") + 1] == "a b"
+    big = plans.expand(plan, OPTIONS, "big", ["two"])
+    assert len(big) == 4 and big[0].steps == 1000 and big[0].options["preset"] == "small-1.5h"
+    assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
+
+
+@test
+def what_is_wrong_with_a_plan_is_named_with_its_line():
+    refused("title = x\nlearning-rat = 3\n[arm a]\n", "x.plan:2: unknown key 'learning-rat'")
+    refused("attentio = x\n[arm a]\n", "x.plan:1: unknown key 'attentio': did you mean 'attention'?")
+    refused("title = x\ntitle = y\n[arm a]\n", "x.plan:2: 'title' is there already, in line 1")
+    refused("\n[arm a]\n[arm a]\n", "x.plan:3: [arm a] is there already, in line 2")
+    refused("[arm a]\nseeds = 1\n", "x.plan:2: 'seeds' stands above the first section")
+    refused("match = a\n[arm a]\n", "x.plan:1: 'match' belongs into an [arm ...]")
+    refused("[arm a]\nseed = 1\n", "x.plan:2: 'seed' is not for a plan to set: seeds says it")
+    refused("[arm a]\nout = 1\n", "x.plan:2: 'out' is not for a plan to set")
+    refused("tokens = 1.5\n[arm a]\n", "x.plan:1: 'tokens = 1.5': a whole number above 0")
+    refused("tokens =\n[arm a]\n", "x.plan:1: 'tokens = ': a value is wanted")
+    refused("lr = 1e-3 0\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0'")
+    refused("lr = 1e-3 0.001\n[arm a]\n", "x.plan:1: 'lr = 1e-3 0.001'")
+    refused("seeds = 1 1\n[arm a]\n", "x.plan:1: 'seeds = 1 1'")
+    refused("[armoury]\n", "x.plan:1: [armoury] is neither")
+    refused("[arm a/b]\n", "x.plan:1: [arm a/b] is neither")
+    refused("[arm a\n", "x.plan:1: '[arm a' begins a section")
+    refused("[arm a]\nattention baseline\n", "x.plan:2: 'attention baseline' is no 'key = value'")
+    refused("title = x\n", "there is no [arm ...]")
+    refused("reference = b\n[arm a]\n", "x.plan:1: reference = b: there is no [arm b]")
+    refused("[arm a]\nmatch = b\n", "x.plan:2: match = b: that arm does not exist")
+    refused("[arm a]\nmatch = a\n", "x.plan:2: match = a: that arm is matched itself")
+    plan = plans.parse("[arm a]\n", "x.plan", OPTIONS)
+    for size, arms, words in (("s", None, "there is no [size s]"), (None, ["b"], "there is no [arm b]"), (None, None, "has no 'tokens'")):
+        try:
+            plans.expand(plan, OPTIONS, size, arms)
+            raise AssertionError("accepted")
+        except plans.PlanError as error:
+            assert words in str(error), error
+
+
+@test
+def counts_are_read_as_people_write_them():
+    for text, value in (("2000", 2000), ("2K", 2000), ("1.5M", 1500000), ("10B", 10**10), ("3t", 3 * 10**12), ("1e6", 10**6)):
+        assert plans.parse_count(text) == value, text
+    for text in ("", "0", "-1", "1.5", "K", "1 M", "1e-3", "nan", "0x10"):
+        assert plans.parse_count(text) is None, text
+
+
+# ---- statistics
+
+@test
+def quantiles_of_t_are_those_of_the_tables():
+    for df, wanted in ((1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (30, 2.042), (1000, 1.962)):
+        assert abs(stats.t_quantile(0.975, df) - wanted) < 6e-4, (df, stats.t_quantile(0.975, df))
+    near(stats.t_quantile(0.95, 5), 2.0150483726691575, 1e-9)
+    near(stats.t_quantile(0.3, 7), -stats.t_quantile(0.7, 7))
+    near(stats.t_cdf(1, 1), 0.75)  # Cauchy
+    near(stats.t_cdf(math.sqrt(2), 2), 0.5 + math.sqrt(2) / (2 * math.sqrt(4)))  # closed form for 2
+    near(stats.incomplete_beta(2, 3, 0.4), 0.5248)
+
+
+@test
+def a_paired_interval_is_the_one_computed_by_hand():
+    gap = stats.paired_gap({1: 2.0, 2: 2.2, 3: 2.1, 5: 9.0}, {1: 2.1, 2: 2.25, 3: 2.25, 4: 1.0})
+    near(gap.mean, -0.1)
+    near(gap.sd, 0.05)
+    near(gap.half, 4.302652729911275 * 0.05 / math.sqrt(3), 1e-9)
+    assert gap.n == 3 and not gap.decided
+    near(gap.p, 0.0741799, 1e-5)
+    assert stats.paired_gap({1: 1.0}, {1: 2.0}).half is None
+    assert not stats.paired_gap({1: 1.0}, {1: 2.0}).decided
+    assert stats.paired_gap({1: 1.0}, {2: 2.0}) is None
+    assert stats.paired_gap({1: 1.0, 2: None, 3: float("nan")}, {1: 2.0, 2: 2.0, 3: 2.0}).n == 1
+    same = stats.paired_gap({1: 1.0, 2: 2.0}, {1: 1.5, 2: 2.5})
+    assert same.decided and same.half == 0 and same.p == 0
+    # pairing takes out what seeds have in common: the spread of the losses is 100 times that of the differences
+    wide = stats.t_interval([1.0, 2.0, 3.0])
+    assert stats.paired_gap({1: 1.0, 2: 2.01, 3: 3.0}, {1: 1.1, 2: 2.1, 3: 3.1}).half < wide.half / 100
+
+
+@test
+def ninety_five_of_a_hundred_intervals_hold_the_truth():
+    import random
+    random.seed(4)
+    held = sum((e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000))
+    assert 1860 <= held <= 1940, held  # 1900 expected, standard deviation 9.7
+
+
+@test
+def seeds_needed_and_holm():
+    assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(0.01, 0.02)  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
+    assert stats.seeds_needed(1, 0.001, limit=50) is None
+    assert stats.seeds_needed(0.0, 0.02) == 2
+    for got, wanted in zip(stats.holm([0.01, None, 0.04, 0.03]), [0.03, None, 0.06, 0.06]):
+        assert got == wanted or abs(got - wanted) < 1e-12
+
+
+@test
+def smoothing_keeps_a_line_and_passes_over_gaps():
+    line = [2.0 * i for i in range(10)]
+    assert stats.smooth(line, 3)[1:-1] == line[1:-1]
+    assert stats.smooth([1.0, None, 3.0, float("nan"), float("inf")], 3) == [1.0, 2.0, 3.0, 3.0, None]
+    assert stats.thin(range(5), 10) == [0, 1, 2, 3, 4]
+    assert stats.thin(range(1001), 3) == [0, 500, 1000]
+
+
+@test
+def spikes_are_counted_among_what_was_judged():
+    found, judged, score = stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0])
+    assert (found, judged) == ([3, 5], 5) and score == 40
+    assert stats.spikes([None]) == ([], 0, None)
+
+
+@test
+def the_largest_stable_rate_is_below_the_first_that_breaks():
+    ladder = {1e-3: [2.5, 2.5], 2e-3: [2.0, 2.02], 4e-3: [1.98, 2.0], 8e-3: [2.05, 2.04], 1.6e-2: [2.0, 2.3], 3.2e-2: [None, 2.0]}
+    assert stats.largest_stable(ladder) == (8e-3, False)  # one seed of 1.6e-2 ends too high; slow small rates are stable
+    assert stats.largest_stable({1e-3: [2.0], 2e-3: [1.9]}) == (2e-3, True)
+    assert stats.largest_stable({1e-3: [2.0], 2e-3: [None]}) == (1e-3, False)
+    assert stats.largest_stable({1e-3: [None]}) == (None, False)
+    assert stats.largest_stable({1e-3: [None], 2e-3: [2.0]}) == (2e-3, True)
+    near(stats.sensitivity({1: [2.0], 2: [3.0], 3: [None]}, 5.0), (2 + 3 + 5) / 3 - 2)
+    near(stats.sensitivity({1: [2.0], 2: [9.0]}, 5.0), 3.5 - 2)
+    assert stats.sensitivity({1: [2.0]}, 5.0) is None
+
+
+@test
+def a_crossing_is_interpolated():
+    near(stats.crossing([0, 10, 20], [5.0, 3.0, 2.0], 4.0), 5)
+    assert stats.crossing([0, 10], [5.0, 3.0], 1.0) is None
+    assert stats.crossing([0, 10], [1.0, 0.5], 4.0) == 0
+
+
+# ---- runs
+
+def made_run(directory, steps, **options):
+    directory.mkdir(parents=True)
+    (directory / "run.json").write_text(json.dumps({"options": {"steps": steps, "lr": 0.1, **options}, "data_fingerprint": "5"}))
+    return directory
+
+
+@test
+def what_a_run_is_follows_from_its_directory():
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "r"
+        assert rundirs.state(run, 5) == ("new", 0)
+        made_run(run, 5)
+        assert rundirs.state(run, 5) == ("begun", 0)
+        log = run / "log.jsonl"
+        log.write_text('{"kind": "train", "step": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
+        assert rundirs.state(run, 5) == ("begun", 4)
+        log.write_text('{"kind": "train", "step": 5, "loss": 1}\n')
+        assert rundirs.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
+        rundirs.checkpoint(run, 5).mkdir(parents=True)
+        (rundirs.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
+        assert rundirs.state(run, 5) == ("done", 5)
+        log.write_text('{"kind": "train", "step": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n')
+        assert rundirs.state(run, 5) == ("diverged", 3)
+        assert not rundirs.locked(run)
+
+
+@test
+def what_keeps_runs_from_being_compared_is_named():
+    a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
+    assert rundirs.differences(a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}) == []
+    found = rundirs.differences(a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B"))
+    assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
+
+
+# ---- the runner, with the trainer
+
+def corpus(place):
+    """A small corpus of bytes: 64 KB of arithmetic, so that there is something to learn."""
+    import struct
+    directory = Path(place) / "corpus"
+    directory.mkdir()
+    for name, start, count in (("train_000000.bin", 1, 60000), ("val_000000.bin", 7000, 6000)):
+        text, n = "", start
+        while len(text) < count:
+            text += f"{n} plus {n % 7} is {n + n % 7}.\n"
+            n += 1
+        data = text[:count].encode()
+        (directory / name).write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + b"".join(struct.pack("<H", b) for b in data))
+    return directory
+
+
+SMALL = """title = small
+seeds = 1 2
+tokens = 20K
+total-batch = 128
+lr = 1e-2
+train-data = corpus
+val-data = corpus
+layers = 2
+hidden = 32
+heads = 2
+kv-heads = 1
+head-dim = 16
+ffn = 48
+seq-len = 64
+batch-size = 2
+warmup = 2
+val-steps = 4
+validations = 4
+statistics = 2
+checkpoints = 4
+[arm baseline]
+attention = baseline
+[arm diff_v2]
+attention = diff_v2
+match = baseline
+"""
+
+
+def lab(place, *words, plan=SMALL, **popen):
+    path = Path(place) / "small.plan"
+    path.write_text(plan)
+    command = [sys.executable, str(HERE / "run.py"), str(path), "--trainer", str(TRAINER), "--out", str(Path(place) / "out"), "--jobs", "2", *words]
+    if popen:
+        return subprocess.Popen(command, cwd=place, text=True, **popen)
+    return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
+
+
+def train_steps(directory):
+    return [r["step"] for r in rundirs.read_log(directory / "log.jsonl") if r["kind"] == "train"]
+
+
+@test
+def a_plan_is_run_once_and_every_run_is_measured():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        done = lab(place)
+        assert done.returncode == 0, done.stderr + done.stdout
+        out = Path(place) / "out"
+        names = [f"{arm}.lr0.01.seed{seed}" for seed in (1, 2) for arm in ("baseline", "diff_v2")]
+        for name in names:
+            assert train_steps(out / name) == list(range(1, 158)), name
+            measured = json.loads((out / name / "eval.json").read_text())
+            assert len(measured["loss_by_position"]) == 64 and measured["recall"], name
+            assert (out / name / "attention.safetensors").exists() == ("seed1" in name)
+        said = [json.loads((out / n / "run.json").read_text())["model"]["parameters"] for n in names[:2]]
+        assert abs(said[0] - said[1]) <= 3 * 32 * 2 / 2, said  # matched, to within half of what one MLP unit costs
+        before = {p: p.stat().st_mtime_ns for p in out.rglob("*") if p.is_file() and p.name != "lab.lock"}
+        again = lab(place)
+        assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
+        # a plan that says otherwise does not touch what is there
+        other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
+        assert other.returncode == 2 and "was begun with --warmup 2, and the plan says 3" in other.stderr, other.stderr
+        other = lab(place, plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"))
+        assert other.returncode == 2 and "small.plan:23: [arm diff_v3]: --attention" in other.stderr, other.stderr
+        assert {p: p.stat().st_mtime_ns for p in before} == before
+
+
+@test
+def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
+    import random
+    random.seed(time.time_ns())
+    plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "60K")
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
+        corpus(place)
+        shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
+        assert lab(whole, "--no-eval", plan=plan).returncode == 0
+        moments, log = [], Path(place) / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
+        for attempt in range(4):
+            process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            moments.append(100 * attempt + random.randrange(20, 100))  # a step of one of the two runs; later ones come after a checkpoint
+            deadline = time.time() + 60
+            while len(train_steps(log.parent)) < moments[-1] and time.time() < deadline:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
+            assert process.wait() in (0, 3, -9)
+        done = lab(place, "--no-eval", plan=plan)
+        assert done.returncode == 0, done.stderr
+        for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
+            assert train_steps(Path(place) / "out" / name) == list(range(1, 470)), (name, moments)
+            mine, wanted = (rundirs.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole))
+            assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
+
+
+@test
+def a_run_that_fails_does_not_stop_the_others_and_is_tried_again():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        plan = SMALL.replace("seeds = 1 2", "seeds = 1")
+        blocked = Path(place) / "out" / "baseline.lr0.01.seed1"
+        blocked.mkdir(parents=True)
+        (blocked / "log.jsonl").write_text("")  # a directory that the trainer refuses
+        done = lab(place, plan=plan)
+        assert done.returncode == 1 and "baseline.lr0.01.seed1 failed" in done.stderr and "without a run.json" in done.stderr, done.stderr
+        assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
+        (blocked / "log.jsonl").unlink()
+        done = lab(place, plan=plan)
+        assert done.returncode == 0 and train_steps(blocked) == list(range(1, 158)), done.stderr
+
+
+@test
+def a_run_that_diverges_is_a_result():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("lr = 1e-2", "lr = 1e30").replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
+        done = lab(place, plan=plan)
+        assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
+        steps = train_steps(Path(place) / "out" / "baseline.lr1e+30.seed1")
+        again = lab(place, plan=plan)
+        assert again.returncode == 0 and train_steps(Path(place) / "out" / "baseline.lr1e+30.seed1") == steps
+
+
+@test
+def gpus_are_shared_out_and_given_back():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        launcher = Path(place) / "launch"
+        launcher.write_text(f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+                            f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n')
+        launcher.chmod(0o755)
+        plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
+        done = lab(place, "--gpus", "5", plan=plan)
+        assert done.returncode == 0, done.stderr
+        held, most, begun = set(), 0, 0
+        for line in sorted((Path(place) / "used").read_text().splitlines()):
+            _, what, gpus = line.split()
+            gpus = set(gpus.split(","))
+            if what == "begin":
+                assert len(gpus) == 2 and not gpus & held and gpus <= set("01234"), line
+                held, begun = held | gpus, begun + 1
+                most = max(most, len(held))
+            else:
+                held -= gpus
+        assert begun == 4 and most == 4 and not held, (begun, most, held)
+        done = lab(place, "--gpus", "1", plan=plan)
+        assert done.returncode == 2 and "wants 2 GPUs, and --gpus is 1" in done.stderr, done.stderr
+
+
+@test
+def one_lab_at_a_time_has_a_directory():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        first = lab(place, plan=SMALL.replace("20K", "10M"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        lock = Path(place) / "out" / "lab.lock"
+        deadline = time.time() + 60
+        while not (lock.exists() and (Path(place) / "out" / "lab.json").exists()) and time.time() < deadline:
+            time.sleep(0.1)
+        second = lab(place, plan=SMALL.replace("20K", "10M"))
+        assert second.returncode == 1 and "another lab is running there" in second.stderr, second.stderr
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(timeout=130) == 3
+
+
+@test
+def the_shipped_plans_are_models_at_every_size():
+    trainer = Trainer(TRAINER)
+    for path in sorted((ROOT / "scripts/plans").glob("*.plan")):
+        plan = plans.parse(path.read_text(), path.name, trainer.options)
+        for size in plan.sizes:
+            runs = plans.expand(plan, trainer.options, size)
+            by_arm = {run.arm: run for run in runs}
+            for arm, run in by_arm.items():
+                options = run.options
+                if run.match:
+                    wanted = trainer.dry_run(by_arm[run.match].options)[0]
+                    options = trainer.match(options, wanted)
+                    got = trainer.dry_run(options)[0]
+                    assert abs(got / wanted - 1) < 2e-3, (path.name, size, arm, got, wanted)
+                trainer.dry_run(options)
+
+
+@test
+def matching_by_the_lab_is_the_trainers_own():
+    trainer = Trainer(TRAINER)
+    base = {"preset": "tiny", "attention": "baseline", "train-data": "x"}
+    mine = trainer.match({**base, "attention": "diff_v2"}, trainer.dry_run(base)[0])
+    theirs = trainer.dry_run({**base, "attention": "diff_v2", "match-params": True})[0]
+    assert trainer.dry_run(mine)[0] == theirs
+
+
+def main():
+    words = sys.argv[1:]
+    only = words[words.index("--only") + 1] if "--only" in words else ""
+    if "--report" in words:
+        import environment
+        environment.ensure()
+        import test_report
+        tests.extend(test_report.tests + (test_report.browser_tests if "--browser" in words else []))
+    passed = failed = 0
+    for function in tests:
+        name = function.__name__.replace("_", " ")
+        if only not in name:
+            continue
+        start = time.time()
+        try:
+            function()
+            passed += 1
+            print(f"ok   lab: {name} ({time.time() - start:.2f} s)", flush=True)
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            print(f"FAIL lab: {name}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,290 @@
+"""test_report.py: tests of the report, on runs that are made up so that every number is known; run by test_lab.py --report."""
+import json
+import math
+import os
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import browser
+import runs as rundirs
+
+HERE = Path(__file__).resolve().parent
+tests, browser_tests = [], []
+
+
+def test(function):
+    tests.append(function)
+    return function
+
+
+def browser_test(function):
+    browser_tests.append(function)
+    return function
+
+
+STEPS, BATCH, T, MAP = 200, 1000, 16, 8
+LAMBDA = 0.25
+
+
+def write_maps(path, pairs):
+    """Uniform maps; of a pair the second reads the first position alone."""
+    tensors = {"tokens": ([MAP], [float(ord(c)) for c in "a map of"])}
+    for layer in range(2):
+        for head in range(2):
+            name = f"layer.{layer}.head.{head}"
+            tensors[f"{name}.a1"] = ([MAP, MAP], [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)])
+            if pairs:
+                tensors[f"{name}.a2"] = ([MAP, MAP], [1.0 if j == 0 else 0.0 for t in range(MAP) for j in range(MAP)])
+                tensors[f"{name}.lambda"] = ([MAP], [LAMBDA] * MAP)
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (shape, values) in tensors.items():
+        packed = struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(packed)]}
+        data += packed
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=False, **options):
+    """A run of `steps` of STEPS steps whose loss comes down to `final`, with one spike of the gradient norm at step 150."""
+    directory.mkdir(parents=True)
+    random.seed(f"{arm} {lr} {seed}")
+    shape = {"layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1, "head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
+    common = {"attention": arm, "train-data": "c", "val-data": "c", "total-batch": BATCH, "steps": STEPS, "lr": lr, "seed": seed, "min-lr-ratio": 0.1, "warmup": 10,
+              "schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1, "val-steps": 5, "gemm": "fp32", "init": None}
+    (directory / "run.json").write_text(json.dumps({"options": {**common, **shape, **options}, "model": {"parameters": 1000, "flops_per_token": 6e3}, "data_fingerprint": "77",
+                                                    "data": {}, "revision": "abc", "host": "h", "devices": ["CPU: 1 threads on 2 cores"]}))
+    lines = [{"kind": "val", "step": 0, "loss": 5.5}]
+    for step in range(1, steps + 1):
+        loss = final + 3 * math.exp(-step / 30) + random.gauss(0, 0.02)
+        spike = step == 150
+        lines.append({"kind": "train", "step": step, "loss": None if diverged and step > steps - 10 else loss, "grad_norm": 9.0 if spike else 1.0, "lr": lr, "tokens": step * BATCH,
+                      "tokens_per_s": 5000.0, "ms": 200.0, "flops_util": 0.4, "loss_z": 0.1 if step > 128 else None, "grad_z": (12.0 if spike else 0.2) if step > 128 else None, "skipped": False})
+        if step % 50 == 0:
+            lines.append({"kind": "val", "step": step, "loss": final + 3 * math.exp(-step / 30) * (step < STEPS)})
+            for layer in range(2):
+                lines.append({"kind": "stats", "step": step, "layer": layer, "lambda_min": 0.1, "lambda_mean": 0.5 if "diff" in arm else None, "lambda_max": 0.9, "context_rms_min": 0.1,
+                              "context_rms_mean": 0.4, "context_rms_max": 0.9, "first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.1 + layer, "logit_max": 8.0,
+                              "residual_max": 20.0, "residual_median": 1.0, "grad_norm": 0.3})
+    if diverged:
+        lines.append({"kind": "event", "step": steps, "what": "stopped", "why": "not_finite"})
+    (directory / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if steps == STEPS and ended and not diverged:
+        rundirs.checkpoint(directory, STEPS).mkdir(parents=True)
+        (rundirs.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
+        layer = {"layer": 0, "first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.2, "sink_rate_map0": 10.0, "sink_rate_map1": None, "sink_rate_effective": 10.0,
+                 "logit_max": 30.0, "logit_median": 1.5, "hidden_max": 40.0, "hidden_median": 0.5}
+        (directory / "eval.json").write_text(json.dumps({
+            "loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)], "windows": 9, "seed": 1,
+            "recall": [{"pairs": 4, "noise": n, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0} for n in (0, 8)],
+            "attention": {"windows": 9, "tokens": MAP, "layers": [layer, {**layer, "layer": 1, "logit_max": 50.0}]}}))
+        if seed == 1:
+            write_maps(directory / "attention.safetensors", "diff" in arm)
+
+
+GAPS = {1: -0.02, 2: -0.05, 3: -0.05}  # mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
+
+
+def made_lab(place, name="lab"):
+    """Two arms, three seeds at one rate and one at another, where the baseline diverges."""
+    lab = Path(place) / name
+    runs = []
+    for arm in ("baseline", "diff_v2"):
+        for lr, seeds in ((0.001, (1, 2, 3)), (0.004, (1,))):
+            for seed in seeds:
+                final = 2.0 + seed / 10 + (GAPS[seed] if arm == "diff_v2" else 0) + (lr == 0.004) * 0.05
+                broken = arm == "baseline" and lr == 0.004
+                run = f"{arm}.lr{lr:g}.seed{seed}"
+                made_run(lab / run, arm, lr, seed, final, steps=120 if broken else STEPS, diverged=broken)
+                runs.append({"name": run, "arm": arm, "lr": lr, "seed": seed, "steps": STEPS, "tokens": STEPS * BATCH, "parameters": 1000})
+    (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "Made up <&>", "question": "Why?", "reference": "baseline",
+                                              "arms": {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}, "runs": runs, "text": ""}))
+    return lab
+
+
+def report(*words, **popen):
+    command = [sys.executable, str(HERE / "report.py"), *map(str, words)]
+    if popen:
+        return subprocess.Popen(command, text=True, **popen)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def near(got, wanted, tolerance=1e-6):
+    assert abs(got - wanted) <= tolerance, f"{got!r}, wanted {wanted!r}"
+
+
+@test
+def the_report_has_the_numbers_that_the_runs_were_made_with():
+    with tempfile.TemporaryDirectory() as place:
+        lab = made_lab(place)
+        done = report(lab)
+        assert done.returncode == 0, done.stderr
+        r = json.loads((lab / "report/results.json").read_text())
+        row = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)
+        near(row["gap"]["mean"], -0.04)
+        near(row["gap"]["half"], 0.0430265, 1e-5)
+        near(row["losses"]["2"], 2.15)
+        assert row["gap"]["n"] == 3 and r["main_lr"] == 0.001, row
+        alone = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.004)
+        assert alone["gap"] is None and next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)["states"] == {"diverged": 1}
+        spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
+        assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 72)
+        near(spikes["score"], 100 / 72)
+        ladder = {x["arm"]: x for x in r["ladder"]}
+        assert ladder["baseline"]["stable"] == 0.001 and not ladder["baseline"]["bounded_by_ladder"], ladder
+        assert ladder["diff_v2"]["stable"] == 0.004 and ladder["diff_v2"]["bounded_by_ladder"], ladder
+        positions = r["by_position"]["diff_v2"]
+        assert [(p["begin"], p["end"]) for p in positions] == [(0, 1), (1, 2), (2, 4), (4, 8), (8, 16)]
+        near(positions[-1]["loss"]["mean"], 2.16 + 0.75 - 1.15)
+        near(positions[-1]["gap"]["mean"], -0.04)
+        near(r["recall"]["baseline"][0]["among_values"]["mean"], 0.3)
+        beside = {p["what"]: p["here"] for p in r["published"]}
+        assert beside["Loss, DIFF V2 minus Transformer"].startswith("-0.0400 [-0.0830, +0.0030], n = 3"), beside
+        assert "Transformer 50.0 / 1.50" in beside["Largest / median attention logit"], beside
+        said = (lab / "report/results.md").read_text()
+        assert "-0.0400 [-0.0830, +0.0030]" in said and "| Transformer | 0.004 | diverged |" in said, said
+        text = (lab / "report/report.html").read_text()
+        assert "no difference shown: -0.0400 nats" in text and "Made up &lt;&amp;&gt;" in text and "<&>" not in text.split("<script>")[0]
+        pngs = {p.name for p in (lab / "report").glob("*.png")}
+        assert {"loss-tokens.png", "loss-FLOPs.png", "loss-time.png", "final-gap.png", "gap-training.png", "ladder-rates.png", "norms-gradient-norm.png", "map-baseline.png",
+                "map-diff_v2.png", "position-gap.png"} <= pngs, pngs
+        assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
+
+
+@test
+def runs_that_are_not_comparable_are_refused_by_name():
+    with tempfile.TemporaryDirectory() as place:
+        one, other = Path(place) / "one", Path(place) / "other"
+        made_run(one, "baseline", 0.001, 1, 2.0)
+        made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
+        out = Path(place) / "out"
+        done = report(one, other, "--out", out)
+        assert done.returncode == 2 and "--total-batch: 1000 in one, 2000 in other" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not out.exists()
+        done = report(one, other, "--out", out, "--force", "--no-png")
+        assert done.returncode == 0 and "Not the same in all runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text(), done.stderr
+        made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
+        done = report(one, Path(place) / "again", "--out", out)
+        assert done.returncode == 2 and "are both arm baseline with rate 0.001 and seed 1" in done.stderr, done.stderr
+        for words, status, said in (((Path(place) / "nothing",), 1, "neither a run"), ((one, "--reference", "x"), 1, "there is no such arm"), ((one, "--watch", "0"), 2, "1 second or more")):
+            done = report(*words, "--out", out)
+            assert done.returncode == status and said in done.stderr, done.stderr
+        (one / "run.json").write_text("{")
+        done = report(one, "--out", out)
+        assert done.returncode == 1 and "run.json" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@test
+def a_run_that_has_only_begun_makes_a_report():
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
+        (run / "log.jsonl").unlink()
+        done = report(run)
+        assert done.returncode == 0, done.stderr
+        assert "0/200" in (run / "report/report.html").read_text()
+        lab = Path(place) / "lab"
+        lab.mkdir()
+        (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "T", "reference": "baseline", "arms": {}, "runs": [{"name": "x", "arm": "baseline"}]}))
+        done = report(lab)
+        assert done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def wait_for(page, expression, seconds=20):
+    deadline = time.time() + seconds
+    while time.time() < deadline:
+        try:
+            if page.run(expression):
+                return
+        except RuntimeError:
+            pass  # between two pages there is nothing to ask
+        time.sleep(0.1)
+    raise AssertionError(f"never true: {expression}")
+
+
+@browser_test
+def the_page_works_in_a_browser_without_a_network():
+    with tempfile.TemporaryDirectory() as place:
+        lab = made_lab(place)
+        done = report(lab, "--no-png")
+        assert done.returncode == 0, done.stderr
+        with browser.Browser() as b:
+            b.open(lab / "report/report.html")
+            wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
+            outside = [r for r in b.requests if not r.startswith(("file:", "data:", "blob:"))]
+            assert not b.errors and not outside, (b.errors, outside)
+            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), "the page is wider than the window"
+            # views
+            assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
+            b.click("#views-loss button[data-view='1']")
+            wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+            assert b.run("Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))") == STEPS * BATCH * 6e3
+            # arms
+            before = b.run("document.querySelector('#plot-loss').data.length")
+            b.click("#legend button[data-of='diff_v2']")
+            wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+            b.click("#legend button[data-of='diff_v2']")
+            wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
+            # rates
+            b.run("(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+            wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
+            b.run("(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+            # maps: a pair has three, painted, and pointing at one tells its values
+            assert b.run("document.querySelectorAll('#maps canvas').length") == 3
+            assert b.run("(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))")
+            x, y = b.middle("#maps canvas:nth-of-type(1)")
+            left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
+            b.mouse(left + 8, y + 30)  # the first column, where the second map is
+            wait_for(b, "document.querySelector('#pointed').textContent.includes('A1 - s A2')")
+            said = b.run("document.querySelector('#pointed').textContent")
+            values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
+            assert len(values) == 3 and values[1] > 0.9 and abs(values[0] - LAMBDA * values[1] - values[2]) < 2e-2, said
+            b.run("(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))")
+            wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
+            # themes: the system's, then the button's, which a reload keeps
+            assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+            b.color_scheme(True)
+            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
+            b.color_scheme(False)
+            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
+            b.click("#theme")
+            wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
+            b.open(lab / "report/report.html")
+            assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+            wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
+            assert not b.errors, b.errors
+        with browser.Browser(width=400, height=800) as b:
+            b.open(lab / "report/report.html")
+            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), "a narrow window scrolls sideways"
+
+
+@browser_test
+def a_watched_report_follows_a_run_until_it_ends():
+    import fcntl
+    with tempfile.TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
+        trainer = open(run / "run.json", "r+b")
+        fcntl.fcntl(trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))  # as a trainer that runs
+        out = Path(place) / "out"
+        process = report(run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        page = out / "report.html"
+        deadline = time.time() + 60
+        while not page.exists() and time.time() < deadline:
+            time.sleep(0.2)
+        assert '"watch":1' in page.read_text() and "100/200" in page.read_text()
+        whole = Path(place) / "whole"
+        made_run(whole, "baseline", 0.001, 1, 2.0)
+        with browser.Browser() as b:
+            b.open(page)
+            (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
+            wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has loaded itself anew
+        os.rename(whole / "checkpoints", run / "checkpoints")
+        trainer.close()
+        assert process.wait(timeout=60) == 0, process.stderr.read()
+        assert '"watch":0' in page.read_text() and "1 done" in page.read_text()

@@ -1,0 +1,49 @@
+"""trainer.py: the trainer as the lab calls it: which options it has, and what a model costs."""
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import plan as plans
+
+UNIT = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
+
+
+class TrainerError(Exception):
+    """What the trainer said, in one line."""
+
+
+class Trainer:
+    def __init__(self, path):
+        self.path = Path(path).absolute()
+        if not os.access(self.path, os.X_OK):
+            raise TrainerError(f"{path}: no such program; build it with 'make {self.path.name}', or give --trainer")
+        done = subprocess.run([self.path, "--help"], capture_output=True, text=True)
+        self.options = plans.parse_help(done.stdout)
+        if done.returncode or "attention" not in self.options:
+            raise TrainerError(f"{path}: --help prints no options: it is not the trainer")
+        self.costs = {}
+
+    def dry_run(self, options):
+        """(parameters, FLOPs per token, bytes) of the model, or TrainerError with the trainer's own words."""
+        shape = {k: v for k, v in options.items() if k not in ("seed", "lr")}
+        command = [str(self.path), "--dry-run", *plans.arguments(shape)]
+        key = tuple(command)
+        if key not in self.costs:
+            done = subprocess.run(command, capture_output=True, text=True)
+            totals = re.findall(r"^  total +([0-9.]+)(?: MiB)?$", done.stdout, re.M)
+            flops = re.search(r"^  per token +([0-9.]+)([kMGTPEZ]?)$", done.stdout, re.M)
+            if done.returncode or len(totals) != 2 or not flops:
+                said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()
+                raise TrainerError("; ".join(line.removeprefix("diffv2: ") for line in said[:3]))
+            self.costs[key] = int(totals[0]), float(flops[1]) * UNIT[flops[2]], int(float(totals[1]) * 2**20)
+        return self.costs[key]
+
+    def match(self, options, wanted):
+        """The options with the MLP width that brings the model nearest to `wanted` parameters."""
+        low, high = ({**options, "ffn": str(f)} for f in (64, 128))
+        at_low, at_high = self.dry_run(low)[0], self.dry_run(high)[0]
+        width = plans.matched_ffn(wanted, 64, at_low, 128, at_high)
+        if width is None:
+            raise TrainerError(f"no MLP is narrow enough for {wanted} parameters")
+        return {**options, "ffn": str(width)}
