@@ -88,6 +88,14 @@ $(BUILD)/encode_text: $(BUILD)/encode_text.o
 $(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c | $(BUILD)
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
+# for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
+$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
+
 # The GPU build
 CUDA ?= /usr/local/cuda
 NVCC ?= $(CUDA)/bin/nvcc
@@ -114,14 +122,6 @@ $(CUDA_BUILD):
 # bf16 and fp32, without a GPU
 all-archs:
 	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="$(ALL_ARCHS)" $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
-
-# for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
-$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
-$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
-	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
-$(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
-	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
 
 test:
 	scripts/test.sh

@@ -807,6 +807,9 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
+// What MPI takes in a process that is one of many (measured: tests/ranks.h).
+static size_t mpi_bytes(int ranks) { return ranks > 1 ? (size_t)12 << 20 : 0; }
+
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
 static void print_match(const Model *model, const Options *o) {
@@ -817,8 +820,11 @@ static void print_match(const Model *model, const Options *o) {
            100 * ((double)own / (double)baseline - 1));
 }
 
+// All that a process takes.
 static size_t model_bytes(const Model *model) {
-    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes + model->workspace_bytes;
+    const char *own_of;
+    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
+           model->workspace_bytes + ops_own_bytes(&own_of) + mpi_bytes(model->sharding.ranks);
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -831,14 +837,12 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
 static void print_communication(const Model *model, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    const char *own_of;
-    size_t own_bytes = ops_own_bytes(&own_of);
     printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other) + own_bytes) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)model_bytes(&other) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);
@@ -874,7 +878,8 @@ static void print_dry_run(const Model *model, const Options *o) {
     const char *own_of;
     size_t own_bytes = ops_own_bytes(&own_of);
     print_memory_row(own_of, own_bytes);
-    print_memory_row("total", model_bytes(model) + own_bytes);
+    if (mpi_bytes(model->sharding.ranks)) print_memory_row("MPI, about", mpi_bytes(model->sharding.ranks));
+    print_memory_row("total", model_bytes(model));
     if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
@@ -1399,10 +1404,10 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
     if (!matmul_has_choice) { // the build decides
-        int type = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == type, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
-              gemm_choice(o->gemm), gemm_choice(type), gemm_choice(o->gemm));
-        o->gemm = type;
+        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(built_for), gemm_choice(o->gemm));
+        o->gemm = built_for;
     }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
@@ -1545,6 +1550,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 }
 
 static void run_close(Run *run) {
+    comm_barrier(); // parameters of the last update may still be on their way
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
@@ -1597,6 +1603,7 @@ static int run_mode(Run *run, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     matmul_prepare(argv);
+    stop_signals_start();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));

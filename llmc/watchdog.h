@@ -305,6 +305,18 @@ static inline void *watch_loop(void *unused) {
 
 // ---- begin and end
 
+// Waits until the others have said farewell as well. A connection that is closed while something in it is unread is reset,
+// and the other end may lose what it has not read: the farewell, so that a good end looks like a death.
+static inline void watch_part(void) {
+    bool all = false;
+    for (int i = 0; i < watch.peer_count; i++)
+        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // nothing follows it, no heartbeat either
+    for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
+        all = true;
+        for (int i = 0; i < watch.peer_count; i++) all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].gone, __ATOMIC_RELAXED));
+    }
+}
+
 // Called by exit() with the program's status. A failure is told to rank 0, which prints its lines.
 static inline void watch_leave(int status, void *unused) {
     (void)unused;
@@ -319,7 +331,10 @@ static inline void watch_leave(int status, void *unused) {
     WatchMessage m = watch_message(failed ? WATCH_FAILED : WATCH_BYE);
     if (failed) memcpy(m.text, watch.pending, WATCH_TEXT);
     for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m); // of rank 0: a farewell to all
-    if (!failed) return;
+    if (!failed) {
+        watch_part();
+        return;
+    }
     sleep(3); // rank 0 answers with the end
     if (watch.rank <= 4) fprintf(stderr, "%s", watch.pending);
     _exit(status);

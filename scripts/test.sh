@@ -8,11 +8,13 @@
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
+#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
+#              --all more of them, and the Slurm recipe in a real Slurm on loopback
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
-#   --all     also what takes longer: a million strings through the tokenizers, kernels under ThreadSanitizer
+#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, kernels under ThreadSanitizer
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -216,6 +218,17 @@ if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
     run_script data/test_data.py "$python" data/test_data.py
     run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings" --every "$every"
+fi
+
+echo "== runs"
+if build "the trainer" build/train_diffv2 build/text_to_shards; then
+    run_script dev/recipe_test.sh dev/recipe_test.sh
+    if [ "${1-}" = --all ]; then
+        run_script dev/soak.sh dev/soak.sh --rounds 20
+        run_script dev/slurm_test.sh dev/slurm_test.sh
+    else
+        run_script dev/soak.sh dev/soak.sh --rounds 5
+    fi
 fi
 
 echo "== fuzzing"
