@@ -171,6 +171,11 @@ expect_saved_and_whole() { expect_whole "$1" 1 && expect_saved "$1"; }
 sigusr1_to_the_batch_script_saves_requeues_and_resumes() { stop_by batch scancel --batch --signal=USR1; }
 sigusr1_to_the_tasks_saves_requeues_and_resumes() { stop_by tasks scancel --signal=USR1; }
 sigusr1_to_all_of_it_at_once_saves_requeues_and_resumes() { stop_by full scancel --full --signal=USR1; }
+sigusr1_while_the_job_starts_requeues_and_resumes() {
+    submit early -- "${tiny[@]}" && await 60 grep -q '^+ srun' "$scratch/early.log" || { why='it did not start'; return 1; }
+    scancel --batch --signal=USR1 "$job"
+    expect_whole early 1
+}
 requeue_by_the_administrator_saves_and_resumes() { stop_by requeued scontrol requeue; }
 a_job_of_a_higher_priority_preempts_it_and_it_resumes() {
     stop_by preempted preempt
@@ -181,7 +186,7 @@ preempt() {
 sigusr1_comes_before_the_time_limit() {
     # Slurm sends it up to 60 s earlier than asked for, and looks at limits every 30 s
     submit limit --time=1 --signal=B:USR1@45 -- "${shape[@]}" --steps 100000 --checkpoint-every 0 || return 1
-    await 90 at_restart || { why="the job was not started again within 90 s"; return 1; }
+    await 180 at_restart || { why="the job was not started again within 180 s"; return 1; }
     expect_saved limit || return 1
     scancel --batch --signal=KILL "$job"
     scancel "$job"
@@ -218,6 +223,7 @@ tests=(a_job_that_is_left_alone_runs_to_its_end
     sigusr1_to_the_batch_script_saves_requeues_and_resumes
     sigusr1_to_the_tasks_saves_requeues_and_resumes
     sigusr1_to_all_of_it_at_once_saves_requeues_and_resumes
+    sigusr1_while_the_job_starts_requeues_and_resumes
     requeue_by_the_administrator_saves_and_resumes
     a_job_of_a_higher_priority_preempts_it_and_it_resumes
     sigusr1_comes_before_the_time_limit
