@@ -5,7 +5,8 @@
 # Installs slurm-wlm and munge where they are missing and apt-get is there. Daemons end with this script, whatever happens.
 # The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did or Slurm is not to be had, 2 usage.
 #
-# Usage: dev/slurm_test.sh [--keep] [--ranks N] [WORD...]
+# Usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]
+#   --check     only see to it that Slurm is here
 #   --keep      leave the scratch directory (its name is printed)
 #   --ranks N   tasks of a job (2, which need a program with MPI, or 1)
 #   WORD        only tests whose names contain one of the words
@@ -13,9 +14,10 @@
 cd "$(dirname "$0")/.." || exit 1
 source dev/runs.sh
 
-keep=no ranks='' words=()
+check=no keep=no ranks='' words=()
 while [ $# -gt 0 ]; do
     case $1 in
+    --check) check=yes ;;
     --keep) keep=yes ;;
     --ranks)
         [[ ${2-} =~ ^[1-9][0-9]?$ ]] || { echo "slurm_test.sh: --ranks '${2-}': a number from 1 to 99 is wanted" >&2; exit 2; }
@@ -26,7 +28,7 @@ while [ $# -gt 0 ]; do
         sed -n '2,/^cd/{/^#/s/^# \{0,1\}//p}' "$0"
         exit 0
         ;;
-    -*) echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--keep] [--ranks N] [WORD...]" >&2; exit 2 ;;
+    -*) echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]" >&2; exit 2 ;;
     *) words+=("$1") ;;
     esac
     shift
@@ -44,6 +46,7 @@ if ! { command -v slurmctld && command -v slurmd && command -v munged; } >/dev/n
         { tail -n 3 "$log" >&2; die "apt-get install slurm-wlm munge failed: look at its lines above"; }
     rm -f "$log"
 fi
+[ "$check" = no ] || exit 0
 
 make_scratch
 S=$scratch/slurm daemons=()
