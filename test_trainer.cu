@@ -1,13 +1,14 @@
 /*
 test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or where dev/cuda_on_cpu runs the kernels.
 
-  build/oncpu/test_trainer            all tests of the build's precision; the last line is `N passed, N failed`
-  build/oncpu/test_trainer WORDS      those whose sentence contains WORDS, whatever the precision
+  build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N failed`
+  build/oncpu/test_trainer WORDS      those whose sentence contains WORDS, of any build
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself: what the tests start, and compare with
                                                   $TRAIN_DIFFV2 (default ./train_diffv2), the CPU's
 
 Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16 nearly.
 */
+#undef USE_MPI // as in train_diffv2.cu
 #include "llmc/common.h"
 #include <cuda_runtime.h>
 
@@ -30,7 +31,7 @@ int main(int argc, char **argv) {
     int passed = 0, failed = 0;
     for (int t = 0; t < CUDA_TRAINER_TEST_COUNT; t++) {
         const Test *test = &cuda_trainer_tests[t].test;
-        if (argc > 1 ? !strstr(test->sentence, argv[1]) : cuda_fp32 && !cuda_trainer_tests[t].fp32) continue;
+        if (argc > 1 ? !strstr(test->sentence, argv[1]) : !cuda_test_belongs(cuda_trainer_tests[t].build)) continue;
         double start = now_seconds();
         test_failures = 0;
         test->run();

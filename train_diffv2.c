@@ -842,7 +842,7 @@ static void print_communication(const Model *model, const Options *o) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)(model_bytes(&other)) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)model_bytes(&other) / 1048576.0, bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);

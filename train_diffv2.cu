@@ -7,7 +7,9 @@ llmc/ops.h includes for DEVICE_OPS; model, backward, update and run are the very
   memory      one cudaMalloc per buffer of the model, before the first step (llmc/device_memory.cuh)
   order       all operations run on one stream; in a step the host waits only where it reads the loss and the norm
   products    cuBLASLt, behind llmc/gemm.cuh
+  ranks       one: llmc/comm.h moves host memory, so a launcher's many are refused
 */
+#undef USE_MPI
 #ifndef DEVICE_OPS
 #define DEVICE_OPS
 #endif

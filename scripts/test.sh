@@ -178,12 +178,20 @@ else
     if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs; then
         cuda_programs build/oncpu test_layer planted_bugs
     fi
+    # the whole trainer, in both precisions
+    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer; then cuda_programs build/oncpu test_trainer; fi
+    if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
+        cuda_programs build/fp32/oncpu test_trainer
+    fi
     if ! has_sanitizers; then
         echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
         skipped=$((skipped + 1))
     elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
         build/asan/oncpu/planted_bugs; then
         cuda_programs build/asan/oncpu test_layer planted_bugs
+        if build "the CUDA trainer on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_trainer; then
+            cuda_programs build/asan/oncpu test_trainer
+        fi
     fi
     if [ "${1-}" = --all ]; then
         if build "CUDA on the CPU without assembly" BUILD=build/ucontext UCONTEXT=yes build/ucontext/oncpu/test_layer \
