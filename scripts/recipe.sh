@@ -93,11 +93,16 @@ fi
 # Slurm job SIGTERM comes to the ranks from Slurm itself, and a second signal would end them at once.
 child='' asked=''
 # shellcheck disable=SC2317 # called by the traps
+pass_on() { # a launcher that is still starting its processes loses what it gets
+    while [ "$SECONDS" -lt 5 ] && kill -0 "$child" 2>/dev/null; do sleep 0.1; done
+    kill -USR1 "$child" 2>/dev/null
+}
+# shellcheck disable=SC2317
 stop() { # signal
     interrupted=yes
     if [ -z "$asked" ]; then
         asked=$1
-        [[ $1 == TERM && -n ${SLURM_JOB_ID-} ]] || [ -z "$child" ] || kill -USR1 "$child" 2>/dev/null
+        [[ $1 == TERM && -n ${SLURM_JOB_ID-} ]] || [ -z "$child" ] || pass_on
     elif [[ $1 == INT && -n $child ]]; then # a second Ctrl-C: at once
         kill -TERM "$child" 2>/dev/null
     fi
@@ -110,7 +115,7 @@ done
 echo "+ ${command[*]}"
 setsid "${command[@]}" & # in a session of its own: Ctrl-C comes here, and only here
 child=$!
-[ -z "$asked" ] || kill -USR1 "$child"
+[ -z "$asked" ] || pass_on
 status=127
 while :; do # a signal ends `wait` early
     interrupted=no
