@@ -1,8 +1,12 @@
 # make train_diffv2        the trainer                 make test     scripts/test.sh
 # make text_to_shards      text files to token shards  make format   clang-format over all sources
 # make bench ARGS=...      speed against the machine's limits (dev/bench.c)
+# make train_diffv2cu      the trainer for GPUs: CUDA 13   make test_diffv2cu   its operations against their C twins
+# make all-archs           both compiled for every architecture that is meant to work
 # Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
-#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone)
+#            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone),
+#            MPI (yes where OpenMPI is found; no: a program for one process),
+#            PRECISION (bf16 or fp32), ARCHS (e.g. "80 90"; that of the installed GPUs, else all), CUDA (where it is installed)
 
 CC ?= gcc
 CXX ?= g++
@@ -28,6 +32,13 @@ ifeq ($(ONEDNN),yes)
   PACKAGE_LIBS += -ldnnl
 endif
 
+# OpenMPI, for runs of many ranks; without it the program is for one process
+MPI ?= $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes || echo no)
+ifeq ($(MPI),yes)
+  PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c))
+  PACKAGE_LIBS += $(shell pkg-config --libs ompi-c)
+endif
+
 # AVX-512 where the CPU has it; GCC would stop at half its width
 WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1 && echo -mprefer-vector-width=512)
 OPTIMIZE = -O3 $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
@@ -42,7 +53,7 @@ ifdef REAL
 endif
 LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 
-.PHONY: all test bench format clean
+.PHONY: all test bench format clean all-archs
 all: train_diffv2 text_to_shards
 
 train_diffv2: $(BUILD)/train_diffv2
@@ -77,6 +88,41 @@ $(BUILD)/encode_text: $(BUILD)/encode_text.o
 $(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c | $(BUILD)
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
+# for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
+$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o
+	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
+	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
+
+# The GPU build
+CUDA ?= /usr/local/cuda
+NVCC ?= $(CUDA)/bin/nvcc
+ALL_ARCHS = 80 90 100 120
+ARCHS ?= $(or $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))),$(ALL_ARCHS))
+PRECISION ?= bf16
+CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
+comma = ,
+CUDA_HOST = -Wall,-Wextra,-Werror,-fopenmp,-fno-math-errno,-fno-trapping-math
+CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
+  -Xcompiler $(CUDA_HOST) -Werror all-warnings -MMD -MP $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
+
+train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
+	cp $< $@
+test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
+	cp $< $@
+$(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o
+	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(LDLIBS)
+$(CUDA_BUILD)/%.cu.o: %.cu | $(CUDA_BUILD)
+	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD):
+	mkdir -p $@
+.PRECIOUS: $(CUDA_BUILD)/%.cu.o
+# bf16 and fp32, without a GPU
+all-archs:
+	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="$(ALL_ARCHS)" $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
+
 test:
 	scripts/test.sh
 bench: $(BUILD)/bench $(BUILD)/train_diffv2
@@ -84,6 +130,7 @@ bench: $(BUILD)/bench $(BUILD)/train_diffv2
 format:
 	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h)
 clean:
-	rm -rf $(BUILD) train_diffv2 text_to_shards
+	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 
--include $(wildcard $(BUILD)/*.d)
+include dev/cuda_on_cpu/rules.mk
+-include $(wildcard $(BUILD)/*.d $(CUDA_BUILD)/*.d)

@@ -25,6 +25,8 @@ with files and processes is tested with the build that people run.
 #include "tests/tokenizer.h"
 #include "tests/spikes.h"
 #include "tests/evaluation.h"
+#include "tests/recompute.h"
+#include "tests/ranks.h"
 
 static const struct {
     const char *subject;
@@ -35,6 +37,8 @@ static const struct {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
+    {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
+    {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"options", options_tests, OPTIONS_TEST_COUNT, FP32_BUILD},
     {"data", data_tests, DATA_TEST_COUNT, FP32_BUILD},
     {"corpora", corpora_tests, CORPORA_TEST_COUNT, FP32_BUILD},
@@ -47,6 +51,8 @@ static const struct {
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
+    {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
 int main(int argc, char **argv) {

@@ -12,7 +12,9 @@ very file with CUDA operations instead.
 */
 #include "llmc/common.h"
 #include "llmc/ops.h"
+#include "llmc/comm.h"
 #include "llmc/model_config.h"
+#include "llmc/sharding.h"
 #include "llmc/random.h"
 #include "llmc/options.h"
 #include "llmc/schedule.h"
@@ -20,6 +22,7 @@ very file with CUDA operations instead.
 #include "llmc/spikes.h"
 #include "llmc/dataloader_whole.h"
 #include "llmc/checkpoint.h"
+#include "llmc/ranks.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
 #include "llmc/recall.h"
@@ -34,8 +37,8 @@ very file with CUDA operations instead.
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What a layer computes and the backward needs again. Without a backward all layers share one set,
-// but for the fused rows of a generating model, which are its key/value cache.
+// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
+// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
 typedef struct {
     floatX *norm1;   // (N, C)
     real *rstd1;     // (N)
@@ -66,6 +69,7 @@ typedef struct {
     floatX *norm_final;    // (N, C)
     real *rstd_final;      // (N)
     floatX *logits;        // (logit_rows, Vp), then their gradient
+    double *grad_squares;  // [buckets]: sums of squares of this rank's pieces of the gradients
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
     floatX *dx;       // (N, C)
     floatX *dnorm;    // (N, C)
@@ -81,6 +85,18 @@ typedef struct {
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 
+// What the backward computes again instead of finding it kept: the norms and the inner activations of the MLP, or all
+// of a block, of which only the input is kept then.
+typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
+
+// What a layer's activations look like, for the log.
+typedef struct {
+    Range lambda;      // as it multiplies the second map; NaN without one
+    Range context_rms; // of what o_proj reads, per row and output head
+    AttentionStats attention;
+    Magnitudes residual; // of the stream that leaves the layer
+} LayerStats;
+
 typedef struct {
     ModelConfig config;
     AttentionDims dims;
@@ -89,12 +105,23 @@ typedef struct {
     int Vp;         // row stride of the logits: V rounded up to 64
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
+    Recompute recompute;
+    LayerStats *stats; // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
+    double stats_seconds; // that this took
     bool documents; // attention stays within them: acts.starts counts
-    floatX *params; // [tensors.buffer_count], layer-major, as are the next three
-    grad_t *grads;
-    real *m, *v; // Adam's moments
+    floatX *params; // [tensors.buffer_count], layer-major
+    grad_t *grads;  // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
+    real *m, *v;    // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
+    real *master;   // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
     Activations acts;
-    size_t params_bytes, grads_bytes, moments_bytes, activations_bytes, workspace_bytes;
+    Sharding sharding;
+    grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
+    grad_t *own_grads;    // --zero 2: those of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
+    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
+    size_t received_bytes; // pieces of gradients from other ranks
     char *activations_memory;
 } Model;
 
@@ -104,7 +131,7 @@ static floatX *param(const Model *model, TensorKind kind, int layer) {
 }
 static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     const Tensor *t = tensor_of(&model->tensors, kind, layer);
-    return t ? model->grads + t->offset : NULL;
+    return t ? model->group_grads[t->layer + 1] + (t->offset - model->tensors.group_offset[t->layer + 1]) : NULL;
 }
 
 // The attention of one key set: which heads it reads and where they are in the fused rows.
@@ -151,6 +178,11 @@ static void *carve(Arena *arena, size_t count, size_t element_bytes) {
 }
 #define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
 
+// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
+static bool layer_keeps(const Model *model, int l, Recompute level) {
+    return l == 0 || (model->purpose == FOR_TRAINING && model->recompute < level);
+}
+
 // Lays the activations of the model out in the arena: the one place that knows their sizes.
 static void activations_carve(Model *model, Arena *arena) {
     const ModelConfig *c = &model->config;
@@ -168,31 +200,37 @@ static void activations_carve(Model *model, Arena *arena) {
     a->embedded = CARVE(arena, floatX, N * C);
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
-        bool own = backward || l == 0;
-        if (!own) *layer = a->layers[0];
+        bool own = layer_keeps(model, l, RECOMPUTE_BLOCK);
+        if (l) *layer = a->layers[0];
+        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
         if (own || model->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
-        if (!own) continue;
-        layer->norm1 = CARVE(arena, floatX, N * C);
-        layer->rstd1 = CARVE(arena, real, N);
-        layer->heads = CARVE(arena, floatX, N * heads_width);
-        layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
-        layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-        layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
-        layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : layer->combined;
-        layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
-        layer->context = d->gate_width ? CARVE(arena, floatX, N * context_width) : layer->normed;
-        layer->x_mid = CARVE(arena, floatX, N * C);
-        layer->norm2 = CARVE(arena, floatX, N * C);
-        layer->rstd2 = CARVE(arena, real, N);
-        layer->gate_up = CARVE(arena, floatX, N * 2 * F);
-        layer->hidden = CARVE(arena, floatX, N * F);
-        layer->x_out = CARVE(arena, floatX, N * C);
+        if (own) {
+            layer->heads = CARVE(arena, floatX, N * heads_width);
+            layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
+            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+            layer->x_mid = CARVE(arena, floatX, N * C);
+        }
+        if (layer_keeps(model, l, RECOMPUTE_NORMS_AND_MLP)) {
+            layer->norm1 = CARVE(arena, floatX, N * C);
+            layer->rstd1 = CARVE(arena, real, N);
+            layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : NULL;
+            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
+            layer->norm2 = CARVE(arena, floatX, N * C);
+            layer->rstd2 = CARVE(arena, real, N);
+            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
+            layer->hidden = CARVE(arena, floatX, N * F);
+        }
+        if (!d->norm_width) layer->normed = layer->combined;
+        if (!d->gate_width) layer->context = layer->normed;
+        else if (own) layer->context = CARVE(arena, floatX, N * context_width);
     }
     a->branch = CARVE(arena, floatX, N * C);
     a->norm_final = CARVE(arena, floatX, N * C);
     a->rstd_final = CARVE(arena, real, N);
     a->logits = CARVE(arena, floatX, (size_t)model->logit_rows * (size_t)model->Vp);
     if (!backward) return;
+    a->grad_squares = CARVE(arena, double, (size_t)model->sharding.count);
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
@@ -205,16 +243,31 @@ static void activations_carve(Model *model, Arena *arena) {
     a->dhidden = CARVE(arena, floatX, N * F);
 }
 
-// Sizes of a model that works on up to B sequences of T positions; allocates nothing but the tensor list.
-static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
+// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has been
+// reduced when l comes.
+static size_t group_grads_count(const Model *model, size_t *layer_count) {
+    const TensorList *list = &model->tensors;
+    const size_t *at = list->group_offset;
+    int L = list->L;
+    *layer_count = 0;
+    for (int l = 0; l < L; l++) *layer_count = max_size(*layer_count, at[l + 2] - at[l + 1]);
+    if (model->sharding.level < 2) return list->buffer_count;
+    return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
+}
+
+// Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
+// --zero `zero` says; allocates nothing but lists.
+static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute, int rank, int ranks, int zero) {
     const size_t logit_bytes = (size_t)64 << 20; // a chunk of logits this large keeps the GEMM at full speed
     memset(model, 0, sizeof(*model));
     model->config = *config;
     model->dims = attention_dims(config);
-    model->tensors = tensor_list_build(config);
+    model->tensors = tensor_list_build(config, ranks);
+    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS);
     model->B = B;
     model->T = T;
     model->purpose = purpose;
+    model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     size_t rows = max_size(64, logit_bytes / ((size_t)model->Vp * sizeof(floatX)));
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, rows);
@@ -223,13 +276,22 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     activations_carve(model, &count);
     model->activations_bytes = count.used;
     model->params_bytes = model->tensors.buffer_count * sizeof(floatX);
+    size_t groups = (size_t)model->sharding.groups, layer_count, own = model->sharding.own;
+    model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
+    model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    model->squares = (double *)checked_calloc((size_t)model->sharding.count * (size_t)ranks, sizeof(double));
     if (purpose == FOR_TRAINING) {
-        model->grads_bytes = model->tensors.buffer_count * sizeof(grad_t);
-        model->moments_bytes = 2 * model->tensors.buffer_count * sizeof(real);
+        int level = model->sharding.level;
+        model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
+        model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
+        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
+        if (ranks > 1) model->received_bytes = model->sharding.largest * sizeof(grad_t);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
                       matmul_workspace_bytes(N, C, model->dims.fused_rows),
                       matmul_workspace_bytes(N, config->NH * config->D, C),
                       matmul_workspace_bytes(N, C, 2 * config->F),
@@ -238,13 +300,33 @@ static void model_plan(Model *model, const ModelConfig *config, int B, int T, Pu
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
 }
 
+static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute) {
+    model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
+}
+
+// Where each group's gradients are, in the buffer that group_grads_count measured.
+static void model_place_grads(Model *model) {
+    const size_t *at = model->tensors.group_offset;
+    int L = model->config.L;
+    size_t layer_count, count = group_grads_count(model, &layer_count);
+    bool shared = model->sharding.level == 2;
+    for (int g = 0; g < L + 2; g++) {
+        size_t place = at[g];
+        if (shared && g > 0) place = at[1] + (size_t)(g == L + 1 ? min_int(L, 2) : (g - 1) % 2) * layer_count;
+        model->group_grads[g] = model->grads + place;
+    }
+    model->own_grads = shared ? model->grads + count : NULL;
+}
+
 // Allocates what model_plan counted. `shared` NULL, or a model whose parameters this one reads.
 static void model_alloc(Model *model, const Model *shared) {
     model->params = shared ? shared->params : (floatX *)buffer_alloc(model->params_bytes, "parameters");
     if (model->purpose == FOR_TRAINING) {
         model->grads = (grad_t *)buffer_alloc(model->grads_bytes, "gradients");
+        model_place_grads(model);
         model->m = (real *)buffer_alloc(model->moments_bytes, "Adam's moments");
-        model->v = model->m + model->tensors.buffer_count;
+        model->v = model->m + model->moments_bytes / (2 * sizeof(real));
+        if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0};
@@ -261,16 +343,24 @@ static void model_free(Model *model, bool owns_params) {
     if (owns_params) buffer_free(model->params);
     buffer_free(model->grads);
     buffer_free(model->m);
+    buffer_free(model->master);
     buffer_free(model->activations_memory);
     free(model->acts.layers);
+    free(model->group_grads);
+    free(model->reduced);
+    free(model->gathered);
+    free(model->squares);
+    sharding_free(&model->sharding);
     tensor_list_free(&model->tensors);
     memset(model, 0, sizeof(*model));
 }
 
 // Initial values: a function of (seed, tensor name, element) alone.
 static void model_init(Model *model, uint64_t seed) {
+    const Sharding *mine = model->sharding.level ? &model->sharding : NULL;
     enum { CHUNK = 1 << 20 };
     floatX *host = (floatX *)checked_calloc(CHUNK, sizeof(floatX));
+    real *exact = (real *)checked_calloc(CHUNK, sizeof(real));
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -280,11 +370,19 @@ static void model_init(Model *model, uint64_t seed) {
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++)
-                host[e] = (floatX)(float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+            for (size_t e = 0; e < count; e++) {
+                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
+                exact[e] = (real)value;
+                host[e] = (floatX)value;
+            }
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
+            for (OwnRange r = sharding_ranges(mine, t); model->master && sharding_next(mine, t, &r);) {
+                size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
+                if (low < high) buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin), (high - low) * sizeof(real));
+            }
         }
     }
+    free(exact);
     free(host);
 }
 
@@ -319,6 +417,17 @@ static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused
     return l;
 }
 
+// The norm before o_proj, where the variant has one.
+static void subnorm_forward(Model *model, int l, int N) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    if (d->norm_count)
+        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
+                        (real)SUBLN_EPS);
+    if (model->config.attention->norm == NORM_HEAD)
+        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+}
+
 // From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
 static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->config.attention;
@@ -336,50 +445,82 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
         diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
                              variant->lambda == LAMBDA_SIGMOID);
     }
-    if (d->norm_count)
-        rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)SUBLN_EPS);
-    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+    subnorm_forward(model, l, N);
     if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// One block: x is the residual stream that enters it, layer->x_out the one that leaves it.
-static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
+// the final norm.
+typedef struct {
+    floatX *y;
+    real *rstd;
+    const floatX *weight;
+} NextNorm;
+static NextNorm norm_after_block(Model *model, int l) {
+    bool last = l == model->config.L - 1;
+    NextNorm n;
+    n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
+    n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
+    n.weight = last ? param(model, T_NORM_FINAL, 0) : param(model, T_NORM1, l + 1);
+    return n;
+}
+
+// The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
+static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->config;
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
-    real eps = (real)c->rms_norm_eps;
+    int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
-
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    residual_forward(a->x_mid, x, branch, (size_t)N * (size_t)C);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C, (real)c->rms_norm_eps);
+}
 
-    rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+// The second half up to the projection back into the residual stream: from norm2 to hidden.
+static void block_forward_mlp(Model *model, int l, int N) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int C = model->config.C, F = model->config.F;
     matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
     swiglu_forward(a->hidden, a->gate_up, N, F);
+}
+
+// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
+// whose norm goes to the next block.
+static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+    const LayerActivations *a = &model->acts.layers[l];
+    floatX *branch = model->acts.branch;
+    int N = B * T, C = model->config.C, F = model->config.F;
+    block_forward_attention(model, l, x, B, T, first);
+    block_forward_mlp(model, l, N);
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
-    residual_forward(a->x_out, a->x_mid, branch, (size_t)N * (size_t)C);
+    NextNorm next = norm_after_block(model, l);
+    comm_wait(model->gathered[2 + l]); // what the norm belongs to
+    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C, (real)model->config.rms_norm_eps);
+}
+
+// The stream that enters block l.
+static const floatX *block_input(const Model *model, int l) { return l ? model->acts.layers[l - 1].x_out : model->acts.embedded; }
+
+// What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
+static void model_forward_embedding(Model *model, int N) {
+    Activations *a = &model->acts;
+    int C = model->config.C;
+    comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
+    embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
+    comm_wait(model->gathered[1]);
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
 }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
 // first > 0 only in a generating model, whose cache holds the positions before.
 static void model_forward(Model *model, int B, int T, int first) {
-    Activations *a = &model->acts;
-    int N = B * T, C = model->config.C, L = model->config.L;
     assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
-    embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
-    const floatX *x = a->embedded;
-    for (int l = 0; l < L; l++) {
-        block_forward(model, l, x, B, T, first);
-        x = a->layers[l].x_out;
-    }
-    rmsnorm_forward(a->norm_final, a->rstd_final, x, param(model, T_NORM_FINAL, 0), N, C, (real)model->config.rms_norm_eps);
+    model_forward_embedding(model, B * T);
+    for (int l = 0; l < model->config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
 static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
@@ -400,6 +541,47 @@ static void model_classify(Model *model, int N, real dloss) {
                             C, V, Vp);
     }
 }
+
+// ---------------------------------------------------------------------------------------------------
+// Statistics
+
+// Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
+// infinite when an element is.
+static double squares_norm(const Model *model, int first, int last) {
+    const Sharding *s = &model->sharding;
+    double sum = 0;
+    for (int i = s->first[first] * s->ranks; i < s->first[last + 1] * s->ranks; i++) sum += model->squares[i];
+    return sqrt(sum);
+}
+
+// Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
+static LayerStats layer_stats(const Model *model, int l, int B, int T) {
+    const AttentionDims *d = &model->dims;
+    const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    size_t N = (size_t)B * (size_t)T;
+    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
+    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
+    KeySet s = key_set(model, 0, B, T, 0);
+    LayerStats stats;
+    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
+    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
+    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
+    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
+                                      lambda.ld, d->pair_stride, sigmoid);
+    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
+    return stats;
+}
+
+static void model_gather_stats(Model *model, int l, int B, int T) {
+    ops_wait(); // so that the time is that of the statistics alone
+    double start = now_seconds();
+    model->stats[l] = layer_stats(model, l, B, T);
+    model->stats_seconds += now_seconds() - start;
+}
+
+// Of the gradients whose norm was taken last, before clipping.
+static double layer_grad_norm(const Model *model, int l) { return squares_norm(model, 1 + l, 1 + l); }
 
 // ---------------------------------------------------------------------------------------------------
 // Backward: the forward's lines from the last to the first
@@ -450,6 +632,22 @@ static void context_backward(Model *model, int l, int B, int T) {
     }
 }
 
+// Computes again what --recompute does not keep, by the operations of the forward, so with its bits. Of the last block,
+// which no other has followed, it is still there.
+static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
+    const LayerActivations *a = &model->acts.layers[l];
+    int N = B * T, C = model->config.C;
+    real eps = (real)model->config.rms_norm_eps;
+    if (model->recompute == RECOMPUTE_NOTHING || l == model->config.L - 1) return;
+    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
+    if (model->recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
+    else {
+        subnorm_forward(model, l, N);
+        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+    }
+    block_forward_mlp(model, l, N);
+}
+
 // acts.dx is the gradient of x_out on entry and of x on return.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->config;
@@ -473,6 +671,36 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C);
 }
 
+// Before a group's gradients are added to. With --zero 2 its place is another group's, or the last micro-step's, until
+// that is with its owners.
+static void grads_open(Model *model, int group) {
+    const size_t *at = model->tensors.group_offset;
+    int L = model->config.L;
+    if (model->sharding.level < 2) return;
+    comm_wait(model->reduced[group]);
+    if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
+    buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
+}
+
+// This rank's piece of a bucket of the gradients, where the sum over all ranks is put.
+static grad_t *own_grads(const Model *model, const Bucket *b) {
+    const Sharding *s = &model->sharding;
+    if (model->own_grads) return model->own_grads + b->begin / (size_t)s->ranks;
+    return model->group_grads[b->group] + (b->begin - model->tensors.group_offset[b->group]) + (size_t)s->rank * b->piece;
+}
+
+// A group's gradients are complete: begins to sum them over the ranks, while the backward goes on.
+static void grads_close(Model *model, int group) {
+    const Sharding *s = &model->sharding;
+    if (!model->reduce) return;
+    for (int i = s->first[group]; i < s->first[group + 1]; i++) {
+        const Bucket *b = &s->buckets[i];
+        grad_t *bucket = model->group_grads[group] + (b->begin - model->tensors.group_offset[group]);
+        model->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_grads(model, b), s->level == 2);
+        if (s->level == 0) model->reduced[group] = comm_all_gather(bucket, b->piece * sizeof(grad_t));
+    }
+}
+
 // After model_forward and model_classify with dloss != 0 on the same rows; adds to the gradients.
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
@@ -480,8 +708,17 @@ static void model_backward(Model *model, int B, int T) {
     buffer_zero(a->dx, (size_t)N * (size_t)C * sizeof(floatX));
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
                      param(model, T_NORM_FINAL, 0), a->rstd_final, N, C);
-    for (int l = L - 1; l >= 0; l--) block_backward(model, l, l ? a->layers[l - 1].x_out : a->embedded, B, T);
+    grads_close(model, L + 1);
+    for (int l = L - 1; l >= 0; l--) {
+        const floatX *x = block_input(model, l);
+        block_recompute(model, l, x, B, T);
+        if (model->stats) model_gather_stats(model, l, B, T);
+        grads_open(model, 1 + l);
+        block_backward(model, l, x, B, T);
+        grads_close(model, 1 + l);
+    }
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
+    grads_close(model, 0); // last, since a tied head has added to it first
 }
 
 // The next batch, N rows. starts: where the document of each input begins in its sequence, which attention then does
@@ -497,7 +734,11 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
 // One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T, double total_rows) {
     model_read_batch(model, inputs, targets, starts, B * T);
+    watch_phase(PHASE_FORWARD);
     model_forward(model, B, T, 0);
+    watch_phase(PHASE_BACKWARD);
+    grads_open(model, 0);
+    grads_open(model, model->config.L + 1);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
 }
@@ -523,8 +764,20 @@ static void model_losses_by_position(const Model *model, double *means, int rows
 // ---------------------------------------------------------------------------------------------------
 // Update
 
-// Before clipping; NaN or infinite when an element is.
-static double model_grad_norm(const Model *model) { return sqrt(sum_of_squares(model->grads, model->tensors.buffer_count)); }
+// Sums of squares of this rank's pieces of the gradients, own[buckets], once they are reduced.
+static void model_own_squares(const Model *model, double *own) {
+    const Sharding *s = &model->sharding;
+    for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
+    for (int i = 0; i < s->count; i++) sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
+    buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
+}
+
+// Before clipping. Of one rank; where there are more, run_agree has what each knows.
+static inline double model_grad_norm(Model *model) {
+    assert(model->sharding.ranks == 1);
+    model_own_squares(model, model->squares);
+    return squares_norm(model, 0, model->sharding.groups - 1);
+}
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
@@ -532,43 +785,25 @@ static double clip_factor(double grad_norm, double clip) { return clip > 0 && gr
 // One AdamW step on the accumulated gradients, whose norm is finite; `update` counts from 1 (bias correction).
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
+    const Sharding *s = &model->sharding;
+    const Sharding *mine = s->level ? s : NULL; // else every rank updates everything
+    double scale = clip_factor(grad_norm, o->grad_clip);
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
-        adamw_update(model->params + t->offset, NULL, model->grads + t->offset, model->m + t->offset,
-                     model->v + t->offset, t->count, clip_factor(grad_norm, o->grad_clip), lr, o->beta1, o->beta2,
-                     o->eps, t->row->decay ? o->weight_decay : 0, update);
+        for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
+            const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
+            real *master = model->master ? model->master + r.compact_at : NULL;
+            adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr, o->beta1,
+                         o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
+        }
+        bool group_ends = i + 1 == model->tensors.count || t[1].layer != t->layer;
+        if (mine && group_ends) model->gathered[t->layer + 1] = sharding_gather(s, t->layer + 1, model->params, sizeof(floatX));
     }
 }
 
-// ---------------------------------------------------------------------------------------------------
-// Statistics
-
-typedef struct {
-    Range lambda;      // as it multiplies the second map; NaN without one
-    Range context_rms; // of what o_proj reads, per row and output head
-    AttentionStats attention;
-    Magnitudes residual; // of the stream that leaves the layer
-    double grad_norm;    // before clipping
-} LayerStats;
-
-// Of the last micro-step, whose activations the backward leaves as they are, and of the gradients added up so far.
-static LayerStats layer_stats(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->config.attention;
-    size_t N = (size_t)B * (size_t)T, begin = model->tensors.layer_offset[l], end = model->tensors.layer_offset[l + 1];
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
-    KeySet s = key_set(model, 0, B, T, 0);
-    LayerStats stats;
-    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
-    stats.grad_norm = sqrt(sum_of_squares(model->grads + begin, end - begin));
-    return stats;
+// Until this rank has all parameters of the last update, not only its own pieces.
+static void model_await_params(const Model *model) {
+    for (int g = 0; g < model->sharding.groups; g++) comm_wait(model->gathered[g]);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -587,8 +822,8 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-// What a process takes besides its buffers: code, and the GEMM library's own (measured: dev/BENCH.md).
-static const size_t PROCESS_BYTES = (size_t)24 << 20;
+// What MPI takes in a process that is one of many (measured: tests/ranks.h).
+static size_t mpi_bytes(int ranks) { return ranks > 1 ? (size_t)12 << 20 : 0; }
 
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
@@ -598,6 +833,35 @@ static void print_match(const Model *model, const Options *o) {
     size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
     printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F, own, baseline,
            100 * ((double)own / (double)baseline - 1));
+}
+
+// All that a process takes.
+static size_t model_bytes(const Model *model) {
+    const char *own_of;
+    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
+           model->workspace_bytes + ops_own_bytes(&own_of) + mpi_bytes(model->sharding.ranks);
+}
+
+// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
+static double communication_bytes(const Model *model, int zero, int micro_steps) {
+    double share = 1 - 1.0 / model->sharding.ranks, count = (double)model->tensors.buffer_count;
+    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
+    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
+}
+
+// By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
+static void print_communication(const Model *model, const Options *o) {
+    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
+    printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
+    for (int zero = 0; zero <= 2; zero++) {
+        Model other;
+        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
+        double bytes = communication_bytes(&other, zero, micro_steps);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)model_bytes(&other) / 1048576.0, bytes / 1048576.0);
+        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
+        printf("\n");
+        model_free(&other, false);
+    }
 }
 
 static void print_dry_run(const Model *model, const Options *o) {
@@ -617,15 +881,21 @@ static void print_dry_run(const Model *model, const Options *o) {
         if (parts[i]) printf("  %-44s %14zu\n", part_names[i], parts[i]);
     printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
     if (o->match_params) print_match(model, o);
-    printf("memory of this process\n");
+    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
+    else printf("memory of this process\n");
     print_memory_row("parameters", model->params_bytes);
     print_memory_row("gradients", model->grads_bytes);
     print_memory_row("Adam's moments", model->moments_bytes);
+    if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
     print_memory_row("activations", model->activations_bytes);
+    if (model->received_bytes) print_memory_row("gradients received from other ranks", model->received_bytes);
     print_memory_row("workspace", model->workspace_bytes);
-    print_memory_row("program and libraries, about", PROCESS_BYTES);
-    print_memory_row("total", model->params_bytes + model->grads_bytes + model->moments_bytes + model->activations_bytes +
-                                  model->workspace_bytes + PROCESS_BYTES);
+    const char *own_of;
+    size_t own_bytes = ops_own_bytes(&own_of);
+    print_memory_row(own_of, own_bytes);
+    if (mpi_bytes(model->sharding.ranks)) print_memory_row("MPI, about", mpi_bytes(model->sharding.ranks));
+    print_memory_row("total", model_bytes(model));
+    if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -704,13 +974,20 @@ typedef struct {
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
     Guard guard;           // which of them are
+    Rollback rollback;     // and when the run goes back
+    int stop;              // the signal that one of the ranks got, as of the last step; 0: none
+    double *agreed;        // [ranks + 1][2 + buckets]: what the ranks tell each other once per step
     uint64_t next_window;  // of the training order
     uint64_t fingerprint;  // of the training data
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
     int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
+    LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;
 } Run;
+
+static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
+static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
     CheckpointBuffers b;
@@ -718,8 +995,10 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     b.config = &model->config;
     b.tensors = &model->tensors;
     b.params = model->params;
+    b.master = model->master;
     b.m = model->m;
     b.v = model->v;
+    b.sharding = &model->sharding;
     return b;
 }
 
@@ -730,8 +1009,21 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
     if (!found) snprintf(path, PATH_SIZE, "none");
 }
 
+// Whether all ranks hold the same, bit for bit.
+static void run_check_ranks(Run *run) {
+    Model *model = &run->model;
+    RankBuffer buffers[] = {{"", model->params, sizeof(floatX)}, {"exp_avg.", model->m, sizeof(real)}, {"exp_avg_sq.", model->v, sizeof(real)}, {"master.", model->master, sizeof(real)}};
+    if (comm_ranks() == 1) return;
+    watch_phase(PHASE_CHECK);
+    model_await_params(model);
+    ranks_check(&model->tensors, buffers, model->sharding.level ? 1 : model->master ? 4 : 3, run->step);
+}
+
 static void run_checkpoint(Run *run) {
     if (!run->options.out) return;
+    if (run->options.check_ranks_every) run_check_ranks(run);
+    watch_phase(PHASE_SAVE);
+    model_await_params(&run->model);
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     const Speech *speech = &run->speech;
     if (speech->tokenizer) {
@@ -752,12 +1044,13 @@ static void run_checkpoint(Run *run) {
     json_add_u64(state, "data_fingerprint", run->fingerprint);
     CHECK(cJSON_AddItemToObject(state, "data", dataloader_identity(&run->train)) &&
               cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
+              (!run->rollback.count || cJSON_AddItemToObject(state, "rollback", rollback_to_json(&run->rollback))) &&
               cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
           "out of memory for a checkpoint");
     double start = now_seconds();
     log_sync(&run->log);
     checkpoint_save(run->options.out, run->step, &buffers, state);
-    checkpoint_prune(run->options.out, run->options.keep, run->step);
+    if (leads()) checkpoint_prune(run->options.out, run->options.keep, run->step);
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
@@ -767,11 +1060,12 @@ static void run_checkpoint(Run *run) {
 static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
-    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B;
+    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B, mine = (uint64_t)comm_rank() * (uint64_t)B;
     if (windows > run->val.window_count) windows = run->val.window_count;
     double sum = 0;
+    watch_phase(PHASE_VALIDATION);
     dataloader_start(&run->val, 0);
-    for (uint64_t done = 0; done < windows; done += (uint64_t)B) {
+    for (uint64_t done = mine; done < windows; done += (uint64_t)B * (uint64_t)comm_ranks()) {
         int rows = T * (windows - done < (uint64_t)B ? (int)(windows - done) : B); // the last batch may be partial
         dataloader_next(&run->val, run->inputs, run->targets, run->starts);
         model_read_batch(model, run->inputs, run->targets, run->starts, rows);
@@ -781,6 +1075,8 @@ static double run_validate(Run *run, double *by_position) {
         sum += model_loss_sum(model, rows);
         if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
     }
+    comm_sum_f64(&sum, 1);
+    if (by_position) comm_sum_f64(by_position, T);
     return sum / ((double)windows * T);
 }
 
@@ -799,6 +1095,8 @@ static void run_log_validation(Run *run) {
 enum { SAMPLE_TOKENS = 200 };
 
 static void run_print_sample(Run *run) {
+    model_await_params(&run->model);
+    if (!leads()) return;
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
@@ -808,31 +1106,61 @@ static void run_print_sample(Run *run) {
 }
 
 typedef struct {
-    double loss, grad_norm, lr, seconds;
+    double loss, grad_norm, lr, seconds, comm_seconds; // the last: waiting for other ranks
     Verdict verdict;
 } StepResult;
+
+// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop.
+static void run_agree(Run *run, StepResult *r) {
+    Model *model = &run->model;
+    int ranks = comm_ranks(), count = model->sharding.count, width = 2 + count;
+    double *own = run->agreed, *all = own + width, loss = 0;
+    watch_phase(PHASE_GRADIENTS);
+    own[0] = model_loss_sum(model, model->B * model->T);
+    own[1] = stop_signal;
+    model_own_squares(model, own + 2);
+    comm_gather(all, own, (size_t)width * sizeof(double));
+    for (int q = 0; q < ranks; q++) {
+        const double *theirs = all + q * width;
+        loss += theirs[0];
+        run->stop = max_int(run->stop, (int)theirs[1]);
+        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[2 + b];
+    }
+    r->loss = loss / (double)run->options.total_batch;
+    r->grad_norm = squares_norm(model, 0, model->sharding.groups - 1);
+}
 
 // One step: gradients of micro_steps micro-batches, then the update, unless it is to be left out.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
     int B = model->B, T = model->T, N = B * T;
-    double start = now_seconds();
+    double start = now_seconds(), waited = comm.wait_seconds;
     StepResult r;
+    watch_step(run->step + 1);
+    model->stats_seconds = 0;
     buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
+        bool stats = run->stats && micro == run->micro_steps - 1 && every(run->step + 1, o->stats_every);
+        watch_phase(PHASE_DATA);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
+        model->stats = stats ? run->stats : NULL;
+        model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->sharding.level == 2);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
     run->next_window = dataloader_position(&run->train);
     run->step++;
-    r.loss = model_loss_sum(model, N) / (double)o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
-    r.grad_norm = model_grad_norm(model);
+    run_agree(run, &r);
     r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    watch_phase(PHASE_UPDATE);
     if (r.verdict.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
-    r.seconds = now_seconds() - start;
+    bool spike = r.verdict.loss_z >= SPIKE_Z || r.verdict.grad_z >= SPIKE_Z;
+    rollback_note(&run->rollback, run->step, spike || !r.verdict.apply);
+    watch_phase(PHASE_LOG);
+    r.seconds = now_seconds() - start - model->stats_seconds;
+    r.comm_seconds = comm.wait_seconds - waited;
     return r;
 }
 
@@ -848,6 +1176,7 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_number(&run->log, "tokens_per_s", tokens_per_s);
     log_number(&run->log, "ms", 1e3 * r->seconds);
     log_number(&run->log, "flops_util", share);
+    log_number(&run->log, "comm_ms", 1e3 * r->comm_seconds);
     log_number(&run->log, "loss_z", r->verdict.loss_z);
     log_number(&run->log, "grad_z", r->verdict.grad_z);
     log_bool(&run->log, "skipped", !r->verdict.apply);
@@ -916,10 +1245,10 @@ static void run_print_spikes(const Run *run) {
     printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
-// One record per layer. After the update, which leaves activations and gradients, and before a validation, which does not.
+// One record per layer, of what the last step has gathered, and of its gradients.
 static void run_log_stats(Run *run) {
     for (int l = 0; l < run->model.config.L; l++) {
-        LayerStats s = layer_stats(&run->model, l, run->model.B, run->model.T);
+        LayerStats s = run->stats[l];
         log_begin(&run->log, "stats", run->step);
         log_integer(&run->log, "layer", l);
         log_number(&run->log, "lambda_min", s.lambda.min);
@@ -934,64 +1263,10 @@ static void run_log_stats(Run *run) {
         log_number(&run->log, "logit_max", s.attention.largest_logit);
         log_number(&run->log, "residual_max", s.residual.largest);
         log_number(&run->log, "residual_median", s.residual.median);
-        log_number(&run->log, "grad_norm", s.grad_norm);
+        log_number(&run->log, "grad_norm", layer_grad_norm(&run->model, l));
         log_end(&run->log);
     }
 }
-
-static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
-
-// A run that ends before its last step says how it goes on. Returns the exit status.
-static int run_stopped(Run *run) {
-    const Options *o = &run->options;
-    const char *why = stop_signal ? strsignal(stop_signal) : "--stop-after";
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "stopped");
-    log_string(&run->log, "why", why);
-    log_end(&run->log);
-    progress_break();
-    if (o->out) printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step, o->steps, why, o->out);
-    else printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step, o->steps, why);
-    run_print_spikes(run);
-    return !stop_signal ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
-}
-
-// Steps until the last one, --stop-after or a signal. Returns the exit status.
-static int run_train(Run *run) {
-    const Options *o = &run->options;
-    int64_t first = run->step;
-    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (%d micro-steps of %d x %d); GEMM peak %.0f GFLOP/s\n",
-           first, o->steps, o->total_batch, run->micro_steps, run->model.B, run->model.T, run->peak_gflops);
-    fflush(stdout);
-    if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
-    if (o->val_data && run->step == 0) run_log_validation(run);
-    double busy = 0; // seconds in steps; validation and samples come on top and are few
-    dataloader_start(&run->train, run->next_window);
-    while (run->step < o->steps && !stop_signal) {
-        StepResult r = run_step(run);
-        busy += r.seconds;
-        run_log_step(run, &r, busy / (double)(run->step - first) * (double)(o->steps - run->step));
-        run_log_events(run, &r);
-        if (o->out && every(run->step, o->stats_every)) run_log_stats(run);
-        run_stop_when_nothing_is_finite(run);
-        bool last = run->step == o->steps;
-        if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
-        if (every(run->step, o->sample_every)) run_print_sample(run);
-        bool stop = last || stop_signal || run->step == o->stop_after;
-        bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
-        if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
-        if (stop) break;
-    }
-    if (run->step < o->steps) return run_stopped(run);
-    char duration[32];
-    format_duration(duration, sizeof(duration), busy);
-    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s\n", run->step - first, duration, run->train.wait_seconds);
-    run_print_spikes(run);
-    return EXIT_DONE;
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Modes and main
 
 static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
     uint64_t value = 0;
@@ -1000,6 +1275,110 @@ static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit
           path, key, value, limit);
     return value;
 }
+
+// The counters and detectors of a checkpoint; not the place in the data, which a rollback leaves where it is.
+static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
+    run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
+    run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
+    CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
+          "%s: the \"detectors\" of trainer_state.json are none of this program", path);
+}
+
+// --rollback: back to the newest checkpoint before the bad steps, and on with the data behind them.
+static void run_roll_back(Run *run) {
+    const Options *o = &run->options;
+    int64_t first_bad = rollback_due(&run->rollback, run->step), from = run->step;
+    char path[PATH_SIZE];
+    if (!first_bad || !o->out) return;
+    model_await_params(&run->model);
+    if (checkpoint_find_before(o->out, first_bad, path) < 0) {
+        warn("step %" PRId64 ": --rollback %s is due and there is no checkpoint before step %" PRId64 ": going on", from, o->rollback, first_bad);
+        run->rollback.bad_count = 0;
+        return;
+    }
+    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    cJSON *state = checkpoint_load_state(path);
+    checkpoint_load_weights(path, &buffers, true);
+    run_adopt_state(run, state, path);
+    cJSON_Delete(state);
+    bool again = rollback_to(&run->rollback, run->step);
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "rollback");
+    log_integer(&run->log, "from_step", from);
+    log_integer(&run->log, "first_bad_step", first_bad);
+    log_integer(&run->log, "next_window", (int64_t)run->next_window);
+    log_end(&run->log);
+    CHECK(again, "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64 ": it does not help; try a lower --lr or --init from an earlier checkpoint",
+          from, o->rollback, ROLLBACK_TIMES + 1, run->step);
+    progress_break();
+    warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64 ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
+         from, run->rollback.count, first_bad, run->step, run->next_window);
+    if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
+    run_checkpoint(run);                                   // the same one, with its new place in the data
+}
+
+
+// The signal that asks the run to stop. Many ranks stop at the same step: the one whose end all of them know of it.
+static int run_stop(const Run *run) { return comm_ranks() > 1 ? run->stop : stop_signal; }
+
+// A run that ends before its last step says how it goes on. Returns the exit status.
+static int run_stopped(Run *run) {
+    const Options *o = &run->options;
+    int stopped_by = run_stop(run);
+    const char *why = stopped_by ? strsignal(stopped_by) : "--stop-after";
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "stopped");
+    log_string(&run->log, "why", why);
+    log_end(&run->log);
+    progress_break();
+    if (o->out) printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step, o->steps, why, o->out);
+    else printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step, o->steps, why);
+    run_print_spikes(run);
+    return !stopped_by ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
+}
+
+// Steps until the last one, --stop-after or a signal. Returns the exit status.
+static int run_train(Run *run) {
+    const Options *o = &run->options;
+    int64_t first = run->step;
+    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
+    if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
+    printf("%d micro-step%s of %d x %d); GEMM peak %.0f GFLOP/s\n", run->micro_steps, run->micro_steps == 1 ? "" : "s", run->model.B, run->model.T, run->peak_gflops);
+    fflush(stdout);
+    if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
+    if (o->val_data && run->step == 0) run_log_validation(run);
+    double busy = 0; // seconds in steps; validation and samples come on top and are few
+    int64_t done = 0;
+    dataloader_start(&run->train, run->next_window);
+    while (run->step < o->steps && !run_stop(run)) {
+        StepResult r = run_step(run);
+        busy += r.seconds;
+        run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
+        run_log_events(run, &r);
+        if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
+        if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
+        run_stop_when_nothing_is_finite(run);
+        run_roll_back(run);
+        bool last = run->step == o->steps;
+        if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
+        if (every(run->step, o->sample_every)) run_print_sample(run);
+        bool stop = last || run_stop(run) || run->step == o->stop_after;
+        bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
+        if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
+        if (stop) break;
+    }
+    if (run->step < o->steps) return run_stopped(run);
+    char duration[32];
+    format_duration(duration, sizeof(duration), busy);
+    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s", done, duration, run->train.wait_seconds);
+    if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
+    printf("\n");
+    run_print_spikes(run);
+    return EXIT_DONE;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Modes and main
 
 // What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
 typedef struct {
@@ -1029,6 +1408,10 @@ static Resume resume_find(Options *o) {
 // The options, complete, and the model they describe; from a checkpoint where there is one.
 static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) {
     options_parse(o, argc, argv);
+    watch_timeout(o->timeout);
+    char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first thing that all do together
+    if (own) ranks_compare(own, "start all ranks with the same program and the same options", EXIT_USAGE);
+    free(own);
     *resume = resume_find(o);
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) {
@@ -1036,8 +1419,15 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
         options_adopt_model(o, &config);
     }
     options_adopt_data(o);
-    options_finish(o, 1);
+    options_finish(o, options_ranks(o));
+    watch_timeout(o->timeout); // may be the checkpoint's
     omp_set_num_threads((int)o->threads);
+    if (!matmul_has_choice) { // the build decides
+        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
+              gemm_choice(o->gemm), gemm_choice(built_for), gemm_choice(o->gemm));
+        o->gemm = built_for;
+    }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
     if (matmul_in_bf16 && !matmul_bf16_native)
@@ -1069,10 +1459,15 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
     cJSON_AddStringToObject(json, "system", text);
     cJSON *devices = cJSON_AddArrayToObject(json, "devices");
+    char driver[sizeof(text)];
+    bool on_device = ops_device(text, driver, sizeof(text));
+    if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
+    cJSON_AddNumberToObject(json, "ranks", comm_ranks());
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);
@@ -1103,7 +1498,7 @@ static void dump_gradients(Run *run) {
 // --train-data or --val-data, with the separators that --doc-mask needs.
 static void run_open_data(Run *run, DataLoader *loader, const char *option, const char *text, int V) {
     const Options *o = &run->options;
-    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, 0, 1, o->seed, loader == &run->train);
+    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed, loader == &run->train);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given);
     CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
@@ -1124,13 +1519,21 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
     if (loader == &run->train && !o->dump_grads) dataloader_print(loader, run_windows(o));
 }
 
+// Ranks on machines of their own may see other files under the same name.
+static void run_compare_data(const Run *run) {
+    char text[200];
+    FORMAT(text, "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64 "\n", run->fingerprint, run->val.window_count);
+    ranks_compare(text, "all ranks must see the same files under --train-data and --val-data", EXIT_FAILED);
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
     bool training = !o->generate && !o->eval && !o->dry_run;
     int B = (int)o->batch_size, T = (int)o->seq_len;
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
-    model_plan(&run->model, config, o->generate ? 1 : B, T, purpose);
+    int ranks = options_ranks(o);
+    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, (int)o->zero);
     if (o->dry_run) return;
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
@@ -1140,25 +1543,29 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
+    comm_alloc(run->model.sharding.largest * sizeof(grad_t));
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
+    run_compare_data(run);
     if (training && o->sample_every) {
-        model_plan(&run->speaker, config, 1, T, FOR_GENERATION);
+        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
         model_alloc(&run->speaker, &run->model);
     }
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    run->micro_steps = (int)(o->total_batch / ((int64_t)B * T));
+    if (training && o->stats_every && o->out && leads()) run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
+    run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
+    if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
     else model_init(&run->model, o->seed);
     if (!resume->state || !training) return;
-    run->step = (int64_t)state_number(resume->state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, resume->path);
-    run->updates = (int64_t)state_number(resume->state, "updates", (uint64_t)run->step, resume->path);
+    run_adopt_state(run, resume->state, resume->path);
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
-    CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(resume->state, "detectors")),
-          "%s: the \"detectors\" of trainer_state.json are none of this program", resume->path);
+    CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
+          "%s: the \"rollback\" of trainer_state.json is none of this program", resume->path);
     char difference[PATH_SIZE];
     dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference, sizeof(difference));
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
@@ -1167,6 +1574,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 }
 
 static void run_close(Run *run) {
+    comm_barrier(); // parameters of the last update may still be on their way
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
@@ -1177,7 +1585,20 @@ static void run_close(Run *run) {
     free(run->inputs);
     free(run->targets);
     free(run->starts);
+    free(run->agreed);
+    free(run->stats);
     options_free(&run->options);
+}
+
+static void run_open_log(Run *run, int argc, char **argv) {
+    const Options *o = &run->options;
+    if (o->resume) log_resume(&run->log, o->out, run->step);
+    else {
+        cJSON *description = run_description(run, argc, argv);
+        log_create(&run->log, o->out, description);
+        cJSON_Delete(description);
+    }
+    checkpoint_clean(o->out);
 }
 
 // Does what the options ask for. Returns the exit status.
@@ -1195,13 +1616,8 @@ static int run_mode(Run *run, int argc, char **argv) {
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         stop_signals_catch();
-        if (o->out && o->resume) log_resume(&run->log, o->out, run->step);
-        else if (o->out) {
-            cJSON *description = run_description(run, argc, argv);
-            log_create(&run->log, o->out, description);
-            cJSON_Delete(description);
-        }
-        if (o->out) checkpoint_clean(o->out);
+        if (o->out && leads()) run_open_log(run, argc, argv);
+        comm_barrier();
         return run_train(run);
     }
     return EXIT_DONE;
@@ -1209,14 +1625,17 @@ static int run_mode(Run *run, int argc, char **argv) {
 
 int main(int argc, char **argv) {
     matmul_prepare(argv);
+    stop_signals_start();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));
+    comm_open();
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run_open(&run, &config, &resume);
     int status = run_mode(&run, argc, argv);
     run_close(&run);
     cJSON_Delete(resume.state);
+    comm_close();
     CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
     return status;
 }

@@ -129,6 +129,7 @@ static double per_layer(const Shape *s) { return s->L; }
 static double twice_per_layer(const Shape *s) { return 2.0 * s->L; }
 static double norms(const Shape *s) { return 2.0 * s->L + 1; }
 static double once(const Shape *s) { (void)s; return 1; }
+static double never(const Shape *s) { (void)s; return 0; }
 static double pairs(const Shape *s) { return s->NQ == 2 * s->NH ? s->L : 0; }
 
 static double e_embedding(const Shape *s) { return 2.0 * s->N * s->C; }
@@ -147,6 +148,12 @@ static double e_combine_b(const Shape *s) { return 4.0 * s->N * s->NH * s->D; }
 static void r_combine_b(const Shape *s, real *const *x) { diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true); }
 static double e_residual(const Shape *s) { return 3.0 * s->N * s->C; }
 static void r_residual(const Shape *s, real *const *x) { residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C); }
+static void r_residual_norm(const Shape *s, real *const *x) {
+    residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
+    rmsnorm_forward(x[3], x[5], x[0], x[4], s->N, s->C, (real)1e-5);
+}
+static double e_fused_norm(const Shape *s) { return 4.0 * s->N * s->C; }
+static void r_fused_norm(const Shape *s, real *const *x) { residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5); }
 static double e_swiglu(const Shape *s) { return 3.0 * s->N * s->F; }
 static void r_swiglu(const Shape *s, real *const *x) { swiglu_forward(x[0], x[1], s->N, s->F); }
 static double e_swiglu_b(const Shape *s) { return 5.0 * s->N * s->F; }
@@ -154,7 +161,11 @@ static void r_swiglu_b(const Shape *s, real *const *x) { swiglu_backward(x[0], x
 static double e_entropy(const Shape *s) { return 2.0 * s->N * s->Vp; }
 static void r_entropy(const Shape *s, real *const *x) { cross_entropy(x[1], x[0], bench.tokens, s->N, s->V, s->Vp, (real)1e-3); }
 static double e_norm(const Shape *s) { return (double)s->parameters; }
-static void r_norm(const Shape *s, real *const *x) { bench.sink += (float)sum_of_squares(x[0], s->parameters); }
+static void r_norm(const Shape *s, real *const *x) {
+    double sum;
+    sum_of_squares(&sum, x[0], s->parameters);
+    bench.sink += (float)sum;
+}
 static double e_adamw(const Shape *s) { return 7.0 * (double)s->parameters; }
 static void r_adamw(const Shape *s, real *const *x) { adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100); }
 static double e_zero(const Shape *s) { return (double)s->parameters; }
@@ -163,12 +174,14 @@ static void r_zero(const Shape *s, real *const *x) { buffer_zero(x[0], s->parame
 static const MemoryOperation memory_operations[] = {
     {"embedding",            COPY,   e_embedding,   once,            r_embedding},
     {"embedding backward",   UPDATE, e_embedding_b, once,            r_embedding_b},
-    {"rmsnorm",              COPY,   e_rmsnorm,     norms,           r_rmsnorm},
+    {"rmsnorm",              COPY,   e_rmsnorm,     once,            r_rmsnorm},
     {"rmsnorm backward",     ADD,    e_rmsnorm_b,   norms,           r_rmsnorm_b},
     {"rope",                 UPDATE, e_rope,        twice_per_layer, r_rope},
     {"diff_combine",         ADD,    e_combine,     pairs,           r_combine},
     {"diff_combine backward", COPY,  e_combine_b,   pairs,           r_combine_b},
-    {"residual",             ADD,    e_residual,    twice_per_layer, r_residual},
+    {"residual",             ADD,    e_residual,    never,           r_residual},
+    {"residual and rmsnorm",   ADD,  e_fused_norm,  twice_per_layer, r_fused_norm},
+    {"residual, then rmsnorm", ADD,  e_fused_norm,  never,           r_residual_norm}, // the same in two operations
     {"swiglu",               ADD,    e_swiglu,      per_layer,       r_swiglu},
     {"swiglu backward",      ADD,    e_swiglu_b,    per_layer,       r_swiglu_b},
     {"cross_entropy",        UPDATE, e_entropy,     once,            r_entropy},
@@ -239,7 +252,7 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
     c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
     c.rope_theta = 10000;
     c.rms_norm_eps = 1e-5;
-    model_plan(model, &c, B, T, FOR_TRAINING);
+    model_plan(model, &c, B, T, FOR_TRAINING, RECOMPUTE_NOTHING);
 }
 
 static void table_operations(void) {

@@ -24,6 +24,8 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
                                   "checksum": the digest of this file's text up to this member's opening quote.
                                   A digest is XXH3-64 as 16 hexadecimal digits.
   atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
+  ranks    checkpoint_save, checkpoint_find_* and checkpoint_load_weights are called by all ranks together: each writes,
+           reads and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
   errors   CHECK, with the path; only checkpoint_find_newest passes over what is broken, and ends the program when
            nothing else is there, as a start from step 0 would be a silent loss
 */
@@ -44,15 +46,16 @@ enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_file
 // Why something is broken, for a message.
 typedef char Reason[512];
 
-// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free()
-static inline uint64_t *file_digests(const char *path, size_t *count, uint64_t *bytes) {
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk, and
+// leaves the others' 0: file_digests_all has the whole.
+static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
     *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
     uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
     int64_t chunks = (int64_t)*count;
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
-    for (int64_t i = 0; i < chunks; i++) {
+    for (int64_t i = rank; i < chunks; i += ranks) {
         char piece[CHECKSUM_PIECE];
         XXH3_state_t *state = XXH3_createState();
         CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
@@ -77,6 +80,33 @@ static inline uint64_t *file_digests(const char *path, size_t *count, uint64_t *
     return NULL;
 }
 
+// The same on all ranks, each reading its share. A rank that cannot read the file makes it unreadable for all.
+static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
+    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
+    if (comm_ranks() == 1) return digests;
+    struct {
+        int error;
+        uint64_t bytes;
+    } own, *all = NULL;
+    memset(&own, 0, sizeof(own));
+    own.error = digests ? 0 : errno, own.bytes = digests ? *bytes : 0;
+    all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
+    comm_gather(all, &own, sizeof(own));
+    int error = 0;
+    for (int r = 0; r < comm_ranks() && !error; r++) error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
+    free(all);
+    if (error) {
+        free(digests);
+        errno = error;
+        return NULL;
+    }
+    uint64_t *everyone = (uint64_t *)checked_calloc((size_t)comm_ranks() * *count, sizeof(uint64_t));
+    if (*count) comm_gather(everyone, digests, *count * sizeof(uint64_t));
+    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % (size_t)comm_ranks() * *count + i];
+    free(everyone);
+    return digests;
+}
+
 typedef char Digest[20];
 static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
 
@@ -87,7 +117,7 @@ static inline cJSON *checksums_build(const char *dir) {
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
         if (i >= CHECKPOINT_NEEDED && access(path, F_OK) != 0) continue;
-        uint64_t bytes = 0, *digests = file_digests(path, &count, &bytes);
+        uint64_t bytes = 0, *digests = file_digests_all(path, &count, &bytes);
         CHECK(digests, "cannot read %s back: %s", path, strerror(errno));
         cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
         cJSON_AddNumberToObject(file, "bytes", (double)bytes);
@@ -109,7 +139,7 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
         if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue; // not saved by us
-        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests(path, &count, &bytes);
+        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
         if (!digests) {
             snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
             return false;
@@ -189,7 +219,13 @@ static inline cJSON *checkpoint_load_state(const char *dir) {
 
 static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) {
     cJSON *state = state_read(dir, why);
-    if (!state) return false;
+    double readable = state != NULL;
+    comm_sum_f64(&readable, 1);
+    if (readable < comm_ranks()) {
+        if (state) snprintf(why, sizeof(Reason), "a rank cannot read its trainer_state.json");
+        cJSON_Delete(state);
+        return false;
+    }
     uint64_t saved = 0;
     bool good = json_get_u64(state, "step", &saved) && saved == (uint64_t)step;
     if (!good) snprintf(why, sizeof(Reason), "it was saved at another step, %" PRIu64, saved);
@@ -235,8 +271,18 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
     return steps;
 }
 
+// Rank 0's list, on all ranks.
+static inline int64_t *checkpoint_steps_all(const char *run_dir, size_t *count) {
+    *count = 0;
+    int64_t *steps = comm_rank() == 0 ? checkpoint_steps(run_dir, count) : NULL;
+    comm_broadcast(count, sizeof(*count));
+    if (comm_rank() != 0) steps = (int64_t *)checked_calloc(*count, sizeof(int64_t));
+    if (*count) comm_broadcast(steps, *count * sizeof(int64_t));
+    return steps;
+}
+
 static inline int64_t checkpoint_find(const char *run_dir, int64_t before, char path_out[PATH_SIZE], size_t *count) {
-    int64_t *steps = checkpoint_steps(run_dir, count), found = -1;
+    int64_t *steps = checkpoint_steps_all(run_dir, count), found = -1;
     for (size_t i = 0; i < *count && found < 0; i++) {
         Reason why;
         if (steps[i] >= before) continue;
@@ -288,6 +334,13 @@ static inline void checkpoint_clean(const char *run_dir) {
     if (d) closedir(d);
 }
 
+static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
+    size_t count = 0;
+    int64_t *steps = checkpoint_steps(run_dir, &count);
+    for (size_t i = 0; i < count && steps[i] > step; i++) checkpoint_remove(run_dir, steps[i]);
+    free(steps);
+}
+
 // Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.
 static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
     size_t count = 0;
@@ -300,7 +353,44 @@ static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t s
     free(steps);
 }
 
-// `state` must have "step"; it stays the caller's.
+// The directory, and the files of a checkpoint that are not tensors.
+static inline void checkpoint_begin(const char *run_dir, const char *temporary, const CheckpointBuffers *b) {
+    char parent[PATH_SIZE], path[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", run_dir);
+    if (!is_directory(parent)) {
+        make_directories(parent);
+        directory_sync(run_dir);
+    }
+    CHECK(remove_tree(temporary), "cannot remove the unfinished checkpoint %s: %s", temporary, strerror(errno));
+    make_directories(temporary);
+    FORMAT(path, "%s/config.json", temporary);
+    config_json_write(path, b->config, checkpoint_weights_dtype());
+    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT; i++) {
+        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
+        FORMAT(path, "%s/%s", temporary, checkpoint_files[i]);
+        int fd = file_create(path);
+        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
+        file_close_synced(fd, path);
+    }
+}
+
+// Gives a complete checkpoint its name. One of the same step (that a resume passed over, that was replayed, or that a
+// rollback replaces) is exchanged in one move where the file system can, so that there is no moment without either.
+static inline void checkpoint_appear(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
+    if (is_directory(dir)) {
+        if (renameat2(AT_FDCWD, temporary, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
+            char parent[PATH_SIZE];
+            directory_of(dir, parent, sizeof(parent));
+            directory_sync(parent);
+            CHECK(remove_tree(temporary), "cannot remove the replaced checkpoint %s: %s", temporary, strerror(errno));
+            return;
+        }
+        checkpoint_remove(run_dir, step);
+    }
+    rename_synced(temporary, dir);
+}
+
+// On all ranks. `state` must have "step"; it stays the caller's.
 static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
     uint64_t state_step = 0;
     bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step;
@@ -313,38 +403,26 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     if (sizeof(real) == 8 && !warned) warn("a build in double precision saves checkpoints in single precision");
     warned = true;
 
-    char parent[PATH_SIZE], dir[PATH_SIZE], temporary[PATH_SIZE], path[PATH_SIZE];
-    FORMAT(parent, "%s/checkpoints", run_dir);
+    char dir[PATH_SIZE], temporary[PATH_SIZE], path[PATH_SIZE];
     checkpoint_path(run_dir, step, "", dir);
     checkpoint_path(run_dir, step, ".tmp", temporary);
-    if (!is_directory(parent)) {
-        make_directories(parent);
-        directory_sync(run_dir);
-    }
-    CHECK(remove_tree(temporary), "cannot remove the unfinished checkpoint %s: %s", temporary, strerror(errno));
-    make_directories(temporary);
-    FORMAT(path, "%s/config.json", temporary);
-    config_json_write(path, b->config, checkpoint_weights_dtype());
+    if (comm_rank() == 0) checkpoint_begin(run_dir, temporary, b);
     FORMAT(path, "%s/model.safetensors", temporary);
     checkpoint_save_weights(path, b);
     FORMAT(path, "%s/optimizer.safetensors", temporary);
     checkpoint_save_optimizer(path, b);
-    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT; i++) {
-        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
-        FORMAT(path, "%s/%s", temporary, checkpoint_files[i]);
-        int fd = file_create(path);
-        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
-        file_close_synced(fd, path);
-    }
+    comm_barrier(); // every rank's pieces are on the disk
 
     cJSON *all = cJSON_Duplicate(state, true);
     CHECK(all && cJSON_AddItemToObject(all, "checksums", checksums_build(temporary)), "out of memory for %s",
           temporary);
     FORMAT(path, "%s/trainer_state.json", temporary);
-    state_write(path, all);
+    if (comm_rank() == 0) {
+        state_write(path, all);
+        directory_sync(temporary);
+        checkpoint_appear(run_dir, step, temporary, dir);
+    }
     cJSON_Delete(all);
-    directory_sync(temporary);
-    if (is_directory(dir)) checkpoint_remove(run_dir, step); // one that a resume passed over, or a replayed step's
-    rename_synced(temporary, dir);
+    comm_barrier();
 }
 #endif

@@ -8,8 +8,9 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
   bool checkpoint_weights_finite(buffers)
   void model_save_dump(path, tensors, grads, loss)
 
-A file is made of parts: a part is a buffer in the layout of the tensor list, whose tensors are called
-prefix + NAME. Formats and errors: checkpoint.h. Buffers pass through CHECKPOINT_STAGING bytes of host memory.
+A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
+(sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
+them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers pass through CHECKPOINT_STAGING bytes of host memory.
 */
 #ifndef LLMC_CHECKPOINT_TENSORS_H
 #define LLMC_CHECKPOINT_TENSORS_H
@@ -20,6 +21,7 @@ prefix + NAME. Formats and errors: checkpoint.h. Buffers pass through CHECKPOINT
 #include "ops.h"
 #include "safetensors.h"
 #include "safetensors_writer.h"
+#include "sharding.h"
 
 enum { CHECKPOINT_STAGING = 16 << 20 };
 
@@ -29,6 +31,7 @@ typedef struct {
     floatX *params;
     real *master; // NULL when params are not narrower than F32
     real *m, *v;  // may be NULL when the optimizer is not loaded
+    const Sharding *sharding; // NULL: one rank; from level 1 on master, m and v are compact
     struct {
         const char *data; // NULL: none
         size_t size;
@@ -47,20 +50,23 @@ typedef struct {
     const char *prefix;
     void *buffer;
     DType dtype; // in memory
+    bool compact;
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
-static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype) {
+static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype, bool compact) {
     CheckpointPart p;
-    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact;
     return p;
 }
+static inline bool checkpoint_compact(const CheckpointBuffers *b) { return b->sharding && b->sharding->level > 0; }
 
 static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
     int n = 0;
-    parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real));
-    parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real));
-    if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real));
+    bool compact = checkpoint_compact(b);
+    parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
+    parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
+    if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
     return n;
 }
 
@@ -79,27 +85,36 @@ static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const Che
     return specs;
 }
 
-// Tensor `first` and following of the file, in the order of checkpoint_specs.
-static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
+// Tensor `first` and following of the file, in the order of checkpoint_specs: this rank's pieces of them.
+static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list, const Sharding *sharding,
                                           const CheckpointPart *parts, int part_count) {
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
-        for (size_t done = 0, n; done < t->count; done += n) {
-            n = min_size(chunk, t->count - done);
-            buffer_download(checkpoint_staging(), (const char *)p->buffer + (t->offset + done) * size, n * size);
-            safetensors_write(w, first + i, done, checkpoint_staging(), p->dtype, n);
+        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) {
+            const char *from = (const char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                buffer_download(checkpoint_staging(), from + done * size, n * size);
+                safetensors_write(w, first + i, r.begin + done, checkpoint_staging(), p->dtype, n);
+            }
         }
     }
 }
 
-static inline void checkpoint_save_parts(const char *path, const TensorList *list, const CheckpointPart *parts,
+// On all ranks: rank 0 makes the file, then each writes its pieces.
+static inline void checkpoint_save_parts(const char *path, const TensorList *list, const Sharding *sharding, const CheckpointPart *parts,
                                          int part_count, DType dtype) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
-    SafeTensorsWriter *w = safetensors_create(path, specs, list->count * part_count, true);
-    checkpoint_write_parts(w, 0, list, parts, part_count);
-    safetensors_finish(w);
+    SafeTensorsWriter *w = NULL;
+    int count = list->count * part_count;
+    if (comm_rank() == 0) w = safetensors_create(path, specs, count, true);
+    if (sharding) comm_barrier();
+    if (comm_rank() != 0) w = safetensors_join(path, specs, count, true);
+    checkpoint_write_parts(w, 0, list, sharding, parts, part_count);
+    if (comm_ranks() == 1) safetensors_finish(w);
+    else safetensors_leave(w);
     free(specs);
 }
 
@@ -148,7 +163,8 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
     free(sorted);
 }
 
-static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const CheckpointPart *parts,
+// Each rank reads its pieces; of a buffer that is not compact it then gets the others' from them.
+static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding, const CheckpointPart *parts,
                                          int part_count, const char *reason) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
     checkpoint_compare(s, specs, list->count * part_count, reason);
@@ -156,50 +172,58 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
         size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
-        for (size_t done = 0, n; done < t->count; done += n) {
-            n = min_size(chunk, t->count - done);
-            safetensors_read(s, specs[i].name, done, n, checkpoint_staging(), p->dtype);
-            buffer_upload((char *)p->buffer + (t->offset + done) * size, checkpoint_staging(), n * size);
+        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) {
+            char *to = (char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                safetensors_read(s, specs[i].name, r.begin + done, n, checkpoint_staging(), p->dtype);
+                buffer_upload(to + done * size, checkpoint_staging(), n * size);
+            }
         }
     }
     free(specs);
+    for (int i = 0; sharding && i < part_count; i++)
+        if (!parts[i].compact) sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
 }
 
 static inline void checkpoint_save_weights(const char *path, const CheckpointBuffers *b) {
-    CheckpointPart part = checkpoint_part("", b->params, DTYPE_OF(floatX));
-    checkpoint_save_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype());
+    CheckpointPart part = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
+    checkpoint_save_parts(path, b->tensors, b->sharding, &part, 1, checkpoint_weights_dtype());
 }
 
 static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
     enum { PIECE = 4096 };
     float piece[PIECE];
-    bool finite = true;
+    double broken = 0;
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
         const size_t chunk = CHECKPOINT_STAGING / sizeof(floatX);
-        for (size_t done = 0, n; done < t->count; done += n) {
-            n = min_size(chunk, t->count - done);
-            buffer_download(checkpoint_staging(), b->params + t->offset + done, n * sizeof(floatX));
-            for (size_t e = 0; e < n; e += PIECE) { // as the file has them
-                size_t count = min_size(PIECE, n - e);
-                convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX), count);
-                for (size_t k = 0; k < count; k++) finite &= (bool)isfinite(piece[k]);
+        for (OwnRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);) {
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                buffer_download(checkpoint_staging(), b->params + r.at + done, n * sizeof(floatX));
+                for (size_t e = 0; e < n; e += PIECE) { // as the file has them
+                    size_t count = min_size(PIECE, n - e);
+                    convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX), count);
+                    for (size_t k = 0; k < count; k++) broken += !isfinite(piece[k]);
+                }
             }
         }
     }
-    return finite;
+    if (b->sharding) comm_sum_f64(&broken, 1);
+    return broken == 0;
 }
 
 static inline void checkpoint_save_optimizer(const char *path, const CheckpointBuffers *b) {
     CheckpointPart parts[CHECKPOINT_PARTS];
     int count = optimizer_parts(b, parts);
-    checkpoint_save_parts(path, b->tensors, parts, count, DTYPE_F32);
+    checkpoint_save_parts(path, b->tensors, b->sharding, parts, count, DTYPE_F32);
 }
 
 static const char *const checkpoint_other_model = "the weights do not fit config.json";
 
 static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
-    CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32);
+    CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
     SafeTensors *s = safetensors_open(dir);
     SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32);
     checkpoint_compare(s, specs, list->count, checkpoint_other_model);
@@ -212,11 +236,11 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     const char *other_build = "this build has another precision than the one that saved the checkpoint: --init takes "
                               "its weights alone";
     SafeTensors *s = safetensors_open(dir);
-    parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX));
-    checkpoint_load_parts(s, b->tensors, parts, 1, checkpoint_other_model);
+    parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not from the rounded weights
-        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real));
-        checkpoint_load_parts(s, b->tensors, parts, 1, checkpoint_other_model);
+        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_compact(b));
+        checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     }
     safetensors_close(s);
     if (!with_optimizer) return;
@@ -224,7 +248,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     FORMAT(path, "%s/optimizer.safetensors", dir);
     s = safetensors_open(path);
     int count = optimizer_parts(b, parts);
-    checkpoint_load_parts(s, b->tensors, parts, count, other_build);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, count, other_build);
     safetensors_close(s);
 }
 
@@ -235,7 +259,7 @@ static inline void model_save_dump(const char *path, const TensorList *list, con
     if (direct) FORMAT(temporary, "%s", path);
     else FORMAT(temporary, "%s.tmp", path);
 
-    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t)); // is only read
+    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // is only read
     SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc((size_t)list->count + 1, sizeof(SafeTensorSpec));
     FORMAT(specs[0].name, "loss");
@@ -245,7 +269,7 @@ static inline void model_save_dump(const char *path, const TensorList *list, con
     memcpy(specs + 1, tensors, (size_t)list->count * sizeof(SafeTensorSpec));
     SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
     safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
-    checkpoint_write_parts(w, 1, list, &part, 1);
+    checkpoint_write_parts(w, 1, list, NULL, &part, 1);
     safetensors_finish(w);
     free(specs);
     free(tensors);

@@ -19,6 +19,7 @@ Valid as C11 and as C++17.
 #error "assertions are part of the program: do not define NDEBUG"
 #endif
 
+#include <arpa/inet.h>
 #include <assert.h>
 #include <ctype.h>
 #include <dirent.h>
@@ -26,11 +27,16 @@ Valid as C11 and as C++17.
 #include <fcntl.h>
 #include <float.h>
 #include <glob.h>
+#include <ifaddrs.h>
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <omp.h>
+#include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -40,6 +46,7 @@ Valid as C11 and as C++17.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/utsname.h>
@@ -52,22 +59,28 @@ Valid as C11 and as C++17.
 #ifdef ONEDNN
 #include <dnnl.h>
 #endif
+#ifdef USE_MPI
+#define OMPI_SKIP_MPICXX 1 // the C interface, also in C++
+#include <mpi.h>
+#endif
 #include <xxhash.h>
 
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNALLED = 3 };
 
+// Where the lines of a process that is one of several go; true: the line was taken and is not for this process to
+// print (watchdog.h).
+static bool (*warn_hook)(const char *line);
+
 PRINTF_LIKE(1, 2)
 static inline void warn(const char *fmt, ...) {
+    char line[8192];
     va_list args;
     va_start(args, fmt);
-    flockfile(stderr);
-    fprintf(stderr, "diffv2: ");
-    vfprintf(stderr, fmt, args);
-    fprintf(stderr, "\n");
-    funlockfile(stderr);
+    vsnprintf(line, sizeof(line), fmt, args);
     va_end(args);
+    if (!warn_hook || !warn_hook(line)) fprintf(stderr, "diffv2: %s\n", line);
 }
 
 // A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.

@@ -121,7 +121,7 @@ static inline Separator corpus_separator(const cJSON *json, const char *path, ui
 static inline void corpus_refuse_unfinished(const char *path) {
     DIR *directory = opendir(path);
     CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(directory));) {
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         const char *name = entry->d_name, *suffix = strrchr(name, '.');
         bool split = strncmp(name, "train_", 6) == 0 || strncmp(name, "val_", 4) == 0;
         CHECK(strcmp(name, "progress.json") != 0 && !(split && suffix && strcmp(suffix, ".tmp") == 0),

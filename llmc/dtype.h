@@ -72,8 +72,8 @@ static inline uint16_t double_to_half(double x, int exponent_bits) {
     int smallest = 1 - bias, shift = 52 - mantissa_bits; // bits to drop: more of them below the smallest normal number
     if (exponent < smallest) shift += smallest - exponent;
     if (shift > 53) return (uint16_t)sign; // less than half of the smallest subnormal
-    uint64_t kept = significand >> shift, rest = significand & ((1ull << shift) - 1), half = 1ull << (shift - 1);
-    kept += rest > half || (rest == half && (kept & 1));
+    uint64_t kept = significand >> shift, rest = significand & ((1ull << shift) - 1), midpoint = 1ull << (shift - 1);
+    kept += rest > midpoint || (rest == midpoint && (kept & 1));
     // a carry out of the mantissa moves into the exponent: to the next power of two, or to infinity
     if (exponent >= smallest) kept += (uint64_t)(exponent - smallest) << mantissa_bits;
     return (uint16_t)(sign | (unsigned)kept);

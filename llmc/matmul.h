@@ -54,6 +54,7 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 }
 
 enum { BF16_ROWS = 16 };
+static const bool matmul_has_choice = true; // of the type that is multiplied: --gemm
 static bool matmul_in_bf16;     // --gemm bf16
 static bool matmul_bf16_native; // and the CPU multiplies bf16; otherwise rounded numbers are multiplied in fp32
 

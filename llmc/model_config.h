@@ -149,13 +149,15 @@ typedef struct {
     size_t offset;   // first element in the buffers of parameters, gradients and moments
 } Tensor;
 
-// The tensors of a model in the order of checkpoints and of the buffers: layer-major.
+// The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
+// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it.
 typedef struct {
     Tensor *tensors;
     int count;
     size_t parameter_count; // elements of all tensors
     size_t buffer_count;    // the same with padding: what a buffer of parameters holds
-    size_t *layer_offset;   // [L+1]: the elements of layer l are layer_offset[l] .. layer_offset[l+1]
+    size_t *group_offset;   // [L+3]: what stands before the layers begins at [0], layer l at [1+l], what follows at [L+1]
+    int ranks;              // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
     int *index;             // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
     int L;
 } TensorList;
@@ -168,7 +170,7 @@ static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, i
     return i < 0 ? NULL : &list->tensors[i];
 }
 
-static inline TensorList tensor_list_build(const ModelConfig *c) {
+static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     AttentionDims a = attention_dims(c);
     size_t dims[DIM_COUNT] = {0};
     dims[DIM_V] = (size_t)c->V;
@@ -191,7 +193,8 @@ static inline TensorList tensor_list_build(const ModelConfig *c) {
     list.L = c->L;
     list.tensors = (Tensor *)checked_calloc((size_t)TENSOR_ROW_COUNT * (size_t)c->L, sizeof(Tensor));
     list.index = (int *)checked_calloc((size_t)c->L * TENSOR_KINDS, sizeof(int));
-    list.layer_offset = (size_t *)checked_calloc((size_t)c->L + 1, sizeof(size_t));
+    list.ranks = ranks;
+    list.group_offset = (size_t *)checked_calloc((size_t)c->L + 3, sizeof(size_t));
     for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
 
     size_t offset = 0;
@@ -201,8 +204,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c) {
         while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer) group_end++;
         bool per_layer = tensor_rows[r].per_layer;
         for (int l = 0; l < (per_layer ? c->L : 1); l++) {
-            offset = round_up(offset, TENSOR_ALIGN);
-            if (per_layer) list.layer_offset[l] = offset;
+            list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = offset;
             for (int i = r; i < group_end; i++) {
                 const TensorRow *row = &tensor_rows[i];
                 size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
@@ -224,24 +226,24 @@ static inline TensorList tensor_list_build(const ModelConfig *c) {
                     list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;
                 list.count++;
             }
-            if (per_layer) list.layer_offset[l + 1] = round_up(offset, TENSOR_ALIGN);
+            offset = round_up(offset, (size_t)TENSOR_ALIGN * (size_t)ranks);
         }
         after = after || per_layer;
         r = group_end;
     }
-    list.buffer_count = round_up(offset, TENSOR_ALIGN);
+    list.buffer_count = list.group_offset[c->L + 2] = offset;
     return list;
 }
 
 static inline void tensor_list_free(TensorList *list) {
     free(list->tensors);
     free(list->index);
-    free(list->layer_offset);
+    free(list->group_offset);
     memset(list, 0, sizeof(*list));
 }
 
 static inline size_t model_parameter_count(const ModelConfig *c) {
-    TensorList list = tensor_list_build(c);
+    TensorList list = tensor_list_build(c, 1);
     size_t count = list.parameter_count;
     tensor_list_free(&list);
     return count;

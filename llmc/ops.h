@@ -33,12 +33,16 @@ typedef REAL grad_t;
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C); // +=
+static inline size_t embedding_workspace_bytes(int N); // of the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps);
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
 static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
+// sum = a + b, y = rmsnorm(sum): bit for bit residual_forward, then rmsnorm_forward of what it stored
+static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
@@ -126,8 +130,9 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
 
-// sum of squares, in double and in an order that does not depend on the number of threads
-static inline double sum_of_squares(const grad_t *x, size_t count);
+// sum[0] = sum of squares, in double and in an order that does not depend on the number of threads; sum is operation
+// memory, so that the program need not wait for each of several
+static inline void sum_of_squares(double *sum, const grad_t *x, size_t count);
 
 // Statistics of what a layer has computed, for the log: small results on the host, equal for any number of threads. A
 // NaN among the values gives NaN. stats.h has the equations.
@@ -158,6 +163,13 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
 // Called once before the first operation: threads to use, and the scratch memory that operations may share.
 static inline void ops_init(size_t workspace_bytes);
 static inline void ops_free(void);
+// Returns when all operations so far are done: a device works through them while the program goes on.
+static inline void ops_wait(void);
+
+// Facts for run.json and --dry-run. The device that operations run on, and what drives it, in words; false where that is
+// the CPU. What a process takes besides the buffers that the program asks for, and of what that is.
+static inline bool ops_device(char *device, char *driver, size_t size);
+static inline size_t ops_own_bytes(const char **of);
 
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"

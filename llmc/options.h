@@ -214,9 +214,10 @@ static inline void options_parse(Options *o, int argc, char **argv) {
     // an unknown option may be the misspelt one that would seem missing
     if (!problems.unknown) problems.count += options_missing(o, false);
     if (!o->resume && !o->init) {
-        Options trial = *o; // the caller's keeps its defaults open until the number of ranks is known
-        options_derive(&trial, 1);
-        problems.count += options_number_problems(&trial, 1);
+        Options trial = *o; // the caller's keeps its defaults open until a checkpoint has been read
+        int ranks = options_ranks(o);
+        options_derive(&trial, ranks);
+        problems.count += options_number_problems(&trial, ranks);
     }
     if (problems.count) exit(EXIT_USAGE);
 }

@@ -4,9 +4,11 @@ options, and combinations that are refused.
 */
 #ifndef LLMC_OPTIONS_MODEL_H
 #define LLMC_OPTIONS_MODEL_H
+#include "comm.h"
 #include "corpus.h"
 #include "model_config.h"
 #include "options_table.h"
+#include "rollback.h"
 
 // A usage error: one line. All of them are reported before the program ends with status 2.
 #define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
@@ -27,6 +29,9 @@ enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
 
 static inline int64_t *option_int(Options *o, size_t field) { return (int64_t *)((char *)o + field); }
 
+// Ranks of the run that the options are about: those that are there, or of --dry-run.
+static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
+
 // Gives every option that has no value the one that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const Preset *preset = &presets[o->preset];
@@ -41,7 +46,7 @@ static inline void options_derive(Options *o, int ranks) {
     if (!o->has[tie]) o->tie_embeddings = preset->tied;
     if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
-    if (!o->has[threads]) o->threads = omp_get_num_procs();
+    if (!o->has[threads]) o->threads = max_int(1, omp_get_num_procs() / comm_ranks_here());
     o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
 }
 
@@ -130,6 +135,15 @@ static inline int options_exclusions(const Options *o) {
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
     if (o->prompt && o->prompt_tokens) REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
+    if (o->ranks && !o->dry_run) REFUSE(problems, "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64, o->ranks, o->ranks, o->ranks);
+    if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1)) REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
+    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
+        REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
+    if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
+        REFUSE(problems, "--dump-grads, --generate and --dry-run are for one process, not for %d ranks", comm_ranks());
+    int64_t rollback_count, rollback_steps;
+    if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
+        REFUSE(problems, "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d", o->rollback, ROLLBACK_LIMIT);
     OptionText list;
     list[0] = 0;
     static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};
@@ -163,6 +177,7 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) exit(EXIT_USAGE);
     if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
+    if (o->rollback && (!o->out || !o->checkpoint_every)) warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");
 }
 
 // The model of finished options. A combination that is no model: every problem is reported, then exit 2.

@@ -45,8 +45,14 @@ typedef struct {
     bool resume;
     const char *init;
     int64_t stop_after; // 0: not given
-    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, threads;
+    int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm; // a GemmType
+
+    int64_t zero;
+    double timeout;
+    int64_t check_ranks_every, ranks; // ranks: of --dry-run; 0: not given
+    double link_gbs;
+    const char *rollback; // NULL: off
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not asked for
@@ -164,6 +170,8 @@ static const OptionRow option_rows[] = {
         "leave out updates whose loss is Z deviations above the last 1000; 0: off"},
     {"care", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "likewise for the gradient norm before clipping"},
+    {"care", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
+        "after K spikes or steps left out within M steps go back to the last good checkpoint and on with the data that follows"},
 
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
         "directory of the run; without it nothing is written"},
@@ -185,9 +193,18 @@ static const OptionRow option_rows[] = {
         "print generated text every N steps; 0: never"},
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
         "statistics of each layer in log.jsonl every N steps; 0: never"},
+    {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
+        "what the backward computes again instead of keeping it: 0 nothing, 1 norms and MLP activations, 2 whole blocks"},
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
+
+    {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
+        "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},
+    {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
+        "end when a rank is silent, or waited for, this long"},
+    {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0", "[0, 1e15]", NULL,
+        "every N steps and before a checkpoint compare what all ranks hold, bit for bit; 0: never"},
 
     {"instead of training", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
         "one forward and backward; write the loss and all gradients as safetensors"},
@@ -209,6 +226,10 @@ static const OptionRow option_rows[] = {
         "of --eval: every head's attention maps of the first 64 tokens, as safetensors"},
     {"instead of training", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
+    {"instead of training", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
+        "of --dry-run: for one of W ranks"},
+    {"instead of training", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
+        "of --dry-run: GB/s that a rank sends and receives, for the time of communication"},
     {"instead of training", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this text"},
     {"instead of training", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL,
         "print the source revision"},

@@ -1,5 +1,5 @@
 /*
-rmsnorm: divide a row by its root mean square.
+rmsnorm: divide a row by its root mean square; also of a sum, where a residual is added just before a norm.
 
   forward   r = 1/sqrt(mean_c(x[n,c]^2) + eps),   y[n,c] = x[n,c] r weight[c]
   backward  with z = x r (the normalised row) and g = dy * weight:
@@ -7,26 +7,43 @@ rmsnorm: divide a row by its root mean square.
               r = (mean(x^2)+eps)^-1/2  =>  dr/dx[c] = -r^3 x[c] / C
               dx[c] = r g[c] + (sum_j g[j] x[j]) dr/dx[c] = r (g[c] - z[c] mean_j(g[j] z[j]))
             dx accumulates, since the row also flows past the norm (the residual stream).
+  fused     sum = a + b, y = rmsnorm(sum) row by row, so that the norm reads the sum from cache. The norm is of the sum
+            as stored, by the code that rmsnorm_forward runs: a recomputed norm has the same bits. The backward of the sum
+            needs no operation, that of the norm is the one above.
   shapes    x, y (N,C), weight (C), rstd (N)
   numerics  sums in `real`; dweight is summed in a fixed number of parts of the rows, so the result does not depend on
             the number of threads
-  traffic   forward C in (twice, from cache), C out; backward 3C in, C out
+  traffic   forward C in (twice, from cache), C out; fused 2C in, 2C out; backward 3C in, C out
   source    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
 */
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 
+// One row; returns its rstd. Not inlined: the two forwards then run the same instructions.
+__attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, const floatX *weight, int C, real eps) {
+    real sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) sum += x[c] * x[c];
+    real r = 1 / (real)sqrt((double)(sum / (real)C + eps));
+    for (int c = 0; c < C; c++) y[c] = x[c] * r * weight[c];
+    return r;
+}
+
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        const floatX *xn = x + (size_t)n * (size_t)C;
-        floatX *yn = y + (size_t)n * (size_t)C;
-        real sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (int c = 0; c < C; c++) sum += xn[c] * xn[c];
-        real r = 1 / (real)sqrt((double)(sum / (real)C + eps));
-        for (int c = 0; c < C; c++) yn[c] = xn[c] * r * weight[c];
-        rstd[n] = r;
+        size_t row = (size_t)n * (size_t)C;
+        rstd[n] = rmsnorm_row(y + row, x + row, weight, C, eps);
+    }
+}
+
+static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
+                                            const floatX *weight, int N, int C, real eps) {
+#pragma omp parallel for schedule(static)
+    for (int n = 0; n < N; n++) {
+        size_t row = (size_t)n * (size_t)C;
+        for (int c = 0; c < C; c++) sum[row + (size_t)c] = a[row + (size_t)c] + b[row + (size_t)c];
+        rstd[n] = rmsnorm_row(y + row, sum + row, weight, C, eps);
     }
 }
 

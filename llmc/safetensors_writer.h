@@ -2,8 +2,10 @@
 safetensors_writer.h: tensors written to a file in the format that safetensors.h states.
 
   SafeTensorsWriter *safetensors_create(path, specs, count, metadata)   `metadata`: with {"format":"pt"}
+  SafeTensorsWriter *safetensors_join(path, specs, count, metadata)     one that another process has created; regular files
   void safetensors_write(w, tensor, first, host, dtype, count)          converted to the tensor's type
   void safetensors_finish(w)                                            all must have been written; fsync, close
+  void safetensors_leave(w)                                             likewise, when others write the rest
 
 The header depends on the list of tensors alone, and its length is a multiple of 8, so that data are aligned.
 Parts of a regular file may be written in any order; a device or a pipe takes them in order only. Failures,
@@ -58,27 +60,35 @@ static inline char *safetensors_header(const SafeTensorSpec *specs, int count, b
     return text;
 }
 
-static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
-                                                    bool metadata) {
+static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const SafeTensorSpec *specs, int count, bool metadata, bool create) {
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
     w->specs = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
     if (count) memcpy(w->specs, specs, (size_t)count * sizeof(SafeTensorSpec));
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
-    w->fd = file_create(path);
+    w->fd = create ? file_create(path) : open(path, O_WRONLY | O_CLOEXEC);
+    CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path, strerror(errno));
     w->regular = file_is_regular(w->fd);
     size_t size = 0;
     char *header = safetensors_header(specs, count, metadata, &size);
     uint64_t length = size;
-    file_write(w->fd, &length, 8, path);
-    file_write(w->fd, header, size, path);
+    if (create) {
+        file_write(w->fd, &length, 8, path);
+        file_write(w->fd, header, size, path);
+    }
     free(header);
     w->written = 8 + size;
     w->begin = (uint64_t *)checked_calloc((size_t)count + 1, sizeof(uint64_t));
     w->begin[0] = w->written;
     for (int i = 0; i < count; i++) w->begin[i + 1] = w->begin[i] + spec_count(&specs[i]) * dtype_size(specs[i].dtype);
     return w;
+}
+static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count, bool metadata) {
+    return safetensors_open_writer(path, specs, count, metadata, true);
+}
+static inline SafeTensorsWriter *safetensors_join(const char *path, const SafeTensorSpec *specs, int count, bool metadata) {
+    return safetensors_open_writer(path, specs, count, metadata, false);
 }
 
 static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t first, const void *host, DType dtype,
@@ -101,12 +111,15 @@ static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t fi
     }
 }
 
-static inline void safetensors_finish(SafeTensorsWriter *w) {
-    assert(w->written == w->begin[w->count]);
+static inline void safetensors_leave(SafeTensorsWriter *w) {
     file_close_synced(w->fd, w->path);
     free(w->specs);
     free(w->begin);
     free(w->staging);
     free(w);
+}
+static inline void safetensors_finish(SafeTensorsWriter *w) {
+    assert(w->written == w->begin[w->count]);
+    safetensors_leave(w);
 }
 #endif

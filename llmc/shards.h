@@ -154,7 +154,7 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
     ShardList list = {NULL, 0};
     DIR *directory = opendir(path);
     CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(directory));) {
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         size_t length = strlen(entry->d_name), prefix = strlen(split);
         char name[PATH_MAX + 300];
         if (strncmp(entry->d_name, split, prefix) != 0 || entry->d_name[prefix] != '_') continue;

@@ -1,31 +1,81 @@
 /*
 stop_signals.h: SIGTERM, SIGINT and SIGUSR1 (what schedulers send before they take a machine back) ask a run to
-stop after the step that is under way; a second one ends the process at once, with status 1.
+stop after the step that is under way; a second one ends the process at once, with status 1. What comes within half a
+second of the first is the same request: launchers pass on what a scheduler has sent to all processes as well.
+
+  void stop_signals_start(void)    at the start of main, before there are other threads
+  void stop_signals_catch(void)    from here on they ask; before, they end the process as they do any other
+
+  The threads that compute never run a handler: the signals are blocked, and a thread of their own waits for them.
+  oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one leaves the
+  heap corrupted (seen with 2.6.3, on an alternate signal stack too).
 */
 #ifndef LLMC_STOP_SIGNALS_H
 #define LLMC_STOP_SIGNALS_H
 #include "common.h"
 
-static volatile sig_atomic_t stop_signal; // the signal that asked, or 0
+static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int that is written once
 
-static inline void stop_signal_handler(int signal_number) {
-    if (stop_signal) {
+enum { STOP_SIGNAL_COUNT = 3 };
+static const int stop_signals[STOP_SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGUSR1};
+static volatile sig_atomic_t stop_signals_caught; // stop_signals_catch() was called
+
+static inline sigset_t stop_signal_set(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < STOP_SIGNAL_COUNT; i++) sigaddset(&set, stop_signals[i]);
+    return set;
+}
+
+// In the thread, or as a handler in a thread that a library started before main.
+static inline void stop_signal_arrived(int signal_number) {
+    static struct timespec first;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!stop_signal) {
+        first = now;
+        stop_signal = signal_number;
+    } else if ((double)(now.tv_sec - first.tv_sec) + 1e-9 * (double)(now.tv_nsec - first.tv_nsec) > 0.5) {
         static const char text[] = "diffv2: second signal: stopped at once, without a checkpoint of this step\n";
         ssize_t written = write(STDERR_FILENO, text, sizeof(text) - 1);
-        (void)written; // nothing more can be done in a handler
+        (void)written; // nothing more can be done
         _exit(EXIT_FAILED);
     }
-    stop_signal = signal_number;
+}
+
+static inline void *stop_signals_thread(void *unused) {
+    sigset_t set = stop_signal_set();
+    for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
+        if (stop_signals_caught) stop_signal_arrived(signal_number);
+        else { // its default action
+            pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+            raise(signal_number);
+            pthread_sigmask(SIG_BLOCK, &set, NULL);
+        }
+    }
+    return unused;
+}
+
+static inline void stop_signals_start(void) {
+    pthread_t thread;
+    sigset_t all, set = stop_signal_set(), before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&thread, NULL, stop_signals_thread, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CHECK(rc == 0, "cannot start a thread: %s", strerror(rc));
+    pthread_detach(thread);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
 static inline void stop_signals_catch(void) {
-    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1};
     struct sigaction action;
     memset(&action, 0, sizeof(action));
-    action.sa_handler = stop_signal_handler;
+    action.sa_handler = stop_signal_arrived; // also where the parent, a shell in the background say, left them ignored
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 3; i++)
-        CHECK(sigaction(signals[i], &action, NULL) == 0, "cannot catch signal %d: %s", signals[i], strerror(errno));
+    stop_signals_caught = 1;
+    for (int i = 0; i < STOP_SIGNAL_COUNT; i++)
+        CHECK(sigaction(stop_signals[i], &action, NULL) == 0, "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
 }
 #endif

@@ -7,20 +7,20 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 #ifndef LLMC_SUM_OF_SQUARES_H
 #define LLMC_SUM_OF_SQUARES_H
 
-static inline double sum_of_squares(const grad_t *x, size_t count) {
+static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     enum { PARTS = 256 };
     double partial[PARTS];
     size_t size = round_up((count + PARTS - 1) / PARTS, 16);
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < PARTS; p++) {
         size_t begin = min_size(count, (size_t)p * size), end = min_size(count, begin + size);
-        double sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (size_t i = begin; i < end; i++) sum += (double)x[i] * (double)x[i];
-        partial[p] = sum;
+        double squares = 0;
+#pragma omp simd reduction(+ : squares)
+        for (size_t i = begin; i < end; i++) squares += (double)x[i] * (double)x[i];
+        partial[p] = squares;
     }
     double total = 0;
     for (int p = 0; p < PARTS; p++) total += partial[p];
-    return total;
+    sum[0] = total;
 }
 #endif

@@ -6,13 +6,16 @@
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
+#   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
+#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
+#              --all more of them, and the Slurm recipe in a real Slurm on loopback
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
-#   --all     also what takes longer: a million strings through the tokenizers
+#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, kernels under ThreadSanitizer
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -84,13 +87,27 @@ run_tests() { # build directory, words that choose tests
     echo "     $directory: $((SECONDS - start)) s"
 }
 
+# A script or program whose last line is "N passed, N failed".
+run_script() { # what, command...
+    local what=$1 last
+    shift
+    "$@" 2>&1 | tee "$scratch/tests"
+    last=$(tail -n 1 "$scratch/tests")
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+        passed=$((passed + BASH_REMATCH[1]))
+        failed=$((failed + BASH_REMATCH[2]))
+    else
+        fail_one "$what ended in the middle"
+    fi
+}
+
 # Whether this machine has the sanitizers. Leaks are not looked for: the programs leave their memory to the system
 # when they end with an error, and the leak checker cannot stop the threads of OpenMP.
 sanitizers=address,undefined
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-has_sanitizers() {
+has_sanitizers() { # those, or the ones named
     echo 'int main(void) { return 0; }' >"$scratch/probe.c"
-    cc -fsanitize="$sanitizers" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1
+    cc -fsanitize="${1-$sanitizers}" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1
 }
 
 # The trainer as C++ against the trainer as C, on a model of the reference.
@@ -148,20 +165,52 @@ if [ "$(uname -m)" = x86_64 ]; then
     if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
 fi
 
-echo "== data"
-# A script whose last line is "N passed, N failed".
-run_script() { # what, command...
-    local what=$1 last
+echo "== CUDA on the CPU"
+cuda_start=$SECONDS cuda=${CUDA:-/usr/local/cuda}
+cuda_programs() { # build directory, programs that end with their counts
+    local directory=$1 program
     shift
-    "$@" 2>&1 | tee "$scratch/tests"
-    last=$(tail -n 1 "$scratch/tests")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-    else
-        fail_one "$what ended in the middle"
-    fi
+    for program in "$@"; do run_script "$directory/$program" "$directory/$program"; done
 }
+if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
+    echo "skip CUDA on the CPU: there are no CUDA headers in $cuda/include (CUDA=DIRECTORY says where they are)"
+    skipped=$((skipped + 1))
+else
+    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs; then
+        cuda_programs build/oncpu test_layer planted_bugs
+    fi
+    # the whole trainer, in both precisions
+    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer; then cuda_programs build/oncpu test_trainer; fi
+    if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
+        cuda_programs build/fp32/oncpu test_trainer
+    fi
+    if ! has_sanitizers; then
+        echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
+        skipped=$((skipped + 1))
+    elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
+        build/asan/oncpu/planted_bugs; then
+        cuda_programs build/asan/oncpu test_layer planted_bugs
+        if build "the CUDA trainer on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_trainer; then
+            cuda_programs build/asan/oncpu test_trainer
+        fi
+    fi
+    if [ "${1-}" = --all ]; then
+        if build "CUDA on the CPU without assembly" BUILD=build/ucontext UCONTEXT=yes build/ucontext/oncpu/test_layer \
+            build/ucontext/oncpu/planted_bugs; then
+            cuda_programs build/ucontext/oncpu test_layer planted_bugs
+        fi
+        if ! has_sanitizers thread; then
+            echo "skip CUDA on the CPU with ThreadSanitizer: this machine's compiler has none that runs"
+            skipped=$((skipped + 1))
+        elif build "CUDA on the CPU with ThreadSanitizer" BUILD=build/tsan SANITIZE=thread build/tsan/oncpu/test_layer \
+            build/tsan/oncpu/planted_bugs; then
+            cuda_programs build/tsan/oncpu test_layer planted_bugs
+        fi
+    fi
+    echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"
+fi
+
+echo "== data"
 strings=1500 every=64
 [ "${1-}" != --all ] || strings=125000 every=4
 if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
@@ -182,7 +231,18 @@ else
         echo "skip the pages in a browser: $(tail -n 1 "$scratch/browser")"
         skipped=$((skipped + 1)) browser=
     fi
-    run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
+    TRAIN_DIFFV2=build/train_diffv2 run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
+fi
+
+echo "== runs"
+if build "the trainer" build/train_diffv2 build/text_to_shards; then
+    run_script dev/recipe_test.sh dev/recipe_test.sh
+    if [ "${1-}" = --all ]; then
+        run_script dev/soak.sh dev/soak.sh --rounds 20
+        run_script dev/slurm_test.sh dev/slurm_test.sh
+    else
+        run_script dev/soak.sh dev/soak.sh --rounds 5
+    fi
 fi
 
 echo "== fuzzing"

@@ -33,7 +33,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
 }
 
 static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
-    model_plan(model, config, B, T, purpose);
+    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING);
     model_alloc(model, NULL);
     ops_init(model->workspace_bytes);
 }
@@ -404,7 +404,7 @@ static void variants_become_each_other_where_they_should(void) {
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
-        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING);
+        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
         model_alloc(&b, NULL);
         ops_init(max_size(a.workspace_bytes, b.workspace_bytes));
         case_randomise(&a, 5);
@@ -443,7 +443,7 @@ static void cached_generation_equals_the_uncached_logits(void) {
         Model cached, fresh;
         case_open(&cached, &config, 1, mc->T, FOR_GENERATION);
         case_randomise(&cached, 5);
-        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION);
+        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING);
         model_alloc(&fresh, &cached);
         int *tokens = case_tokens(mc->T, mc->V, 8);
         float a[64], b[64];
@@ -531,7 +531,7 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], find_variant(v ? "diff_v2" : "baseline"));
-        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION);
+        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
         model_alloc(&models[v], NULL);
         model_init(&models[v], 17);
     }

@@ -919,6 +919,35 @@ static void test_residual(void) {
     OP_CHECK_ALL(kind, shapes);
 }
 
+// --- residual and rmsnorm in one pass ---
+
+// Bit for bit what the two operations give one after the other, for any number of threads; nothing else is written.
+static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
+    static const int shapes[][2] = {{1, 1}, {7, 64}, {13, 130}, {129, 100}, {3, 37}}; // as for rmsnorm
+    TestRandom random = {8};
+    int before = omp_get_max_threads();
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        int N = shapes[i][0], C = shapes[i][1];
+        size_t count = (size_t)N * (size_t)C;
+        real *a = op_alloc_random(&random, count, 1), *b = op_alloc_random(&random, count, 2);
+        real *weight = op_alloc_random(&random, (size_t)C, 1), *sum[2], *y[2], *rstd[2];
+        for (int fused = 0; fused < 2; fused++) sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
+        residual_forward(sum[0], a, b, count);
+        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)RMSNORM_EPS);
+        for (int threads = 1; threads <= OP_THREADS; threads++) {
+            omp_set_num_threads(threads);
+            for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
+            for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
+            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)RMSNORM_EPS);
+            EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
+            EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
+            EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
+        }
+        op_free("residual and rmsnorm");
+    }
+    omp_set_num_threads(before);
+}
+
 // --- cross_entropy: x[0] logits (N,V) with row stride Vp, y losses (N), which are added to ---
 
 static void cross_entropy_setup(OpCase *c) {
@@ -1065,6 +1094,28 @@ static void test_adamw(void) {
         op_free("adamw");
     }
 }
+// The weights are the master's, whatever the parameters were; both get the update.
+static void master_weights_decide(void) {
+    enum { COUNT = 77 };
+    TestRandom random = {5};
+    real *w[2], *m[2], *v[2], *master = op_alloc_random(&random, COUNT, 1), *g = op_alloc_random(&random, COUNT, 1);
+    for (int i = 0; i < 2; i++) {
+        w[i] = op_alloc_copy(master, COUNT);
+        m[i] = op_alloc(COUNT), v[i] = op_alloc(COUNT);
+        memset(m[i], 0, COUNT * sizeof(real)), memset(v[i], 0, COUNT * sizeof(real));
+    }
+    for (int64_t step = 1; step <= 3; step++) {
+        for (int i = 0; i < COUNT; i++) w[1][i] = (real)NAN;
+        for (int i = 0; i < 2; i++) adamw_update(w[i], i ? master : NULL, g, m[i], v[i], COUNT, 0.5, 0.1, 0.9, 0.95, 1e-8, 0.1, step);
+        EXPECT(op_same(w[0], w[1], COUNT) && op_same(w[0], master, COUNT), "step %d: the weights are not the master's", (int)step);
+    }
+    op_free("adamw with master weights");
+}
+static double squares_of(const real *x, size_t count) {
+    double *sum = (double *)op_alloc_bytes(sizeof(double));
+    sum_of_squares(sum, x, count);
+    return *sum;
+}
 static void test_sum_of_squares(void) {
     static const int counts[] = {0, 1, 15, 16, 17, 4095, 4096, 4097, 100003}; // around a part of 16 and all 256 of them
     int before = omp_get_max_threads();
@@ -1077,20 +1128,20 @@ static void test_sum_of_squares(void) {
             x[i] = (real)(test_random_int(&random, 2001) - 1000);
             want += (double)x[i] * (double)x[i];
         }
-        double got = sum_of_squares(x, count), sums[3];
+        double got = squares_of(x, count), sums[3];
         EXPECT(got == want, "count %d: %.17g, not %.17g", counts[k], got, want);
         for (int t = 0; t < 3; t++) {
             omp_set_num_threads(1 + t);
-            sums[t] = sum_of_squares(y, count);
+            sums[t] = squares_of(y, count);
         }
         omp_set_num_threads(before);
         EXPECT(sums[0] == sums[1] && sums[1] == sums[2], "count %d: %.17g, %.17g, %.17g with 1, 2, 3 threads",
                counts[k], sums[0], sums[1], sums[2]);
         if (count > 0) {
             x[count - 1] = (real)NAN;
-            EXPECT(isnan(sum_of_squares(x, count)), "count %d: the last element is NaN, the sum is not", counts[k]);
+            EXPECT(isnan(squares_of(x, count)), "count %d: the last element is NaN, the sum is not", counts[k]);
             for (size_t i = 0; i < count; i++) x[i] = (real)1e30; // squares beyond fp32
-            EXPECT(isfinite(sum_of_squares(x, count)), "count %d: squares overflow", counts[k]);
+            EXPECT(isfinite(squares_of(x, count)), "count %d: squares overflow", counts[k]);
         }
         op_free("sum_of_squares");
     }
@@ -1165,11 +1216,13 @@ static const Test operations_tests[] = {
     {"the gates and their backward agree with the definition",                  test_gate                  },
     {"swiglu and its backward agree with the definition",                       test_swiglu                },
     {"the residual adds with one rounding",                                     test_residual              },
+    {"the fused norm of a sum equals the two operations, bit for bit",          the_fused_norm_of_a_sum_equals_the_two_operations},
     {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy         },
     {"cross_entropy of extreme logits is finite and right",                     test_cross_entropy_extremes},
     {"cross_entropy does not change when all logits grow alike",                test_cross_entropy_offset  },
     {"cross_entropy of a row with a NaN or an infinity is NaN",                 test_cross_entropy_nan     },
     {"adamw agrees with a loop in double over several steps",                   test_adamw                 },
+    {"with master weights an update is theirs, and the parameters follow",      master_weights_decide      },
     {"sum_of_squares is exact on integers, for any threads, and shows NaN",     test_sum_of_squares        },
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };

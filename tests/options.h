@@ -150,7 +150,7 @@ static void test_presets(void) {
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o);
-            TensorList list = tensor_list_build(&c);
+            TensorList list = tensor_list_build(&c, 1);
             size_t want = diff ? counts[i].diff_v2 : counts[i].baseline;
             EXPECT(list.parameter_count == want, "%s %s: %zu parameters, not %zu", preset, attention,
                    list.parameter_count, want);
@@ -170,7 +170,7 @@ static size_t attention_parameters(const char *preset, int kv_heads, const char 
     parse_words(&o, words);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
-    TensorList list = tensor_list_build(&c);
+    TensorList list = tensor_list_build(&c, 1);
     size_t count = 0;
     for (int i = 0; i < list.count; i++)
         if (strstr(list.tensors[i].name, "self_attn")) count += list.tensors[i].count;

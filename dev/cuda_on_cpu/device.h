@@ -1,0 +1,238 @@
+/*
+device.h: what a kernel sees when g++ compiles it: threadIdx and its like, barriers, warp shuffles and votes, shared memory,
+atomics, and the launch. llmc/launch.cuh includes it; README.md says how it works and what it cannot show.
+
+A launch, a barrier or a shuffle carries the file and line of its caller (default arguments), for messages.
+*/
+#ifndef CUDA_ON_CPU_DEVICE_H
+#define CUDA_ON_CPU_DEVICE_H
+
+#include <cuda_runtime.h>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+
+// A __shared__ array would silently be an array of each thread; llmc/launch.cuh has SHARED.
+#undef __shared__
+#define __shared__ static_assert(false, "use SHARED or DYNAMIC_SHARED of llmc/launch.cuh");
+#ifndef __launch_bounds__
+#define __launch_bounds__(...)
+#endif
+#ifndef __grid_constant__
+#define __grid_constant__
+#endif
+
+// gcc defines macros for the sanitizers, clang answers __has_feature
+#ifndef __has_feature
+#define __has_feature(x) 0
+#endif
+#if (defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)) && !defined(CUDA_ON_CPU_TSAN)
+#error "a build with ThreadSanitizer defines CUDA_ON_CPU_TSAN, and does not instrument the layer (rules.mk)"
+#endif
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define CUDA_ON_CPU_ASAN 1
+#endif
+
+namespace cuda_on_cpu {
+
+// A place in the source. As a default argument it is that of the caller.
+struct Place {
+    const char *file;
+    int line;
+    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) { return {file, line}; }
+};
+
+// Which thread runs first whenever several could. A warp runs until its lanes wait, then the next one; the order starts
+// anew after every barrier. Shuffled: another permutation of blocks, warps and lanes each time, from the seed.
+enum class Order { forward, reverse, shuffled };
+void set_order(Order order, uint64_t seed = 1); // also CUDA_ON_CPU_ORDER=forward|reverse|shuffled[:SEED]
+
+// Queues `work` on a stream as if it were a kernel: what stands in for a library (a GEMM) runs here, may read and write
+// device memory, and may use threads of its own.
+void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place = Place::here());
+
+// Ends the program with one line that names kernel, launch, block and thread.
+[[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---------------------------------------------------------------------------------------------------------------------
+// where a thread is; one OS thread runs all of them, so these are plain variables
+
+struct Position {
+    uint3 thread, block;
+    dim3 block_size, grid_size;
+};
+extern Position position;
+#ifdef CUDA_ON_CPU_TSAN // hidden from it in functions: scheduler and threads are ordered by switching
+Position position_now();
+void fence();
+void before_atomic(volatile void *address);
+void after_atomic(volatile void *address);
+#endif
+
+// ---------------------------------------------------------------------------------------------------------------------
+// shared memory: on the heap, fresh and full of 0xFF for each block
+
+extern uint64_t block_serial; // of the running block, counted over all launches
+void *dynamic_shared();
+
+class SharedSite {
+  public:
+    void *array(size_t bytes, size_t alignment, const char *name) {
+#ifndef CUDA_ON_CPU_TSAN
+        if (serial == block_serial) return memory;
+#endif
+        return allocate(bytes, alignment, name);
+    }
+
+  private:
+    void *allocate(size_t bytes, size_t alignment, const char *name);
+    uint64_t serial = 0;
+    void *memory = nullptr;
+};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the launch
+
+// grid or block; kept in 64 bits, so that a count that a dim3 would cut off is reported
+struct Extent {
+    long long x = 1, y = 1, z = 1;
+    Extent(dim3 d) : x(d.x), y(d.y), z(d.z) {}
+    template <class I, class = std::enable_if_t<std::is_integral<I>::value || std::is_enum<I>::value>> Extent(I n) : x((long long)n) {}
+};
+struct Launch {
+    const char *kernel;
+    const void *function;
+    Place place;
+    Extent grid, block;
+    size_t shared_bytes;
+    cudaStream_t stream;
+};
+void check_launch(const Launch &launch);
+void check_pointer(const Launch &launch, int argument, const volatile void *pointer);
+void launch_on_stream(const Launch &launch, std::function<void()> thread);
+
+template <class... P> class Launcher {
+  public:
+    Launcher(void (*function)(P...), const Launch &what) : kernel(function), launch(what) {}
+    // Arguments become the kernel's parameter types here, once; each thread gets its own copies.
+    template <class... A> void operator()(A &&...args) const {
+        check_launch(launch);
+        std::tuple<P...> values(std::forward<A>(args)...);
+        std::apply(
+            [this](const auto &...value) {
+                int argument = 0;
+                (check(++argument, value), ...);
+            },
+            values);
+        void (*function)(P...) = kernel;
+        launch_on_stream(launch, [function, values] { std::apply(function, values); });
+    }
+
+  private:
+    template <class T> void check(int argument, const T &value) const {
+        if constexpr (std::is_pointer<T>::value) check_pointer(launch, argument, value);
+        else (void)argument, (void)value;
+    }
+    void (*kernel)(P...);
+    Launch launch;
+};
+template <class... P>
+Launcher<P...> launcher(void (*kernel)(P...), const char *name, Extent grid, Extent block, size_t shared_bytes,
+                        cudaStream_t stream, Place place = Place::here()) {
+    return {kernel, {name, reinterpret_cast<const void *>(kernel), place, grid, block, shared_bytes, stream}};
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// barriers and warp operations
+
+enum class BlockVote { none, count, all, any };
+int barrier(BlockVote vote, int predicate, Place place);
+
+enum class WarpOp { sync, shfl, shfl_up, shfl_down, shfl_xor, ballot, any, all, reduce_add, reduce_min, reduce_max };
+uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width, Place place);
+
+template <class T> T shuffle(WarpOp op, unsigned mask, T value, int argument, int width, Place place) {
+    static_assert(std::is_arithmetic<T>::value && (sizeof(T) == 4 || sizeof(T) == 8), "shuffles move 4 or 8 bytes");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof(T));
+    bits = warp(op, mask, bits, argument, width, place);
+    memcpy(&value, &bits, sizeof(T));
+    return value;
+}
+
+} // namespace cuda_on_cpu
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the names that kernels use
+
+#ifdef CUDA_ON_CPU_TSAN
+#define CUDA_ON_CPU_POSITION cuda_on_cpu::position_now()
+#else
+#define CUDA_ON_CPU_POSITION cuda_on_cpu::position
+#endif
+#define threadIdx (CUDA_ON_CPU_POSITION.thread)
+#define blockIdx (CUDA_ON_CPU_POSITION.block)
+#define blockDim (CUDA_ON_CPU_POSITION.block_size)
+#define gridDim (CUDA_ON_CPU_POSITION.grid_size)
+constexpr int warpSize = 32;
+
+#define CUDA_ON_CPU_PLACE cuda_on_cpu::Place place = cuda_on_cpu::Place::here()
+inline void __syncthreads(CUDA_ON_CPU_PLACE) { cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::none, 0, place); }
+inline int __syncthreads_count(int predicate, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::count, predicate, place);
+}
+inline int __syncthreads_and(int predicate, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::all, predicate, place);
+}
+inline int __syncthreads_or(int predicate, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::barrier(cuda_on_cpu::BlockVote::any, predicate, place);
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, CUDA_ON_CPU_PLACE) {
+    cuda_on_cpu::warp(cuda_on_cpu::WarpOp::sync, mask, 0, 0, 32, place);
+}
+template <class T> T __shfl_sync(unsigned mask, T value, int lane, int width = 32, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl, mask, value, lane, width, place);
+}
+template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_up, mask, value, (int)delta, width, place);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_down, mask, value, (int)delta, width, place);
+}
+template <class T> T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, CUDA_ON_CPU_PLACE) {
+    return cuda_on_cpu::shuffle(cuda_on_cpu::WarpOp::shfl_xor, mask, value, lane_mask, width, place);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
+    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::ballot, mask, predicate != 0, 0, 32, place);
+}
+inline int __any_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
+    return (int)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::any, mask, predicate != 0, 0, 32, place);
+}
+inline int __all_sync(unsigned mask, int predicate, CUDA_ON_CPU_PLACE) {
+    return (int)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::all, mask, predicate != 0, 0, 32, place);
+}
+inline unsigned __reduce_add_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
+    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_add, mask, value, 0, 32, place);
+}
+inline unsigned __reduce_min_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
+    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_min, mask, value, 0, 32, place);
+}
+inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLACE) {
+    return (unsigned)cuda_on_cpu::warp(cuda_on_cpu::WarpOp::reduce_max, mask, value, 0, 32, place);
+}
+#undef CUDA_ON_CPU_PLACE
+
+// Calls that take a kernel, which CUDA's header overloads only under nvcc.
+template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
+    return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
+}
+template <class... P>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size, size_t shared_bytes) {
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, reinterpret_cast<const void *>(kernel), block_size, shared_bytes);
+}
+
+#include "device_math.h"
+#endif

@@ -1,0 +1,117 @@
+/*
+device_math.h: device functions that need no scheduler: fences, atomics, and what CUDA has beyond the C library. Each
+computes what the device computes, up to the rounding of the C library's exp, log and so on.
+*/
+#ifndef CUDA_ON_CPU_DEVICE_MATH_H
+#define CUDA_ON_CPU_DEVICE_MATH_H
+
+// Fences: the threads of a block take turns on one OS thread, so that every write is seen at once. ThreadSanitizer
+// learns that a fence and then an atomic order what came before. Atomics return the old value and order nothing alone.
+#ifdef CUDA_ON_CPU_TSAN
+inline void __threadfence() { cuda_on_cpu::fence(); }
+#define CUDA_ON_CPU_AROUND_ATOMIC(when, address) cuda_on_cpu::when##_atomic(address)
+#else
+inline void __threadfence() {}
+#define CUDA_ON_CPU_AROUND_ATOMIC(when, address) (void)0
+#endif
+inline void __threadfence_block() { __threadfence(); }
+inline void __threadfence_system() { __threadfence(); }
+
+template <class T, class F> T cuda_on_cpu_atomic(T *address, F change) {
+    T old, wanted;
+    CUDA_ON_CPU_AROUND_ATOMIC(before, address);
+    __atomic_load(address, &old, __ATOMIC_RELAXED);
+    do wanted = change(old);
+    while (!__atomic_compare_exchange(address, &old, &wanted, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    CUDA_ON_CPU_AROUND_ATOMIC(after, address);
+    return old;
+}
+#define CUDA_ON_CPU_ATOMIC(name, type, expression)                                                                     \
+    inline type name(type *address, type value) {                                                                      \
+        return cuda_on_cpu_atomic(address, [value](type old) -> type { return expression; });                          \
+    }
+CUDA_ON_CPU_ATOMIC(atomicAdd, int, (int)((unsigned)old + (unsigned)value))
+CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned, old + value)
+CUDA_ON_CPU_ATOMIC(atomicAdd, unsigned long long, old + value)
+CUDA_ON_CPU_ATOMIC(atomicAdd, float, old + value)
+CUDA_ON_CPU_ATOMIC(atomicAdd, double, old + value)
+CUDA_ON_CPU_ATOMIC(atomicSub, int, (int)((unsigned)old - (unsigned)value))
+CUDA_ON_CPU_ATOMIC(atomicSub, unsigned, old - value)
+CUDA_ON_CPU_ATOMIC(atomicMax, int, old > value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicMax, unsigned, old > value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicMax, unsigned long long, old > value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicMin, int, old < value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicMin, unsigned, old < value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicMin, unsigned long long, old < value ? old : value)
+CUDA_ON_CPU_ATOMIC(atomicOr, int, old | value)
+CUDA_ON_CPU_ATOMIC(atomicOr, unsigned, old | value)
+CUDA_ON_CPU_ATOMIC(atomicAnd, int, old & value)
+CUDA_ON_CPU_ATOMIC(atomicAnd, unsigned, old & value)
+CUDA_ON_CPU_ATOMIC(atomicXor, unsigned, old ^ value)
+CUDA_ON_CPU_ATOMIC(atomicInc, unsigned, old >= value ? 0 : old + 1)
+CUDA_ON_CPU_ATOMIC(atomicDec, unsigned, old == 0 || old > value ? value : old - 1)
+CUDA_ON_CPU_ATOMIC(atomicExch, int, ((void)old, value))
+CUDA_ON_CPU_ATOMIC(atomicExch, unsigned, ((void)old, value))
+CUDA_ON_CPU_ATOMIC(atomicExch, unsigned long long, ((void)old, value))
+CUDA_ON_CPU_ATOMIC(atomicExch, float, ((void)old, value))
+#undef CUDA_ON_CPU_ATOMIC
+#define CUDA_ON_CPU_CAS(type)                                                                                          \
+    inline type atomicCAS(type *address, type expected, type value) {                                                  \
+        return cuda_on_cpu_atomic(address, [=](type old) { return old == expected ? value : old; });                   \
+    }
+CUDA_ON_CPU_CAS(int)
+CUDA_ON_CPU_CAS(unsigned)
+CUDA_ON_CPU_CAS(unsigned long long)
+#undef CUDA_ON_CPU_CAS
+
+// bits
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+template <class To, class From> To cuda_on_cpu_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "the same number of bits");
+    To to;
+    memcpy(&to, &from, sizeof(To));
+    return to;
+}
+inline int __float_as_int(float x) { return cuda_on_cpu_bits<int>(x); }
+inline unsigned __float_as_uint(float x) { return cuda_on_cpu_bits<unsigned>(x); }
+inline float __int_as_float(int x) { return cuda_on_cpu_bits<float>(x); }
+inline float __uint_as_float(unsigned x) { return cuda_on_cpu_bits<float>(x); }
+inline long long __double_as_longlong(double x) { return cuda_on_cpu_bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return cuda_on_cpu_bits<double>(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+// arithmetic
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // NaN gives 0
+#define CUDA_ON_CPU_MIN_MAX(type)                                                                                      \
+    inline type min(type a, type b) { return a < b ? a : b; }                                                          \
+    inline type max(type a, type b) { return a > b ? a : b; }
+CUDA_ON_CPU_MIN_MAX(int)
+CUDA_ON_CPU_MIN_MAX(unsigned)
+CUDA_ON_CPU_MIN_MAX(long)
+CUDA_ON_CPU_MIN_MAX(unsigned long)
+CUDA_ON_CPU_MIN_MAX(long long)
+CUDA_ON_CPU_MIN_MAX(unsigned long long)
+#undef CUDA_ON_CPU_MIN_MAX
+inline float min(float a, float b) { return fminf(a, b); }
+inline float max(float a, float b) { return fmaxf(a, b); }
+inline double min(double a, double b) { return fmin(a, b); }
+inline double max(double a, double b) { return fmax(a, b); }
+
+// loads and stores with a caching hint: plain ones
+template <class T> T __ldg(const T *p) { return *p; }
+template <class T> T __ldcs(const T *p) { return *p; }
+template <class T> T __ldcg(const T *p) { return *p; }
+template <class T> void __stcs(T *p, T value) { *p = value; }
+template <class T> void __stcg(T *p, T value) { *p = value; }
+
+#endif

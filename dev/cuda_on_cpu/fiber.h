@@ -1,0 +1,132 @@
+/*
+fiber.h: threads of control that switch by hand, on one OS thread. On x86-64 a switch is a few instructions that exchange
+the stack pointer and the registers a callee preserves; elsewhere (or with CUDA_ON_CPU_UCONTEXT) it is swapcontext, which
+also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack for an overflow.
+
+Stacks are 256 KiB, mapped without being touched, with an inaccessible page below.
+*/
+#ifndef CUDA_ON_CPU_FIBER_H
+#define CUDA_ON_CPU_FIBER_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#if !defined(__x86_64__) && !defined(CUDA_ON_CPU_UCONTEXT)
+#define CUDA_ON_CPU_UCONTEXT 1
+#endif
+#ifdef CUDA_ON_CPU_UCONTEXT
+#include <ucontext.h>
+#endif
+
+#ifdef CUDA_ON_CPU_ASAN
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace cuda_on_cpu {
+
+#ifdef CUDA_ON_CPU_TSAN
+constexpr size_t stack_bytes = 64 << 10, // mapped anew for each thread, which costs time
+#else
+constexpr size_t stack_bytes = 256 << 10,
+#endif
+                  guard_bytes = 4096;
+
+struct Fiber {
+#ifdef CUDA_ON_CPU_UCONTEXT
+    ucontext_t context;
+#else
+    void *stack_pointer = nullptr;
+#endif
+    const void *stack = nullptr; // its lowest address; of the OS thread's own stack: known after the first switch
+    size_t size = 0;
+    void *fake_stack = nullptr; // AddressSanitizer's
+};
+
+#ifndef CUDA_ON_CPU_UCONTEXT
+// Saves the registers that a callee preserves and the stack pointer, and goes on where `to` left off.
+extern "C" void cuda_on_cpu_switch(void **from, void *to);
+asm(R"(
+    .text
+    .globl cuda_on_cpu_switch
+    .type cuda_on_cpu_switch, @function
+cuda_on_cpu_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq %rsi, %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+    .size cuda_on_cpu_switch, .-cuda_on_cpu_switch
+)");
+#endif
+
+// To be called first thing on a fiber that was switched to; `from` is where the switch came from.
+static inline void fiber_arrived(Fiber *self, Fiber *from) {
+#ifdef CUDA_ON_CPU_ASAN
+    __sanitizer_finish_switch_fiber(self->fake_stack, &from->stack, &from->size);
+#else
+    (void)self, (void)from;
+#endif
+}
+
+static inline void fiber_switch(Fiber *from, Fiber *to) {
+#ifdef CUDA_ON_CPU_ASAN
+    __sanitizer_start_switch_fiber(&from->fake_stack, to->stack, to->size);
+#endif
+#ifdef CUDA_ON_CPU_UCONTEXT
+    swapcontext(&from->context, &to->context);
+#else
+    cuda_on_cpu_switch(&from->stack_pointer, to->stack_pointer);
+#endif
+}
+
+// Lets the fiber start (again) with entry(), which never returns.
+static inline void fiber_start_at(Fiber *f, void (*entry)()) {
+#ifdef CUDA_ON_CPU_UCONTEXT
+    getcontext(&f->context);
+    f->context.uc_stack.ss_sp = (void *)f->stack;
+    f->context.uc_stack.ss_size = f->size;
+    f->context.uc_link = nullptr;
+    makecontext(&f->context, entry, 0);
+#else
+    // From the top: no return address, where backtraces end; the entry, to which the first switch returns, so that it
+    // begins with the stack at 8 modulo 16 as after a call; six registers, all 0.
+    void **top = (void **)((char *)f->stack + f->size) - 4;
+    memset((void *)(top - 6), 0, 10 * sizeof(void *));
+    top[0] = (void *)entry;
+    f->stack_pointer = top - 6;
+#endif
+}
+
+// A fiber that will call entry(). nullptr: no memory.
+static inline Fiber *fiber_create(void (*entry)()) {
+    char *stack = (char *)mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+    if (stack == MAP_FAILED) return nullptr;
+    mprotect(stack, guard_bytes, PROT_NONE);
+    Fiber *f = new Fiber;
+    f->stack = stack + guard_bytes;
+    f->size = stack_bytes;
+    fiber_start_at(f, entry);
+    return f;
+}
+
+// An idle fiber's stack mapped anew: ThreadSanitizer forgets who has used it.
+static inline void fiber_renew(Fiber *f, void (*entry)()) {
+    (void)!mmap((void *)f->stack, f->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    fiber_start_at(f, entry);
+}
+
+} // namespace cuda_on_cpu
+#endif

@@ -1,0 +1,609 @@
+/*
+planted_bugs.cu: small kernels and launches, each with one bug of a class, and the same without it. The layer must catch
+the first, by the line that says which, and must let the second pass in every order of threads.
+
+  build/oncpu/planted_bugs           all; the last line is `N passed, N failed`
+  build/oncpu/planted_bugs WORDS     those whose sentence contains WORDS
+
+Each runs in a child process, since being caught ends the program. A bug that changes results is caught when a result
+differs from the right one in one of the orders; the right one is computed on the host, in integers. What only a sanitizer
+sees is left out of builds that have none, and said so.
+*/
+#include "../../llmc/launch.cuh"
+#include "../../tests/harness.h"
+using cuda_on_cpu::Order;
+
+static cudaStream_t main_stream;
+static const unsigned everyone = 0xffffffffu;
+enum { CHILD_RIGHT = 0, CHILD_WRONG_RESULT = 3, CHILD_RACE = 66 }; // others: a message of the layer or a sanitizer
+
+template <class T> static T *device_array(size_t count) {
+    T *p = nullptr;
+    CHECK(cudaMalloc(&p, count * sizeof(T)) == cudaSuccess, "no device memory for %zu elements", count);
+    return p;
+}
+// Whether n numbers on the device are wanted(0), wanted(1), ...; ends the child otherwise.
+template <class F> static void expect_device(const int *device, int n, F wanted) {
+    int *host = (int *)checked_calloc((size_t)n, sizeof(int));
+    cudaStreamSynchronize(main_stream);
+    cudaMemcpy(host, device, (size_t)n * sizeof(int), cudaMemcpyDeviceToHost);
+    for (int i = 0; i < n; i++)
+        if (host[i] != wanted(i)) {
+            fprintf(stderr, "element %d is %d (0x%x) and not %d\n", i, host[i], (unsigned)host[i], wanted(i));
+            _exit(CHILD_WRONG_RESULT);
+        }
+    free(host);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// order: races between threads, which one order hides and another shows
+
+template <bool bug> static __global__ void reverse_in_shared(int *out) {
+    SHARED(int, x, 128);
+    x[threadIdx.x] = (int)threadIdx.x;
+    if (!bug) __syncthreads();
+    out[threadIdx.x] = x[127 - threadIdx.x];
+}
+template <bool bug> static void missing_barrier(void) {
+    int *out = device_array<int>(128);
+    LAUNCH((reverse_in_shared<bug>), 1, 128, 0, out);
+    expect_device(out, 128, [](int i) { return 127 - i; });
+}
+
+// out[row] = sum over the block of row + thread, two rows: the second one's parts overwrite those still to be read
+template <bool bug> static __global__ void sums_in_a_loop(int *out, int rows) {
+    SHARED(int, parts, 4);
+    for (int row = 0; row < rows; row++) {
+        int sum = (int)__reduce_add_sync(everyone, (unsigned)row * 1000 + threadIdx.x);
+        if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+        __syncthreads();
+        out[row * 128 + threadIdx.x] = parts[0] + parts[1] + parts[2] + parts[3];
+        if (!bug) __syncthreads();
+    }
+}
+template <bool bug> static void missing_last_barrier_of_a_loop(void) {
+    int *out = device_array<int>(5 * 128);
+    LAUNCH((sums_in_a_loop<bug>), 1, 128, 0, out, 5);
+    expect_device(out, 5 * 128, [](int i) { return i / 128 * 128000 + 127 * 64; });
+}
+
+template <bool bug> static __global__ void neighbour_in_warp(int *out) {
+    SHARED(int, x, 32);
+    x[threadIdx.x] = 3 * (int)threadIdx.x;
+    if (!bug) __syncwarp();
+    out[threadIdx.x] = x[threadIdx.x ^ 1];
+}
+template <bool bug> static void missing_syncwarp(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((neighbour_in_warp<bug>), 1, 32, 0, out);
+    expect_device(out, 32, [](int i) { return 3 * (i ^ 1); });
+}
+
+template <bool bug> static __global__ void count_blocks(int *out) {
+    if (threadIdx.x != 0) return;
+    if (bug) *out = (int)blockIdx.x; // the last block to run wins
+    else atomicMax(out, (int)blockIdx.x);
+}
+template <bool bug> static void race_between_blocks(void) {
+    int *out = device_array<int>(1);
+    cudaMemset(out, 0, sizeof(int));
+    LAUNCH((count_blocks<bug>), 7, 32, 0, out);
+    expect_device(out, 1, [](int) { return 6; });
+}
+
+// What no order shows, since one thread runs at a time: ThreadSanitizer's part.
+
+template <bool bug> static __global__ void same_value(int *out) {
+    if (bug || threadIdx.x == 0) *out = 7; // whoever writes, it is the same
+}
+template <bool bug> static void many_threads_write_one_value(void) {
+    int *out = device_array<int>(1);
+    LAUNCH((same_value<bug>), 1, 64, 0, out);
+    expect_device(out, 1, [](int) { return 7; });
+}
+
+template <bool bug> static __global__ void shuffle_as_barrier(int *out) { // a shuffle makes lanes meet, but orders no memory
+    SHARED(int, x, 32);
+    x[threadIdx.x] = (int)threadIdx.x;
+    int sum = (int)__reduce_add_sync(everyone, threadIdx.x);
+    if (!bug) __syncwarp();
+    out[threadIdx.x] = x[31 - threadIdx.x] + sum;
+}
+template <bool bug> static void shuffle_in_place_of_syncwarp(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((shuffle_as_barrier<bug>), 1, 32, 0, out);
+    expect_device(out, 32, [](int i) { return 31 - i + 496; });
+}
+
+template <bool bug> static __global__ void last_block_adds(int *total, int *parts, int *finished) {
+    if (threadIdx.x != 0) return;
+    parts[blockIdx.x] = (int)blockIdx.x;
+    if (!bug) __threadfence();
+    if (atomicAdd(finished, 1) != (int)gridDim.x - 1) return;
+    int sum = 0;
+    for (unsigned i = 0; i < gridDim.x; i++) sum += parts[i];
+    *total = sum;
+}
+template <bool bug> static void missing_threadfence(void) {
+    int *total = device_array<int>(1), *parts = device_array<int>(9), *finished = device_array<int>(1);
+    cudaMemsetAsync(finished, 0, sizeof(int), main_stream);
+    LAUNCH((last_block_adds<bug>), 9, 32, 0, total, parts, finished);
+    expect_device(total, 1, [](int) { return 36; });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// memory
+
+template <bool bug> static __global__ void fill(int *out, int n) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (bug ? i > n : i >= n) return;
+    out[i] = i;
+}
+template <bool bug> static void one_past_the_end_of_global_memory(void) {
+    int n = 1000, *out = device_array<int>((size_t)n);
+    LAUNCH((fill<bug>), 8, 128, 0, out, n);
+    expect_device(out, n, [](int i) { return i; });
+}
+template <bool bug> static void one_past_the_end_of_a_page(void) { // where plain builds see it too
+    int n = 1024, *out = device_array<int>((size_t)n);
+    LAUNCH((fill<bug>), 9, 128, 0, out, n);
+    expect_device(out, n, [](int i) { return i; });
+}
+
+template <bool bug> static __global__ void shift_in_shared(int *out) {
+    SHARED(int, x, 64);
+    DYNAMIC_SHARED(int, y);
+    x[threadIdx.x] = y[threadIdx.x] = (int)threadIdx.x;
+    __syncthreads();
+    out[threadIdx.x] = x[bug ? threadIdx.x + 1 : (threadIdx.x + 1) % 64];
+}
+template <bool bug> static void one_past_the_end_of_shared_memory(void) {
+    int *out = device_array<int>(64);
+    LAUNCH((shift_in_shared<bug>), 1, 64, 64 * sizeof(int), out);
+    expect_device(out, 64, [](int i) { return (i + 1) % 64; });
+}
+template <bool bug> static void too_little_dynamic_shared_memory(void) {
+    int *out = device_array<int>(64);
+    LAUNCH((shift_in_shared<false>), 1, 64, (bug ? 63 : 64) * sizeof(int), out);
+    expect_device(out, 64, [](int i) { return (i + 1) % 64; });
+}
+
+static __global__ void local_array(int *out, int n) {
+    int x[8];
+    for (int i = 0; i < n; i++) x[i] = i; // n 9: one too many
+    out[threadIdx.x] = x[threadIdx.x];
+}
+template <bool bug> static void one_past_the_end_of_a_local_array(void) {
+    int *out = device_array<int>(8);
+    LAUNCH(local_array, 1, 8, 0, out, bug ? 9 : 8);
+    expect_device(out, 8, [](int i) { return i; });
+}
+
+struct alignas(16) Four {
+    int x[4];
+};
+static __global__ void copy_by_four(int *out, const int *in, int n) {
+    int i = 4 * (int)threadIdx.x;
+    if (i + 4 <= n) *reinterpret_cast<Four *>(out + i) = *reinterpret_cast<const Four *>(in + i);
+}
+template <bool bug> static void misaligned_vector_access(void) { // a row of 37 elements makes the next one start anywhere
+    int *out = device_array<int>(64), *in = device_array<int>(101);
+    cudaMemset(in, 0, 101 * sizeof(int));
+    LAUNCH(copy_by_four, 1, 16, 0, out, in + (bug ? 37 : 36), 64);
+    expect_device(out, 64, [](int) { return 0; });
+}
+static __global__ void fours_in_shared(int *out, bool bug) {
+    SHARED(Four, aligned, 2);
+    SHARED(int, plain, 8);
+    Four *fours = bug ? reinterpret_cast<Four *>(plain) : aligned;
+    fours[threadIdx.x] = Four{{1, 2, 3, 4}};
+    out[threadIdx.x] = fours[threadIdx.x].x[3];
+}
+template <bool bug> static void vector_access_to_a_plain_shared_array(void) {
+    int *out = device_array<int>(2);
+    LAUNCH(fours_in_shared, 1, 2, 0, out, bug);
+    expect_device(out, 2, [](int) { return 4; });
+}
+
+template <bool bug> static __global__ void double_all(int *out, int n) {
+    int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (i < n) out[i] = 2 * i;
+}
+template <bool bug> static void output_that_is_not_all_written(void) { // the grid is rounded down
+    int n = 1000, *out = device_array<int>((size_t)n);
+    LAUNCH((double_all<bug>), bug ? n / 128 : (n + 127) / 128, 128, 0, out, n);
+    expect_device(out, n, [](int i) { return 2 * i; });
+}
+
+template <bool bug> static __global__ void accumulate(int *out) {
+    SHARED(int, sum, 1);
+    if (!bug && threadIdx.x == 0) sum[0] = 0;
+    __syncthreads();
+    atomicAdd(sum, 1);
+    __syncthreads();
+    if (threadIdx.x == 0) out[blockIdx.x] = sum[0];
+}
+template <bool bug> static void shared_memory_that_is_not_initialised(void) {
+    int *out = device_array<int>(2);
+    LAUNCH((accumulate<bug>), 2, 96, 0, out);
+    expect_device(out, 2, [](int) { return 96; });
+}
+
+struct Pair {
+    int *a, *b;
+};
+static __global__ void copy_pair(Pair p) { p.a[threadIdx.x] = p.b[threadIdx.x]; }
+template <bool bug> static void freed_memory_in_a_kernel(void) {
+    int *out = device_array<int>(32), *in = device_array<int>(32);
+    cudaMemset(in, 0, 32 * sizeof(int));
+    cudaDeviceSynchronize();
+    if (bug) cudaFree(in);
+    LAUNCH(copy_pair, 1, 32, 0, Pair{out, in});
+    expect_device(out, 32, [](int) { return 0; });
+}
+template <bool bug> static void freed_memory_as_an_argument(void) {
+    int *out = device_array<int>(32);
+    if (bug) cudaFree(out);
+    LAUNCH((double_all<false>), 1, 32, 0, out, 32);
+    expect_device(out, 32, [](int i) { return 2 * i; });
+}
+
+static __global__ void divide(int *out, int by) { out[threadIdx.x] = (int)threadIdx.x / by; }
+template <bool bug> static void integer_division_by_zero(void) {
+    int *out = device_array<int>(32);
+    LAUNCH(divide, 1, 32, 0, out, bug ? 0 : 2);
+    expect_device(out, 32, [](int i) { return i / 2; });
+}
+
+// 0 + 1 + ... + n, by frames of 1 KiB that have to be kept
+static __device__ int sum_by_recursion(const volatile int *above, int n) {
+    volatile int frame[256];
+    frame[0] = 0;
+    frame[n % 256] = n;
+    return n == 0 ? above[0] : sum_by_recursion(frame, n - 1) + frame[n % 256];
+}
+static __global__ void recurse(int *out, int n) {
+    int zero[256] = {0};
+    out[threadIdx.x] = sum_by_recursion(zero, n) - zero[n % 256];
+}
+template <bool bug> static void a_stack_that_is_full(void) {
+    int *out = device_array<int>(32), n = bug ? 1000 : 20;
+    LAUNCH(recurse, 1, 32, 0, out, n);
+    expect_device(out, 32, [](int) { return 210; });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// barriers and lane masks
+
+template <bool bug> static __global__ void barrier_in_both_branches(int *out) {
+    SHARED(int, x, 64);
+    x[threadIdx.x] = (int)threadIdx.x;
+    if (bug && threadIdx.x < 32) __syncthreads();
+    else if (bug) __syncthreads(); // another line
+    else __syncthreads();
+    out[threadIdx.x] = x[63 - threadIdx.x];
+}
+template <bool bug> static void barrier_on_two_lines(void) {
+    int *out = device_array<int>(64);
+    LAUNCH((barrier_in_both_branches<bug>), 1, 64, 0, out);
+    expect_device(out, 64, [](int i) { return 63 - i; });
+}
+
+// Rows that are no multiple of the block: threads without a row leave before the barrier.
+template <bool bug> static __global__ void rows_of_a_block(int *out, int rows) {
+    SHARED(int, x, 16);
+    int row = (int)(blockIdx.x * 16 + threadIdx.x);
+    if (bug && row >= rows) return;
+    x[threadIdx.x] = row < rows ? row : 0;
+    __syncthreads();
+    if (row < rows) out[row] = x[threadIdx.x];
+}
+template <bool bug> static void barrier_after_an_early_return(void) {
+    int *out = device_array<int>(37);
+    LAUNCH((rows_of_a_block<bug>), 3, 16, 0, out, 37);
+    expect_device(out, 37, [](int i) { return i; });
+}
+
+template <bool bug> static __global__ void barrier_and_shuffle(int *out) {
+    if (bug && threadIdx.x == 5) __syncthreads();
+    int x = __shfl_down_sync(everyone, (int)threadIdx.x, 1);
+    if (!bug || threadIdx.x != 5) __syncthreads();
+    out[threadIdx.x] = x;
+}
+template <bool bug> static void deadlock_of_barrier_and_shuffle(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((barrier_and_shuffle<bug>), 1, 32, 0, out);
+    expect_device(out, 32, [](int i) { return i == 31 ? 31 : i + 1; });
+}
+
+template <bool bug> static __global__ void half_a_warp(int *out, unsigned mask) {
+    int x = (int)threadIdx.x;
+    if (threadIdx.x < 16) x = __shfl_xor_sync(mask, x, 8); // a mask with the other half, which does not come
+    __syncthreads();
+    out[threadIdx.x] = x;
+}
+template <bool bug> static void mask_with_lanes_that_do_not_come(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((half_a_warp<bug>), 1, 32, 0, out, bug ? everyone : 0xffffu);
+    expect_device(out, 32, [](int i) { return i < 16 ? i ^ 8 : i; });
+}
+
+static __global__ void vote_with(int *out, unsigned low, unsigned high) {
+    unsigned mask = threadIdx.x < 16 ? low : high;
+    out[threadIdx.x] = __popc(__ballot_sync(mask, 1));
+}
+template <bool bug> static void mask_without_the_calling_lane(void) {
+    int *out = device_array<int>(32);
+    LAUNCH(vote_with, 1, 32, 0, out, 0xffffu, bug ? 0xffffu : 0xffff0000u);
+    expect_device(out, 32, [](int) { return 16; });
+}
+
+template <bool bug> static __global__ void two_operations(int *out) {
+    int x = (int)threadIdx.x;
+    if (bug && threadIdx.x % 2) x = __shfl_up_sync(everyone, x, 1);
+    else x = __shfl_down_sync(everyone, x, 1);
+    out[threadIdx.x] = x;
+}
+template <bool bug> static void different_operations_in_one_warp(void) {
+    int *out = device_array<int>(32);
+    LAUNCH((two_operations<bug>), 1, 32, 0, out);
+    expect_device(out, 32, [](int i) { return i == 31 ? 31 : i + 1; });
+}
+
+// A reduction over a warp whose lanes without a row have left: they have no value to give.
+template <bool bug> static __global__ void sum_of_warp(int *out, int n) {
+    int i = (int)threadIdx.x, x = 1;
+    if (bug && i >= n) return;
+    if (i >= n) x = 0;
+    for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_down_sync(everyone, x, (unsigned)lanes);
+    if (i == 0) *out = x;
+}
+template <bool bug> static void shuffle_with_lanes_that_left(void) {
+    int *out = device_array<int>(1);
+    LAUNCH((sum_of_warp<bug>), 1, 32, 0, out, 20);
+    expect_device(out, 1, [](int) { return 20; });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// the host: launches, copies, streams
+
+template <int what, bool bug> static void illegal_launch(void) {
+    int n = 96, *out = device_array<int>((size_t)n);
+    size_t over = ((size_t)48 << 10) + 1;
+    dim3 block = what == 0 && bug ? dim3(33, 32) : dim3(96);
+    long long grid = what == 1 && bug ? 0 : what == 2 && bug ? (1ll << 32) + 1 : 1;
+    LAUNCH((double_all<false>), grid, block, what == 3 && bug ? over : 48 << 10, out, n);
+    expect_device(out, n, [](int i) { return 2 * i; });
+}
+static __global__ void much_shared(int *out) {
+    SHARED(int, x, 10 << 10);
+    DYNAMIC_SHARED(int, y);
+    x[threadIdx.x] = y[threadIdx.x] = (int)threadIdx.x;
+    out[threadIdx.x] = x[threadIdx.x] + y[threadIdx.x];
+}
+template <bool bug> static void static_and_dynamic_shared_memory_over_the_limit(void) {
+    int *out = device_array<int>(32);
+    if (!bug) LAUNCH_ALLOW_SHARED(much_shared, 60 << 10);
+    LAUNCH(much_shared, 1, 32, 20 << 10, out);
+    expect_device(out, 32, [](int i) { return 2 * i; });
+}
+
+template <int what, bool bug> static void wrong_copy(void) {
+    int host[8] = {0, 1, 2, 3, 4, 5, 6, 7}, *device = device_array<int>(8);
+    cudaMemcpyKind down = what == 0 && bug ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
+    cudaMemcpy(device, host, sizeof(host), cudaMemcpyHostToDevice);
+    if (what == 1 && bug) cudaMemcpy(device + 1, host, sizeof(host), cudaMemcpyHostToDevice);
+    if (what == 2 && bug) cudaMemset(host, 0, sizeof(host));
+    cudaMemcpy(host, device, sizeof(host), down);
+    expect_device(device, 8, [](int i) { return i; });
+}
+template <bool bug> static void host_pointer_as_an_argument(void) {
+    static int host[32];
+    int *out = device_array<int>(32);
+    LAUNCH((double_all<false>), 1, 32, 0, bug ? host : out, 32);
+    if (!bug) expect_device(out, 32, [](int i) { return 2 * i; });
+    cudaDeviceSynchronize();
+}
+template <bool bug> static void device_pointer_on_the_host(void) {
+    int *out = device_array<int>(32), first = -1;
+    LAUNCH((double_all<false>), 1, 32, 0, out, 32);
+    cudaDeviceSynchronize();
+    if (bug) first = *(volatile int *)out;
+    else cudaMemcpy(&first, out, sizeof(int), cudaMemcpyDeviceToHost);
+    if (first != 0) _exit(CHILD_WRONG_RESULT);
+}
+template <bool bug> static void freed_twice(void) {
+    int *out = device_array<int>(32);
+    cudaFree(out);
+    if (bug) cudaFree(out);
+}
+
+template <bool bug> static void result_read_without_waiting(void) {
+    int *out = device_array<int>(1), *pinned = nullptr;
+    cudaMallocHost(&pinned, sizeof(int));
+    *pinned = -1;
+    LAUNCH((double_all<false>), 1, 1, 0, out, 1);
+    cudaMemcpyAsync(pinned, out, sizeof(int), cudaMemcpyDeviceToHost, main_stream);
+    if (!bug) cudaStreamSynchronize(main_stream);
+    if (*pinned != 0) _exit(CHILD_WRONG_RESULT);
+}
+template <bool bug> static void streams_without_an_event(void) {
+    int *out = device_array<int>(64);
+    cudaStream_t second;
+    cudaEvent_t ready;
+    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+    cudaEventCreate(&ready);
+    LAUNCH((double_all<false>), 2, 32, 0, out, 64);
+    cudaEventRecord(ready, main_stream);
+    if (!bug) cudaStreamWaitEvent(second, ready, 0);
+    int *pinned = nullptr;
+    cudaMallocHost(&pinned, 64 * sizeof(int));
+    cudaMemcpyAsync(pinned, out, 64 * sizeof(int), cudaMemcpyDeviceToHost, second);
+    cudaStreamSynchronize(second);
+    for (int i = 0; i < 64; i++)
+        if (pinned[i] != 2 * i) _exit(CHILD_WRONG_RESULT);
+}
+template <bool bug> static void host_buffer_changed_too_early(void) {
+    int *out = device_array<int>(1), *pinned = nullptr;
+    cudaMallocHost(&pinned, sizeof(int));
+    *pinned = 5;
+    cudaMemcpyAsync(out, pinned, sizeof(int), cudaMemcpyHostToDevice, main_stream);
+    if (!bug) cudaStreamSynchronize(main_stream);
+    *pinned = 6;
+    expect_device(out, 1, [](int) { return 5; });
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+
+// builds that see a bug: without sanitizer, with AddressSanitizer and UBSan, with ThreadSanitizer
+enum { PLAIN = 1, ADDRESS = 2, THREAD = 4, SCHEDULER = PLAIN | ADDRESS, EVERY = SCHEDULER | THREAD };
+#if defined(CUDA_ON_CPU_ASAN)
+static const int this_build = ADDRESS;
+#elif defined(CUDA_ON_CPU_TSAN)
+static const int this_build = THREAD;
+#else
+static const int this_build = PLAIN;
+#endif
+typedef struct {
+    const char *sentence, *caught_by; // what stderr must contain; nullptr: a wrong result
+    void (*planted)(void), (*corrected)(void);
+    int builds;
+} Bug;
+#define BUG(f) f<true>, f<false>
+#define BUG_OF(f, what) f<what, true>, f<what, false>
+
+static const Bug bugs[] = {
+    {"a missing barrier between a write and a read of shared memory", nullptr, BUG(missing_barrier), EVERY},
+    {"a missing barrier at the end of a loop", nullptr, BUG(missing_last_barrier_of_a_loop), EVERY},
+    {"a missing __syncwarp between lanes that share memory", nullptr, BUG(missing_syncwarp), EVERY},
+    {"two blocks that write the same place", nullptr, BUG(race_between_blocks), EVERY},
+    {"many threads that write the same value to one place", nullptr, BUG(many_threads_write_one_value), THREAD},
+    {"a shuffle in place of a __syncwarp", nullptr, BUG(shuffle_in_place_of_syncwarp), THREAD},
+    {"a missing __threadfence before the last block reads", nullptr, BUG(missing_threadfence), THREAD},
+    {"one past the end of global memory", "heap-buffer-overflow", BUG(one_past_the_end_of_global_memory), ADDRESS},
+    {"one past the end of a page of global memory", "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page), SCHEDULER},
+    {"one past the end of a shared array", "out of bounds|heap-buffer-overflow", BUG(one_past_the_end_of_shared_memory), ADDRESS},
+    {"one past the end of dynamic shared memory", "heap-buffer-overflow", BUG(too_little_dynamic_shared_memory), ADDRESS},
+    {"one past the end of a local array", "out of bounds|stack-buffer-overflow", BUG(one_past_the_end_of_a_local_array), ADDRESS},
+    {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), ADDRESS},
+    {"a vector store to a shared array of a plain type", "misaligned address", BUG(vector_access_to_a_plain_shared_array), ADDRESS},
+    {"an output that is not all written", nullptr, BUG(output_that_is_not_all_written), EVERY},
+    {"shared memory that is not initialised", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
+    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel), SCHEDULER},
+    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},
+    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), SCHEDULER},
+    {"a stack that is full", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
+    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), SCHEDULER},
+    {"a barrier behind an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
+    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), SCHEDULER},
+    {"a lane mask with lanes that do not come", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come), SCHEDULER},
+    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), SCHEDULER},
+    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp), SCHEDULER},
+    {"a shuffle that reads lanes which have left", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
+    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), SCHEDULER},
+    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), SCHEDULER},
+    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), SCHEDULER},
+    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3), SCHEDULER},
+    {"static and dynamic shared memory over the limit", "take 61440 bytes", BUG(static_and_dynamic_shared_memory_over_the_limit), SCHEDULER},
+    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0), SCHEDULER},
+    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1), SCHEDULER},
+    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2), SCHEDULER},
+    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument), SCHEDULER},
+    {"a device pointer that the host dereferences", "the host dereferences device memory", BUG(device_pointer_on_the_host), PLAIN},
+    {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
+    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
+    {"two streams without an event between them", nullptr, BUG(streams_without_an_event), SCHEDULER},
+    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
+};
+
+static const struct {
+    Order order;
+    const char *name;
+} orders[] = {{Order::forward, "forward"}, {Order::reverse, "reverse"}, {Order::shuffled, "shuffled"}};
+static const int order_count = this_build == THREAD ? 1 : 3; // what races does so in any order
+
+// Runs it in a child, in one order or (order -1) in all of them until one ends differently. Returns the exit status.
+static int in_child(void (*run)(void), int order, char *err, size_t size) {
+    int ends[2];
+    fflush(nullptr);
+    CHECK(pipe(ends) == 0, "no pipe: %s", strerror(errno));
+    pid_t child = fork();
+    CHECK(child >= 0, "no process: %s", strerror(errno));
+    if (child == 0) {
+        dup2(ends[1], 2);
+        cudaStreamCreate(&main_stream);
+        cuda_on_cpu::set_order(orders[order].order, 1);
+        run();
+        cudaDeviceSynchronize();
+        _exit(CHILD_RIGHT);
+    }
+    close(ends[1]);
+    size_t got = 0;
+    char rest[4096];
+    for (;;) { // to the end, so that the child can write all it has to say
+        ssize_t n = got + 1 < size ? read(ends[0], err + got, size - 1 - got) : read(ends[0], rest, sizeof(rest));
+        if (n <= 0) break;
+        if (got + 1 < size) got += (size_t)n;
+    }
+    err[got] = 0;
+    close(ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Whether text contains one of the words between bars.
+static bool contains_one_of(const char *text, const char *words) {
+    char word[256];
+    for (const char *end; *words; words = *end ? end + 1 : end) {
+        end = strchrnul(words, '|');
+        FORMAT(word, "%.*s", (int)(end - words), words);
+        if (strstr(text, word)) return true;
+    }
+    return false;
+}
+
+static void test_bug(const Bug *bug, bool verbose) {
+    static char err[65536];
+    bool caught = false;
+    for (int o = 0; o < order_count && !caught; o++) {
+        int status = in_child(bug->planted, o, err, sizeof(err));
+        caught = bug->caught_by ? status != CHILD_RIGHT && status != CHILD_WRONG_RESULT
+                                : status == CHILD_WRONG_RESULT || (status == CHILD_RACE && strstr(err, "data race"));
+        if (status == CHILD_RIGHT) continue;
+        EXPECT(caught, "planted, %s: caught in another way, status %d: %.400s", orders[o].name, status, err);
+        if (bug->caught_by) EXPECT(contains_one_of(err, bug->caught_by), "planted, %s: the message has nothing of '%s': %.1000s", orders[o].name, bug->caught_by, err);
+        if (bug->caught_by) EXPECT(strstr(err, "CUDA on the CPU: "), "planted, %s: no line of the layer: %.1000s", orders[o].name, err);
+        const char *line = strstr(err, "CUDA on the CPU: ");
+        if (verbose) printf("       %s: %s\n", orders[o].name, line ? line : err);
+    }
+    EXPECT(caught, "planted: not caught in any order");
+    for (int o = 0; o < order_count; o++) {
+        int status = in_child(bug->corrected, o, err, sizeof(err));
+        EXPECT(status == CHILD_RIGHT && !*err, "corrected, %s: status %d: %.1000s", orders[o].name, status, err);
+    }
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    bool verbose = argc > 1 && !strcmp(argv[1], "--verbose");
+    const char *words = verbose || argc < 2 ? "" : argv[1];
+    int passed = 0, failed = 0, elsewhere = 0;
+    for (const Bug &bug : bugs) {
+        if (!strstr(bug.sentence, words)) continue;
+        if (!(bug.builds & this_build)) {
+            elsewhere++;
+            continue;
+        }
+        double start = now_seconds();
+        test_failures = 0;
+        test_bug(&bug, verbose);
+        printf("%s caught: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", bug.sentence, now_seconds() - start);
+        if (test_failures) failed++;
+        else passed++;
+    }
+    CHECK(passed + failed + elsewhere > 0, "no bug's sentence contains '%s'", words);
+    if (elsewhere) printf("%d more are seen in other builds: without sanitizer, with AddressSanitizer, with ThreadSanitizer\n", elsewhere);
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? EXIT_FAILED : EXIT_DONE;
+}

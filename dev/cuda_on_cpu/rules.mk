@@ -1,0 +1,38 @@
+# CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/cuda_on_cpu/NAME.cu, with g++.
+# Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32), UCONTEXT=yes (fibers
+# by swapcontext, as on CPUs other than x86-64).
+
+CUDA ?= /usr/local/cuda
+PRECISION ?= bf16
+ONCPU = $(BUILD)/oncpu
+ONCPU_PRECISION_bf16 = -DPRECISION_BF16
+ONCPU_PRECISION_fp32 = -DPRECISION_FP32
+ONCPU_PRECISION = $(or $(ONCPU_PRECISION_$(PRECISION)),$(error PRECISION is '$(PRECISION)': bf16 or fp32 is expected))
+# kernels view memory as other types (16-byte vectors), which nvcc allows
+ONCPU_CFLAGS = -O2 $(ARCH) -g -fno-math-errno -fno-trapping-math -ffp-contract=fast
+ifdef SANITIZE
+  ONCPU_CFLAGS = $(CFLAGS) -fno-math-errno
+endif
+ifneq ($(findstring thread,$(SANITIZE)),) # the layer tells ThreadSanitizer what it does, and is not watched itself
+  ONCPU_CFLAGS += -DCUDA_ON_CPU_TSAN
+  ONCPU_LAYER_FLAGS = -fno-sanitize=thread
+endif
+ifdef UCONTEXT
+  ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
+endif
+ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS $(ONCPU_PRECISION) -isystem $(CUDA)/include
+ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
+
+$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER)
+	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(ONCPU)/%.cu.o: %.cu | $(ONCPU)
+	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+$(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu | $(ONCPU)
+	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+$(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp | $(ONCPU)
+	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
+$(ONCPU):
+	mkdir -p $@
+.PRECIOUS: $(ONCPU)/%.cu.o $(ONCPU)/%.o
+
+-include $(wildcard $(ONCPU)/*.d)

@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# recipe_test.sh: the recipes on one machine: which options a start, a resume and an argument make, what signals do, and
+# that the recipe's status is the program's, whichever rank it comes from. Slurm has a test of its own, dev/slurm_test.sh.
+# The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
+#
+# Usage: dev/recipe_test.sh
+# Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
+cd "$(dirname "$0")/.." || exit 1
+source dev/runs.sh
+[ $# -eq 0 ] || { echo "recipe_test.sh: unexpected argument '$1': it takes none" >&2; exit 2; }
+make_scratch
+child=''
+end() {
+    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+    wait
+    rm -rf "$scratch"
+}
+trap end EXIT
+trap 'exit 1' INT TERM HUP
+
+ranks=1
+! has_mpi || ranks=2
+recipe=scripts/run_124m.sh steps=40
+tiny=(--preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --steps "$steps" --warmup 5 --threads 1 --train-data "$data" --val-every 0)
+
+# Runs a recipe; what it prints is in $scratch/out and $scratch/err. 1, with `why`: its status is another.
+expect() { # status, command...
+    local right=$1 status
+    shift
+    "$@" >"$scratch/out" 2>"$scratch/err"
+    status=$?
+    [ "$status" -eq "$right" ] || { why="status $status, not $right: $(tail -n 1 "$scratch/err")"; return 1; }
+}
+one_line() { # pattern: stderr has one line, with it
+    [ "$(wc -l <"$scratch/err")" -eq 1 ] && grep -qE -- "$1" "$scratch/err" || { why="stderr: $(head -c 300 "$scratch/err")"; return 1; }
+}
+command_has() { # words...: they are in the command that the recipe printed
+    local word line
+    line=$(grep -m 1 '^+ ' "$scratch/out")
+    for word; do [[ " $line " == *" $word "* ]] || { why="no '$word' in: $line"; return 1; }; done
+}
+command_lacks() {
+    local word
+    for word; do ! command_has "$word" || { why="'$word' in: $(grep -m 1 '^+ ' "$scratch/out")"; return 1; }; done
+}
+
+the_figures_of_the_recipes_are_those_of_the_program() { expect 0 scripts/update_recipes.sh --check; }
+a_first_start_has_the_settings_and_arguments_take_their_place() {
+    RANKS=$ranks expect 0 "$recipe" "${tiny[@]}" --stop-after 10 --out="$scratch/run" &&
+        command_has '--preset tiny' '--lr 6e-4' "--out $scratch/run" && command_lacks --resume '--preset 124m' '--steps 19073'
+}
+a_second_start_resumes_with_the_options_of_the_first() {
+    cp -r "$scratch/run" "$scratch/run.first"
+    RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 --stop-after 20 --init nowhere && command_has --resume '--stop-after 20' &&
+        command_lacks --init nowhere --lr --steps && grep -q 'training from step 10 to 40' "$scratch/out"
+}
+a_run_that_is_done_stays_done() {
+    RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && same_end "$scratch/whole" "$scratch/run" &&
+        RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && grep -q 'nothing to do' "$scratch/out"
+}
+# As from a terminal, with job control: so that the recipe does not ignore SIGINT.
+a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise() {
+    local signal status
+    for signal in USR1 TERM INT HUP; do
+        rm -rf "${scratch:?}/$signal"
+        set -m
+        RANKS=$ranks "$recipe" "${tiny[@]}" --out "$scratch/$signal" >"$scratch/out" 2>"$scratch/err" &
+        child=$!
+        set +m
+        await 60 at_step "$scratch/$signal" 5
+        if [ "$signal" = INT ]; then kill -INT -- "-$child"; else kill "-$signal" "$child"; fi # Ctrl-C goes to the whole group
+        wait "$child"
+        status=$? child=''
+        [ "$status" -eq 3 ] || { why="SIG$signal: status $status, not 3: $(tail -n 1 "$scratch/err")"; return 1; }
+        RANKS=$ranks expect 0 "$recipe" --out "$scratch/$signal" --threads 1 && command_has --resume || return 1
+        why=$(same_end "$scratch/whole" "$scratch/$signal") || { why="SIG$signal: $why"; return 1; }
+    done
+}
+# A program of which one rank ends as it is told to, and the others wait for it.
+a_rank_that_fails_ends_the_recipe_with_its_status() {
+    local status rank
+    cat >"$scratch/fake" <<'END'
+#!/usr/bin/env bash
+[ "${OMPI_COMM_WORLD_RANK-0}" -eq "$FAKE_RANK" ] || exec sleep 30
+[ "$FAKE_STATUS" -lt 128 ] || kill "-$((FAKE_STATUS - 128))" $$
+exit "$FAKE_STATUS"
+END
+    chmod +x "$scratch/fake"
+    for status in 1 2 3 137; do
+        for ((rank = 0; rank < ranks; rank++)); do
+            FAKE_RANK=$rank FAKE_STATUS=$status TRAIN_DIFFV2=$scratch/fake RANKS=$ranks expect "$status" "$recipe" --out "$scratch/none" ||
+                { why="rank $rank: $why"; return 1; }
+        done
+    done
+}
+a_failure_of_the_program_is_that_of_the_recipe() {
+    RANKS=1 expect 2 "$recipe" --no-such-option 1 && one_line no-such-option && RANKS=1 expect 1 "$recipe" "${tiny[@]}" --init "$scratch/nothing" && one_line nothing
+}
+mistakes_are_one_line() {
+    expect 2 "$recipe" --resume && one_line --resume && RANKS=none expect 2 "$recipe" && one_line "RANKS 'none'" &&
+        TRAIN_DIFFV2=$scratch/nothing expect 1 "$recipe" && one_line nothing && expect 2 "$recipe" --out && one_line --out &&
+        RANKS=2 LAUNCH=no_such_launcher expect 1 "$recipe" && one_line no_such_launcher &&
+        SLURM_SUBMIT_DIR=$scratch expect 2 "$recipe" && one_line 'directory of the repository'
+}
+
+RANKS=$ranks "$recipe" "${tiny[@]}" --out "$scratch/whole" >"$scratch/out" 2>&1 || { tail -n 3 "$scratch/out" >&2; exit 1; }
+for name in the_figures_of_the_recipes_are_those_of_the_program \
+    a_first_start_has_the_settings_and_arguments_take_their_place \
+    a_second_start_resumes_with_the_options_of_the_first \
+    a_run_that_is_done_stays_done \
+    a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise \
+    a_rank_that_fails_ends_the_recipe_with_its_status \
+    a_failure_of_the_program_is_that_of_the_recipe \
+    mistakes_are_one_line; do
+    why=''
+    if "$name"; then report ok "recipes, $ranks ranks: ${name//_/ }"; else report FAIL "recipes, $ranks ranks: ${name//_/ }: $why"; fi
+done
+finish

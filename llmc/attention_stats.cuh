@@ -1,0 +1,147 @@
+/*
+attention_stats: the attention statistics of stats.h.
+
+  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put
+            together on the host, rows in order, heads in order.
+  traffic   per sampled row and map the keys before it
+*/
+#ifndef LLMC_ATTENTION_STATS_CUH
+#define LLMC_ATTENTION_STATS_CUH
+
+enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
+
+static inline int attention_stats_rows(int B, int T) {
+    int64_t candidates = (int64_t)B * (T - 1);
+    return candidates < ATTENTION_STATS_ROWS ? (int)candidates : ATTENTION_STATS_ROWS;
+}
+static __host__ __device__ inline void attention_stats_row(int r, int rows, int B, int T, int *b, int *t) {
+    *b = r % B;
+    *t = 1 + (int)((2 * (int64_t)r + 1) * (T - 1) / (2 * (int64_t)rows));
+}
+
+// Of one sampled row and output head.
+typedef struct {
+    double first[2];   // A1, A2 at the row's first key
+    double effective;  // |E| there
+    double sum;        // of |E| over the keys
+    double largest;    // |logit|
+    int used, padding; // 0: the row sees itself alone
+} AttentionHeadStats;
+
+typedef struct {
+    const floatX *q, *k, *l;
+    const real *lse;
+    AttentionShape shape;
+    int key_sets, ldl, stride, rows, NH;
+    bool sigmoid;
+} AttentionStatsInput;
+
+// Where the map of query head `head` (sets alternating) begins.
+typedef struct {
+    const floatX *q, *k;
+    double lse;
+} StatsMap;
+static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b, int t, int head) {
+    const AttentionShape s = in->shape;
+    int set = head % in->key_sets, h = head / in->key_sets, kv = h / (s.NQ / s.NKV);
+    size_t sequence = (size_t)b * (size_t)s.T;
+    StatsMap m;
+    m.q = in->q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
+    m.k = in->k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
+    m.lse =
+        (double)in->lse[(((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+    return m;
+}
+
+static __device__ __host__ inline double larger_or_nan(double a, double b) { return isnan(a) || b <= a ? a : b; }
+
+static __global__ void attention_stats_kernel(AttentionHeadStats *results, AttentionStatsInput in, int first_row) {
+    SHARED(double, memory, WARP);
+    SHARED(double, largest, ATTENTION_STATS_THREADS);
+    SHARED(double, at_first, 3);
+    const AttentionShape s = in.shape;
+    AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
+    int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.stride ? 2 : 1;
+    attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
+    int low = s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+    int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
+    double lambda =
+        in.stride ? stats_lambda(in.l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)in.ldl + (size_t)h], in.sigmoid)
+                  : 0;
+    double sum = 0, own = 0;
+    for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
+        double a[2] = {0, 0}; // A1[j], A2[j]
+        for (int m = 0; m < maps; m++) {
+            StatsMap map = stats_map(&in, b, t, head + m * in.stride);
+            float dot = 0;
+            for (int i = 0; i < s.D; i++)
+                dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * (size_t)s.ldkv + (size_t)i]);
+            double logit = (double)s.scale * (double)dot;
+            own = larger_or_nan(own, fabs(logit));
+            a[m] = exp(logit - map.lse);
+        }
+        double e = fabs(a[0] - lambda * a[1]);
+        if (j == low) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
+        sum += e;
+    }
+    largest[thread] = own;
+    sum = block_sum(sum, memory); // its barriers come before what follows is read
+    if (thread > 0) return;
+    for (int i = 1; i < ATTENTION_STATS_THREADS; i++) own = larger_or_nan(own, largest[i]);
+    result->first[0] = at_first[0];
+    result->first[1] = at_first[1];
+    result->effective = at_first[2];
+    result->sum = maps == 1 ? 1 : sum; // with what went to a sink
+    result->largest = own;
+    result->used = low < t; // else the first of a document, which sees itself alone
+    result->padding = 0;
+}
+
+// Sums over what has been read so far.
+typedef struct {
+    AttentionStats sums;
+    int count, used;
+} AttentionStatsTotal;
+
+static inline void attention_stats_add(AttentionStatsTotal *total, const AttentionHeadStats *row, int NH) {
+    if (!row[0].used) return;
+    total->used++;
+    for (int h = 0; h < NH; h++) {
+        for (int m = 0; m < 2; m++) total->sums.first[m] += row[h].first[m];
+        total->sums.largest_logit = larger_or_nan(total->sums.largest_logit, row[h].largest);
+        if (row[h].sum == 0) continue;
+        total->sums.first_effective += row[h].effective / row[h].sum;
+        total->count++;
+    }
+}
+
+static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
+                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
+    int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
+    AttentionStatsInput in = {q, k, l, lse, s, key_sets, ldl, stride, rows, NH, sigmoid};
+    size_t row_bytes = (size_t)NH * sizeof(AttentionHeadStats);
+    int at_once = (int)min_size(ATTENTION_STATS_ROWS, SCRATCH_BYTES / row_bytes); // rows per launch
+    AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch((size_t)at_once * row_bytes);
+    AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc((size_t)at_once, row_bytes);
+    AttentionStatsTotal total;
+    memset(&total, 0, sizeof(total));
+    for (int row = 0; row < rows; row += at_once) {
+        int now = min_int(at_once, rows - row);
+        LAUNCH(attention_stats_kernel, dim3((unsigned)NH, (unsigned)now), ATTENTION_STATS_THREADS, 0, results, in, row);
+        buffer_download(host, results, (size_t)now * row_bytes);
+        for (int i = 0; i < now; i++) attention_stats_add(&total, host + (size_t)i * (size_t)NH, NH);
+    }
+    free(host);
+    AttentionStats stats = total.sums;
+    for (int m = 0; m < 2; m++)
+        stats.first[m] = m < maps && total.used ? stats.first[m] / ((double)total.used * NH) : NAN;
+    stats.first_effective = total.count ? stats.first_effective / total.count : NAN;
+    if (!total.used) stats.largest_logit = NAN;
+    return stats;
+}
+
+static inline size_t attention_stats_bytes(AttentionShape s, int key_sets) {
+    size_t rows = (size_t)max_int(0, attention_stats_rows(s.B, s.T)); // T/2 keys on average
+    return rows * (size_t)(s.NQ * key_sets) * (size_t)s.D * (size_t)(s.T / 2 + 1) * sizeof(floatX);
+}
+#endif

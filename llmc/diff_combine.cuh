@@ -1,0 +1,87 @@
+/*
+diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; what differs here:
+
+  mapping   up to a warp of threads per (n,h), a pack each at a time; the backward writes both da and sums dl in the
+            same pass, by exchange within the lanes of the head, without atomics
+  numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
+  traffic   forward 2D+1 in, D out per (n,h); backward 2D+1 in, 2D+1 out: bandwidth-bound
+*/
+#ifndef LLMC_DIFF_COMBINE_CUH
+#define LLMC_DIFF_COMBINE_CUH
+
+static __device__ inline float diff_factor(floatX l, bool sigmoid) {
+    return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
+}
+
+// Where the pair of output head h of row n begins in a.
+static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int stride) {
+    return (n * (size_t)(2 * NH) + (size_t)(2 * stride * (h / stride) + h % stride)) * (size_t)D;
+}
+
+template <int W>
+static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N,
+                                                   int NH, int D, int ldl, int stride, bool sigmoid) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH;
+    int h = (int)(row % (unsigned)NH);
+    if (n >= (unsigned)N) return;
+    const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * (size_t)D;
+    float s = diff_factor(l[n * (size_t)ldl + (size_t)h], sigmoid), v1[W], v2[W];
+    for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
+        load<W>(v1, a1 + i);
+        load<W>(v2, a2 + i);
+        UNROLL
+        for (int k = 0; k < W; k++) v1[k] -= s * v2[k];
+        store<W>(o + row * (size_t)D + i, v1);
+    }
+}
+
+static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                        int stride, bool sigmoid) {
+    assert(stride > 0 && NH % stride == 0);
+    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl,
+                stride, sigmoid);
+}
+
+template <int W>
+static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, floatX *dl, const floatX *do_,
+                                                    const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
+                                                    int stride, bool sigmoid) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH;
+    size_t at = 0;
+    int h = (int)(row % (unsigned)NH), lane = row_lane(lanes);
+    bool active = n < (unsigned)N; // the others take part in the exchange
+    float s = 0, dot = 0, g[W], v[W];
+    if (active) {
+        size_t first = diff_first(n, h, NH, D, stride), second = first + (size_t)stride * (size_t)D;
+        at = n * (size_t)ldl + (size_t)h;
+        s = diff_factor(l[at], sigmoid);
+        for (int i = lane * W; i < D; i += lanes * W) {
+            load<W>(g, do_ + row * (size_t)D + i);
+            load<W>(v, a + second + i);
+            store<W>(da + first + i, g); // + a1 in o = a1 - s a2
+            UNROLL
+            for (int k = 0; k < W; k++) {
+                dot += g[k] * v[k];
+                v[k] = -s * g[k]; // - s a2
+            }
+            store<W>(da + second + i, v);
+        }
+    }
+    dot = lanes_sum(dot, lanes);
+    if (active && lane == 0) round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // s = sigmoid(l), or l
+}
+
+static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
+                                         int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+    assert(stride > 0 && NH % stride == 0);
+    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
+                l, N, NH, D, ldl, stride, sigmoid);
+}
+
+static inline size_t diff_combine_forward_bytes(int N, int NH, int D) {
+    return (size_t)N * (size_t)NH * (3 * (size_t)D + 1) * sizeof(floatX);
+}
+static inline size_t diff_combine_backward_bytes(int N, int NH, int D) {
+    return (size_t)N * (size_t)NH * (4 * (size_t)D + 2) * sizeof(floatX);
+}
+#endif

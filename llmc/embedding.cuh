@@ -1,0 +1,177 @@
+/*
+embedding: a row of the table per token. Equations in embedding.h; what differs here:
+
+  forward   a thread per pack of a row
+  backward  a token that occurs often adds its rows in the order of n, as on the CPU, without atomics: the rows are
+            sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n),
+            then one block walks the rows of one token. Sorting takes three launches and 16 bytes a row per pass.
+  sorting   a warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each
+            warp's rows of each digit go; the warp then places them 32 at a time, ranked by votes.
+  numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bit for bit that of the CPU
+  traffic   forward C in, C out per row; backward C in per row, 2C fp32 per token that occurs
+*/
+#ifndef LLMC_EMBEDDING_CUH
+#define LLMC_EMBEDDING_CUH
+
+template <int W>
+static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, const floatX *weight, int C) {
+    unsigned n = blockIdx.x, c = column_index<W>();
+    if (c >= (unsigned)C) return;
+    float v[W];
+    load<W>(v, weight + (size_t)tokens[n] * (size_t)C + c);
+    store<W>(x + n * (size_t)C + c, v);
+}
+
+static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
+    LAUNCH_COLUMNS(embedding_forward_kernel, packed((size_t)C, x, weight), N, C, x, tokens, weight, C);
+}
+
+enum {
+    SORT_BITS = 8,
+    SORT_DIGITS = 1 << SORT_BITS,
+    SORT_PASSES = 32 / SORT_BITS,
+    SORT_ROWS = 1024,
+    SORT_SCAN_THREADS = 1024
+};
+
+// What the sort works with, in the workspace: (token, row) pairs twice, and a count per (digit, warp).
+typedef struct {
+    int *tokens[2], *rows[2], *counts;
+    int N, warps;
+} EmbeddingSort;
+
+static inline EmbeddingSort embedding_sort_plan(int N, int *memory) {
+    EmbeddingSort s;
+    s.N = N;
+    s.warps = (N + SORT_ROWS - 1) / SORT_ROWS;
+    for (int i = 0; i < 2; i++) {
+        s.tokens[i] = memory + (size_t)(2 * i) * (size_t)N;
+        s.rows[i] = memory + (size_t)(2 * i + 1) * (size_t)N;
+    }
+    s.counts = memory + 4 * (size_t)N;
+    return s;
+}
+
+static inline size_t embedding_workspace_bytes(int N) {
+    return (4 * (size_t)N + (size_t)SORT_DIGITS * (size_t)((N + SORT_ROWS - 1) / SORT_ROWS)) * sizeof(int);
+}
+
+// The lanes whose digit is that of the calling lane, among those in `active`, which all call it.
+static __device__ inline unsigned embedding_same_digit(unsigned active, int digit) {
+    unsigned same = active;
+    for (int bit = 0; bit < SORT_BITS; bit++) {
+        unsigned with = __ballot_sync(active, digit >> bit & 1);
+        same &= digit >> bit & 1 ? with : ~with;
+    }
+    return same;
+}
+
+// One warp per block. place false: counts (digit, warp) = how many of the warp's rows have the digit.
+// place true: counts are where they go, and the rows go there, equal digits in their order.
+static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens, const int *rows, int *tokens_out,
+                                             int *rows_out, int shift, bool place) {
+    SHARED(int, at, SORT_DIGITS);
+    int lane = (int)threadIdx.x, warp = (int)blockIdx.x, end = min(s.N, (warp + 1) * SORT_ROWS);
+    for (int digit = lane; digit < SORT_DIGITS; digit += WARP) at[digit] = place ? s.counts[digit * s.warps + warp] : 0;
+    __syncwarp();
+    for (int base = warp * SORT_ROWS; base < end; base += WARP) {
+        int i = base + lane, token = i < end ? tokens[i] : 0, digit = token >> shift & (SORT_DIGITS - 1);
+        unsigned active = __ballot_sync(ALL_LANES, i < end);
+        if (i < end) {
+            unsigned same = embedding_same_digit(active, digit);
+            int before = __popc(same & ((1u << lane) - 1)), to = at[digit] + before;
+            __syncwarp(active); // all have read `at`
+            if (before == 0) at[digit] += __popc(same);
+            if (place) {
+                tokens_out[to] = token;
+                rows_out[to] = rows ? rows[i] : i;
+            }
+        }
+        __syncwarp(); // `at` is up to date
+    }
+    if (place) return;
+    for (int digit = lane; digit < SORT_DIGITS; digit += WARP) s.counts[digit * s.warps + warp] = at[digit];
+}
+
+// counts[i] <- the sum of counts[0 .. i-1]; one block, each thread a range of its own
+static __global__ void embedding_scan_kernel(int *counts, int count) {
+    SHARED(int, sums, SORT_SCAN_THREADS);
+    int each = (count + SORT_SCAN_THREADS - 1) / SORT_SCAN_THREADS, thread = (int)threadIdx.x;
+    int begin = min(count, thread * each), end = min(count, begin + each), own = 0;
+    for (int i = begin; i < end; i++) own += counts[i];
+    sums[thread] = own;
+    for (int distance = 1; distance < SORT_SCAN_THREADS; distance *= 2) {
+        __syncthreads();
+        int before = thread >= distance ? sums[thread - distance] : 0;
+        __syncthreads();
+        sums[thread] += before;
+    }
+    int at = sums[thread] - own;
+    for (int i = begin; i < end; i++) {
+        int next = at + counts[i];
+        counts[i] = at;
+        at = next;
+    }
+}
+
+// A block per sorted row; the one at which a token begins adds up all rows of that token. The block looks up as many
+// rows as it has threads at once, so that several loads of dx are under way together.
+enum { ADD_THREADS = 128, ADD_AHEAD = 4 };
+template <int W>
+static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
+                                            int N, int C) {
+    SHARED(int, same, ADD_THREADS);
+    int first = (int)blockIdx.x, thread = (int)threadIdx.x, token = tokens[first];
+    if (first > 0 && tokens[first - 1] == token) return;
+    for (int column = 0; column < C; column += ADD_THREADS * W) {
+        int c = column + thread * W, count = ADD_THREADS;
+        bool active = c < C; // the others help with the rows
+        float sum[W] = {0}, v[ADD_AHEAD][W];
+        grad_t *dw = dweight + (size_t)token * (size_t)C + c;
+        if (active) load_fp32<W>(sum, dw);
+        for (int base = first; count == ADD_THREADS; base += ADD_THREADS) {
+            bool of_token = base + thread < N && tokens[base + thread] == token;
+            __syncthreads(); // `same` has been read
+            if (of_token) same[thread] = rows[base + thread];
+            count = __syncthreads_count(of_token);
+            for (int i = 0; active && i < count; i += ADD_AHEAD) {
+                UNROLL
+                for (int j = 0; j < ADD_AHEAD; j++)
+                    if (i + j < count) load<W>(v[j], dx + (size_t)same[i + j] * (size_t)C + c);
+                UNROLL
+                for (int j = 0; j < ADD_AHEAD; j++) {
+                    if (i + j >= count) break;
+                    UNROLL
+                    for (int k = 0; k < W; k++) sum[k] += v[j][k]; // x[n,c] = weight[tokens[n],c]
+                }
+            }
+        }
+        if (active) store_fp32<W>(dw, sum);
+    }
+}
+
+static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
+    EmbeddingSort s = embedding_sort_plan(N, (int *)(void *)ops_workspace_take(embedding_workspace_bytes(N)));
+    int *none = nullptr;
+    for (int pass = 0; pass < SORT_PASSES; pass++) {
+        const int *from = pass ? s.tokens[(pass - 1) % 2] : tokens, *rows = pass ? s.rows[(pass - 1) % 2] : nullptr;
+        int shift = pass * SORT_BITS;
+        LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, none, none, shift, false);
+        LAUNCH(embedding_scan_kernel, 1, SORT_SCAN_THREADS, 0, s.counts, SORT_DIGITS * s.warps);
+        LAUNCH(embedding_sort_kernel, s.warps, WARP, 0, s, from, rows, s.tokens[pass % 2], s.rows[pass % 2], shift,
+               true);
+    }
+    const int *sorted = s.tokens[(SORT_PASSES - 1) % 2], *rows = s.rows[(SORT_PASSES - 1) % 2];
+    if (packed((size_t)C, dx, dweight))
+        LAUNCH((embedding_add_kernel<PACK>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
+    else LAUNCH((embedding_add_kernel<1>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
+}
+
+static inline size_t embedding_forward_bytes(int N, int C) {
+    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(int));
+}
+static inline size_t embedding_backward_bytes(int N, int C, int distinct) {
+    return (size_t)N * ((size_t)C * sizeof(floatX) + 16 * SORT_PASSES) +
+           2 * (size_t)distinct * (size_t)C * sizeof(grad_t);
+}
+#endif

@@ -1,0 +1,91 @@
+/*
+gate: a sigmoid gate on the output heads. Equations in gate.h.
+
+  mapping   up to a warp of threads per (n,h), a pack each at a time; the gradient of a gate per head is summed by
+            exchange within the lanes of the head
+  traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
+*/
+#ifndef LLMC_GATE_CUH
+#define LLMC_GATE_CUH
+
+// The gates of a pack: one for all of it, or one each.
+template <int W> static __device__ inline void gate_load(float *s, const floatX *g, int i, int width) {
+    if (width == 1) {
+        float one = sigmoid_of(to_float(g[0]));
+        for (int k = 0; k < W; k++) s[k] = one;
+    } else {
+        load<W>(s, g + i);
+        for (int k = 0; k < W; k++) s[k] = sigmoid_of(s[k]);
+    }
+}
+
+template <int W>
+static __global__ void gate_forward_kernel(int lanes, floatX *y, const floatX *x, const floatX *g, int N, int heads,
+                                           int D, int ldg, int width) {
+    unsigned row = row_index(lanes), n = row / (unsigned)heads;
+    if (n >= (unsigned)N) return;
+    const floatX *gate = g + n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
+    float v[W], s[W];
+    for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
+        load<W>(v, x + row * (size_t)D + i);
+        gate_load<W>(s, gate, i, width);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] *= s[k];
+        store<W>(y + row * (size_t)D + i, v);
+    }
+}
+
+static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
+    return width == 1 || (packed((size_t)D, g) && packed((size_t)ldg));
+}
+
+static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
+    assert(width == 1 || width == D);
+    bool wide = packed((size_t)D, y, x) && gate_packed(g, D, ldg, width);
+    LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * (size_t)heads, D, y, x, g, N, heads, D, ldg, width);
+}
+
+template <int W>
+static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, const floatX *dy, const floatX *x,
+                                            const floatX *g, int N, int heads, int D, int ldg, int width) {
+    unsigned row = row_index(lanes), n = row / (unsigned)heads;
+    size_t gate = n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
+    int lane = row_lane(lanes);
+    bool active = n < (unsigned)N; // the others take part in the exchange
+    float dot = 0, v[W], d[W], s[W];
+    for (int i = lane * W; active && i < D; i += lanes * W) {
+        load<W>(v, x + row * (size_t)D + i);
+        load<W>(d, dy + row * (size_t)D + i);
+        gate_load<W>(s, g + gate, i, width);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            v[k] *= d[k]; // s in y = x s
+            dot += v[k];
+            v[k] *= s[k] * (1 - s[k]); // s = sigmoid(g)
+            d[k] *= s[k];              // x in y = x s
+        }
+        store<W>(dx + row * (size_t)D + i, d);
+        if (width > 1) store<W>(dg + gate + i, v);
+    }
+    if (width > 1) return;
+    dot = lanes_sum(dot, lanes);
+    if (!active || lane > 0) return;
+    float one = sigmoid_of(to_float(g[gate]));
+    round_to(dg + gate, one * (1 - one) * dot);
+}
+
+static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
+                                 int heads, int D, int ldg, int width) {
+    assert(width == 1 || width == D);
+    bool wide = packed((size_t)D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
+    LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * (size_t)heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);
+}
+
+static inline size_t gate_forward_bytes(int N, int heads, int D, int width) {
+    return (size_t)N * (size_t)heads * (2 * (size_t)D + (size_t)width) * sizeof(floatX);
+}
+static inline size_t gate_backward_bytes(int N, int heads, int D, int width) {
+    return (size_t)N * (size_t)heads * (3 * (size_t)D + 2 * (size_t)width) * sizeof(floatX);
+}
+#endif

@@ -1,0 +1,52 @@
+/*
+launch.cuh: how a kernel is launched and gets its shared memory, in the GPU build and in the one that runs on the CPU
+(dev/cuda_on_cpu, selected by CUDA_ON_CPU). A kernel file needs nothing else of either.
+
+  LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a launch that fails ends the program
+  SHARED(type, name, count);                           type name[count] that the block shares, not initialised
+  DYNAMIC_SHARED(type, name);                          type *name: the shared_bytes of the launch, 16-byte aligned
+
+A kernel that is a template goes in parentheses: LAUNCH((kernel<float, 4>), grid, block, 0, x). grid and block are integers
+or dim3. Null pointers among the arguments are written nullptr. shared_bytes above 48 KiB need LAUNCH_ALLOW_SHARED(kernel,
+bytes) once before. A SHARED array is aligned for its type and no more: for 16-byte accesses give it a 16-byte type.
+*/
+#ifndef LLMC_LAUNCH_CUH
+#define LLMC_LAUNCH_CUH
+
+#include "common.h"
+#include <cuda_runtime.h>
+
+#define LAUNCH_CHECK(call, kernel_name)                                                                                \
+    do {                                                                                                               \
+        cudaError_t launch_error = (call);                                                                             \
+        CHECK(launch_error == cudaSuccess, "%s:%d: kernel %s was not launched: %s", __FILE__, __LINE__, kernel_name,   \
+              cudaGetErrorString(launch_error));                                                                       \
+    } while (0)
+#define LAUNCH_ALLOW_SHARED(kernel, bytes)                                                                             \
+    LAUNCH_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), #kernel)
+
+#ifdef CUDA_ON_CPU
+
+#include "../dev/cuda_on_cpu/device.h"
+#define LAUNCH(kernel, grid, block, shared_bytes, ...)                                                                 \
+    cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, main_stream)(__VA_ARGS__)
+#define SHARED(type, name, count)                                                                                      \
+    static cuda_on_cpu::SharedSite name##_site;                                                                        \
+    type(&name)[count] = *static_cast<type(*)[count]>(name##_site.array(sizeof(type[count]), alignof(type), #name))
+#define DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(cuda_on_cpu::dynamic_shared())
+
+#else
+
+#define LAUNCH(kernel, grid, block, shared_bytes, ...)                                                                 \
+    do {                                                                                                               \
+        kernel<<<(grid), (block), (shared_bytes), main_stream>>>(__VA_ARGS__);                                         \
+        LAUNCH_CHECK(cudaGetLastError(), #kernel);                                                                     \
+    } while (0)
+#define SHARED(type, name, count) __shared__ type name[count]
+// one declaration for all types: templates of one file may each want another
+#define DYNAMIC_SHARED(type, name)                                                                                     \
+    extern __shared__ uint4 launch_dynamic_shared[];                                                                   \
+    type *name = reinterpret_cast<type *>(launch_dynamic_shared)
+
+#endif
+#endif

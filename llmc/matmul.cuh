@@ -1,0 +1,80 @@
+/*
+matmul: a linear layer without bias. Equations in matmul.h; the products are those of gemm.cuh.
+
+  numerics  x, weight, y, dx in floatX, sums in fp32; dweight accumulates in fp32 inside the product (beta = 1)
+  flops     2 N IC OC forward, twice that backward
+*/
+#ifndef LLMC_MATMUL_CUH
+#define LLMC_MATMUL_CUH
+#include "gemm.cuh"
+
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the library's own is made by ops_init
+    (void)N, (void)IC, (void)OC;
+    return 0;
+}
+
+static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+    GemmShape forward = {false, true, false, false, N, OC, IC, IC, IC, ldy};
+    gemm(forward, y, x, weight);
+}
+
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy) {
+    GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
+    GemmShape to_weight = {true, false, true, true, OC, IC, N, ldy, IC, IC};
+    gemm(to_input, dx, dy, weight);  // y = x weight^T
+    gemm(to_weight, dweight, dy, x); // y = x weight^T
+}
+
+static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }
+static inline double matmul_backward_flops(int N, int IC, int OC) { return 4.0 * N * IC * OC; }
+static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
+    return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * sizeof(floatX);
+}
+static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
+    size_t weights = (size_t)OC * (size_t)IC, rows = (size_t)N * (size_t)(2 * IC + 2 * OC);
+    return (rows + weights) * sizeof(floatX) + 2 * weights * sizeof(grad_t);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
+
+static const bool matmul_has_choice = false;
+static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
+
+static inline void matmul_use_bf16(bool on) { (void)on; }
+static inline void matmul_prepare(char **argv) { (void)argv; }
+static inline const char *matmul_library(void) {
+    static char text[128];
+    FORMAT(text, "%s, %s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32");
+    return text;
+}
+
+// GFLOP/s of the library on a large product, best of a few: what a step's speed is compared with.
+static inline double matmul_peak_gflops(void) {
+#ifdef CUDA_ON_CPU
+    enum { SIZE = 256, TRIES = 2 };
+#else
+    enum { SIZE = 8192, TRIES = 10 };
+#endif
+    const size_t count = (size_t)SIZE * SIZE;
+    floatX *m = (floatX *)buffer_alloc(3 * count * sizeof(floatX), "measuring the peak of the GEMM library");
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    double best = 0;
+    for (int i = 0; i < TRIES; i++) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(begin, main_stream));
+        matmul_forward(m + 2 * count, m, m + count, SIZE, SIZE, SIZE, SIZE);
+        CUDA_CHECK(cudaEventRecord(end, main_stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (ms > 0) best = fmax(best, 1e-6 * matmul_forward_flops(SIZE, SIZE, SIZE) / (double)ms);
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    buffer_free(m);
+    return best;
+}
+#endif

@@ -1,0 +1,59 @@
+/*
+rope: rotate pairs of elements of a query or key head by an angle that grows with the position. Equations in rope.h.
+
+  mapping   a thread takes a pack of a head's first half and the same pack of its second half
+  numerics  angles in double on the host, rounded once into the fp32 table; each result rounded once
+  traffic   D in and out per (n, head), D fp32 of the table per row (from the cache for all heads but the first)
+*/
+#ifndef LLMC_ROPE_CUH
+#define LLMC_ROPE_CUH
+
+// Fills a host table for `positions` positions: positions * D reals.
+static inline void rope_table(real *table, int positions, int D, double theta) {
+    for (int t = 0; t < positions; t++, table += D)
+        for (int i = 0; i < D / 2; i++) {
+            double angle = (double)t * pow(theta, -2.0 * i / D);
+            table[i] = (real)cos(angle);
+            table[D / 2 + i] = (real)sin(angle);
+        }
+}
+
+// A row per block; its columns are those of the first halves: (heads, D/2).
+template <int W>
+static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int first,
+                                   real sign) {
+    unsigned n = blockIdx.x, pairs = (unsigned)D / 2, column = column_index<W>(), head = column / pairs,
+             i = column % pairs;
+    if (head >= (unsigned)heads) return;
+    const real *cosines = table + ((unsigned)first + n % (unsigned)T) * (size_t)D + i;
+    floatX *x1 = x + n * (size_t)ldx + head * (size_t)D + i, *x2 = x1 + pairs;
+    float a[W], b[W], c[W], s[W], a_new[W], b_new[W];
+    load<W>(a, x1);
+    load<W>(b, x2);
+    load_fp32<W>(c, cosines);
+    load_fp32<W>(s, cosines + pairs);
+    UNROLL
+    for (int k = 0; k < W; k++) {
+        a_new[k] = a[k] * c[k] - b[k] * (sign * s[k]);
+        b_new[k] = b[k] * c[k] + a[k] * (sign * s[k]);
+    }
+    store<W>(x1, a_new);
+    store<W>(x2, b_new);
+}
+
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
+                               real sign) {
+    bool wide = packed((size_t)D / 2, x, table) && packed((size_t)ldx);
+    LAUNCH_COLUMNS(rope_kernel, wide, B * T, heads * (D / 2), x, table, T, heads, D, ldx, first, sign);
+}
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    rope_rotate(x, table, B, T, heads, D, ldx, first, 1);
+}
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
+}
+
+static inline size_t rope_bytes(int N, int heads, int D) {
+    return (size_t)N * (size_t)D * (2 * (size_t)heads * sizeof(floatX) + sizeof(real));
+}
+#endif

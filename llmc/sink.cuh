@@ -1,0 +1,81 @@
+/*
+sink: an extra logit in the softmax of each head, whose column is dropped. Equations in sink.h.
+
+  mapping   forward: up to a warp of threads per (n,h). Backward: SINK_PARTS blocks per head, each a part of the rows, a
+            warp per row; their sums are then added in order, without atomics.
+  numerics  fp32; L' by the form that cannot overflow
+  traffic   forward D in, D out per (n,h); backward 2D in
+*/
+#ifndef LLMC_SINK_CUH
+#define LLMC_SINK_CUH
+
+template <int W>
+static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,
+                                           int D) {
+    unsigned row = row_index(lanes), n = row / (unsigned)NH, h = row % (unsigned)NH;
+    int lane = row_lane(lanes);
+    bool active = n < (unsigned)N;
+    real *at = lse + (n / (unsigned)T * (size_t)NH + h) * (size_t)T + n % (unsigned)T;
+    float l = active ? *at : 0, s = active && sinks ? to_float(sinks[h]) : 0, v[W];
+    __syncwarp(); // all lanes of the head have read *at
+    if (!active) return;
+    float keep = sigmoid_of(l - s);
+    for (int i = lane * W; i < D; i += lanes * W) {
+        load<W>(v, out + row * (size_t)D + i);
+        UNROLL
+        for (int k = 0; k < W; k++) v[k] *= keep;
+        store<W>(out + row * (size_t)D + i, v);
+    }
+    if (lane == 0) *at = fmaxf(l, s) + log1pf(expf(-fabsf(l - s)));
+}
+
+static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
+    int N = B * T;
+    LAUNCH_ROWS(sink_forward_kernel, packed((size_t)D, out), (size_t)N * (size_t)NH, D, out, lse, sinks, N, T, NH, D);
+}
+
+enum { SINK_PARTS = 32, SINK_THREADS = 256 };
+
+// partial (parts, NH): block (h, part) sums its part of the rows
+template <int W>
+static __global__ void sink_backward_kernel(float *partial, const floatX *dout, const floatX *out, const real *lse,
+                                            const floatX *sinks, int N, int T, int NH, int D) {
+    SHARED(float, memory, WARP);
+    int h = (int)blockIdx.x, lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int begin = (int)((int64_t)N * blockIdx.y / gridDim.y), end = (int)((int64_t)N * (blockIdx.y + 1) / gridDim.y);
+    float s = to_float(sinks[h]), sum = 0, g[W], o[W];
+    for (int n = begin + warp; n < end; n += SINK_THREADS / WARP) {
+        size_t at = ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
+        float dot = 0;
+        for (int i = lane * W; i < D; i += WARP * W) {
+            load<W>(g, dout + at + i);
+            load<W>(o, out + at + i);
+            UNROLL
+            for (int k = 0; k < W; k++) dot += g[k] * o[k];
+        }
+        float l = lse[((size_t)(n / T) * (size_t)NH + (size_t)h) * (size_t)T + (size_t)(n % T)];
+        sum -= expf(s - l) * dot; // O' = sigmoid(L - s) O; the lanes' parts of the dot are added below
+    }
+    sum = block_sum(sum, memory);
+    if (threadIdx.x == 0) partial[blockIdx.y * (size_t)NH + (size_t)h] = sum;
+}
+
+static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
+                                 const floatX *sinks, int B, int T, int NH, int D) {
+    int N = B * T, parts = max_int(1, min_int(SINK_PARTS, (N + 15) / 16));
+    while (parts > 1 && (size_t)parts * (size_t)NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
+    float *partial = (float *)ops_scratch((size_t)parts * (size_t)NH * sizeof(float));
+    dim3 grid((unsigned)NH, (unsigned)parts);
+    if (packed((size_t)D, dout, out))
+        LAUNCH((sink_backward_kernel<PACK>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
+    else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
+    column_sum(dsinks, partial, parts, NH);
+}
+
+static inline size_t sink_forward_bytes(int N, int NH, int D) {
+    return 2 * (size_t)N * (size_t)NH * ((size_t)D * sizeof(floatX) + sizeof(real));
+}
+static inline size_t sink_backward_bytes(int N, int NH, int D) {
+    return (size_t)N * (size_t)NH * (2 * (size_t)D * sizeof(floatX) + sizeof(real));
+}
+#endif

@@ -1,0 +1,181 @@
+/*
+stats: what a layer's activations look like, as a few numbers for the log. Equations in stats.h; what differs here:
+
+  mapping     ranges: STATS_PARTS blocks, each a part of the rows, (sum, min, max) in double, put together on the host.
+              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up.
+              The attention statistics are in attention_stats.cuh.
+  numerics    as on the CPU: everything but the products q.k in double; integers are counted: the median is exact
+  atomics     of integers within a block: the counts do not depend on the order
+  reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
+  traffic     lambda N NH in, rms rows D in, magnitude 3 count in
+*/
+#ifndef LLMC_STATS_CUH
+#define LLMC_STATS_CUH
+
+enum { STATS_PARTS = 64, STATS_THREADS = 256 };
+
+static __device__ inline double stats_lambda(floatX l, bool sigmoid) {
+    double x = (double)to_float(l);
+    return sigmoid ? 1 / (1 + exp(-x)) : x;
+}
+
+// The sums and extremes of a block's threads. parts[blockIdx.x] of (sum, min, max)
+static __device__ inline void stats_write_range(Range *parts, Range own) {
+    SHARED(double, memory, WARP);
+    SHARED(double, extremes, 2 * STATS_THREADS);
+    int thread = (int)threadIdx.x;
+    extremes[2 * thread] = own.min;
+    extremes[2 * thread + 1] = own.max;
+    own.mean = block_sum(own.mean, memory); // its barriers come before the extremes are read
+    if (thread > 0) return;
+    for (int i = 1; i < STATS_THREADS; i++) {
+        own.min = fmin(own.min, extremes[2 * i]);
+        own.max = fmax(own.max, extremes[2 * i + 1]);
+    }
+    parts[blockIdx.x] = own;
+}
+
+static __device__ inline Range stats_no_range(void) {
+    Range r;
+    r.min = INFINITY;
+    r.mean = 0; // the sum, until stats_range
+    r.max = -INFINITY;
+    return r;
+}
+static __device__ inline void stats_range_add(Range *r, double x) {
+    r->mean += x;
+    r->min = fmin(r->min, x);
+    r->max = fmax(r->max, x);
+}
+
+static inline Range stats_range(const Range *device_parts, size_t count) {
+    Range parts[STATS_PARTS], r = {INFINITY, 0, -INFINITY};
+    buffer_download(parts, device_parts, sizeof(parts));
+    for (int p = 0; p < STATS_PARTS; p++) {
+        r.mean += parts[p].mean;
+        r.min = fmin(r.min, parts[p].min);
+        r.max = fmax(r.max, parts[p].max);
+    }
+    r.mean /= (double)count;
+    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax pass over NaN
+    return r;
+}
+
+static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t count, int NH, int ldl, bool sigmoid) {
+    Range own = stats_no_range();
+    size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
+    for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
+        stats_range_add(&own, stats_lambda(l[i / (size_t)NH * (size_t)ldl + i % (size_t)NH], sigmoid));
+    stats_write_range(parts, own);
+}
+
+static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid) {
+    Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
+    size_t count = (size_t)N * (size_t)NH;
+    LAUNCH(lambda_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, l, count, NH, ldl, sigmoid);
+    return stats_range(parts, count);
+}
+
+// A warp per row.
+static __global__ void rms_stats_kernel(Range *parts, const floatX *x, size_t rows, int D) {
+    Range own = stats_no_range();
+    size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
+    int lane = (int)threadIdx.x % WARP;
+    for (size_t row = begin + threadIdx.x / WARP; row < end; row += STATS_THREADS / WARP) {
+        double sum = 0;
+        for (int i = lane; i < D; i += WARP) {
+            double v = (double)to_float(x[row * (size_t)D + (size_t)i]);
+            sum += v * v;
+        }
+        sum = lanes_sum(sum, WARP);
+        if (lane == 0) stats_range_add(&own, sqrt(sum / D));
+    }
+    stats_write_range(parts, own);
+}
+
+static inline Range rms_stats(const floatX *x, size_t rows, int D) {
+    Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
+    LAUNCH(rms_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, x, rows, D);
+    return stats_range(parts, rows);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Magnitudes: fp32 numbers without their sign are ordered as their bits are, so the median is found digit by digit.
+
+enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT };
+
+typedef struct {
+    unsigned long long counts[MAGNITUDE_VALUES]; // of the digit, among the numbers whose higher digits are the median's
+    unsigned long long largest;                  // bits
+} MagnitudeCounts;
+
+// parts (gridDim.x, MAGNITUDE_VALUES + 1): counts, then the largest bits
+static __global__ void magnitude_kernel(unsigned *parts, const floatX *x, size_t count, int shift, uint64_t median) {
+    SHARED(unsigned, counts, MAGNITUDE_VALUES);
+    SHARED(unsigned, largest, STATS_THREADS);
+    size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
+    unsigned own = 0;
+    for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) counts[i] = 0;
+    __syncthreads();
+    for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS) {
+        unsigned bits = __float_as_uint(to_float(x[i])) & 0x7FFFFFFFu;
+        own = max(own, bits);
+        if ((uint64_t)bits >> (shift + MAGNITUDE_DIGIT) == median >> (shift + MAGNITUDE_DIGIT))
+            atomicAdd(&counts[bits >> shift & (MAGNITUDE_VALUES - 1)], 1u);
+    }
+    largest[threadIdx.x] = own;
+    __syncthreads();
+    unsigned *to = parts + blockIdx.x * (size_t)(MAGNITUDE_VALUES + 1);
+    for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) to[i] = counts[i];
+    if (threadIdx.x > 0) return;
+    for (int i = 1; i < STATS_THREADS; i++) own = max(own, largest[i]);
+    to[MAGNITUDE_VALUES] = own;
+}
+
+static __global__ void magnitude_sum_kernel(MagnitudeCounts *total, const unsigned *parts) {
+    int value = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (value > MAGNITUDE_VALUES) return;
+    unsigned long long sum = 0, largest = 0;
+    for (int part = 0; part < STATS_PARTS; part++) {
+        unsigned n = parts[(size_t)part * (MAGNITUDE_VALUES + 1) + (size_t)value];
+        sum += n;
+        largest = max(largest, (unsigned long long)n);
+    }
+    if (value < MAGNITUDE_VALUES) total->counts[value] = sum;
+    else total->largest = largest;
+}
+
+static inline double magnitude_of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof(x));
+    return (double)x;
+}
+
+static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
+    static MagnitudeCounts host; // 16 KiB
+    assert(count > 0);
+    MagnitudeCounts *total =
+        (MagnitudeCounts *)ops_scratch(sizeof(host) + STATS_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
+    unsigned *parts = (unsigned *)(total + 1);
+    uint64_t median = 0; // the digits found so far, the lower ones 0
+    size_t rank = (count - 1) / 2;
+    for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
+        LAUNCH(magnitude_kernel, STATS_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
+        LAUNCH(magnitude_sum_kernel, blocks_of(MAGNITUDE_VALUES + 1, STATS_THREADS), STATS_THREADS, 0, total,
+               (const unsigned *)parts);
+        buffer_download(&host, total, sizeof(host));
+        uint64_t digit = 0;
+        while (rank >= host.counts[digit]) rank -= host.counts[digit++];
+        median |= digit << shift;
+    }
+    Magnitudes m;
+    m.largest = magnitude_of_bits((uint32_t)host.largest);
+    m.median = magnitude_of_bits((uint32_t)median);
+    return m;
+}
+
+static inline size_t lambda_stats_bytes(int N, int NH) { return (size_t)N * (size_t)NH * sizeof(floatX); }
+static inline size_t rms_stats_bytes(size_t rows, int D) { return rows * (size_t)D * sizeof(floatX); }
+static inline size_t magnitude_stats_bytes(size_t count) { return 3 * count * sizeof(floatX); }
+#include "attention_stats.cuh"
+#endif

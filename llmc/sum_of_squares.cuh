@@ -1,0 +1,45 @@
+/*
+sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
+  mapping   up to SQUARES_PARTS blocks, fewer for a short range, each a part of it; one block adds their sums. The result
+            stays on the device: the program reads it when it has queued all that it can. It is also the check that
+            gradients are finite: squares are summed in double, where none of fp32 overflows, so it is NaN or infinite
+            exactly when an element is.
+  traffic   1 in per element
+*/
+#ifndef LLMC_SUM_OF_SQUARES_CUH
+#define LLMC_SUM_OF_SQUARES_CUH
+
+enum { SQUARES_PARTS = 512, SQUARES_THREADS = 512, SQUARES_LEAST = 8192 }; // elements that are worth a block
+
+template <int W> static __global__ void sum_of_squares_kernel(double *partial, const grad_t *x, size_t count) {
+    SHARED(double, memory, WARP);
+    size_t size = ((count + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+    size_t begin = min(count, blockIdx.x * size), end = min(count, begin + size), whole = begin + (end - begin) / W * W;
+    double sum = 0;
+    float v[W];
+    for (size_t i = begin + threadIdx.x * (size_t)W; i < whole; i += SQUARES_THREADS * W) {
+        load_fp32<W>(v, x + i);
+        UNROLL
+        for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
+    }
+    for (size_t i = whole + threadIdx.x; i < end; i += SQUARES_THREADS) sum += (double)x[i] * (double)x[i];
+    sum = block_sum(sum, memory);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+static __global__ void sum_of_parts_kernel(double *total, const double *partial, int parts) {
+    SHARED(double, memory, WARP);
+    double sum = block_sum((int)threadIdx.x < parts ? partial[threadIdx.x] : 0.0, memory);
+    if (threadIdx.x == 0) *total = sum;
+}
+
+static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
+    double *partial = (double *)ops_scratch(SQUARES_PARTS * sizeof(double));
+    int parts = (int)max_size(1, min_size(SQUARES_PARTS, (count + SQUARES_LEAST - 1) / SQUARES_LEAST));
+    if ((uintptr_t)x % 16 == 0) LAUNCH((sum_of_squares_kernel<4>), parts, SQUARES_THREADS, 0, partial, x, count);
+    else LAUNCH((sum_of_squares_kernel<1>), parts, SQUARES_THREADS, 0, partial, x, count);
+    LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, sum, partial, parts);
+}
+
+static inline size_t sum_of_squares_bytes(size_t count) { return count * sizeof(grad_t); }
+#endif

@@ -1,0 +1,51 @@
+/*
+swiglu: the gated activation of the MLP. Equations in swiglu.h.
+
+  mapping   a thread per pack of a row of y, hence of the gate and of the up part
+  traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound
+*/
+#ifndef LLMC_SWIGLU_CUH
+#define LLMC_SWIGLU_CUH
+
+template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
+    unsigned n = blockIdx.x, i = column_index<W>();
+    if (i >= (unsigned)F) return;
+    const floatX *from = gate_up + n * 2 * (size_t)F + i;
+    float g[W], u[W];
+    load<W>(g, from);
+    load<W>(u, from + F);
+    UNROLL
+    for (int k = 0; k < W; k++) u[k] *= g[k] * sigmoid_of(g[k]);
+    store<W>(y + n * (size_t)F + i, u);
+}
+
+static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
+    LAUNCH_COLUMNS(swiglu_forward_kernel, packed((size_t)F, y, gate_up), N, F, y, gate_up, F);
+}
+
+template <int W>
+static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F) {
+    unsigned n = blockIdx.x, i = column_index<W>();
+    if (i >= (unsigned)F) return;
+    size_t at = n * 2 * (size_t)F + i;
+    float g[W], u[W], d[W];
+    load<W>(g, gate_up + at);
+    load<W>(u, gate_up + at + F);
+    load<W>(d, dy + n * (size_t)F + i);
+    UNROLL
+    for (int k = 0; k < W; k++) {
+        float p = sigmoid_of(g[k]), gk = g[k];
+        g[k] = d[k] * u[k] * p * (1 + gk * (1 - p)); // g p in y = g p u; dp/dg = p (1 - p)
+        u[k] = d[k] * gk * p;                        // u in y = g p u
+    }
+    store<W>(dgate_up + at, g);
+    store<W>(dgate_up + at + F, u);
+}
+
+static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
+    LAUNCH_COLUMNS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
+}
+
+static inline size_t swiglu_forward_bytes(int N, int F) { return 3 * (size_t)N * (size_t)F * sizeof(floatX); }
+static inline size_t swiglu_backward_bytes(int N, int F) { return 5 * (size_t)N * (size_t)F * sizeof(floatX); }
+#endif

@@ -1,0 +1,452 @@
+/*
+watchdog.h: the ranks of a run watch one another, so that none waits for ever for one that is gone.
+
+Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
+a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
+
+  void watch_open(rank, ranks, address)    rank 0 listens and fills in `address`; the others connect to it
+  void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
+  void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
+  void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
+  void watch_close()                       all ranks have come to the end
+
+  heartbeat   Every rank sends what it is doing, several times in a timeout; rank 0 answers with its own.
+  verdict     by rank 0, on a rank whose connection has closed (killed: at once), that was silent for the timeout
+              (stopped, or its machine is gone), or that others have waited for that long although it is alive. Rank 0
+              prints one line with rank, host, step and phase and tells all to end, with status 1. Should rank 0
+              itself be the one, each of the next few ranks says so.
+  failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
+              that a mistake in the command line is one line for a thousand ranks. The others end with its status.
+  stdout      is that of rank 0: the others' goes nowhere. Their warnings too, unless they fail afterwards.
+
+One rank: nothing here does anything, and no thread is started.
+*/
+#ifndef LLMC_WATCHDOG_H
+#define LLMC_WATCHDOG_H
+#include "common.h"
+
+typedef enum { PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS, PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END } Phase;
+static const char *const phase_names[] = {"starting", "reading data", "in the forward", "in the backward", "reducing gradients", "updating weights", "gathering parameters", "validating", "comparing ranks", "saving a checkpoint", "writing the log", "ending"};
+
+enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_ADDRESSES = 8, WATCH_LINES = 64 };
+static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; the latter to hear of other ranks' failures
+
+typedef struct {
+    char host[WATCH_HOST];
+    uint32_t ip[WATCH_ADDRESSES]; // network byte order; 0: none
+    uint16_t port;
+    uint64_t token; // of the run: a stranger's connection is not a rank's
+} WatchAddress;
+
+typedef enum { WATCH_HELLO, WATCH_BEAT, WATCH_BYE, WATCH_FAILED, WATCH_END } WatchKind;
+typedef struct {
+    uint64_t token;
+    int kind, rank, status, phase;
+    int64_t step;
+    uint64_t collectives; // that the rank has waited for to their end
+    double waiting;       // seconds in the present one; 0: it does not wait
+    char host[WATCH_HOST];
+    char text[WATCH_TEXT]; // of WATCH_FAILED: lines
+} WatchMessage;
+// a heartbeat goes without the text
+static inline size_t watch_bytes(int kind) { return kind == WATCH_FAILED ? sizeof(WatchMessage) : offsetof(WatchMessage, text); }
+
+typedef struct {
+    int fd; // -1: closed
+    bool gone;
+    double heard; // when
+    WatchMessage last;
+} WatchPeer;
+
+static struct {
+    bool on, leaving;
+    int rank, ranks, status, listener;
+    uint64_t token;
+    double timeout, looked; // the latter: when the thread last went round
+    char host[WATCH_HOST];
+    // what this rank is doing
+    int phase;
+    int64_t step;
+    uint64_t collectives;
+    double wait_begin; // 0: does not wait
+    // lines that rank 0 has printed, as hashes, or that another rank would print should it fail
+    uint64_t printed[WATCH_LINES];
+    int printed_count;
+    char pending[WATCH_TEXT];
+    pthread_mutex_t lock; // of the lines and of sending
+    pthread_t thread;
+    WatchPeer *peers; // rank 0: of each rank; else one, rank 0
+    int peer_count;
+} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+
+#define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
+#define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
+static inline void watch_phase(Phase phase) { WATCH_SET(phase, (int)phase); }
+static inline void watch_step(int64_t step) { WATCH_SET(step, step); }
+static inline double watch_wait_start(void) { // doubles have no atomic builtins for the load of a value
+    double t;
+    __atomic_load(&watch.wait_begin, &t, __ATOMIC_RELAXED);
+    return t;
+}
+static inline void watch_wait_begin(void) {
+    double now = now_seconds();
+    __atomic_store(&watch.wait_begin, &now, __ATOMIC_RELAXED);
+}
+static inline void watch_wait_end(void) {
+    double none = 0;
+    __atomic_store(&watch.wait_begin, &none, __ATOMIC_RELAXED);
+    WATCH_SET(collectives, WATCH_GET(collectives) + 1);
+}
+static inline void watch_timeout(double seconds) { __atomic_store(&watch.timeout, &seconds, __ATOMIC_RELAXED); }
+static inline double watch_limit(void) {
+    double t;
+    __atomic_load(&watch.timeout, &t, __ATOMIC_RELAXED);
+    return t;
+}
+
+static inline WatchMessage watch_message(WatchKind kind) {
+    WatchMessage m;
+    memset(&m, 0, sizeof(m));
+    double begin = watch_wait_start();
+    m.token = watch.token, m.kind = (int)kind, m.rank = watch.rank, m.status = watch.status, m.phase = WATCH_GET(phase), m.step = WATCH_GET(step);
+    m.collectives = WATCH_GET(collectives), m.waiting = begin > 0 ? now_seconds() - begin : 0;
+    memcpy(m.host, watch.host, WATCH_HOST);
+    return m;
+}
+
+// A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
+static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
+    pthread_mutex_lock(&watch.lock);
+    if (p->fd >= 0) {
+        ssize_t n = send(p->fd, m, watch_bytes(m->kind), MSG_NOSIGNAL | (m->kind == WATCH_FAILED ? 0 : MSG_DONTWAIT));
+        (void)n; // a heartbeat that is lost is late; a connection that is lost is seen by its reader
+    }
+    pthread_mutex_unlock(&watch.lock);
+}
+
+// One message; false when the connection has ended.
+static inline bool watch_receive(int fd, WatchMessage *m) {
+    char *to = (char *)m;
+    size_t have = 0, want = watch_bytes(WATCH_BEAT);
+    memset(m, 0, sizeof(*m));
+    while (have < want) {
+        ssize_t n = recv(fd, to + have, want - have, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        have += (size_t)n;
+        if (have >= watch_bytes(WATCH_BEAT)) want = watch_bytes(m->kind);
+    }
+    return m->token == watch.token;
+}
+
+// ---- lines
+
+// Rank 0 remembers what it prints; another rank keeps its lines for the case that it fails.
+static inline bool watch_take_line(const char *line) {
+    pthread_mutex_lock(&watch.lock);
+    if (watch.rank == 0) {
+        if (watch.printed_count < WATCH_LINES) watch.printed[watch.printed_count++] = XXH3_64bits(line, strlen(line));
+    } else {
+        size_t have = strlen(watch.pending), length = strlen(line);
+        if (have + length + 2 > WATCH_TEXT) have = 0; // the last lines are those that matter
+        snprintf(watch.pending + have, WATCH_TEXT - have, "%s\n", line);
+    }
+    pthread_mutex_unlock(&watch.lock);
+    return watch.rank != 0;
+}
+
+static inline bool watch_was_printed(const char *line) {
+    uint64_t hash = XXH3_64bits(line, strlen(line));
+    for (int i = 0; i < watch.printed_count; i++)
+        if (watch.printed[i] == hash) return true;
+    return false;
+}
+
+// The lines of a rank that has failed, those that nobody has printed yet.
+static inline void watch_print_failure(WatchMessage *m) {
+    bool any = false;
+    for (char *line = m->text, *end; *line; line = end) {
+        end = line + strcspn(line, "\n");
+        if (*end) *end++ = 0;
+        if (watch_was_printed(line)) {
+            any = true;
+            continue;
+        }
+        watch_take_line(line);
+        fprintf(stderr, "diffv2: rank %d (%s): %s\n", m->rank, m->host, line);
+        any = true;
+    }
+    if (!any) fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host, m->status, m->step, phase_names[m->phase]);
+}
+
+// ---- what rank 0 decides
+
+__attribute__((noreturn)) static inline void watch_end(int status) {
+    WatchMessage end = watch_message(WATCH_END);
+    end.status = status;
+    for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &end);
+    usleep(50000); // so that they end by themselves and not by their launcher
+    _exit(status);
+}
+
+// Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
+// itself, which may be a moment later than the first of the others.
+__attribute__((noreturn)) static inline void watch_fail(WatchMessage *first, int status) {
+    WatchMessage *failed = (WatchMessage *)checked_calloc((size_t)watch.ranks + 1, sizeof(WatchMessage));
+    int count = 0;
+    if (first) failed[count++] = *first;
+    for (double until = now_seconds() + WATCH_GRACE; now_seconds() < until;) {
+        bool all = true;
+        for (int i = 1; i < watch.peer_count; i++) {
+            WatchPeer *p = &watch.peers[i];
+            struct pollfd poll_one = {p->fd, POLLIN, 0};
+            if (p->gone || p->fd < 0) continue;
+            all = false;
+            if (poll(&poll_one, 1, 5) <= 0) continue;
+            p->gone = !watch_receive(p->fd, &failed[count]) || failed[count].kind != WATCH_BEAT;
+            if (p->gone && failed[count].kind == WATCH_FAILED) count++;
+        }
+        if (all) break;
+    }
+    if (!WATCH_GET(leaving)) usleep(100000); // rank 0's own turn
+    for (int i = 0; i < count; i++) watch_print_failure(&failed[i]);
+    watch_end(status);
+}
+
+// Ranks go in step, so where rank 0 is now says more about one that is gone than what was last heard of it.
+static inline void watch_verdict(const WatchMessage *m, const char *what, double seconds) {
+    char since[64] = "";
+    if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
+    fprintf(stderr, "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64 ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
+            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step), phase_names[WATCH_GET(phase)]);
+}
+
+// Of the ranks that others wait for, the one that has come least far.
+static inline void watch_judge_waiting(double limit) {
+    WatchMessage own = watch_message(WATCH_BEAT);
+    const WatchMessage *slowest = &own;
+    double longest = own.waiting;
+    for (int i = 1; i < watch.peer_count; i++) {
+        const WatchMessage *m = &watch.peers[i].last;
+        longest = m->waiting > longest ? m->waiting : longest;
+        bool behind = m->collectives < slowest->collectives, free_now = m->waiting == 0 && slowest->waiting > 0;
+        if (behind || (m->collectives == slowest->collectives && free_now)) slowest = m;
+    }
+    if (longest < limit) return;
+    watch_verdict(slowest, slowest->waiting > 0 ? "and the others wait in vain: no message arrives for" : "does not come to where the others have waited for it for", longest);
+    watch_end(EXIT_FAILED);
+}
+
+static inline void watch_hear(WatchPeer *p) {
+    WatchMessage m;
+    if (!watch_receive(p->fd, &m)) {
+        p->gone = true;
+        if (now_seconds() - watch.looked > watch_limit()) _exit(EXIT_FAILED); // this rank was stopped, and the others have said so
+        watch_verdict(&p->last, "has ended without a word (killed?)", 0);
+        if (watch.rank == 0) watch_end(EXIT_FAILED);
+        _exit(EXIT_FAILED);
+    }
+    p->heard = now_seconds();
+    if (m.kind == WATCH_END) _exit(m.status);
+    p->last = m;
+    if (m.kind == WATCH_BYE) p->gone = true;
+    if (m.kind != WATCH_FAILED) return;
+    p->gone = true;
+    watch_fail(&m, m.status);
+}
+
+static inline void watch_judge_silence(double limit) {
+    for (int i = 0; i < watch.peer_count; i++) {
+        WatchPeer *p = &watch.peers[i];
+        double silent = now_seconds() - p->heard;
+        if (p->fd < 0 || p->gone || silent < limit) continue;
+        bool speaks = watch.rank <= 4; // when it is rank 0 that is silent, a few lines do
+        if (speaks) watch_verdict(&p->last, "has been silent for", silent);
+        if (watch.rank == 0) watch_end(EXIT_FAILED);
+        _exit(EXIT_FAILED);
+    }
+}
+
+// This process itself was stopped for a while (the whole job suspended, say): that is nobody's silence.
+static inline void watch_was_stopped(double now) {
+    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now;
+    if (watch_wait_start() > 0) watch_wait_begin();
+}
+
+static inline void *watch_loop(void *unused) {
+    (void)unused;
+    struct pollfd *fds = (struct pollfd *)checked_calloc((size_t)watch.peer_count, sizeof(struct pollfd));
+    double sent = 0, before = now_seconds();
+    while (!WATCH_GET(leaving)) {
+        double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)), now = now_seconds();
+        if (now - before > fmax(0.5, limit / 4)) watch_was_stopped(now);
+        before = watch.looked = now;
+        for (int i = 0; i < watch.peer_count; i++) {
+            fds[i].fd = watch.peers[i].gone ? -1 : watch.peers[i].fd;
+            fds[i].events = POLLIN;
+        }
+        if (now - sent > beat) {
+            WatchMessage m = watch_message(WATCH_BEAT);
+            for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m);
+            sent = now;
+        }
+        poll(fds, (nfds_t)watch.peer_count, (int)(1000 * fmin(beat / 2, 0.1)) + 1);
+        if (WATCH_GET(leaving)) break;
+        for (int i = 0; i < watch.peer_count; i++)
+            if (fds[i].fd >= 0 && fds[i].revents) watch_hear(&watch.peers[i]);
+        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // stopped meanwhile: hear the others first
+        watch_judge_silence(limit);
+        if (watch.rank == 0) watch_judge_waiting(limit);
+    }
+    free(fds);
+    if (watch.rank == 0 && watch.status) watch_fail(NULL, watch.status);
+    return NULL;
+}
+
+// ---- begin and end
+
+// Waits until the others have said farewell as well. A connection that is closed while something in it is unread is reset,
+// and the other end may lose what it has not read: the farewell, so that a good end looks like a death.
+static inline void watch_part(void) {
+    bool all = false;
+    for (int i = 0; i < watch.peer_count; i++)
+        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // nothing follows it, no heartbeat either
+    for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
+        all = true;
+        for (int i = 0; i < watch.peer_count; i++) all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].gone, __ATOMIC_RELAXED));
+    }
+}
+
+// Called by exit() with the program's status. A failure is told to rank 0, which prints its lines.
+static inline void watch_leave(int status, void *unused) {
+    (void)unused;
+    if (!watch.on) return;
+    watch.status = status;
+    fflush(NULL);
+    bool failed = status != EXIT_DONE && status != EXIT_SIGNALLED;
+    if (failed && watch.rank == 0) { // the thread ends the program
+        WATCH_SET(leaving, true);
+        for (;;) pause();
+    }
+    WatchMessage m = watch_message(failed ? WATCH_FAILED : WATCH_BYE);
+    if (failed) memcpy(m.text, watch.pending, WATCH_TEXT);
+    for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m); // of rank 0: a farewell to all
+    if (!failed) {
+        watch_part();
+        return;
+    }
+    sleep(3); // rank 0 answers with the end
+    if (watch.rank <= 4) fprintf(stderr, "%s", watch.pending);
+    _exit(status);
+}
+
+static inline void watch_fill_address(WatchAddress *a) {
+    struct ifaddrs *all = NULL;
+    int count = 0;
+    memset(a, 0, sizeof(*a));
+    gethostname(a->host, sizeof(a->host) - 1);
+    if (getifaddrs(&all) == 0) {
+        for (struct ifaddrs *i = all; i && count < WATCH_ADDRESSES; i = i->ifa_next) {
+            if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
+            struct sockaddr_in in;
+            memcpy(&in, i->ifa_addr, sizeof(in));
+            if (in.sin_addr.s_addr != htonl(INADDR_LOOPBACK)) a->ip[count++] = in.sin_addr.s_addr;
+        }
+        freeifaddrs(all);
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    uint64_t words[3] = {(uint64_t)now.tv_sec, (uint64_t)now.tv_nsec, (uint64_t)getpid()};
+    a->token = XXH3_64bits(words, sizeof(words));
+}
+
+// Rank 0, first half: listens, so that the others can be told where.
+static inline void watch_listen(WatchAddress *a) {
+    watch_fill_address(a);
+    struct sockaddr_in in;
+    socklen_t length = sizeof(in);
+    memset(&in, 0, sizeof(in));
+    in.sin_family = AF_INET;
+    in.sin_addr.s_addr = htonl(INADDR_ANY);
+    watch.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 && listen(watch.listener, 1024) == 0 &&
+              getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
+          "cannot listen for the other ranks: %s", strerror(errno));
+    a->port = ntohs(in.sin_port);
+}
+
+static inline bool watch_connect_to(uint32_t ip, uint16_t port, int *fd) {
+    struct sockaddr_in in;
+    memset(&in, 0, sizeof(in));
+    in.sin_family = AF_INET;
+    in.sin_addr.s_addr = ip;
+    in.sin_port = htons(port);
+    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    struct timeval limit = {10, 0}; // of connect too
+    if (*fd >= 0) setsockopt(*fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+    if (*fd >= 0 && connect(*fd, (struct sockaddr *)&in, sizeof(in)) == 0) return true;
+    if (*fd >= 0) close(*fd);
+    return false;
+}
+
+static inline int watch_connect(const WatchAddress *a) {
+    int fd = -1;
+    if (strcmp(a->host, watch.host) == 0 && watch_connect_to(htonl(INADDR_LOOPBACK), a->port, &fd)) return fd;
+    for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
+        if (watch_connect_to(a->ip[i], a->port, &fd)) return fd;
+    CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port, strerror(errno));
+    return -1;
+}
+
+// Rank 0, second half: takes the connections of all ranks.
+static inline void watch_accept(void) {
+    for (int missing = watch.ranks - 1; missing > 0;) {
+        struct pollfd ready = {watch.listener, POLLIN, 0};
+        CHECK(poll(&ready, 1, 60000) > 0, "%d of %d ranks have not come to rank 0 within 60 s", missing, watch.ranks);
+        int fd = accept4(watch.listener, NULL, NULL, SOCK_CLOEXEC);
+        struct timeval limit = {10, 0};
+        if (fd < 0) continue;
+        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        WatchMessage m;
+        bool one_of_us = watch_receive(fd, &m) && m.kind == WATCH_HELLO && m.rank > 0 && m.rank < watch.ranks && watch.peers[m.rank].fd < 0;
+        if (!one_of_us) {
+            close(fd);
+            continue;
+        }
+        watch.peers[m.rank].fd = fd;
+        watch.peers[m.rank].last = m;
+        missing--;
+    }
+    close(watch.listener);
+}
+
+// After watch_listen on rank 0, whose address all have; returns when all are connected.
+static inline void watch_open(int rank, int ranks, const WatchAddress *address) {
+    watch.rank = rank, watch.ranks = ranks, watch.token = address->token;
+    watch_timeout(WATCH_TIMEOUT);
+    gethostname(watch.host, sizeof(watch.host) - 1);
+    watch.peer_count = rank == 0 ? ranks : 1;
+    watch.peers = (WatchPeer *)checked_calloc((size_t)watch.peer_count, sizeof(WatchPeer));
+    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
+    if (rank == 0) watch_accept();
+    else {
+        watch.peers[0].fd = watch_connect(address);
+        WatchMessage hello = watch_message(WATCH_HELLO);
+        watch.peers[0].last = hello;
+        watch.peers[0].last.rank = 0;
+        memcpy(watch.peers[0].last.host, address->host, WATCH_HOST);
+        watch_send(&watch.peers[0], &hello);
+    }
+    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
+    watch.on = true;
+    warn_hook = watch_take_line;
+    CHECK(on_exit(watch_leave, NULL) == 0, "cannot register the end of the program");
+    if (rank != 0) CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    sigset_t all, before; // signals are for the main thread
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(&watch.thread, NULL, watch_loop, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CHECK(rc == 0, "cannot start the watchdog's thread: %s", strerror(rc));
+}
+#endif

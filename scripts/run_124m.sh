@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# run_124m.sh: pretrains a DIFF V2 of 124m on 10G tokens. Written by scripts/update_recipes.sh.
+#   model           --preset 124m, 123661824 parameters
+#   GPUs            8, on one machine
+#   bytes per GPU   23.9 GiB in fp32, less in bf16; sent per step 0.806 GiB, 1.9 ms at 450 GB/s
+#   FLOPs           8.55e+18 (8.55e+08 per token)
+#   expected hours  0.79 on H100 SXM at 38% of 989.4 TFLOP/s (llm.c, 468k tokens/s per GPU at 124M): assumed, not measured
+#   settings of     the batch of GPT-2 reproductions of that size
+#
+# Usage: scripts/run_124m.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
+#        sbatch scripts/run_124m.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
+# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
+# runs/124m, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+#SBATCH --job-name=diffv2-124m
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+name=124m ranks=8
+settings=(
+    --preset 124m
+    --attention diff_v2
+    --batch-size 32
+    --total-batch 524288
+    --steps 19073
+    --lr 6e-4
+    --warmup 700
+    --zero 1
+    --checkpoint-every 1000
+    --val-every 1000
+    --check-ranks-every 1000
+)
+cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
+[ -e scripts/recipe.sh ] || { echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2; exit 2; }
+source scripts/recipe.sh

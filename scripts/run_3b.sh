@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# run_3b.sh: pretrains a DIFF V2 of 3b on 105G tokens. Written by scripts/update_recipes.sh.
+#   model           --preset 3b --kv-heads 12, 3481218048 parameters
+#   GPUs            64, on 8 machines with 8 each
+#   bytes per GPU   76.2 GiB in fp32, less in bf16; sent per step 25.5 GiB, 548 ms at 50 GB/s
+#   FLOPs           2.41e+21 (2.3e+10 per token)
+#   expected hours  26 on H100 SXM at 41% of 989.4 TFLOP/s (llm-foundry, 24.1k tokens/s per GPU at 2.65B): assumed, not measured
+#   settings of     the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419
+#
+# Usage: scripts/run_3b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
+#        sbatch scripts/run_3b.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
+# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
+# runs/3b, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+#SBATCH --job-name=diffv2-3b
+#SBATCH --nodes=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+name=3b ranks=8
+settings=(
+    --preset 3b
+    --kv-heads 12
+    --attention diff_v2
+    --batch-size 4
+    --total-batch 4194304
+    --steps 25000
+    --lr 3.2e-4
+    --warmup 1000
+    --zero 1
+    --checkpoint-every 250
+    --val-every 250
+    --check-ranks-every 250
+)
+cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
+[ -e scripts/recipe.sh ] || { echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2; exit 2; }
+source scripts/recipe.sh

@@ -1,0 +1,164 @@
+/*
+test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
+
+  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; it ends with `N passed, N failed`
+
+One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
+run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.
+*/
+#include "tests/cuda_attention.h"
+
+// Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
+// enough for several blocks.
+static const Case cases[] = {
+  // clang-format off
+    // operation                 check                       parameters               values                     shift why
+    {"embedding_forward",        check_embedding_forward,    "N V C",                 {5, 11, 16},               0, "packs"},
+    {"embedding_forward",        check_embedding_forward,    "N V C",                 {37, 3, 19},               0, "no packs"},
+    {"embedding_forward",        check_embedding_forward,    "N V C",                 {9, 11, 16},               1, "addresses off the pack"},
+    {"embedding_forward",        check_embedding_forward,    "N V C",                 {1, 1, 1},                 0, "the smallest"},
+    {"embedding_backward",       check_embedding_backward,   "N V C",                 {70, 11, 16},              0, "packs, tokens that repeat"},
+    {"embedding_backward",       check_embedding_backward,   "N V C",                 {2500, 70000, 5},          0, "three warps of the sort, tokens of three digits"},
+    {"embedding_backward",       check_embedding_backward,   "N V C",                 {1100, 259, 8},            1, "V % 8 = 3, two warps, addresses off the pack"},
+    {"embedding_backward",       check_embedding_backward,   "N V C",                 {1, 1, 1},                 0, "the smallest"},
+    {"embedding_backward in order", check_embedding_order,   "N V C",                 {1500, 40, 24},            0, "fp32 sums in the order of the rows"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {7, 64},                   0, "packs"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {130, 19},                 0, "no packs, more rows than a block"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {3, 1096},                 0, "a row of several packs per lane, not evenly"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {5, 64},                   1, "addresses off the pack"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {33, 8},                   0, "heads of width 8: several rows a warp"},
+    {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {1, 1},                    0, "the smallest"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {7, 64},                   0, "packs"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {130, 19},                 0, "no packs"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {2100, 8},                 0, "more rows than parts, heads of width 8"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {9, 1096},                 1, "addresses off the pack"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "two warps' sums fit the shared memory"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "no row fits the shared memory"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {1, 1},                    0, "the smallest"},
+    {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {7, 64},                   0, "packs"},
+    {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {13, 19},                  0, "no packs"},
+    {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {5, 328},                  1, "addresses off the pack"},
+    {"matmul",                   check_matmul,               "N IC OC ldy",           {64, 64, 64, 64},          0, "all aligned"},
+    {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
+    {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
+    {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},
+    {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 1, 1, 0},              0, "the smallest"},
+    {"buffers",                  check_buffers,              "bytes times",           {1000, 20},                0, "more small uploads than pinned slots"},
+    {"buffers",                  check_buffers,              "bytes times",           {3000001, 2},              0, "larger than a slot"},
+    {"buffers",                  check_buffers,              "bytes times",           {2, 3},                    0, "tiny"},
+    {"rope",                     check_rope,                 "B T heads D ldx first", {2, 9, 3, 16, 64, 0},      0, "packs, a row with other things behind the heads"},
+    {"rope",                     check_rope,                 "B T heads D ldx first", {2, 33, 2, 10, 23, 0},     0, "D = 10, odd rows"},
+    {"rope",                     check_rope,                 "B T heads D ldx first", {1, 3, 2, 128, 256, 7},    0, "generation: positions from 7 on"},
+    {"rope",                     check_rope,                 "B T heads D ldx first", {1, 5, 1, 256, 320, 0},    1, "addresses off the pack"},
+    {"rope",                     check_rope,                 "B T heads D ldx first", {1, 1, 1, 8, 8, 0},        0, "half of 8: no pack in bf16"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {2, 64, 2, 1, 64, 64},     0, "whole tiles"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 70, 4, 2, 16, 16},     0, "T beyond a tile by 6, GQA"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {2, 33, 3, 3, 10, 10},     0, "D = 10: no packs"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 131, 2, 1, 8, 16},     0, "diff_v1: values of width 2D; three tiles"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 66, 2, 1, 128, 128},   0, "D = 128"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 65, 1, 1, 128, 256},   0, "D = 128, values of width 2D"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 65, 1, 1, 256, 512},   0, "the widest: D = 256, values of width 2D"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {3, 1, 2, 1, 16, 16},      0, "one row"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {2, 17, 4, 1, 72, 72},     1, "addresses off the pack, a piece of 8 columns"},
+    {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 5, 2, 2, 1, 3},        0, "the narrowest"},
+    {"attention documents",      check_attention_documents,  "B T NQ NKV D DV",       {2, 200, 2, 1, 16, 16},    0, "document masks that skip tiles"},
+    {"attention documents",      check_attention_documents,  "B T NQ NKV D DV",       {1, 150, 2, 2, 10, 20},    0, "document masks, no packs"},
+    {"attention generation",     check_attention_generation, "first T NQ NKV D DV",   {70, 1, 4, 2, 16, 16},     0, "one query after 70 keys"},
+    {"attention generation",     check_attention_generation, "first T NQ NKV D DV",   {5, 67, 2, 1, 10, 10},     0, "a prompt that follows another"},
+    {"sink",                     check_sink,                 "B T NH D learned",      {2, 9, 3, 16, 1},          0, "packs"},
+    {"sink",                     check_sink,                 "B T NH D learned",      {1, 33, 2, 10, 1},         0, "no packs"},
+    {"sink",                     check_sink,                 "B T NH D learned",      {1, 300, 1, 256, 1},       1, "several parts, addresses off the pack"},
+    {"sink",                     check_sink,                 "B T NH D learned",      {2, 5, 3, 128, 0},         0, "off_by_one"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {7, 4, 16, 64, 1, 1},  0, "packs, neighbours"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {5, 6, 128, 67, 6, 1}, 0, "pairs (h, h + NH)"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {33, 3, 10, 3, 1, 0},  0, "no packs, no sigmoid"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {9, 2, 256, 2, 1, 0},  0, "width 256"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {3, 2, 8, 5, 1, 1},    1, "width 8, addresses off the pack"},
+    {"diff_combine",             check_diff_combine,         "N NH D ldl stride sigmoid", {1, 1, 1, 1, 1, 1},    0, "the smallest"},
+    {"layer_lambda",             check_layer_lambda,         "D count",               {16, 70},                  0, "DIFF V1's lambda"},
+    {"layer_lambda",             check_layer_lambda,         "D count",               {10, 5003},                1, "no packs"},
+    {"layer_lambda",             check_layer_lambda,         "D count",               {300, 1},                  0, "more numbers than threads, one row"},
+    {"gate",                     check_gate,                 "N heads D ldg width",   {7, 3, 16, 64, 1},         0, "a gate per head"},
+    {"gate",                     check_gate,                 "N heads D ldg width",   {7, 3, 16, 64, 16},        0, "a gate per element"},
+    {"gate",                     check_gate,                 "N heads D ldg width",   {13, 3, 10, 37, 10},       0, "no packs"},
+    {"gate",                     check_gate,                 "N heads D ldg width",   {5, 2, 128, 259, 128},     0, "gates' rows off the pack"},
+    {"gate",                     check_gate,                 "N heads D ldg width",   {33, 5, 256, 5, 1},        1, "addresses off the pack"},
+    {"swiglu",                   check_swiglu,               "N F",                   {7, 64},                   0, "packs"},
+    {"swiglu",                   check_swiglu,               "N F",                   {13, 43},                  0, "no packs"},
+    {"swiglu",                   check_swiglu,               "N F",                   {65, 40},                  1, "addresses off the pack"},
+    {"elements",                 check_elements,             "count",                 {4096},                    0, "whole packs: residual, scale, fill"},
+    {"elements",                 check_elements,             "count",                 {4103},                    0, "packs and a rest of 7"},
+    {"elements",                 check_elements,             "count",                 {3},                       0, "less than a pack"},
+    {"elements",                 check_elements,             "count",                 {515},                     1, "addresses off the pack"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {5, 256, 256, 0},          0, "whole packs"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {5, 259, 320, 1},          0, "V % 8 = 3; a sure row, -inf, NaN, +inf"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {3, 5003, 5056, 0},        0, "a large vocabulary"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {4, 3, 3, 1},              0, "tiny V, rows off the pack"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {2, 1027, 1088, 0},        1, "addresses off the pack"},
+    {"cross_entropy",            check_cross_entropy,        "N V Vp special",        {1, 1, 64, 0},             0, "one row, one class"},
+    {"adamw_update",             check_adamw,                "count master step",     {4096, 1, 1},              0, "master weights, the first step"},
+    {"adamw_update",             check_adamw,                "count master step",     {1003, 1, 7},              0, "packs and a rest"},
+    {"adamw_update",             check_adamw,                "count master step",     {515, 1, 100},             1, "addresses off the pack"},
+    {"adamw_update",             check_adamw,                "count master step",     {1003, 0, 7},              0, "no master weights"},
+    {"sum_of_squares",           check_sum_of_squares,       "count first",           {100000, 0},               0, "all blocks"},
+    {"sum_of_squares",           check_sum_of_squares,       "count first",           {30011, 1},                0, "addresses off the pack"},
+    {"sum_of_squares",           check_sum_of_squares,       "count first",           {3, 0},                    0, "less than a pack"},
+    {"lambda_stats, rms_stats",  check_ranges,               "N NH ldl D",            {70, 3, 64, 16},           0, "ordinary"},
+    {"lambda_stats, rms_stats",  check_ranges,               "N NH ldl D",            {1, 1, 1, 10},             1, "one row"},
+    {"lambda_stats, rms_stats",  check_ranges,               "N NH ldl D",            {1003, 5, 5, 256},         0, "several rows a warp"},
+    {"magnitude_stats",          check_magnitudes,           "count",                 {5000},                    0, "even count"},
+    {"magnitude_stats",          check_magnitudes,           "count",                 {1},                       1, "one number"},
+    {"magnitude_stats",          check_magnitudes,           "count",                 {20001},                   0, "odd count"},
+    {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 40, 4, 0, 1, 0},  0, "one map"},
+    {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 40, 4, 1, 1, 0},  0, "neighbours"},
+    {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
+    {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {3, 17, 4, 1, 2, 1},  1, "two key sets"},
+    {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 1, 2, 1, 1, 0},   0, "T = 1: nothing to say"},
+  // clang-format on
+};
+
+static void case_line(char (&line)[512], const Case *c) {
+    int used = snprintf(line, sizeof(line), "%s ", c->operation);
+    const char *name = c->names;
+    for (int i = 0; *name; i++) {
+        int length = (int)strcspn(name, " ");
+        used += snprintf(line + used, sizeof(line) - (size_t)used, " %.*s=%d", length, name, c->n[i]);
+        name += length + (name[length] == ' ');
+    }
+    if (c->shift) used += snprintf(line + used, sizeof(line) - (size_t)used, " shift=%d", c->shift);
+    snprintf(line + used, sizeof(line) - (size_t)used, "  (%s)", c->why);
+}
+
+int main(int argc, char **argv) {
+    setvbuf(stdout, NULL, _IOLBF, 0);
+#ifdef CUDA_ON_CPU
+    uint64_t seed = 1;
+#else
+    uint64_t seed = (uint64_t)time(NULL);
+#endif
+    if (argc > 2 && strcmp(argv[1], "--seed") == 0) {
+        seed = strtoull(argv[2], NULL, 10);
+        argc -= 2, argv += 2;
+    }
+    printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", seed);
+    int passed = 0, failed = 0;
+    device_start();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char line[512];
+        case_line(line, &cases[i]);
+        if (argc > 1 && !strstr(line, argv[1])) continue;
+        double start = now_seconds();
+        test_failures = 0;
+        test_random.state = seed + i;
+        cases[i].check(&cases[i]);
+        printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
+        if (test_failures) failed++;
+        else passed++;
+    }
+    CHECK(passed + failed > 0, "no case's line contains '%s'", argc > 1 ? argv[1] : "");
+    printf("%d passed, %d failed\n", passed, failed);
+    return failed ? EXIT_FAILED : EXIT_DONE;
+}

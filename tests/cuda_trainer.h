@@ -1,0 +1,422 @@
+/*
+cuda_trainer.h: the CUDA trainer as its user runs it, beside the CPU trainer: gradients, losses and statistics of every
+variant, runs that are resumed or recompute, what it says of its device and of too little memory. And in this process:
+how often a step waits for the device.
+
+Shapes are deliberately odd: rows no multiple of 8 or 16, widths no multiple of a 16-byte pack, a vocabulary with
+V % 8 = 3 or of a few tokens, one row; a sequence below the model's context.
+*/
+#ifndef TESTS_CUDA_TRAINER_H
+#define TESTS_CUDA_TRAINER_H
+#include "harness.h"
+
+static const bool cuda_fp32 = sizeof(floatX) == 4;
+static const char *const cuda_precision = sizeof(floatX) == 4 ? "fp32" : "bf16";
+
+typedef struct {
+    const char *why, *options;
+    int vocab;
+} CudaCase;
+static const CudaCase cuda_cases[] = {
+    {"39 rows, V % 8 = 3, widths no multiple of 8, groups of 3",
+     "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 --no-tie-embeddings", 43},
+    {"packs of 16 bytes everywhere, one past a tile of rows",
+     "--layers 2 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 65 --batch-size 2 --tie-embeddings", 256},
+    {"one row, five tokens, one layer",
+     "--layers 1 --hidden 16 --heads 2 --kv-heads 2 --head-dim 8 --ffn 12 --vocab 5 --seq-len 1 --batch-size 1 --tie-embeddings", 5},
+};
+enum { CUDA_CASES = sizeof(cuda_cases) / sizeof(cuda_cases[0]) };
+
+// The device's trainer: this program.
+static const char *device_trainer(void) {
+    static char command[PATH_MAX + 16];
+    char path[PATH_MAX] = {0};
+    CHECK(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0, "cannot read /proc/self/exe: %s", strerror(errno));
+    FORMAT(command, "'%s' --trainer", path);
+    return command;
+}
+static const char *cpu_trainer(void) {
+    static char command[PATH_MAX + 8];
+    FORMAT(command, "'%s'", test_program_path());
+    return command;
+}
+
+// A directory with a shard of tokens below `vocab`: data.bin.
+static TestDirectory cuda_data(int vocab) {
+    enum { TOKENS = 4000 };
+    TestDirectory d = test_make_directory();
+    TestRandom r = {11};
+    char path[600];
+    int32_t header[256] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, TOKENS};
+    FORMAT(path, "%s/data.bin", d.path);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
+    for (int i = 0; i < TOKENS; i++) {
+        uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab)); // small ones are likelier
+        CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
+    }
+    CHECK(fclose(f) == 0, "cannot write %s", path);
+    return d;
+}
+
+// Runs a trainer in a directory; anything but `status` is a failure. Returns whether it was as expected.
+PRINTF_LIKE(5, 6)
+static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer, int status, const char *fmt, ...) {
+    char options[4096];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(options, sizeof(options), fmt, args);
+    va_end(args);
+    run_command(r, "cd '%s' && %s --threads 2 %s", d->path, trainer, options);
+    EXPECT(r->status == status, "status %d, not %d: %s %s: %.400s", r->status, status, trainer, options, r->err);
+    return r->status == status;
+}
+
+// Two dumps of gradients. fp32: to rounding, which grows with the depth of the model, not with the length of its sums
+// here. bf16 rounds each activation to 8 bits: directions agree to `cosine`, and lengths to a few of the bits.
+static void compare_dumps(const char *what, double cosine, const char *cpu, const char *gpu) {
+    SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
+    double largest = 0;
+    EXPECT(a->count == b->count, "%s: %zu tensors on the device, %zu on the CPU", what, b->count, a->count);
+    for (int pass = 0; pass < 2; pass++) // the largest norm first
+        for (size_t i = 0; i < a->count; i++) {
+            const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
+            EXPECT(u && u->count == t->count, "%s: the device has no %s of this size", what, t->name);
+            if (!u || u->count != t->count) continue;
+            double *x = (double *)checked_calloc(t->count, sizeof(double)), *y = (double *)checked_calloc(t->count, sizeof(double));
+            double xx = 0, yy = 0, xy = 0, error = 0;
+            safetensors_read(a, t->name, 0, t->count, x, DTYPE_F64);
+            safetensors_read(b, t->name, 0, t->count, y, DTYPE_F64);
+            for (size_t e = 0; e < t->count; e++) xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e], error += (x[e] - y[e]) * (x[e] - y[e]);
+            free(x);
+            free(y);
+            double norm = sqrt(xx), epsilon = cuda_fp32 ? 0x1p-23 : 0x1p-8;
+            bool loss = strcmp(t->name, "loss") == 0;
+            if (pass == 0) largest = loss ? largest : fmax(largest, norm);
+            else if (loss) EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
+            else if (cuda_fp32)
+                EXPECT(sqrt(error) <= 64 * epsilon * norm + 4 * epsilon * largest, "%s: %s is off by %.3g of its norm", what, t->name, sqrt(error) / norm);
+            else if (norm > 1e-3 * largest)
+                EXPECT(xy >= cosine * sqrt(xx * yy) && fabs(sqrt(yy) / norm - 1) < 0.1, "%s: %s: cosine %.5f, %.3f times as long", what, t->name,
+                       xy / sqrt(xx * yy), sqrt(yy) / norm);
+        }
+    safetensors_close(a);
+    safetensors_close(b);
+}
+
+// Where two maps that are alike at the start are subtracted whole, their rounding is most of what is left.
+static double least_cosine(const AttentionVariant *a) { return a->lambda == LAMBDA_ONE ? 0.93 : 0.99; }
+
+static void dump_both(const TestDirectory *d, const AttentionVariant *variant, const char *what, const char *options) {
+    ProgramResult r;
+    char cpu[600], gpu[600];
+    FORMAT(cpu, "%s/cpu.safetensors", d->path);
+    FORMAT(gpu, "%s/device.safetensors", d->path);
+    if (run_in(&r, d, cpu_trainer(), 0, "%s --dump-grads cpu.safetensors", options) &&
+        run_in(&r, d, device_trainer(), 0, "%s --dump-grads device.safetensors", options))
+        compare_dumps(what, least_cosine(variant), cpu, gpu);
+}
+
+// On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
+static void gradients_equal_the_cpus(void) {
+    char options[2048], what[256], root[PATH_MAX], path[PATH_MAX + 300], text[256];
+    CHECK(getcwd(root, sizeof(root)) != NULL, "cannot ask for the directory: %s", strerror(errno));
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const char *name = attention_variants[v].name;
+        for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) {
+            TestDirectory d = test_make_directory();
+            double B = 0, T = 0;
+            FORMAT(path, "%s/dev/reference/fixtures/%s_%c", root, name, "ab"[s]);
+            FORMAT(options, "%s/batch.json", path);
+            test_read_file(options, text, sizeof(text));
+            cJSON *batch = cJSON_Parse(text);
+            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T), "%s cannot be read", options);
+            cJSON_Delete(batch);
+            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B, (int)T);
+            FORMAT(what, "%s_%c", name, "ab"[s]);
+            dump_both(&d, &attention_variants[v], what, options);
+            test_remove_directory(&d);
+        }
+        for (int c = 0; c < CUDA_CASES; c++) {
+            TestDirectory d = cuda_data(cuda_cases[c].vocab);
+            FORMAT(options, "--train-data data.bin --attention %s %s", name, cuda_cases[c].options);
+            FORMAT(what, "%s, %s", name, cuda_cases[c].why);
+            dump_both(&d, &attention_variants[v], what, options);
+            test_remove_directory(&d);
+        }
+    }
+}
+
+// A run's records of one kind, in order; those that there are.
+static int read_records(const TestDirectory *d, const char *run, const char *kind, cJSON **records, int limit) {
+    char path[600], line[4096];
+    FORMAT(path, "%s/%s/log.jsonl", d->path, run);
+    FILE *f = fopen(path, "r");
+    int count = 0;
+    while (f && count < limit && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        const char *of = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
+        if (of && strcmp(of, kind) == 0) records[count++] = record;
+        else cJSON_Delete(record);
+    }
+    if (f) fclose(f);
+    return count;
+}
+
+// Every number of the records, but for the times, within `tolerance` of its size; bf16 at least finite where the CPU's is.
+static void compare_records(const TestDirectory *d, const char *what, const char *kind, int wanted, double tolerance) {
+    enum { LIMIT = 64 };
+    cJSON *cpu[LIMIT], *gpu[LIMIT];
+    int cpu_count = read_records(d, "cpu", kind, cpu, LIMIT), device_count = read_records(d, "device", kind, gpu, LIMIT);
+    EXPECT(cpu_count == wanted && device_count == wanted, "%s: %d and %d %s records, not %d", what, cpu_count, device_count, kind, wanted);
+    for (int i = 0; i < min_int(cpu_count, device_count); i++)
+        for (const cJSON *x = cpu[i]->child; x; x = x->next) {
+            const cJSON *y = cJSON_GetObjectItemCaseSensitive(gpu[i], x->string);
+            if (strcmp(x->string, "ms") == 0 || strcmp(x->string, "tokens_per_s") == 0 || strcmp(x->string, "flops_util") == 0) continue;
+            EXPECT(y && x->type == y->type, "%s: %s of %s is of another kind", what, x->string, kind);
+            if (y && cJSON_IsNumber(x))
+                EXPECT(fabs(x->valuedouble - y->valuedouble) <= tolerance * fabs(x->valuedouble) + 1e-6, "%s: %s record %d: %s is %.9g, on the CPU %.9g",
+                       what, kind, i, x->string, y->valuedouble, x->valuedouble);
+        }
+    for (int i = 0; i < cpu_count; i++) cJSON_Delete(cpu[i]);
+    for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
+}
+
+// Documents with every second variant; validation, statistics.
+static void three_steps_have_the_losses_of_the_cpu(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const char *name = attention_variants[v].name;
+        for (int gpu = 0; gpu < 2; gpu++)
+            run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
+                   "--train-data data.bin --val-data data.bin --val-steps 1 --attention %s %s --steps 3 --lr 3e-3 --warmup 1 --stats-every 3 %s --out %s", name,
+                   cuda_cases[0].options, v % 2 ? "--doc-mask --separator 0" : "", gpu ? "device" : "cpu");
+        compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
+        compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
+        compare_records(&d, name, "stats", 3, cuda_fp32 ? 2e-3 : 0.3);
+        run_command(&r, "cd '%s' && rm -rf cpu device", d.path);
+    }
+    test_remove_directory(&d);
+}
+
+static void expect_same_files(const TestDirectory *d, const char *what, const char *a, const char *b) {
+    ProgramResult r;
+    run_command(&r, "cd '%s' && diff -rq %s %s", d->path, a, b);
+    EXPECT(r.status == 0, "%s: %s and %s differ: %.300s", what, a, b, r.out);
+}
+
+static void recomputing_gives_the_same_bits_on_the_device(void) {
+    ProgramResult r;
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        TestDirectory d = cuda_data(43);
+        const char *name = attention_variants[v].name;
+        for (int level = 0; level < 3; level++)
+            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d", name, cuda_cases[0].options, level, level);
+        expect_same_files(&d, name, "0", "1");
+        expect_same_files(&d, name, "0", "2");
+        test_remove_directory(&d);
+    }
+}
+
+#ifdef CUDA_ON_CPU
+// Whichever thread runs first: a result that depends on it is a race.
+static void gradients_do_not_depend_on_the_order_of_threads(void) {
+    static const char *const orders[] = {"forward", "reverse", "shuffled:5"};
+    static const char *const names[] = {"diff_v2", "diff_v1", "sink", "gated_elem"};
+    ProgramResult r;
+    for (int v = 0; v < 4; v++) {
+        TestDirectory d = cuda_data(43);
+        for (int o = 0; o < 3; o++) {
+            setenv("CUDA_ON_CPU_ORDER", orders[o], 1);
+            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --dump-grads %d", names[v], cuda_cases[0].options, o);
+        }
+        unsetenv("CUDA_ON_CPU_ORDER");
+        expect_same_files(&d, names[v], "0", "1");
+        expect_same_files(&d, names[v], "0", "2");
+        test_remove_directory(&d);
+    }
+}
+
+static void too_little_memory_is_said(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    setenv("CUDA_ON_CPU_MEMORY", "6", 1); // MiB
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --out run %s --batch-size 200 --total-batch 2600", "--layers 3 --hidden 20 --heads 6 --kv-heads 2 "
+           "--head-dim 12 --ffn 27 --vocab 43 --seq-len 13");
+    unsetenv("CUDA_ON_CPU_MEMORY");
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory") && strstr(r.err, "activations"), "stderr: %.300s", r.err);
+    run_command(&r, "test ! -e '%s/run'", d.path);
+    EXPECT(r.status == 0, "a run that could not start left a directory");
+    test_remove_directory(&d);
+}
+#endif
+
+static void a_resumed_run_is_the_same_run(void) {
+    static const char *const names[] = {"diff_v2", "diff_v1"};
+    ProgramResult r;
+    for (int v = 0; v < 2; v++) {
+        TestDirectory d = cuda_data(43);
+        const char *options = cuda_cases[0].options, *name = names[v];
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --out whole", name, options);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --stop-after 2 --out parts", name, options);
+        run_in(&r, &d, device_trainer(), 0, "--resume --out parts");
+        expect_same_files(&d, name, "whole/checkpoints", "parts/checkpoints");
+        test_remove_directory(&d);
+    }
+}
+
+// bf16 has 8 bits: a step of 1e-6 moves no weight of 0.02, but it moves the weight's master.
+static void small_updates_reach_the_master_weights(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    char path[600];
+    const char *name = "model.layers.0.mlp.down_proj.weight", *master_name = "master.model.layers.0.mlp.down_proj.weight";
+    for (int i = 0; i < 2; i++)
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps %d --lr %s --warmup 0 --schedule constant --out run%d", cuda_cases[0].options, i ? 3 : 1,
+               i ? "1e-6" : "0", i);
+    float weights[2][20 * 27], master[2][20 * 27], rounded[20 * 27];
+    for (int i = 0; i < 2; i++) {
+        FORMAT(path, "%s/run%d/checkpoints/step_0000000%d", d.path, i, i ? 3 : 1);
+        SafeTensors *s = safetensors_open(path);
+        safetensors_read(s, name, 0, 20 * 27, weights[i], DTYPE_F32);
+        safetensors_close(s);
+        FORMAT(path, "%s/run%d/checkpoints/step_0000000%d/optimizer.safetensors", d.path, i, i ? 3 : 1);
+        s = safetensors_open(path);
+        safetensors_read(s, master_name, 0, 20 * 27, master[i], DTYPE_F32);
+        safetensors_close(s);
+        uint16_t half_bits[20 * 27];
+        convert_elements(half_bits, DTYPE_BF16, master[i], DTYPE_F32, 20 * 27);
+        convert_elements(rounded, DTYPE_F32, half_bits, DTYPE_BF16, 20 * 27);
+        EXPECT(memcmp(rounded, weights[i], sizeof(rounded)) == 0, "run %d: the weights are not the rounded master weights", i);
+    }
+    int moved = 0, masters_moved = 0;
+    for (int e = 0; e < 20 * 27; e++) moved += weights[0][e] != weights[1][e], masters_moved += master[0][e] != master[1][e];
+    EXPECT(masters_moved > 500 && moved < 100, "of 540 weights %d moved, of their masters %d", moved, masters_moved);
+    test_remove_directory(&d);
+}
+
+// What one writes the other reads: evaluation of the device's checkpoint by both, and greedy text.
+static void the_cpu_continues_what_the_device_has_written(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    double loss[2] = {0, 0};
+    static char text[2][65536];
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 3 --out run", cuda_cases[0].options);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        const char *trainer = gpu ? device_trainer() : cpu_trainer();
+        run_in(&r, &d, trainer, 0, "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 2 --batch-size 3 --eval");
+        const char *at = strstr(r.out, "validation loss ");
+        EXPECT(at && sscanf(at, "validation loss %lf", &loss[gpu]) == 1, "no loss: %.300s", r.out);
+        run_in(&r, &d, trainer, 0, "--init run/checkpoints/step_00000003 --generate 30 --prompt-tokens 1,2,3 --temperature 0");
+        memcpy(text[gpu], r.out, sizeof(r.out));
+    }
+    EXPECT(fabs(loss[0] - loss[1]) <= (cuda_fp32 ? 1e-6 : 1e-2) * loss[0], "loss %.9g on the CPU, %.9g on the device", loss[0], loss[1]);
+    EXPECT(!cuda_fp32 || strcmp(text[0], text[1]) == 0, "the CPU says %.100s, the device %.100s", text[0], text[1]);
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --sample-every 1", cuda_cases[0].options);
+    EXPECT(strstr(r.out, "--- sample after step 1"), "no sample: %.300s", r.out);
+    test_remove_directory(&d);
+}
+
+static void a_run_says_what_it_ran_on(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    char path[600];
+    static char text[65536];
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run", cuda_cases[0].options);
+    FORMAT(path, "%s/run/run.json", d.path);
+    test_read_file(path, text, sizeof(text));
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *devices = cJSON_GetObjectItemCaseSensitive(json, "devices"), *libraries = cJSON_GetObjectItemCaseSensitive(json, "libraries");
+    const char *gpu = cJSON_GetStringValue(cJSON_GetArrayItem(devices, 0));
+    const char *cuda = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(libraries, "cuda"));
+    const char *gemm = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "options"), "gemm"));
+    EXPECT(cJSON_GetArraySize(devices) == 2 && gpu && strstr(gpu, "multiprocessors"), "devices: %s", gpu ? gpu : "none");
+    EXPECT(cuda && strstr(cuda, "runtime") && strstr(cuda, cuda_precision), "libraries.cuda: %s", cuda ? cuda : "none");
+    EXPECT(gemm && strcmp(gemm, cuda_precision) == 0, "--gemm is said to be %s", gemm ? gemm : "nothing");
+    cJSON_Delete(json);
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --gemm %s", cuda_cases[0].options, cuda_fp32 ? "bf16" : "fp32");
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "PRECISION="), "stderr: %.300s", r.err);
+    run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[0].options);
+    EXPECT(!strstr(r.out, "master weights") == cuda_fp32, "--dry-run: %.600s", r.out);
+    test_remove_directory(&d);
+}
+
+static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
+    enum { B = 3, T = 13, MICRO_STEPS = 12 }; // more uploads than buffers for them
+    char arguments[] = "x --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 --train-data x", *argv[32];
+    int argc = 0, tokens[B * T + 1];
+    for (char *word = strtok(arguments, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
+    Options o;
+    options_parse(&o, argc, argv);
+    options_finish(&o, 1);
+    ModelConfig config = options_model(&o);
+    Model m;
+    model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK);
+    model_alloc(&m, NULL);
+    ops_init(m.workspace_bytes);
+    model_init(&m, 1);
+    for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
+    ops_wait();
+    for (int64_t step = 1; step <= 2; step++) {
+        host_waits = 0;
+        buffer_zero(m.grads, m.grads_bytes);
+        buffer_zero(m.acts.losses, B * T * sizeof(real));
+        for (int micro = 0; micro < MICRO_STEPS; micro++) model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
+        EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
+        double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T), norm = model_grad_norm(&m);
+        EXPECT(host_waits == 2, "%d waits for the loss and the norm", host_waits);
+        EXPECT(fabs(loss - log(43)) < 0.1 && norm > 0 && isfinite(norm), "loss %g, norm %g", loss, norm);
+        model_update(&m, &o, 1e-3, step, norm);
+        EXPECT(host_waits == 2, "%d waits with the update", host_waits);
+    }
+    options_free(&o);
+    model_free(&m, true);
+    ops_free();
+}
+
+// For a sanitizer to watch: what the numbers are the other builds test.
+static void three_steps_at_odd_shapes_end_well(void) {
+    TestDirectory d = cuda_data(11);
+    ProgramResult r;
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 --seq-len 7 "
+               "--batch-size 3 --steps 3 --recompute %d %s %s",
+               attention_variants[v].name, v % 3, v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
+               v % 4 ? "" : "--stats-every 3 --out run --sample-every 3 && rm -r run");
+    test_remove_directory(&d);
+}
+
+// Both precisions run the same kernels but for the rounding: what is about bits is tested where there is more of it.
+// Under a sanitizer a step takes seconds.
+typedef enum { BOTH_PRECISIONS, BF16_ALONE, SANITIZED } CudaBuild;
+#ifdef CUDA_ON_CPU_ASAN
+static const bool cuda_sanitized = true;
+#else
+static const bool cuda_sanitized = false;
+#endif
+static inline bool cuda_test_belongs(CudaBuild build) {
+    return build == SANITIZED ? cuda_sanitized : !cuda_sanitized && (build == BOTH_PRECISIONS || !cuda_fp32);
+}
+
+static const struct {
+    Test test;
+    CudaBuild build;
+} cuda_trainer_tests[] = {
+    {{"a step waits for the device only to read the loss and the norm", a_step_waits_only_to_read_the_loss_and_the_norm}, BOTH_PRECISIONS},
+    {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu}, BOTH_PRECISIONS},
+    {{"gradients of every variant equal the CPU trainer's", gradients_equal_the_cpus}, BOTH_PRECISIONS},
+    {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device}, BF16_ALONE},
+#ifdef CUDA_ON_CPU
+    {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
+    {{"too little device memory is said, with what it was for", too_little_memory_is_said}, BF16_ALONE},
+#endif
+    {{"a resumed run is the same run, bit for bit", a_resumed_run_is_the_same_run}, BF16_ALONE},
+    {{"updates too small for bf16 reach the master weights", small_updates_reach_the_master_weights}, BF16_ALONE},
+    {{"the CPU trainer continues what the device has written", the_cpu_continues_what_the_device_has_written}, BOTH_PRECISIONS},
+    {{"a run says what it ran on, and --gemm cannot contradict it", a_run_says_what_it_ran_on}, BOTH_PRECISIONS},
+    {{"three steps of every variant at odd shapes end well", three_steps_at_odd_shapes_end_well}, SANITIZED},
+};
+enum { CUDA_TRAINER_TEST_COUNT = sizeof(cuda_trainer_tests) / sizeof(cuda_trainer_tests[0]) };
+#endif

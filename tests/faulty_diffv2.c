@@ -1,0 +1,80 @@
+/*
+faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the tests of many ranks (tests/ranks.h).
+
+  FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: data, forward, backward, gradients, update, save (before the first
+                 byte) or write (in the middle of the files)
+    nan          a gradient of this step that is not a number
+    flip         one bit of a weight, after the update
+  PEAK=FILE      each rank appends its largest resident size in KiB at the end
+
+Buckets are small, so that the groups of a tiny model have several.
+*/
+#define BUCKET_ELEMENTS ((size_t)1024)
+#include "../llmc/common.h"
+#include "../llmc/ops.h"
+#include "../llmc/comm.h"
+#include "../llmc/files.h"
+#include <sys/resource.h>
+
+static bool fault_is(const char *kind, const char *where) {
+    const char *all = getenv("FAULT");
+    char wanted[100];
+    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, comm_rank(), WATCH_GET(step), where ? ":" : "", where ? where : "");
+    for (const char *at = all; at && (at = strstr(at, wanted)); at++)
+        if ((at == all || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
+    return false;
+}
+
+static void fault_at(const char *where) {
+    if (fault_is("kill", where)) raise(SIGKILL);
+    if (fault_is("stop", where)) raise(SIGSTOP);
+}
+
+static void faulty_phase(Phase phase) {
+    static const char *const names[] = {"start", "data", "forward", "backward", "gradients", "update", "parameters", "validation", "check", "save", "log", "end"};
+    watch_phase(phase);
+    fault_at(names[phase]);
+}
+
+static void faulty_pwrite(int fd, const void *from, size_t bytes, uint64_t offset, const char *path) {
+    file_pwrite(fd, from, bytes / 2, offset, path);
+    fault_at("write");
+    file_pwrite(fd, (const char *)from + bytes / 2, bytes - bytes / 2, offset + bytes / 2, path);
+}
+
+static void faulty_embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
+    embedding_backward(dweight, dx, tokens, N, C);
+    if (fault_is("nan", NULL)) dweight[0] = (grad_t)NAN;
+}
+
+static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count, double grad_scale, double lr,
+                         double beta1, double beta2, double eps, double weight_decay, int64_t step) {
+    static int64_t flipped;
+    adamw_update(params, master, grads, m, v, count, grad_scale, lr, beta1, beta2, eps, weight_decay, step);
+    if (flipped || !fault_is("flip", NULL)) return;
+    flipped = step;
+    ((unsigned char *)params)[2] ^= 0x10; // high enough that no later rounding hides it
+}
+
+static void faulty_end(void) {
+    struct rusage usage;
+    if (!getenv("PEAK") || getrusage(RUSAGE_SELF, &usage) != 0) return;
+    FILE *f = fopen(getenv("PEAK"), "a");
+    if (!f) return;
+    fprintf(f, "%ld\n", usage.ru_maxrss);
+    fclose(f);
+}
+
+#define watch_phase faulty_phase
+#define file_pwrite faulty_pwrite
+#define embedding_backward faulty_embedding_backward
+#define adamw_update faulty_adamw
+#define main trainer_main
+#include "../train_diffv2.c"
+#undef main
+
+int main(int argc, char **argv) {
+    atexit(faulty_end);
+    return trainer_main(argc, argv);
+}
