@@ -505,17 +505,22 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
 // The stream that enters block l.
 static const floatX *block_input(const Model *model, int l) { return l ? model->acts.layers[l - 1].x_out : model->acts.embedded; }
 
-// Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
-// first > 0 only in a generating model, whose cache holds the positions before.
-static void model_forward(Model *model, int B, int T, int first) {
+// What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
+static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
-    int N = B * T, C = model->config.C, L = model->config.L;
-    assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
+    int C = model->config.C;
     comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
     rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
-    for (int l = 0; l < L; l++) block_forward(model, l, block_input(model, l), B, T, first);
+}
+
+// Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
+// first > 0 only in a generating model, whose cache holds the positions before.
+static void model_forward(Model *model, int B, int T, int first) {
+    assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
+    model_forward_embedding(model, B * T);
+    for (int l = 0; l < model->config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
 static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
@@ -1071,6 +1076,7 @@ static double run_validate(Run *run, double *by_position) {
         if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
     }
     comm_sum_f64(&sum, 1);
+    if (by_position) comm_sum_f64(by_position, T);
     return sum / ((double)windows * T);
 }
 

@@ -111,9 +111,20 @@ static int *evaluation_windows(Run *run, int windows, int T, int64_t *counts) {
     return first;
 }
 
+// What one process measures: recall and attention.
+static void evaluate_model(Run *run, uint64_t seen, cJSON *json) {
+    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)seen), T = min_int(MAP_TOKENS, run->model.T);
+    int64_t *counts = (int64_t *)checked_calloc((size_t)run->model.config.V, sizeof(int64_t));
+    int *first = evaluation_windows(run, windows, T, counts);
+    evaluate_recall(run, counts, json);
+    evaluate_attention(run, first, windows, T, json);
+    free(counts);
+    free(first);
+}
+
 static void run_evaluate(Run *run) {
     const Options *o = &run->options;
-    int T = run->model.T, map_tokens = min_int(MAP_TOKENS, T);
+    int T = run->model.T;
     double *by_position = (double *)checked_calloc((size_t)T, sizeof(double));
     double loss = run_validate(run, by_position);
     printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
@@ -125,11 +136,8 @@ static void run_evaluate(Run *run) {
     seen = seen < run->val.window_count ? seen : run->val.window_count;
     json_add_u64(json, "windows", seen);
     json_add_u64(json, "seed", o->seed);
-    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)seen);
-    int64_t *counts = (int64_t *)checked_calloc((size_t)run->model.config.V, sizeof(int64_t));
-    int *first = evaluation_windows(run, windows, map_tokens, counts);
-    evaluate_recall(run, counts, json);
-    evaluate_attention(run, first, windows, map_tokens, json);
+    if (comm_ranks() == 1) evaluate_model(run, seen, json);
+    else printf("recall and attention are for one process to measure, not for %d ranks\n", comm_ranks());
     if (o->eval_out) {
         size_t size = 0;
         char *text = json_text(json, &size);
@@ -138,7 +146,5 @@ static void run_evaluate(Run *run) {
     }
     cJSON_Delete(json);
     free(by_position);
-    free(counts);
-    free(first);
 }
 #endif

@@ -158,9 +158,9 @@ static void attention_batch(Run *run, LayerAttention *layers, AttentionDump *dum
     float *scratch = (float *)checked_calloc(3 * square, sizeof(float)), *maps[2] = {scratch, scratch + square};
     floatX *hidden = (floatX *)checked_calloc(stream, sizeof(floatX));
     SafeTensorsWriter *writer = dump->writer;
-    embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
+    model_forward_embedding(model, N);
     for (int l = 0; l < model->config.L; l++) {
-        block_forward(model, l, l ? a->layers[l - 1].x_out : a->embedded, windows, T, 0);
+        block_forward(model, l, block_input(model, l), windows, T, 0);
         HostAttention host = host_attention(model, l, windows, T);
         dump->writer = writer;
         layer_attention_add(&layers[l], dump, &host, maps, scratch + 2 * square);

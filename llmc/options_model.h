@@ -137,8 +137,10 @@ static inline int options_exclusions(const Options *o) {
     if (o->prompt && o->prompt_tokens) REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
     if (o->ranks && !o->dry_run) REFUSE(problems, "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64, o->ranks, o->ranks, o->ranks);
     if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1)) REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
-    if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->eval || o->dry_run))
-        REFUSE(problems, "--dump-grads, --generate, --eval and --dry-run are for one process, not for %d ranks", comm_ranks());
+    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
+        REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
+    if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
+        REFUSE(problems, "--dump-grads, --generate and --dry-run are for one process, not for %d ranks", comm_ranks());
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems, "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d", o->rollback, ROLLBACK_LIMIT);

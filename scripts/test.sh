@@ -251,7 +251,7 @@ else
         echo "skip the pages in a browser: $(tail -n 1 "$scratch/browser")"
         skipped=$((skipped + 1)) browser=
     fi
-    run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
+    TRAIN_DIFFV2=build/train_diffv2 run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
 fi
 
 echo "== fuzzing"

@@ -38,6 +38,7 @@ TAKEN = {
     "stop-after": "nothing: runs end alike", "val-every": "validations", "stats-every": "statistics", "checkpoint-every": "checkpoints",
     "match-params": "match", "keep": "the lab itself",
 }
+OWN = ("lr", "ranks", "threads")  # the trainer has options of these names, too, which the lab sets itself or not at all
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -214,13 +215,12 @@ def expand_arm(plan, arm, keys, trainer_options):
         if wanted not in keys:
             raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', None]}: [arm {arm}] has no '{wanted}', nor has the plan or the size")
     steps = -(-keys["tokens"] // keys["total-batch"])
-    options = {k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k != "lr"}
+    options = {k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN}
     options["steps"] = str(steps)
     for key, option in (("validations", "val-every"), ("statistics", "stats-every"), ("checkpoints", "checkpoint-every")):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     options["keep"] = "1"
-    options.pop("threads", None)
     runs = []
     for seed in keys.get("seeds", [1]):
         for lr in keys["lr"]:

@@ -26,7 +26,7 @@ from trainer import Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
 OPTIONS = {"attention": "value", "preset": "value", "train-data": "value", "val-data": "value", "total-batch": "value", "lr": "value",
-           "tie-embeddings": "flag", "out": "value", "seed": "value", "steps": "value", "ffn": "value", "warmup": "value"}
+           "tie-embeddings": "flag", "out": "value", "seed": "value", "steps": "value", "ffn": "value", "ranks": "value", "threads": "value", "warmup": "value"}
 tests = []
 
 
@@ -87,6 +87,8 @@ def a_plan_becomes_its_runs_seed_by_seed():
     assert "--no-tie-embeddings" in words and words[words.index("--total-batch") + 1] == "1000" and words[words.index("--train-data") + 1] == "a b"
     big = plans.expand(plan, OPTIONS, "big", ["two"])
     assert len(big) == 4 and big[0].steps == 1000 and big[0].options["preset"] == "small-1.5h"
+    ranked = plans.expand(plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS), OPTIONS)[0]
+    assert (ranked.ranks, ranked.threads) == (4, 2) and not {"ranks", "threads"} & set(ranked.options), ranked  # the trainer's --ranks is another
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
 
 
