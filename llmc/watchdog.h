@@ -136,7 +136,7 @@ static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
     if (!watch_receive(p->fd, &m)) {
         p->gone = true;
-        if (now_seconds() - watch.looked > watch_limit()) _exit(EXIT_FAILED); // this rank was stopped, and the others have said so
+        if (now_seconds() - watch.looked > watch_limit() / 2) _exit(EXIT_FAILED); // this rank was stopped, and the others have said so
         watch_verdict(&p->last, "has ended without a word (killed?)", 0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         _exit(EXIT_FAILED);
