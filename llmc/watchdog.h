@@ -136,7 +136,7 @@ static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
     if (!watch_receive(p->fd, &m)) {
         p->gone = true;
-        if (now_seconds() - watch.looked > watch_limit() / 2) _exit(EXIT_FAILED); // this rank was stopped, and the others have said so
+        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) _exit(EXIT_FAILED); // this one was stopped, and the others have said so
         watch_verdict(&p->last, "has ended without a word (killed?)", 0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         _exit(EXIT_FAILED);
@@ -164,6 +164,7 @@ static inline void watch_judge_silence(double limit) {
 
 // This process itself was stopped for a while (the whole job suspended, say): that is nobody's silence.
 static inline void watch_was_stopped(double now) {
+    watch.resumed = now;
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now;
     if (watch_wait_start() > 0) watch_wait_begin();
 }
@@ -175,7 +176,7 @@ static inline void *watch_loop(void *unused) {
     while (!WATCH_GET(leaving)) {
         double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)), now = now_seconds();
         if (now - before > fmax(0.5, limit / 4)) watch_was_stopped(now);
-        before = watch.looked = now;
+        before = now;
         for (int i = 0; i < watch.peer_count; i++) {
             fds[i].fd = watch.peers[i].gone ? -1 : watch.peers[i].fd;
             fds[i].events = POLLIN;
@@ -187,9 +188,10 @@ static inline void *watch_loop(void *unused) {
         }
         poll(fds, (nfds_t)watch.peer_count, (int)(1000 * fmin(beat / 2, 0.1)) + 1);
         if (WATCH_GET(leaving)) break;
+        if (now_seconds() - now > fmax(0.5, limit / 4)) watch_was_stopped(now_seconds());
         for (int i = 0; i < watch.peer_count; i++)
             if (fds[i].fd >= 0 && fds[i].revents) watch_hear(&watch.peers[i]);
-        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // stopped meanwhile: hear the others first
+        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // hear the others first
         watch_judge_silence(limit);
         if (watch.rank == 0) watch_judge_waiting(limit);
     }

@@ -42,7 +42,7 @@ static struct {
     bool on, leaving;
     int rank, ranks, status, listener;
     uint64_t token;
-    double timeout, looked; // the latter: when the thread last went round
+    double timeout, resumed; // the latter: when this process was last found to have been stopped; 0: never
     char host[WATCH_HOST];
     // what this rank is doing
     int phase;
