@@ -2,7 +2,8 @@
 test_diffv2.c: the tests of the CPU build, in one program.
 
   build/test_diffv2            all of them; the last line is `N passed, N failed`
-  build/test_diffv2 WORDS      those whose sentence contains WORDS
+  build/test_diffv2 WORDS      those whose sentence or subject contains WORDS
+  build/test_diffv2 -SUBJECT   all but those of a subject
 
 The trainer is included whole, so tests call its functions; those that need a process of their own
 start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
@@ -67,7 +68,9 @@ int main(int argc, char **argv) {
         if (test_tables[i].build == (fp64 ? FP32_BUILD : FP64_BUILD)) continue;
         for (int t = 0; t < test_tables[i].count; t++) {
             const Test *test = &test_tables[i].tests[t];
-            if (argc > 1 && !strstr(test->sentence, argv[1]) && !strstr(test_tables[i].subject, argv[1])) continue;
+            bool all_but = argc > 1 && argv[1][0] == '-';
+            if (all_but && strcmp(test_tables[i].subject, argv[1] + 1) == 0) continue;
+            if (argc > 1 && !all_but && !strstr(test->sentence, argv[1]) && !strstr(test_tables[i].subject, argv[1])) continue;
             double start = now_seconds();
             test_failures = 0;
             test->run();
