@@ -58,13 +58,15 @@ a_run_that_is_done_stays_done() {
     RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && same_end "$scratch/whole" "$scratch/run" &&
         RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && grep -q 'nothing to do' "$scratch/out"
 }
-# As from a terminal, with job control: so that the recipe does not ignore SIGINT.
+# As from a terminal, with job control: so that the recipe does not ignore SIGINT, also when these tests were started by
+# something that does, in the background of a script or under nohup.
 a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise() {
-    local signal status
+    local signal status heeds=(env --default-signal=INT,HUP)
+    "${heeds[@]}" true 2>/dev/null || heeds=(env) # an older env
     for signal in USR1 TERM INT HUP; do
         rm -rf "${scratch:?}/$signal"
         set -m
-        RANKS=$ranks "$recipe" "${tiny[@]}" --out "$scratch/$signal" >"$scratch/out" 2>"$scratch/err" &
+        RANKS=$ranks "${heeds[@]}" "$recipe" "${tiny[@]}" --out "$scratch/$signal" >"$scratch/out" 2>"$scratch/err" &
         child=$!
         set +m
         await 60 at_step "$scratch/$signal" 5
