@@ -33,9 +33,10 @@ static inline bool watch_take_line(const char *line) {
     if (watch.rank == 0) {
         if (watch.printed_count < WATCH_LINES) watch.printed[watch.printed_count++] = XXH3_64bits(line, strlen(line));
     } else {
-        size_t have = strlen(watch.pending), length = strlen(line);
+        size_t have = strlen(watch.pending), length = min_size(strlen(line), WATCH_TEXT - 2);
         if (have + length + 2 > WATCH_TEXT) have = 0; // the last lines are those that matter
-        snprintf(watch.pending + have, WATCH_TEXT - have, "%s\n", line);
+        memcpy(watch.pending + have, line, length);
+        memcpy(watch.pending + have + length, "\n", 2);
     }
     pthread_mutex_unlock(&watch.lock);
     return watch.rank != 0;
