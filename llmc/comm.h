@@ -63,7 +63,7 @@ static inline int comm_rank(void) { return comm.rank; }
 static inline int comm_ranks(void) { return comm.ranks; }
 static inline int comm_ranks_here(void) { return comm.ranks_here; }
 
-// How many processes the launcher says it has started: 1 also without one; 0: one of them, of unknown number.
+// How many processes the launcher says it has started: 1 also without one.
 static inline int comm_launched(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -243,12 +243,7 @@ static inline void comm_start(int launched) {
     if (comm.rank == 0) watch_listen(&address);
     MPI_OK(MPI_Bcast(&address, sizeof(address), MPI_BYTE, 0, MPI_COMM_WORLD));
     watch_open(comm.rank, comm.ranks, &address);
-    sigset_t all, before; // signals are for the main thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&comm.thread, NULL, comm_loop, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    CHECK(rc == 0, "cannot start the thread that speaks to other ranks: %s", strerror(rc));
+    thread_start(&comm.thread, comm_loop, NULL, "that speaks to other ranks");
     comm.on = true;
     CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program"); // before the watchdog's: last in, first out
 }

@@ -93,6 +93,17 @@ static inline void warn(const char *fmt, ...) {
         }                       \
     } while (0)
 
+// A thread that no signal reaches: those are for the main thread and the one that waits for them. `what` it does, for
+// the message.
+static inline void thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int rc = pthread_create(thread, NULL, run, argument);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CHECK(rc == 0, "cannot start the thread %s: %s", what, strerror(rc));
+}
+
 static inline double now_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);

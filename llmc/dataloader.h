@@ -233,12 +233,7 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     l->first = first_window;
     l->produced = l->consumed = 0;
     l->stop = l->failed = false;
-    sigset_t all, before; // signals are for the main thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&l->thread, NULL, dataloader_thread, l);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    CHECK(rc == 0, "cannot start the thread that reads the data: %s", strerror(rc));
+    thread_start(&l->thread, dataloader_thread, l, "that reads the data");
     l->running = true;
 }
 

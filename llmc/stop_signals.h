@@ -58,12 +58,8 @@ static inline void *stop_signals_thread(void *unused) {
 
 static inline void stop_signals_start(void) {
     pthread_t thread;
-    sigset_t all, set = stop_signal_set(), before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&thread, NULL, stop_signals_thread, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    CHECK(rc == 0, "cannot start a thread: %s", strerror(rc));
+    sigset_t set = stop_signal_set();
+    thread_start(&thread, stop_signals_thread, NULL, "that waits for signals");
     pthread_detach(thread);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }

@@ -260,11 +260,6 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address) 
     warn_hook = watch_take_line;
     CHECK(on_exit(watch_leave, NULL) == 0, "cannot register the end of the program");
     if (rank != 0) CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
-    sigset_t all, before; // signals are for the main thread
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int rc = pthread_create(&watch.thread, NULL, watch_loop, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    CHECK(rc == 0, "cannot start the watchdog's thread: %s", strerror(rc));
+    thread_start(&watch.thread, watch_loop, NULL, "that watches the ranks");
 }
 #endif
