@@ -117,6 +117,10 @@ $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu | $(CUDA_BUILD)
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu | $(CUDA_BUILD)
+	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o
+	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(LDLIBS)
 $(CUDA_BUILD):
 	mkdir -p $@
 .PRECIOUS: $(CUDA_BUILD)/%.cu.o
