@@ -1,7 +1,7 @@
 /*
 bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes. dev/gpu_check.sh runs it.
 
-  bench_cuda [--tiny] [--json FILE] facts                                     the device
+  bench_cuda [--tiny] [--repeats N] [--json FILE] facts                                     the device
   bench_cuda ... kernels PRESET KV_HEADS B T [WORD]                           each operation at a model's shapes
   bench_cuda ... model PRESET T CASE...                                       tokens/s, training and forward alone
   bench_cuda ... profile PRESET ATTENTION KV_HEADS B T                        where a step's time goes, by operation
@@ -9,6 +9,7 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
                                                                               milliseconds (for dev/gpu_check)
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2 (the preset's, or twice as many); all cases
   of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
+  --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
   --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each result
   is appended there as one line of JSON as well.
 
@@ -83,6 +84,7 @@ static inline void profile_event(const char *name) {
 #include "bench_model.h"
 
 static bool bench_tiny;
+static int bench_repeats; // of an operation; 0: as many as take 0.15 s
 static FILE *bench_json;
 
 // A result: a line of JSON, to stdout and to --json FILE.
@@ -230,6 +232,11 @@ static void run_models(const char *preset, int T, int count, char **texts) {
     CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
     device_start();
     for (int i = 0; i < count; i++) cases[i] = read_case(preset, texts[i]);
+    kernels_open(1, bench_tiny);
+    ops_init(1);
+    kernel_peaks();
+    kernels_close();
+    ops_free();
     int B = largest_batch(cases, count, T);
     for (int i = 0; i < count; i++)
         for (int training = 1; training >= 0; training--) {
@@ -325,11 +332,12 @@ static int number(const char *text, int least) {
 }
 
 int main(int argc, char **argv) {
-    const char *usage = "usage: bench_cuda [--tiny] [--json FILE] facts | kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | "
+    const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
     for (; i < argc && argv[i][0] == '-'; i++) {
-        if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true;
+        if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
+        else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));

@@ -118,10 +118,9 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
         }
     };
     double ms[MOST_REPEATS];
-    timed(2, ms); // plans are made, code is loaded
-    timed(2, ms);
-    int repeats = (int)fmin(MOST_REPEATS, fmax(7, 150 / fmax(ms[1], 1e-3))); // 0.15 s
-    if (bench_tiny) repeats = 3;
+    timed(1, ms); // plans are made, code is loaded
+    if (!bench_repeats) timed(2, ms);
+    int repeats = bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(7, 150 / fmax(ms[1], 1e-3)));
     timed(repeats, ms);
     return median(ms, repeats);
 }
