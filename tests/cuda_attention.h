@@ -14,19 +14,20 @@ struct AttentionCase {
     int ld;
 };
 
-static AttentionCase attention_case(const Case *c) {
+static AttentionCase attention_case(const Case *c, int sets = 1) {
     AttentionCase a;
     AttentionShape &s = a.shape;
     memset(&s, 0, sizeof(s));
     s.B = c->n[0], s.T = c->n[1], s.NQ = c->n[2], s.NKV = c->n[3], s.D = c->n[4], s.DV = c->n[5];
-    a.q = 0;
-    a.k = product(s.NQ, s.D);
-    a.v = a.k + product(s.NKV, s.D);
+    a.q = product(sets - 1, s.D); // the last of the key sets, whose heads alternate
+    a.k = a.q + product(sets, s.NQ, s.D);
+    a.v = product(sets, s.NQ, s.D) + product(sets, s.NKV, s.D);
     a.ld = (int)round_up(a.v + product(s.NKV, s.DV) + FUSED_GAP, s.D % 8 || c->shift ? 1 : 64);
     s.ldq = s.ldkv = a.ld;
-    s.ldo = s.NQ * s.DV;
-    s.q_head = s.k_head = s.D;
-    s.v_head = s.o_head = s.DV;
+    s.ldo = sets * s.NQ * s.DV;
+    s.q_head = s.k_head = sets * s.D;
+    s.v_head = s.DV;
+    s.o_head = sets * s.DV;
     s.scale = (float)(1 / sqrt((double)s.D));
     return a;
 }
