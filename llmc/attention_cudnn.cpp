@@ -52,11 +52,13 @@ static cudnnHandle_t handle;
 // ---------------------------------------------------------------------------------------------------
 // Reasons
 
-// One line of at most `size` bytes, whatever the library's message has.
+// One line of what may be many: the message's first, and the first reason among the others.
 static void explain(char *why, size_t size, const char *what, const char *message) {
-    snprintf(why, size, "%s%s%s", what, message[0] ? ": " : "", message);
-    for (char *c = why; *c; c++)
-        if (*c == '\n' || *c == '\t') *c = ' ';
+    int first = (int)strcspn(message, "\n");
+    const char *reason = strstr(message + first, "Reason: ");
+    while (first > 0 && message[first - 1] == '_') first--; // the name of an operation without one
+    snprintf(why, size, "%s%s%.*s%s%.*s", what, first ? ": " : "", first, message, reason ? "; " : "",
+             reason ? (int)strcspn(reason, "\n") : 0, reason ? reason : "");
 }
 
 static bool good(fe::error_t status, const char *what, char *why, size_t size) {

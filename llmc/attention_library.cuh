@@ -186,14 +186,17 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
     if (backward && add_dv) attention_prepare_one(s, true, true);
 }
 
-// Where there is no device to ask: about what cuDNN takes on Hopper, deterministic or not.
+// Where there is no device to ask: what cuDNN 9.19's backward takes on Hopper (tests/cudnn_plans.cpp), without scratch
+// memory. rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads dK and dV of each query head.
 static inline size_t attention_estimate_bytes(AttentionShape s) {
+    size_t T = (size_t)s.T, rows = (size_t)s.NQ * T, each = rows * sizeof(float);
     if (attention_refusal(s)) return 0;
-    size_t T = (size_t)s.T, heads = (size_t)s.NQ;
-    size_t sums = heads * T * sizeof(float), dq = heads * T * (size_t)s.D * sizeof(float),
-           scores = heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
-    size_t each = sums + (attention_state.use.deterministic ? scores : dq);
-    return each * max_size(1, min_size((size_t)s.B, attention_limit / each));
+    if (attention_state.use.deterministic) each += (size_t)s.NQ * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    else each += rows * (size_t)s.D * sizeof(float);
+    if (s.NQ > s.NKV) each += rows * (size_t)(s.D + s.DV) * sizeof(floatX);
+    int fit = s.B;
+    while (fit > 1 && (s.B % fit || each * (size_t)fit > attention_limit)) fit--;
+    return each * (size_t)fit;
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
