@@ -9,7 +9,7 @@ allocated; a shape that was not prepared (generation, the few rows of an evaluat
              dS_1 + dS_2, so dQ and dK are sums over the halves: the second goes to scratch memory and is added.
   add_dv     dV of a second key set goes to scratch memory and is added
   sequences  a backward whose workspace would be larger than attention_limit works on as many sequences at a time as fit
-             (the deterministic one may need NQ T^2 bf16 for each), at least one; sums do not cross sequences
+             (the deterministic one may need NQ T^2 bf16 for each), at least one, if lse stays aligned; sums do not cross sequences
   numerics   what is added has been rounded to floatX, once more than in our kernel
   order      the same bits in every run, unless attention_use was told that they need not be
 */
@@ -111,12 +111,16 @@ static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequen
     return true;
 }
 
-// As many sequences at a time as the limit allows, a divisor of B.
+// As many sequences at a time as the limit allows, a divisor of B; all of them where their lse would not be aligned.
+static inline int attention_sequences(AttentionShape s, size_t bytes_each) {
+    int n = s.B;
+    while (n > 1 && (s.B % n || bytes_each * (size_t)n > attention_limit)) n--;
+    return (size_t)n * (size_t)s.NQ * (size_t)s.T % 4 ? s.B : n;
+}
 static inline bool attention_fit(AttentionRoute *r, int parts) {
-    int B = r->shape.B, fit = B;
+    int B = r->shape.B;
     if (!attention_make_plans(r, parts, B)) return false;
-    size_t each = r->plan_bytes / (size_t)B;
-    while (fit > 1 && (B % fit || each * (size_t)fit > attention_limit)) fit--;
+    int fit = attention_sequences(r->shape, r->plan_bytes / (size_t)B);
     if (fit == B) return true;
     attention_forget(r);
     return attention_make_plans(r, parts, fit);
@@ -194,9 +198,7 @@ static inline size_t attention_estimate_bytes(AttentionShape s) {
     if (attention_state.use.deterministic) each += (size_t)s.NQ * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
     else each += rows * (size_t)s.D * sizeof(float);
     if (s.NQ > s.NKV) each += rows * (size_t)(s.D + s.DV) * sizeof(floatX);
-    int fit = s.B;
-    while (fit > 1 && (s.B % fit || each * (size_t)fit > attention_limit)) fit--;
-    return each * (size_t)fit;
+    return each * (size_t)attention_sequences(s, each);
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {

@@ -61,8 +61,8 @@ static CudnnAttention attention_of(const Row &r, int direction) {
 }
 
 static std::shared_ptr<fe::DeviceProperties> properties(const Device &d) {
-    char json[2048];
-    snprintf(json, sizeof(json),
+    char text[2048];
+    snprintf(text, sizeof(text),
              "{\"deviceName\": \"%s\", \"deviceVer\": %d, \"multiProcessorCount\": %d, \"maxSharedMemoryPerBlockOptin\": %d, "
              "\"maxSharedMemoryPerBlock\": 49152, \"reservedSharedMemoryPerBlock\": 1024, \"totalGlobalMem\": 34359738368, "
              "\"cudaDeviceId\": 0, \"driverVer\": 13000, \"maxGridSize\": [2147483647, 65535, 65535], "
@@ -72,7 +72,7 @@ static std::shared_ptr<fe::DeviceProperties> properties(const Device &d) {
              "\"supportCoopLaunch\": 1}",
              d.name, d.capability * 10, d.multiprocessors, d.shared_bytes);
     auto made = std::make_shared<fe::DeviceProperties>();
-    fe::error_t status = made->deserialize(std::vector<uint8_t>(json, json + strlen(json)));
+    fe::error_t status = made->deserialize(std::vector<uint8_t>(text, text + strlen(text)));
     if (status.is_good()) return made;
     fprintf(stderr, "cuDNN does not take the description of the device: %s\n", status.get_message().c_str());
     exit(1);
