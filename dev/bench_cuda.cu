@@ -1,7 +1,7 @@
 /*
 bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes. dev/gpu_check.sh runs it.
 
-  bench_cuda [--tiny] [--repeats N] [--json FILE] facts                                     the device
+  bench_cuda [OPTION...] facts                                                the device
   bench_cuda ... kernels PRESET KV_HEADS B T [WORD]                           each operation at a model's shapes
   bench_cuda ... model PRESET T CASE...                                       tokens/s, training and forward alone
   bench_cuda ... profile PRESET ATTENTION KV_HEADS B T                        where a step's time goes, by operation
@@ -9,6 +9,7 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
                                                                               milliseconds (for dev/gpu_check)
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2 (the preset's, or twice as many); all cases
   of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
+  --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
   --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
   --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each result
   is appended there as one line of JSON as well.
@@ -189,6 +190,15 @@ static double bench_steps(BenchModel *b, int *steps) {
     return median(seconds, *steps);
 }
 
+// As text within quotes in JSON.
+static const char *quotable(const char *text) {
+    static char clean[512];
+    FORMAT(clean, "%.500s", text ? text : "");
+    for (char *c = clean; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
+    return clean;
+}
+
 static size_t bench_bytes(const Model *m) {
     return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes + m->workspace_bytes;
 }
@@ -220,6 +230,7 @@ static int largest_batch(const ModelCase *cases, int count, int T) {
             // what libraries take for themselves comes on top
             fits = fits && (double)bench_bytes(&m) + ((size_t)2 << 30) * (bench_tiny ? 0.01 : 1) < 0.95 * (double)free_bytes;
             model_free(&m, false);
+            attention_stop(); // its plans for this B
         }
         if (fits) return B;
     }
@@ -245,10 +256,14 @@ static void run_models(const char *preset, int T, int count, char **texts) {
             bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T, training ? FOR_TRAINING : FOR_EVALUATION);
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
             double flops = training ? training_flops(&b.model, B, T) : forward_flops(&b.model, B, T);
+            const char *document = NULL;
+            double rated = ops_rated_gflops(&document);
+            char share[64] = "null";
+            if (rated > 0) FORMAT(share, "%.4f", 1e-9 * flops / seconds / rated);
             record("{\"table\": \"models\", \"preset\": \"%s\", \"model\": \"%s\", \"T\": %d, \"B\": %d, \"kv_heads\": %d, \"parameters\": %zu, \"what\": \"%s\", "
-                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"bytes\": %zu}",
+                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, \"bytes\": %zu, \"attention\": \"%s\"}",
                    preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count, training ? "training" : "forward", steps, 1e3 * seconds,
-                   tokens / seconds, 1e-12 * flops / seconds, bench_bytes(&b.model));
+                   tokens / seconds, 1e-12 * flops / seconds, share, bench_bytes(&b.model), quotable(attention_library()));
             bench_close(&b);
         }
 }
@@ -335,14 +350,18 @@ int main(int argc, char **argv) {
     const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
+    AttentionUse use = {false, false, true, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
+        else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
         } else break;
     }
+    attention_use(use);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

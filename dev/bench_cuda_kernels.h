@@ -8,7 +8,7 @@ Filled with random numbers: zeros take less power, hence more clock.
 #ifndef DEV_BENCH_CUDA_KERNELS_H
 #define DEV_BENCH_CUDA_KERNELS_H
 
-enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200 };
+enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
 
 static struct {
     char *pool;                // device memory of the tensors
@@ -24,7 +24,7 @@ static struct {
 typedef enum { FLOATX, FP32, POSITIVE, TOKENS } Kind;
 typedef struct {
     const char *name;
-    char shape[96];
+    char shape[200];
     double bytes, flops;
     int tensors;
     Kind kind[TENSORS];
@@ -93,7 +93,7 @@ static void kernel_fill(char *to, size_t bytes, Kind kind) {
 // The median milliseconds of run(tensors), which leaves the values of the tensors finite.
 template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     size_t wanted_sets = 2 + 3 * (size_t)kernels.l2_bytes / max_size(c.set_bytes, 1);
-    int sets = (int)min_size(min_size(wanted_sets, 64), kernels.pool_bytes / max_size(c.set_bytes, 1)), next = 0;
+    int sets = (int)min_size(min_size(wanted_sets, MOST_SETS), kernels.pool_bytes / max_size(c.set_bytes, 1)), next = 0;
     CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: a smaller model", c.name, c.shape, (double)c.set_bytes / 1048576);
     for (int s = 0; s < sets; s++)
         for (int t = 0; t < c.tensors; t++)
@@ -120,7 +120,7 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     double ms[MOST_REPEATS];
     timed(1, ms); // plans are made, code is loaded
     if (!bench_repeats) timed(2, ms);
-    int repeats = bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(7, 150 / fmax(ms[1], 1e-3)));
+    int repeats = bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(ms[1] < 100 ? 7 : 2, 150 / fmax(ms[1], 1e-3)));
     timed(repeats, ms);
     return median(ms, repeats);
 }
@@ -272,23 +272,26 @@ static void kernels_of_products(const Model *m, int N) {
 }
 #undef F
 
-// Attention of the first key set of a model, read where the fused product leaves it.
-static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T) {
+// Attention of a model's first key set, read where the fused product leaves it, by whom `use` says.
+static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T, AttentionUse use) {
     Model m;
+    attention_stop();
+    attention_use(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
     KeySet set = key_set(&m, 0, B, T, 0);
     AttentionShape s = set.shape;
     size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.dims.fused_ld, out = n * (size_t)s.ldo, lse = n * (size_t)s.NQ;
     ops_init(m.workspace_bytes);
-    KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s), "%s: B %d T %d, %d on %d, D %d, values %d", what, B, T, s.NQ, s.NKV, s.D, s.DV);
+    KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s), "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D,
+                               s.DV, quotable(attention_library()));
     with(with(with(with(with(k, FLOATX, out), FP32, lse), FLOATX, fused), FLOATX, fused), FLOATX, out);
     kernel_measure(k, [=](void **t) { attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s); });
     k.name = "attention_backward", k.flops = attention_backward_flops(s);
-    bool prepared[64] = {false};
+    bool prepared[MOST_SETS] = {false};
     kernel_measure(k, [&](void **t) { // of values that a forward has left
         size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
-        if (which < 64 && !prepared[which]) attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
-        if (which < 64) prepared[which] = true;
+        if (!prepared[which]) attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
+        prepared[which] = true;
         attention_backward(X(3) + set.q, X(3) + set.k, X(3) + set.v, X(4) + set.out, X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k,
                            X(2) + set.v, s, false);
     });
@@ -310,11 +313,16 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     char twice[64];
+    const AttentionUse usual = {false, false, true, false}, faster = {false, false, false, false}, own = {true, false, true, false};
     FORMAT(twice, "%s-2h", preset);
-    kernels_of_attention("baseline", preset, "baseline", NKV, B, T);
-    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T);
-    kernels_of_attention("baseline, 2 NH", twice, "baseline", NKV, B, T);
-    kernels_of_attention("diff_v1, of its two", preset, "diff_v1", NKV, B, T);
+    kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
+    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);
+    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, faster);
+    kernels_of_attention("baseline, 2 NH", twice, "baseline", NKV, B, T, usual);
+    kernels_of_attention("diff_v1, one of its two", preset, "diff_v1", NKV, B, T, usual);
+    kernels_of_attention("diff_v1, one of its two", preset, "diff_v1", NKV, B, T, faster);
+    kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, own);
+    attention_stop();
     kernels_close();
     model_free(&m, false);
 }
