@@ -103,6 +103,15 @@ static void record(const char *fmt, ...) {
     CHECK(fprintf(bench_json, "%s\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s", strerror(errno));
 }
 
+// As text within quotes in JSON.
+static const char *quotable(const char *text) {
+    static char clean[512];
+    FORMAT(clean, "%.500s", text ? text : "");
+    for (char *c = clean; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
+    return clean;
+}
+
 #include "bench_cuda_kernels.h"
 
 // ---------------------------------------------------------------------------------------------------
@@ -188,15 +197,6 @@ static double bench_steps(BenchModel *b, int *steps) {
         seconds[*steps] = bench_step(b);
     }
     return median(seconds, *steps);
-}
-
-// As text within quotes in JSON.
-static const char *quotable(const char *text) {
-    static char clean[512];
-    FORMAT(clean, "%.500s", text ? text : "");
-    for (char *c = clean; *c; c++)
-        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
-    return clean;
 }
 
 static size_t bench_bytes(const Model *m) {
