@@ -2,8 +2,8 @@
 # gpu_bundle.sh: a folder with what dev/gpu_check.sh needs on a machine that has CUDA, cuDNN and NCCL but no network and none
 # of the small dependencies: below 40 MB of headers, libraries and text, out of Debian and PyPI packages, which are downloaded
 # and unpacked, not installed.
-#   include/, lib/  BLIS (in the place of OpenBLAS: a third of its size, no Fortran runtime), cJSON, xxHash, the headers of
-#                   cuDNN's frontend: what `make DEPS=FOLDER` takes
+#   include/, lib/  BLIS with the usual CBLAS header (in the place of OpenBLAS: a third of its size, no Fortran runtime),
+#                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=FOLDER` takes
 #   corpus/         4 MB of the dictionary in the package dict-gcide as token shards
 #   revision        of the sources, for machines where they come without git
 #   CONTENTS        packages with their versions, and the newest glibc that a library asks for
@@ -41,7 +41,7 @@ trap 'rm -rf "$work"' EXIT
 new=$work/new
 mkdir -p "$new/include/cjson" "$new/lib" "$new/corpus" "$new/licenses" "$work/debs"
 
-debian=(libblis4-openmp libblis-openmp-dev libcjson1 libcjson-dev libxxhash0 libxxhash-dev dict-gcide)
+debian=(libblis4-openmp libblas-dev libcjson1 libcjson-dev libxxhash0 libxxhash-dev dict-gcide)
 download_debian() {
     local apt=(apt-get -qq -o Acquire::Retries=2 -o APT::Sandbox::User=)
     if ! (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt"; then
@@ -74,7 +74,9 @@ download_debian
 download_frontend
 
 usr=$work/unpacked/usr system=$work/unpacked/usr/lib/x86_64-linux-gnu
-cp "$usr"/include/x86_64-linux-gnu/blis-openmp/cblas.h "$usr"/include/xxhash.h "$new/include"
+cp "$usr"/include/xxhash.h "$new/include"
+cp "$(find "$usr/include" -name 'cblas*.h' ! -name '*f77*' ! -name '*mangling*' | head -n 1)" "$new/include/cblas.h"
+cp "$(find "$usr/include" -name 'cblas_mangling*.h' | head -n 1)" "$new/include/cblas_mangling.h"
 cp "$usr"/include/cjson/cJSON.h "$new/include/cjson"
 cp -r "$work"/frontend/include/. "$new/include"
 cp "$system"/blis-openmp/libblas.so.3 "$new/lib"

@@ -102,7 +102,7 @@ def build(check, part):
         at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
         deps = [f"DEPS={check.bundle}"] if check.bundle and not check.pretend else []
         try:
-            results[name] = check.run(["make", "-k", f"-j{at_once}", *arguments, *deps, *goals], 900)
+            results[name] = check.run(["make", "-k", f"-j{at_once}", "MPI=no", *arguments, *deps, *goals], 900)
         except BaseException as error:
             errors.append(error)
 
