@@ -224,12 +224,12 @@ if [ ! -x "$nvcc" ]; then
     echo "skip nvcc: there is no $nvcc (CUDA=DIRECTORY says where CUDA is)"
     skipped=$((skipped + 1))
 elif [ "${1-}" = --all ]; then
-    build "CUDA for every architecture, bf16 and fp32" NVCC="$nvcc" all-archs
+    build "CUDA for every architecture, bf16 and fp32" all-archs
 else # one architecture and precision a run: which one follows from the revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
     archs=(80 90 100 120) precisions=(bf16 fp32)
     arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
-    build "CUDA for sm_$arch, $precision" NVCC="$nvcc" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu
+    build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu
 fi
 plans=build/cudnn_plans # cuDNN's own answers, for devices that are not here; all devices with --all
 mkdir -p "$plans"
