@@ -1535,8 +1535,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
     if (speaks) model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
     if (o->dry_run) return;
-    memory_announce(&run->model, run_speaker(run));
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+    memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     speech_open(&run->speech, o, loaded, !o->generate);

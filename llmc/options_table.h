@@ -19,7 +19,7 @@ To add an option: a field in Options and a row in option_rows.
 #include "schedule.h"
 #include "variants.h"
 
-enum { OPTION_LIMIT = 64 };
+enum { OPTION_LIMIT = 96 };
 
 typedef struct {
     int attention, preset; // indices into attention_variants and presets

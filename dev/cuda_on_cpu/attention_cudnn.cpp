@@ -4,8 +4,8 @@ the dimensions and strides that they are given and nothing else, write what they
 cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are added.
 
 It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
-$CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,128", as on compute capability 8). A plan asks for workspace as the
-deterministic backward on Hopper does, and fills it with what must not be read.
+$CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as
+much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and fills it with what must not be read.
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN
@@ -143,7 +143,7 @@ extern "C" void cudnn_attention_forget(CudnnPlan *plan) { delete plan; }
 
 extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, size_t size) {
     const CudnnStrides strides[] = {a->q, a->k, a->v, a->out, a->dq, a->dk, a->dv};
-    int widths[2] = {256, 128}, widest = a->D > a->DV ? a->D : a->DV;
+    int widths[2] = {256, 256}, widest = a->D > a->DV ? a->D : a->DV;
     const char *given = getenv("CUDA_ON_CPU_CUDNN");
     CHECK(!given || sscanf(given, "%d,%d", &widths[0], &widths[1]) == 2, "CUDA_ON_CPU_CUDNN '%s' is not two widths", given);
     for (int i = 0; i < (a->backward ? 7 : 4); i++)
@@ -158,8 +158,13 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
     *workspace_bytes = 0;
     if (!cudnn_attention_valid(a, 80, why, size)) return NULL;
-    size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, tiles = (T + 63) / 64 * 64;
-    *workspace_bytes = heads * (a->backward && a->deterministic ? tiles * tiles * 2 : T * sizeof(float));
+    size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
+    if (a->backward) {
+        *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
+        if (a->deterministic) *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
+        else *workspace_bytes += rows * (size_t)a->D * sizeof(float); // dQ
+        if (a->NQ > a->NKV) *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
+    }
     return new CudnnPlan{*a, *workspace_bytes};
 }
 
@@ -168,13 +173,13 @@ extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors
     const CudnnTensors t = *tensors;
     const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
-        bool used = plan->a.backward || i < 5 || all[i] == workspace;
+        bool used = i < 5 || (plan->a.backward && i < 9) || (i == 9 && plan->workspace_bytes > 0);
         if (used && (!all[i] || (uintptr_t)all[i] % 16)) return refuse(why, size, "an address is no multiple of 16 bytes");
     }
     CudnnAttention a = plan->a;
     size_t bytes = plan->workspace_bytes;
     cuda_on_cpu::on_stream((cudaStream_t)stream, "cuDNN's attention", [=] {
-        memset(workspace, 0xFF, bytes);
+        if (bytes) memset(workspace, 0xFF, bytes);
         compute(&a, &t);
     });
     return true;
