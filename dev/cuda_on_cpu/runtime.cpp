@@ -71,7 +71,8 @@ cudaError_t cudaSetDevice(int device) { return remember(device == 0 ? cudaSucces
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device != 0) return remember(cudaErrorInvalidDevice);
     memset(p, 0, sizeof(*p));
-    strcpy(p->name, "CUDA on the CPU");
+    const char *name = getenv("CUDA_ON_CPU_NAME"); // of a device to pass for
+    snprintf(p->name, sizeof(p->name), "%s", name ? name : "CUDA on the CPU");
     size_t available;
     cudaMemGetInfo(&available, &p->totalGlobalMem);
     p->major = 8;
