@@ -124,7 +124,7 @@ def main():
     for name in todo:
         store.part(name)
     for name in todo:
-        if check.left() < PARTS[name][1]:
+        if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
             store.part(name)["why"] = "not begun: time ran out"
             continue
         if PARTS[name][2] and check.missing_programs():

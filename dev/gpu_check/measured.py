@@ -6,7 +6,7 @@ import subprocess
 import threading
 
 from proven import find_tool, json_lines, last_line
-from runner import OutOfTime, Skip, end
+from runner import OutOfTime, Skip, die_with_me, end
 
 # (preset, T, key/value heads): half of the preset's heads, so that all variants share them
 SIZES = [("1.4b", 2048, 8), ("3b", 4096, 12), ("124m", 1024, 6), ("3b", 2048, 12)]
@@ -74,7 +74,7 @@ class Asked:
         words = [str(w) for w in command]
         check.store.log.write(f"$ {shlex.join(words)}\n")
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                                        cwd=check.root, env={**os.environ, **(env or {})}, start_new_session=True)
+                                        cwd=check.root, env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=die_with_me)
         self.arrived = threading.Condition()
         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors)):
             threading.Thread(target=self.read, args=(stream, lines), daemon=True).start()

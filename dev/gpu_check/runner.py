@@ -1,4 +1,5 @@
 """What the parts of a check work with: the programs, the time that is left, the folder of results."""
+import ctypes
 import os
 import shlex
 import subprocess
@@ -16,6 +17,14 @@ PROGRAMS = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
 }
 SPARE = 5  # seconds that are kept for writing results and leaving
+
+
+libc = ctypes.CDLL(None)
+
+
+def die_with_me():
+    """In a program that was just started: it is killed when this one ends, however that ends, so that it writes no more."""
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 class OutOfTime(Exception):
@@ -62,7 +71,7 @@ class Check:
         started = time.monotonic()
         try:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                       cwd=cwd, env={**os.environ, **(env or {})}, start_new_session=True)
+                                       cwd=cwd, env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=die_with_me)
         except OSError as error:
             self.store.log.write(f"{error}\n")
             return 127, f"{words[0]} cannot be started: {error.strerror}"
