@@ -325,14 +325,14 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
 static void a_dry_run_counts_all_that_is_allocated(void) {
-    static const char *const options[] = {"", "--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0", "--val-data data.bin --val-steps 1 --val-every 1",
-                                          "--attention diff_v1 --stats-every 1", "--attention gated_elem --total-batch 78"};
+    static const char *const options[] = {"--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
+                                          "--attention diff_v1 --stats-every 1 --total-batch 78"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         cJSON *events[8];
         double used = 0, at_start = 0, planned = 0, estimated = 0, said = 0;
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 2 --out run", cuda_cases[0].options, options[i]);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 1 --out run", cuda_cases[0].options, options[i]);
         EXPECT(strstr(r.out, "device memory: "), "%s: the memory in use is not said: %.800s", options[i], r.out);
         int count = read_records(&d, "run", "event", events, 8);
         EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) && json_get_number(events[0], "at_start_bytes", &at_start) &&
@@ -342,7 +342,7 @@ static void a_dry_run_counts_all_that_is_allocated(void) {
                planned - estimated);
         for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
         char text[512];
-        FORMAT(text, "--train-data data.bin %s %s --steps 2", cuda_cases[0].options, options[i]);
+        FORMAT(text, "--train-data data.bin %s %s --steps 1", cuda_cases[0].options, options[i]);
         said = dry_run_total(&d, text);
         EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i], said, planned / 1048576);
         run_command(&r, "rm -r '%s/run'", d.path);
