@@ -239,6 +239,46 @@ static void gradients_do_not_depend_on_the_order_of_threads(void) {
     }
 }
 
+// One line before all others says what computes attention, and why it is not cuDNN; dumps in the directory's `cpu` and
+// `device` agree where they are given.
+static void expect_attention(const char *cudnn, const char *options, const char *fp32_line, const char *bf16_line) {
+    const char *line = cuda_fp32 ? fp32_line : bf16_line;
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    char all[1024], first[256];
+    if (cudnn) setenv("CUDA_ON_CPU_CUDNN", cudnn, 1);
+    FORMAT(all, "--train-data data.bin %s %s", cuda_cases[1].options, options);
+    run_in(&r, &d, device_trainer(), 0, "%s --steps 1", all);
+    FORMAT(first, "%.*s", (int)strcspn(r.out, "\n"), r.out);
+    EXPECT(strcmp(first, line) == 0, "%s: '%s', not '%s'", options, first, line);
+    bool diff_v1 = strstr(options, "diff_v1") != NULL;
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) // where widths differ
+        if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0) dump_both(&d, &attention_variants[v], line, all);
+    unsetenv("CUDA_ON_CPU_CUDNN");
+    test_remove_directory(&d);
+}
+
+static void a_run_says_what_computes_attention(void) {
+    static const char fp32[] = "attention: our own kernel (an fp32 build; cuDNN's is bf16)";
+    static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
+    expect_attention(NULL, "", fp32, cudnn);
+    expect_attention("16,16", "--attention diff_v1", fp32, "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+    expect_attention("32,16", "--attention diff_v1", fp32, "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+    expect_attention("32,8", "--attention diff_v1", fp32,
+                     "attention: loops in the place of cuDNN; backward by our own kernel (heads are too wide)");
+    expect_attention("8,8", "--attention diff_v1", fp32, "attention: our own kernel (heads are too wide)");
+    expect_attention(NULL, "--no-deterministic", fp32, "attention: loops in the place of cuDNN, not deterministic backward");
+    expect_attention(NULL, "--sdpa own", "attention: our own kernel (--sdpa own)", "attention: our own kernel (--sdpa own)");
+    expect_attention(NULL, "--doc-mask --separator 0", fp32, "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: forward"), "stderr: %.300s", r.err);
+    run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: this program computes on the CPU"), "stderr: %.300s", r.err);
+    test_remove_directory(&d);
+}
+
 // The total that --dry-run prints, in MiB.
 static double dry_run_total(const TestDirectory *d, const char *options) {
     ProgramResult r;
@@ -524,6 +564,7 @@ static const struct {
     {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
+    {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention}, BOTH_PRECISIONS},
     {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said}, BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
     {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers}, BOTH_PRECISIONS},
