@@ -105,8 +105,14 @@ ARCHS ?= $(or $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --for
 PRECISION ?= bf16
 CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
 comma = ,
+# NCCL, for runs on many GPUs; without it the program is for one
+NCCL ?= $(if $(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),yes,no)
+ifeq ($(NCCL),yes)
+  NCCL_CFLAGS = -DUSE_NCCL
+  NCCL_LIBS = -lnccl
+endif
 CUDA_HOST = -Wall,-Wextra,-Werror,-fopenmp,-fno-math-errno,-fno-trapping-math
-CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
+CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) $(NCCL_CFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
   -Xcompiler $(CUDA_HOST) -Werror all-warnings -MMD -MP $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
 
 train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
@@ -114,7 +120,7 @@ train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	cp $< $@
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o
-	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(LDLIBS)
+	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(NCCL_LIBS) $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu | $(CUDA_BUILD)
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
 $(CUDA_BUILD):

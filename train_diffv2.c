@@ -286,7 +286,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
         model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
         model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
         if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
-        if (ranks > 1) model->received_bytes = model->sharding.largest * sizeof(grad_t);
+        model->received_bytes = comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, level);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
@@ -822,9 +822,6 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-// What MPI takes in a process that is one of many (measured: tests/ranks.h).
-static size_t mpi_bytes(int ranks) { return ranks > 1 ? (size_t)12 << 20 : 0; }
-
 static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
 
 static void print_match(const Model *model, const Options *o) {
@@ -837,9 +834,9 @@ static void print_match(const Model *model, const Options *o) {
 
 // All that a process takes.
 static size_t model_bytes(const Model *model) {
-    const char *own_of;
+    const char *own_of, *comm_of;
     return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
-           model->workspace_bytes + ops_own_bytes(&own_of) + mpi_bytes(model->sharding.ranks);
+           model->workspace_bytes + ops_own_bytes(&own_of) + comm_own_bytes(model->sharding.ranks, &comm_of);
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -893,7 +890,8 @@ static void print_dry_run(const Model *model, const Options *o) {
     const char *own_of;
     size_t own_bytes = ops_own_bytes(&own_of);
     print_memory_row(own_of, own_bytes);
-    if (mpi_bytes(model->sharding.ranks)) print_memory_row("MPI, about", mpi_bytes(model->sharding.ranks));
+    size_t comm_bytes = comm_own_bytes(model->sharding.ranks, &own_of);
+    if (comm_bytes) print_memory_row(own_of, comm_bytes);
     print_memory_row("total", model_bytes(model));
     if (model->sharding.ranks > 1) print_communication(model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
@@ -1468,6 +1466,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
+    if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);
@@ -1543,7 +1542,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
-    comm_alloc(run->model.sharding.largest * sizeof(grad_t));
+    comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);

@@ -21,7 +21,7 @@ endif
 ifdef UCONTEXT
   ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
-ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS $(ONCPU_PRECISION) -isystem $(CUDA)/include
+ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS $(if $(NCCL_CFLAGS),-DUSE_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA)/include
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER)
