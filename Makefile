@@ -6,7 +6,10 @@
 # Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
 #            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone),
 #            MPI (yes where OpenMPI is found; no: a program for one process),
-#            PRECISION (bf16 or fp32), ARCHS (e.g. "80 90"; that of the installed GPUs, else all), CUDA (where it is installed)
+#            PRECISION (bf16 or fp32), ARCHS (e.g. "80 90"; that of the installed GPUs, else all),
+#            CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL (where each is installed, if not where scripts/find_cuda.sh looks; "no"
+#            for all but CUDA: build without it),
+#            DEPS (a directory with include/ and lib/, searched first: for machines whose package manager has not the libraries)
 
 CC ?= gcc
 CXX ?= g++
@@ -17,13 +20,28 @@ ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
   WARN += -Wno-pass-failed # a loop that clang does not vectorise is slower, not wrong
 endif
 REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
-PACKAGES = openblas libcjson libxxhash
-
-ifeq ($(shell pkg-config --exists $(PACKAGES) 2>/dev/null && echo yes),yes)
-  PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
-  PACKAGE_LIBS := $(shell pkg-config --libs $(PACKAGES))
-else ifeq ($(filter clean format,$(MAKECMDGOALS)),)
-  $(error OpenBLAS, cJSON or xxhash is missing (pkg-config finds not all of: $(PACKAGES)); scripts/install_deps.sh installs them)
+# A library: in DEPS, or as pkg-config says, or simply where the compiler finds it. What is missing is said all at once.
+in_deps = $(and $(DEPS),$(wildcard $(DEPS)/include/$(2)),$(firstword $(wildcard $(DEPS)/lib/lib$(1).so $(DEPS)/lib/lib$(1).so.* $(DEPS)/lib/lib$(1).a)))
+define find_library # pkg-config's name, library, header, in words
+  ifneq ($(call in_deps,$(2),$(3)),)
+    PACKAGE_CFLAGS += -isystem $(DEPS)/include
+    PACKAGE_LIBS += $(call in_deps,$(2),$(3)) -Wl,-rpath,$(abspath $(DEPS)/lib)
+  else ifeq ($(shell pkg-config --exists $(1) 2>/dev/null && echo yes),yes)
+    PACKAGE_CFLAGS += $(shell pkg-config --cflags $(1))
+    PACKAGE_LIBS += $(shell pkg-config --libs $(1))
+  else ifeq ($(shell echo '\#include <$(3)>' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes),yes)
+    PACKAGE_LIBS += -l$(2)
+  else
+    MISSING += $(4)
+  endif
+endef
+ifeq ($(filter clean format,$(MAKECMDGOALS)),)
+  $(eval $(call find_library,openblas,openblas,cblas.h,OpenBLAS))
+  $(eval $(call find_library,libcjson,cjson,cjson/cJSON.h,cJSON))
+  $(eval $(call find_library,libxxhash,xxhash,xxhash.h,xxHash))
+  ifneq ($(MISSING),)
+    $(error missing: $(MISSING); scripts/install_deps.sh installs them, or say DEPS=DIRECTORY, whose include/ and lib/ have them)
+  endif
 endif
 
 ONEDNN ?= $(shell echo '\#include <dnnl.h>' | $(CC) -E -x c - >/dev/null 2>&1 && echo yes || echo no)
@@ -32,11 +50,12 @@ ifeq ($(ONEDNN),yes)
   PACKAGE_LIBS += -ldnnl
 endif
 
-# OpenMPI, for runs of many ranks; without it the program is for one process
-MPI ?= $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes || echo no)
+# OpenMPI, by pkg-config or its compiler wrapper, for runs of many ranks; without it the program is for one process
+MPI_CFLAGS := $(shell pkg-config --cflags ompi-c 2>/dev/null || mpicc --showme:compile 2>/dev/null)
+MPI ?= $(if $(MPI_CFLAGS),yes,no)
 ifeq ($(MPI),yes)
-  PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c))
-  PACKAGE_LIBS += $(shell pkg-config --libs ompi-c)
+  PACKAGE_CFLAGS += -DUSE_MPI $(patsubst -I%,-isystem %,$(MPI_CFLAGS))
+  PACKAGE_LIBS += $(shell pkg-config --libs ompi-c 2>/dev/null || mpicc --showme:link)
 endif
 
 # AVX-512 where the CPU has it; GCC would stop at half its width
@@ -97,38 +116,36 @@ $(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
 $(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
 	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
 
-# The GPU build
-CUDA ?= /usr/local/cuda
-NVCC ?= $(CUDA)/bin/nvcc
-ALL_ARCHS = 80 90 100 120
-ARCHS ?= $(or $(sort $(subst .,,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null))),$(ALL_ARCHS))
-PRECISION ?= bf16
+# The GPU build. What it compiles and links with is found by a script, and only for goals that need it.
 CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
-comma = ,
-# NCCL, for runs on many GPUs; without it the program is for one
-NCCL ?= $(if $(wildcard $(CUDA)/include/nccl.h /usr/include/nccl.h),yes,no)
-ifeq ($(NCCL),yes)
-  NCCL_CFLAGS = -DUSE_NCCL
-  NCCL_LIBS = -lnccl
+PRECISION ?= bf16
+ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMDGOALS)),)
+  ifneq ($(shell mkdir -p $(CUDA_BUILD) && CUDA='$(CUDA)' NVCC='$(NVCC)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' \
+      NVRTC='$(NVRTC)' NCCL='$(NCCL)' MPI='$(MPI)' DEPS='$(DEPS)' ARCHS='$(ARCHS)' scripts/find_cuda.sh $(CUDA_BUILD)/cuda.mk && echo yes),yes)
+    $(error the CUDA program cannot be built here: the lines above say why)
+  endif
+  include $(CUDA_BUILD)/cuda.mk
 endif
+comma = ,
 CUDA_HOST = -Wall,-Wextra,-Werror,-fopenmp,-fno-math-errno,-fno-trapping-math
-CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) $(NCCL_CFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
-  -Xcompiler $(CUDA_HOST) -Werror all-warnings -MMD -MP $(foreach arch,$(ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
+CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
+  $(NCCL_CFLAGS) $(CUDNN_CFLAGS) \
+  -Xcompiler $(CUDA_HOST) -Werror all-warnings -MMD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
+# an rpath that libraries which the libraries load are looked for in, too
+CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(CUDNN_LIBS) -Wl,--disable-new-dtags
 
 train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 	cp $< $@
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	cp $< $@
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o
-	$(CXX) -fopenmp $(LDFLAGS) -o $@ $< -L$(CUDA)/lib64 -Wl,-rpath,$(CUDA)/lib64 -lcublasLt -lcudart $(NCCL_LIBS) $(LDLIBS)
-$(CUDA_BUILD)/%.cu.o: %.cu | $(CUDA_BUILD)
+	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
+$(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/cuda.mk
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
-$(CUDA_BUILD):
-	mkdir -p $@
 .PRECIOUS: $(CUDA_BUILD)/%.cu.o
 # bf16 and fp32, without a GPU
 all-archs:
-	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="$(ALL_ARCHS)" $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
+	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="80 90 100 120" $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
 
 test:
 	scripts/test.sh

@@ -8,10 +8,13 @@ test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or whe
 
 Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16 nearly.
 */
-#define BUCKET_ELEMENTS ((size_t)1024) // so that the groups of a tiny model have several
+#define BUCKET_ELEMENTS test_bucket_elements()
 #include "llmc/common.h"
 #include <cuda_runtime.h>
 #include "tests/planned_faults.h"
+
+// BUCKET=1024: small ones, so that the groups of a tiny model have several.
+static size_t test_bucket_elements(void) { return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20; }
 
 static int host_waits; // times that the host has waited for the device
 

@@ -822,7 +822,7 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-static void print_memory_row(const char *what, size_t bytes) { printf("  %-44s %10.1f MiB\n", what, (double)bytes / 1048576.0); }
+#include "llmc/memory_report.h" // model_memory, model_bytes: what a process takes
 
 static void print_match(const Model *model, const Options *o) {
     ModelConfig plain = model_as_baseline(&model->config);
@@ -830,13 +830,6 @@ static void print_match(const Model *model, const Options *o) {
     size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
     printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F, own, baseline,
            100 * ((double)own / (double)baseline - 1));
-}
-
-// All that a process takes.
-static size_t model_bytes(const Model *model) {
-    const char *own_of, *comm_of;
-    return model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes + model->activations_bytes + model->received_bytes +
-           model->workspace_bytes + ops_own_bytes(&own_of) + comm_own_bytes(model->sharding.ranks, &comm_of);
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -847,21 +840,21 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 }
 
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
-static void print_communication(const Model *model, const Options *o) {
+static void print_communication(const Model *model, const Model *speaker, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, (double)model_bytes(&other) / 1048576.0, bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, speaker)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         printf("\n");
         model_free(&other, false);
     }
 }
 
-static void print_dry_run(const Model *model, const Options *o) {
+static void print_dry_run(const Model *model, const Model *speaker, const Options *o) {
     const ModelConfig *c = &model->config;
     const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
     size_t parts[5] = {0};
@@ -880,20 +873,8 @@ static void print_dry_run(const Model *model, const Options *o) {
     if (o->match_params) print_match(model, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of this process\n");
-    print_memory_row("parameters", model->params_bytes);
-    print_memory_row("gradients", model->grads_bytes);
-    print_memory_row("Adam's moments", model->moments_bytes);
-    if (model->master_bytes) print_memory_row("master weights", model->master_bytes);
-    print_memory_row("activations", model->activations_bytes);
-    if (model->received_bytes) print_memory_row("gradients received from other ranks", model->received_bytes);
-    print_memory_row("workspace", model->workspace_bytes);
-    const char *own_of;
-    size_t own_bytes = ops_own_bytes(&own_of);
-    print_memory_row(own_of, own_bytes);
-    size_t comm_bytes = comm_own_bytes(model->sharding.ranks, &own_of);
-    if (comm_bytes) print_memory_row(own_of, comm_bytes);
-    print_memory_row("total", model_bytes(model));
-    if (model->sharding.ranks > 1) print_communication(model, o);
+    print_memory(model, speaker);
+    if (model->sharding.ranks > 1) print_communication(model, speaker, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -981,9 +962,11 @@ typedef struct {
     int *inputs, *targets; // (B, T) on the host
     int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
     LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
-    double peak_gflops;
+    double peak_gflops;    // of matrix products
+    const char *peak_from; // whose figure that is
 } Run;
 
+static const Model *run_speaker(const Run *run) { return run->speaker.acts.layers ? &run->speaker : NULL; }
 static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
@@ -1165,7 +1148,7 @@ static StepResult run_step(Run *run) {
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     const Options *o = &run->options;
     double flops = training_flops(&run->model, run->model.B, run->model.T) * run->micro_steps;
-    double share = flops / r->seconds / (run->peak_gflops * 1e9), tokens_per_s = (double)o->total_batch / r->seconds;
+    double share = run->peak_gflops > 0 ? flops / r->seconds / (run->peak_gflops * 1e9) : NAN, tokens_per_s = (double)o->total_batch / r->seconds;
     log_begin(&run->log, "train", run->step);
     log_number(&run->log, "loss", r->loss);
     log_number(&run->log, "grad_norm", r->grad_norm);
@@ -1341,7 +1324,7 @@ static int run_train(Run *run) {
     int64_t first = run->step;
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
-    printf("%d micro-step%s of %d x %d); GEMM peak %.0f GFLOP/s\n", run->micro_steps, run->micro_steps == 1 ? "" : "s", run->model.B, run->model.T, run->peak_gflops);
+    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s", run->model.B, run->model.T, run->peak_gflops, run->peak_from);
     fflush(stdout);
     if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);
@@ -1353,6 +1336,7 @@ static int run_train(Run *run) {
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
+        if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
         if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
@@ -1461,6 +1445,9 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     bool on_device = ops_device(text, driver, sizeof(text));
     if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
+    cJSON *peak = cJSON_AddObjectToObject(json, "peak"); // of which flops_util in the log is the share
+    cJSON_AddNumberToObject(peak, "gflops", run->peak_gflops);
+    cJSON_AddStringToObject(peak, "from", run->peak_from);
     cJSON_AddNumberToObject(json, "ranks", comm_ranks());
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
@@ -1525,6 +1512,14 @@ static void run_compare_data(const Run *run) {
     ranks_compare(text, "all ranks must see the same files under --train-data and --val-data", EXIT_FAILED);
 }
 
+// What a step's speed is compared with: the maker's figure, or a product measured now.
+static void run_find_peak(Run *run) {
+    run->peak_gflops = ops_rated_gflops(&run->peak_from);
+    if (run->peak_gflops > 0) return;
+    run->peak_gflops = matmul_peak_gflops();
+    run->peak_from = "a large matrix product, measured";
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1533,23 +1528,23 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
     int ranks = options_ranks(o);
     model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, (int)o->zero);
+    bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
+    if (speaks) model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
     if (o->dry_run) return;
+    memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     speech_open(&run->speech, o, loaded, !o->generate);
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads) run_open_data(run, &run->val, "val-data", o->val_data, config->V);
-    if (training && !o->dump_grads) run->peak_gflops = matmul_peak_gflops(); // while memory is free
+    if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
     comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);
-    if (training && o->sample_every) {
-        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
-        model_alloc(&run->speaker, &run->model);
-    }
+    if (speaks) model_alloc(&run->speaker, &run->model);
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
@@ -1578,7 +1573,7 @@ static void run_close(Run *run) {
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
     speech_close(&run->speech);
-    if (run->speaker.params) model_free(&run->speaker, false);
+    if (run_speaker(run)) model_free(&run->speaker, false);
     model_free(&run->model, true);
     ops_free();
     free(run->inputs);
@@ -1604,7 +1599,7 @@ static void run_open_log(Run *run, int argc, char **argv) {
 static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
-    if (o->dry_run) print_dry_run(&run->model, o);
+    if (o->dry_run) print_dry_run(&run->model, run_speaker(run), o);
     else if (o->generate) {
         bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");

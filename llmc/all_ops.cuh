@@ -20,4 +20,5 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "adamw.cuh"
 #include "sum_of_squares.cuh"
 #include "stats.cuh"
+#include "device_facts.cuh"
 #endif

@@ -124,6 +124,17 @@ static inline void *checked_calloc(size_t count, size_t size) {
     return p;
 }
 
+// What the program is about to allocate in all, and which options need less: the rest of the line when memory is short.
+static void (*memory_advice)(char *text, size_t size);
+
+// Ends the program. memory: which; bytes: 0 where only the library knows; room: what is known of how much there is.
+static inline void out_of_memory(const char *memory, size_t bytes, const char *what, const char *room) {
+    char advice[2048] = "a smaller --batch-size or --seq-len needs less", wanted[32] = "more";
+    if (memory_advice) memory_advice(advice, sizeof(advice));
+    if (bytes) snprintf(wanted, sizeof(wanted), "%.1f MiB", (double)bytes / 1048576.0);
+    CHECK(false, "out of %s: %s wanted for %s%s; %s", memory, wanted, what, room, advice);
+}
+
 // A printf into a fixed array; a text that does not fit is a user's path that is too long, hence CHECK.
 #define FORMAT(array, ...)                                                                       \
     do {                                                                                         \
@@ -141,8 +152,7 @@ static inline void *buffer_alloc(size_t bytes, const char *what) {
     const size_t huge = (size_t)2 << 20, page = 4096;
     size_t alignment = bytes >= 4 * huge ? huge : page, size = round_up(max_size(bytes, 1), page);
     void *p = NULL;
-    CHECK(posix_memalign(&p, alignment, size) == 0,
-          "out of memory: %.1f MiB wanted for %s; a smaller --batch-size or --seq-len needs less", (double)bytes / 1048576.0, what);
+    if (posix_memalign(&p, alignment, size) != 0) out_of_memory("memory", bytes, what, "");
 #ifdef MADV_HUGEPAGE
     if (alignment == huge) madvise(p, size, MADV_HUGEPAGE); // advice: without it the program is right all the same
 #endif

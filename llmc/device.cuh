@@ -13,9 +13,20 @@ device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 byt
 #define CUDA_CHECK(call)                                                                                         \
     do {                                                                                                         \
         cudaError_t cuda_status = (call);                                                                        \
+        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                            \
         CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call, \
               __FILE__, __LINE__);                                                                               \
     } while (0)
+
+// Ends the program. bytes 0: what CUDA itself wants, for the call that failed.
+static inline void out_of_device_memory(size_t bytes, const char *what) {
+    size_t free_bytes = 0, total = 0;
+    char room[100] = "";
+    cudaGetLastError(); // the failure is said here
+    if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess)
+        FORMAT(room, ", %.1f of %.1f MiB free", (double)free_bytes / 1048576, (double)total / 1048576);
+    out_of_memory("device memory", bytes, what, room);
+}
 
 static cudaStream_t main_stream; // made by device_start
 

@@ -16,6 +16,7 @@ enum { UPLOAD_SLOTS = 8, UPLOAD_BYTES = 1 << 20, SCRATCH_BYTES = 1 << 20 };
 static struct {
     bool started;
     int sm_count;
+    size_t used_at_start; // of the device's memory, by all processes, before the first buffer
     size_t workspace_bytes;
     char *workspace, *scratch; // device memory
     char *pinned;              // host memory: UPLOAD_SLOTS of UPLOAD_BYTES, used in turn
@@ -35,6 +36,9 @@ static inline void device_start(void) {
     CUDA_CHECK(cudaMallocHost((void **)&device.pinned, (size_t)UPLOAD_SLOTS * UPLOAD_BYTES));
     for (int i = 0; i < UPLOAD_SLOTS; i++)
         CUDA_CHECK(cudaEventCreateWithFlags(&device.uploaded[i], cudaEventDisableTiming));
+    size_t free_bytes = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    device.used_at_start = total - free_bytes;
     device.started = true;
 }
 
@@ -43,15 +47,7 @@ static inline void *buffer_alloc(size_t bytes, const char *what) {
     void *p = NULL;
     size_t size = max_size(bytes, 1);
     cudaError_t status = cudaMalloc(&p, size);
-    if (status == cudaErrorMemoryAllocation) {
-        size_t free_bytes = 0, total = 0;
-        cudaGetLastError(); // the failure is said here
-        CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-        CHECK(false,
-              "out of device memory: %.1f MiB wanted for %s, %.1f of %.1f MiB free; a smaller --batch-size or "
-              "--seq-len needs less",
-              (double)bytes / 1048576, what, (double)free_bytes / 1048576, (double)total / 1048576);
-    }
+    if (status == cudaErrorMemoryAllocation) out_of_device_memory(bytes, what);
     CUDA_CHECK(status);
     CUDA_CHECK(cudaMemsetAsync(p, 0, size, main_stream));
     return p;
@@ -104,29 +100,6 @@ static inline void ops_init(size_t workspace_bytes) {
 }
 
 static inline void ops_wait(void) { CUDA_CHECK(cudaStreamSynchronize(main_stream)); }
-
-static inline bool ops_device(char *text, char *driver, size_t size) {
-    device_start();
-    int index = 0, runtime_version = 0, driver_version = 0;
-    cudaDeviceProp facts;
-    CUDA_CHECK(cudaGetDevice(&index));
-    CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
-    CUDA_CHECK(cudaRuntimeGetVersion(&runtime_version));
-    CUDA_CHECK(cudaDriverGetVersion(&driver_version));
-    snprintf(text, size, "%.100s: compute capability %d.%d, %d multiprocessors, %.1f GiB", facts.name, facts.major,
-             facts.minor, facts.multiProcessorCount, (double)facts.totalGlobalMem / 1073741824);
-    snprintf(driver, size, "runtime %d.%d, driver for %d.%d, %s storage", runtime_version / 1000,
-             runtime_version % 1000 / 10, driver_version / 1000, driver_version % 1000 / 10,
-             sizeof(floatX) == 2 ? "bf16" : "fp32");
-    return true;
-}
-
-static inline size_t gemm_own_bytes(void); // gemm.cuh
-
-static inline size_t ops_own_bytes(const char **of) {
-    *of = "library workspaces (CUDA's context not counted)";
-    return gemm_own_bytes() + SCRATCH_BYTES;
-}
 
 static inline real *ops_workspace_take(size_t bytes) {
     assert(device.workspace != NULL && bytes <= device.workspace_bytes);

@@ -19,8 +19,9 @@ typedef struct {
 
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B);
 static inline const char *gemm_library(void); // name and version
-// static inline void gemm_start(void), gemm_stop(void): with ops_init and ops_free; size_t gemm_own_bytes(void): device
-// memory that gemm_start allocates
+// static inline void gemm_start(void), gemm_stop(void): with ops_init and ops_free. The first allocates
+// GEMM_WORKSPACE_BYTES of device memory.
+enum { GEMM_WORKSPACE_BYTES = 32 << 20 };
 
 static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
 static inline size_t gemm_bytes(GemmShape s) {

@@ -19,7 +19,7 @@ gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
               cublasLtGetStatusString(cublas_status), #call, __FILE__, __LINE__);        \
     } while (0)
 
-enum { GEMM_PLANS = 256, GEMM_WORKSPACE_BYTES = 32 << 20 };
+enum { GEMM_PLANS = 256 };
 
 typedef struct {
     GemmShape shape;
@@ -36,8 +36,6 @@ static struct {
     int count; // of all plans made; of more than GEMM_PLANS the oldest are forgotten
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
-
-static inline size_t gemm_own_bytes(void) { return GEMM_WORKSPACE_BYTES; }
 
 static inline void gemm_start(void) {
     CUBLAS_CHECK(cublasLtCreate(&gemm_state.handle));

@@ -166,10 +166,30 @@ static inline void ops_free(void);
 // Returns when all operations so far are done: a device works through them while the program goes on.
 static inline void ops_wait(void);
 
-// Facts for run.json and --dry-run. The device that operations run on, and what drives it, in words; false where that is
-// the CPU. What a process takes besides the buffers that the program asks for, and of what that is.
+// Facts for run.json, --dry-run and messages. The device that operations run on, and what drives it, in words; false where
+// that is the CPU.
 static inline bool ops_device(char *device, char *driver, size_t size);
-static inline size_t ops_own_bytes(const char **of);
+// GFLOP/s of its matrix products by its maker's document, and which; 0 where that is not known, and is to be measured.
+static inline double ops_rated_gflops(const char **document);
+
+// A part of what a process takes.
+typedef struct {
+    const char *what;
+    size_t bytes;
+    bool about; // an estimate
+} MemoryPart;
+static inline MemoryPart memory_part(const char *what, size_t bytes, bool about) {
+    MemoryPart part = {what, bytes, about};
+    return part;
+}
+// Fills in what operations and their libraries take besides the buffers that the program asks for; how many parts.
+static inline int ops_own_memory(MemoryPart *parts);
+
+typedef struct {
+    size_t used, total, at_start; // bytes in use, by all processes; at_start: before this one's first buffer
+} DeviceMemory;
+// Of the device that operations run on; false where that is the CPU, or none is there.
+static inline bool ops_memory(DeviceMemory *m);
 
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"

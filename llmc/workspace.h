@@ -31,9 +31,19 @@ static inline bool ops_device(char *device, char *driver, size_t size) {
     return false;
 }
 
-static inline size_t ops_own_bytes(const char **of) {
-    *of = "program and libraries, about"; // code, and the GEMM library's own (measured: dev/BENCH.md)
-    return (size_t)24 << 20;
+static inline double ops_rated_gflops(const char **document) {
+    (void)document;
+    return 0;
+}
+
+static inline int ops_own_memory(MemoryPart *parts) {
+    parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true); // code, and the GEMM library's own (measured: dev/BENCH.md)
+    return 1;
+}
+
+static inline bool ops_memory(DeviceMemory *m) {
+    (void)m;
+    return false;
 }
 
 static inline real *ops_workspace_take(size_t bytes) {

@@ -7,7 +7,8 @@
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
-#   nvcc       the CUDA programs compile and link without warnings: for one architecture, with --all for all of them
+#   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
+#              for one architecture, with --all for all of them
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
 #              --all more of them, and the Slurm recipe in a real Slurm on loopback
@@ -217,6 +218,7 @@ else
 fi
 
 echo "== nvcc"
+run_script dev/build_test.sh dev/build_test.sh
 nvcc=${NVCC:-$cuda/bin/nvcc}
 if [ ! -x "$nvcc" ]; then
     echo "skip nvcc: there is no $nvcc (CUDA=DIRECTORY says where CUDA is)"

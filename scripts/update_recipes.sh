@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in README.md out of the one table below. Their
-# figures are those of the trainer's --dry-run; hours come from its FLOPs and an assumed share of the GPUs' peak.
+# figures are those of the CUDA trainer's --dry-run (bf16), which needs no GPU; hours come from its FLOPs and an assumed share
+# of the GPUs' peak.
 # Exit status: 0 the recipes are up to date, 1 failed, or with --check not up to date, 2 usage.
 #
 # Usage: scripts/update_recipes.sh [--check]
 #   --check   write nothing, only say which recipe is not what this would write
-# Variables: TRAIN_DIFFV2 (./train_diffv2)
+# Variables: TRAIN_DIFFV2CU (./train_diffv2cu where that is, else the same compiled for the CPU: build/oncpu/train_diffv2, or
+#            what the tests build, "build/oncpu/test_trainer --trainer")
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,8 +26,13 @@ case "$#:${1-}" in
     ;;
 *) fail "unexpected argument '$*': usage: scripts/update_recipes.sh [--check]" 2 ;;
 esac
-program=${TRAIN_DIFFV2:-./train_diffv2}
-[ -x "$program" ] || fail "there is no program $program: make train_diffv2, or name another with TRAIN_DIFFV2"
+program=${TRAIN_DIFFV2CU-}
+for there in ./train_diffv2cu build/oncpu/train_diffv2 'build/oncpu/test_trainer --trainer'; do
+    if [ -z "$program" ] && [ -x "${there%% *}" ]; then program=$there; fi
+done
+[ -n "$program" ] || fail "there is no CUDA trainer: make build/oncpu/train_diffv2, or name one with TRAIN_DIFFV2CU"
+read -ra program <<<"$program"
+[ -x "${program[0]}" ] || fail "there is no program ${program[0]}: make build/oncpu/train_diffv2, or name another with TRAIN_DIFFV2CU"
 
 # An H100 SXM by its datasheet: dense bf16 products; NVLink, one way; and 400 Gbit/s of InfiniBand for each GPU.
 peak_tflops=989.4 nvlink_gbs=450 network_gbs=50
@@ -53,7 +60,8 @@ rows=(
 # machine.
 ask() { # options...
     local text
-    text=$("$program" --dry-run --threads 1 "$@") || fail "$program --dry-run failed"
+    text=$("${program[@]}" --dry-run --threads 1 "$@") || fail "${program[*]} --dry-run failed"
+    grep -q 'master weights' <<<"$text" || fail "${program[*]} is not a bf16 build: make it with PRECISION=bf16"
     awk -v level="$zero" '
         function number(text,  power) { # 855M and 2.59e+21 alike
             power = index("kMGTPE", substr(text, length(text)))
@@ -70,7 +78,7 @@ ask() { # options...
             if (!parameters || !memory || !per_token || !tokens || !flops || !sent || !time) exit 1
             printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%.3g time=%.3g", parameters,
                 memory, per_token, tokens, flops, sent, time
-        }' <<<"$text" || fail "cannot read what $program --dry-run prints"
+        }' <<<"$text" || fail "cannot read what ${program[*]} --dry-run prints"
 }
 
 # A line for each option with its value, as the script has them.
@@ -102,7 +110,7 @@ recipe() { # row
 # run_$name.sh: pretrains a DIFF V2 of $name on ${billions}G tokens. Written by scripts/update_recipes.sh.
 #   model           $model, $parameters parameters
 #   GPUs            $ranks, on $where
-#   bytes per GPU   $memory GiB in fp32, less in bf16; sent per step $sent GiB, ${time} ms at $link GB/s
+#   bytes per GPU   $memory GiB; sent per step $sent GiB, ${time} ms at $link GB/s
 #   FLOPs           $flops ($per_token per token)
 #   expected hours  $hours on H100 SXM at $share% of $peak_tflops TFLOP/s ($source): assumed, not measured
 #   settings of     $from
@@ -135,7 +143,7 @@ END
 # Writes a file, or with --check compares it.
 put() { # file, text, mode
     if [ "$check" = yes ]; then
-        [ "$2" = "$(cat "$1")" ] || fail "$1 is not what the table and $program give: run scripts/update_recipes.sh"
+        [ "$2" = "$(cat "$1")" ] || fail "$1 is not what the table and ${program[*]} give: run scripts/update_recipes.sh"
     else
         echo "$2" >"$1.tmp"
         chmod "$3" "$1.tmp"

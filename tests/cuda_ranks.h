@@ -37,7 +37,7 @@ static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const
     vsnprintf(options, sizeof(options), fmt, args);
     va_end(args);
     run_command(r, "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
-                   "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
+                   "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
                    "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { s=$?; [ $status -gt 0 ] || { status=$s; sleep 2; kill -KILL $pids; }; }; done 2>&-; "
                    "kill $killer; exit $status",
                 d->path, ranks - 1, (int)getpid(), ++job, ranks, ranks, ranks, environment, device_trainer(), options);
@@ -200,7 +200,7 @@ static void mpirun_starts_what_srun_starts(void) {
     FORMAT(options, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 2 --zero 1", cuda_ranks_model);
     run_ranks(&r, &d, 2, "", 0, "%s --out by_srun", options);
     run_command(&r, "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none "
-                    "CUDA_ON_CPU_DEVICES=2 OMP_NUM_THREADS=1 && mpirun -q -n 2 %s %s --threads 1 --out by_mpirun && mpirun -q -n 2 %s --help",
+                    "CUDA_ON_CPU_DEVICES=2 BUCKET=1024 OMP_NUM_THREADS=1 && mpirun -q -n 2 %s %s --threads 1 --out by_mpirun && mpirun -q -n 2 %s --help",
                 d.path, device_trainer(), options, device_trainer());
     EXPECT(r.status == 0 && strstr(r.out, "Usage") && strstr(r.out, "NCCL 2."), "status %d, %.400s", r.status, r.err);
     expect_same_state(&d, 2, "by_srun", "by_mpirun", true);

@@ -239,16 +239,129 @@ static void gradients_do_not_depend_on_the_order_of_threads(void) {
     }
 }
 
+// The total that --dry-run prints, in MiB.
+static double dry_run_total(const TestDirectory *d, const char *options) {
+    ProgramResult r;
+    double mib = 0;
+    run_in(&r, d, device_trainer(), 0, "--dry-run %s", options);
+    const char *memory = strstr(r.out, "memory of this process"), *total = memory ? strstr(memory, "  total ") : NULL;
+    EXPECT(total && sscanf(total, " total %lf MiB", &mib) == 1, "no total: %.600s", r.out);
+    return mib;
+}
+
+// What the message offers is what --dry-run says of it.
 static void too_little_memory_is_said(void) {
+    static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --total-batch 2600 --steps 1";
+    static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 100"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
+    char text[1024], offer[64];
+    double needed = 0, saved = 0;
     setenv("CUDA_ON_CPU_MEMORY", "6", 1); // MiB
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --out run %s --batch-size 200 --total-batch 2600", "--layers 3 --hidden 20 --heads 6 --kv-heads 2 "
-           "--head-dim 12 --ffn 27 --vocab 43 --seq-len 13");
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 200", options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory") && strstr(r.err, "activations"), "stderr: %.300s", r.err);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "wanted for activations") && strstr(r.err, "of 6.0 MiB free"),
+           "stderr: %.600s", r.err);
+    FORMAT(text, "%s --batch-size 200", options);
+    const char *needs = strstr(r.err, "the run needs ");
+    EXPECT(needs && sscanf(needs, "the run needs %lf MiB: parameters", &needed) == 1 && fabs(needed - dry_run_total(&d, text)) < 0.11, "stderr: %.600s", r.err);
+    for (int i = 0; i < 3; i++) {
+        FORMAT(text, "%s %s %s", options, i < 2 ? "--batch-size 200" : "", offers[i]);
+        FORMAT(offer, "%s (", offers[i]);
+        const char *at = strstr(r.err, offer);
+        EXPECT(at && sscanf(at + strlen(offer), "%lf MiB)", &saved) == 1, "no %s in: %.600s", offers[i], r.err);
+        double then = dry_run_total(&d, text);
+        EXPECT(saved > 1 && fabs(needed - saved - then) < 0.21, "%s is said to save %.1f of %.1f MiB, and leaves %.1f", offers[i], saved, needed, then);
+    }
+    EXPECT(!strstr(r.err, "--zero"), "--zero is offered to one rank: %.600s", r.err);
     run_command(&r, "test ! -e '%s/run'", d.path);
     EXPECT(r.status == 0, "a run that could not start left a directory");
+    test_remove_directory(&d);
+}
+
+// The device has room for the run, but not for more that a library wants.
+static void a_library_that_finds_no_memory_is_named(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 %s", cuda_cases[0].options);
+    unsetenv("CUDA_ON_CPU_MEMORY");
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") && strstr(r.err, "the run needs "), "stderr: %.600s", r.err);
+    test_remove_directory(&d);
+}
+
+static void the_peak_of_a_known_device_is_its_makers(void) {
+    static const struct {
+        const char *name, *from;
+        double gflops; // 0: measured
+    } devices[] = {{"NVIDIA B200", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3}, {"NVIDIA B2000", "measured", 0}};
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    for (int i = 0; i < 2; i++) {
+        cJSON *steps[4];
+        char path[600];
+        static char text[65536];
+        double said = 0, printed = 0;
+        setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run%d", cuda_cases[0].options, i);
+        unsetenv("CUDA_ON_CPU_NAME");
+        const char *peak = strstr(r.out, "; peak ");
+        EXPECT(peak && sscanf(peak, "; peak %lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from), "no peak: %.800s", r.out);
+        EXPECT(devices[i].gflops > 0 ? printed == devices[i].gflops : printed > 0, "%s has a peak of %.0f GFLOP/s", devices[i].name, printed);
+        EXPECT(strstr(r.out, "% of peak"), "no share of the peak: %.800s", r.out);
+        FORMAT(path, "%s/run%d/run.json", d.path, i);
+        test_read_file(path, text, sizeof(text));
+        cJSON *json = cJSON_Parse(text), *of = cJSON_GetObjectItemCaseSensitive(json, "peak");
+        EXPECT(json_get_number(of, "gflops", &said) && fabs(said - printed) <= 0.5, "run.json has a peak of %.1f GFLOP/s", said);
+        cJSON_Delete(json);
+        FORMAT(path, "run%d", i);
+        int count = read_records(&d, path, "train", steps, 4);
+        double share = -1;
+        EXPECT(count == 1 && json_get_number(steps[0], "flops_util", &share) && share > 0, "flops_util is %g", share);
+        for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
+    }
+    test_remove_directory(&d);
+}
+
+// To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
+static void a_dry_run_counts_all_that_is_allocated(void) {
+    static const char *const options[] = {"", "--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0", "--val-data data.bin --val-steps 1 --val-every 1",
+                                          "--attention diff_v1 --stats-every 1", "--attention gated_elem --total-batch 78"};
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
+        cJSON *events[8];
+        double used = 0, at_start = 0, planned = 0, estimated = 0, said = 0;
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 2 --out run", cuda_cases[0].options, options[i]);
+        EXPECT(strstr(r.out, "device memory: "), "%s: the memory in use is not said: %.800s", options[i], r.out);
+        int count = read_records(&d, "run", "event", events, 8);
+        EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) && json_get_number(events[0], "at_start_bytes", &at_start) &&
+                   json_get_number(events[0], "planned_bytes", &planned) && json_get_number(events[0], "estimated_bytes", &estimated),
+               "%s: %d events, not the memory's alone", options[i], count);
+        EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0, "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start,
+               planned - estimated);
+        for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
+        char text[512];
+        FORMAT(text, "--train-data data.bin %s %s --steps 2", cuda_cases[0].options, options[i]);
+        said = dry_run_total(&d, text);
+        EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i], said, planned / 1048576);
+        run_command(&r, "rm -r '%s/run'", d.path);
+    }
+    test_remove_directory(&d);
+}
+#else
+
+// Estimates included. Nothing else may use the device.
+static void a_dry_run_is_right_to_two_percent(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    cJSON *events[8];
+    double used = 0, planned = 0;
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --preset 124m --vocab 50257 --batch-size 8 --seq-len 1024 --steps 2 --out run");
+    int count = read_records(&d, "run", "event", events, 8);
+    EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) && json_get_number(events[0], "planned_bytes", &planned), "%d events", count);
+    EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576, strstr(r.out, "device memory"));
+    for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
     test_remove_directory(&d);
 }
 #endif
@@ -412,7 +525,12 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
-    {{"too little device memory is said, with what it was for", too_little_memory_is_said}, BF16_ALONE},
+    {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said}, BF16_ALONE},
+    {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
+    {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers}, BOTH_PRECISIONS},
+    {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
+#else
+    {{"a dry run is right to two percent of what is in use", a_dry_run_is_right_to_two_percent}, BOTH_PRECISIONS},
 #endif
     {{"a resumed run is the same run, bit for bit", a_resumed_run_is_the_same_run}, BF16_ALONE},
     {{"updates too small for bf16 reach the master weights", small_updates_reach_the_master_weights}, BF16_ALONE},

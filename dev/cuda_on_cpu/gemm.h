@@ -7,9 +7,12 @@ shapes, row strides shorter than rows, null pointers, an output that overlaps an
 #define CUDA_ON_CPU_GEMM_H
 #include <vector>
 
-static inline size_t gemm_own_bytes(void) { return 0; }
-static inline void gemm_start(void) {}
-static inline void gemm_stop(void) {}
+static void *gemm_workspace; // not used, but as on a device it takes its part of the memory
+static inline void gemm_start(void) { gemm_workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace"); }
+static inline void gemm_stop(void) {
+    buffer_free(gemm_workspace);
+    gemm_workspace = NULL;
+}
 static inline const char *gemm_library(void) { return "CBLAS in the place of cuBLASLt"; }
 
 static inline std::vector<float> gemm_widen(const floatX *x, int rows, int columns, int ld) {

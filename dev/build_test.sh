@@ -1,0 +1,279 @@
+#!/usr/bin/env bash
+# build_test.sh: what the Makefile and scripts/find_cuda.sh find, over trees that imitate the places where people have CUDA,
+# cuDNN, NCCL and the small libraries: toolkit, Debian, conda, Python's packages for CUDA 12 and 13, a directory of
+# dependencies. Nothing is compiled. The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did.
+#
+# Usage: dev/build_test.sh
+set -u
+cd "$(dirname "$0")/.." || exit 1
+[ $# -eq 0 ] || { echo "build_test.sh: unexpected argument '$1': it takes none" >&2; exit 2; }
+tree=$(mktemp -d) || exit 1
+trap 'rm -rf "$tree"' EXIT
+passed=0 failed=0
+gcc_machine=$(uname -m)
+
+# ---------------------------------------------------------------------------------------------------
+# Imitations
+
+file() { # path, text
+    mkdir -p "$(dirname "$1")"
+    printf '%s\n' "${2-}" >"$1"
+}
+program() { # path, lines of a script
+    file "$1" "#!/bin/sh
+$2"
+    chmod +x "$1"
+}
+nvcc() { program "$1/bin/nvcc" "echo '$2' | tr ' ' '\n'"; } # directory, what it compiles for
+runtime_headers() { # directory, CUDA's version
+    file "$1/cuda_runtime.h"
+    file "$1/cuda_runtime_api.h" "#define CUDART_VERSION  $2"
+}
+cudnn_headers() { # directory, major version
+    file "$1/cudnn.h"
+    file "$1/cudnn_version.h" "#define CUDNN_MAJOR ${2:-9}"
+}
+frontend() { # directory
+    file "$1/cudnn_frontend.h"
+    file "$1/cudnn_frontend_version.h" "#define CUDNN_FRONTEND_MAJOR_VERSION 1
+#define CUDNN_FRONTEND_MINOR_VERSION 32"
+}
+known='compute_80 compute_90 compute_100 compute_120'
+toolkit() { # directory, version, directory of libraries below it
+    nvcc "$1" "$known"
+    runtime_headers "$1/include" "$2"
+    file "$1/include/cublasLt.h"
+    file "$1/include/nvrtc.h"
+    local name
+    for name in cublasLt cudart nvrtc; do file "$1/${3-lib64}/lib$name.so"; done
+}
+# An interpreter whose packages are in a directory.
+python() { program "$tree/python" "echo $1"; }
+
+# ---------------------------------------------------------------------------------------------------
+
+# What the script finds: nothing of this machine, but what the test lays out.
+find_cuda() { # VARIABLE=VALUE...
+    rm -f "$tree/mk"
+    env -i PATH="$tree/bin:/usr/bin:/bin" HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" MPI=yes "$@" \
+        scripts/find_cuda.sh "$tree/mk" >"$tree/out" 2>"$tree/err"
+}
+clear_tree() {
+    rm -rf "${tree:?}"/*
+    mkdir -p "$tree/bin"
+    python "$tree/nothing"
+}
+value() { sed -n "s/^$1 := *//p" "$tree/mk" 2>/dev/null; }
+has() { # variable, words that its value has...
+    local name=$1 word text
+    text=" $(value "$name") "
+    shift
+    for word; do [[ $text == *" $word "* ]] || { why="$name has no '$word': $text; $(cat "$tree/err")"; return 1; }; done
+}
+empty() {
+    local name
+    for name; do [ -z "$(value "$name")" ] || { why="$name is $(value "$name")"; return 1; }; done
+}
+notes() { # text that a line for the user has...
+    local text
+    for text; do grep -qF -- "$text" "$tree/mk" || { why="no '$text' in: $(grep info "$tree/mk")"; return 1; }; done
+}
+succeeds() { find_cuda "$@" || { why="status $?: $(cat "$tree/err")"; return 1; }; }
+fails() { # number of lines, texts in them...; the variables are in $with
+    local lines=$1 text
+    shift
+    ! find_cuda ${with-} || { why="it did not fail: $(cat "$tree/mk")"; return 1; }
+    [ "$(wc -l <"$tree/err")" -eq "$lines" ] || { why="not $lines lines: $(cat "$tree/err")"; return 1; }
+    for text; do grep -qF -- "$text" "$tree/err" || { why="no '$text' in: $(cat "$tree/err")"; return 1; }; done
+    [ ! -e "$tree/mk" ] || { why="it wrote assignments although it failed"; return 1; }
+}
+
+a_toolkit_with_everything_in_it() {
+    local home=$tree/usr/local/cuda
+    toolkit "$home" 13000
+    cudnn_headers "$home/include"
+    frontend "$home/include"
+    file "$home/include/nccl.h"
+    file "$home/lib64/libcudnn.so"
+    file "$home/lib64/libnccl.so"
+    succeeds && has CUDA_HOME "$home" && has NVCC "$home/bin/nvcc" && has CUDA_LIBS "$home/lib64/libcublasLt.so" "$home/lib64/libcudart.so" "-Wl,-rpath,$home/lib64" &&
+        has CUDNN_CFLAGS -DUSE_CUDNN "$home/include" && has CUDNN_LIBS "$home/lib64/libcudnn.so" "$home/lib64/libnvrtc.so" &&
+        has NCCL_CFLAGS -DUSE_NCCL && has NCCL_LIBS "$home/lib64/libnccl.so" && has CUDA_ARCHS 80 90 100 120 && notes 'frontend 1.32' 'no GPU here'
+}
+the_newest_toolkit_where_there_is_no_link() {
+    toolkit "$tree/usr/local/cuda-12.4" 12040
+    toolkit "$tree/usr/local/cuda-12.10" 12100
+    toolkit "$tree/usr/local/cuda-9" 9000
+    succeeds && has CUDA_HOME "$tree/usr/local/cuda-12.10"
+}
+a_toolkit_named_by_the_user_goes_first() {
+    toolkit "$tree/usr/local/cuda" 13000
+    toolkit "$tree/mine" 12080 lib
+    succeeds CUDA="$tree/mine" && has CUDA_HOME "$tree/mine" && has CUDA_MAJOR 12 && has CUDA_LIBS "$tree/mine/lib/libcudart.so"
+}
+debian_has_headers_and_libraries_in_system_directories() {
+    local lib=$tree/usr/lib/$gcc_machine-linux-gnu
+    toolkit "$tree/usr" 12040 "lib/$gcc_machine-linux-gnu"
+    cudnn_headers "$tree/usr/include/$gcc_machine-linux-gnu"
+    frontend "$tree/usr/include"
+    file "$tree/usr/include/nccl.h"
+    file "$lib/libcudnn.so.9"
+    file "$lib/libnccl.so"
+    # neither -isystem /usr/include, which breaks C++'s headers, nor an rpath to the system
+    PATH=$tree/usr/bin:$PATH succeeds NVCC="$tree/usr/bin/nvcc" && has CUDA_LIBS "$lib/libcudart.so" && has CUDNN_LIBS "$lib/libcudnn.so.9" && has NCCL_LIBS "$lib/libnccl.so" &&
+        ! grep -q 'isystem\|rpath' "$tree/mk" || { why=${why:-"flags for system directories: $(cat "$tree/mk")"}; return 1; }
+}
+conda_has_its_libraries_under_targets() {
+    local env=$tree/conda
+    nvcc "$env" "$known"
+    runtime_headers "$env/targets/$gcc_machine-linux/include" 12080
+    file "$env/targets/$gcc_machine-linux/include/cublasLt.h"
+    file "$env/targets/$gcc_machine-linux/lib/libcublasLt.so"
+    file "$env/targets/$gcc_machine-linux/lib/libcudart.so"
+    succeeds CUDA="$env" && has CUDA_CFLAGS "$env/targets/$gcc_machine-linux/include" && has CUDA_LIBS "$env/targets/$gcc_machine-linux/lib/libcublasLt.so"
+}
+pythons_packages_for_cuda_13_are_a_toolkit() {
+    local packages=$tree/site-packages home=$tree/site-packages/nvidia/cu13
+    python "$packages"
+    nvcc "$home" "$known"
+    runtime_headers "$home/include" 13000
+    file "$home/include/cublasLt.h"
+    file "$home/include/nvrtc.h"
+    for name in cublasLt cudart nvrtc; do file "$home/lib/lib$name.so.13"; done
+    cudnn_headers "$packages/nvidia/cudnn/include"
+    file "$packages/nvidia/cudnn/lib/libcudnn.so.9"
+    file "$packages/nvidia/nccl/include/nccl.h"
+    file "$packages/nvidia/nccl/lib/libnccl.so.2"
+    frontend "$packages/include"
+    file "$packages/nvidia_cudnn_cu13-9.19.0.dist-info/METADATA"
+    file "$packages/nvidia_nccl_cu13-2.28.9.dist-info/METADATA"
+    succeeds && has CUDA_LIBS "$home/lib/libcublasLt.so.13" "-Wl,-rpath,$home/lib" && has CUDNN_LIBS "$packages/nvidia/cudnn/lib/libcudnn.so.9" "$home/lib/libnvrtc.so.13" &&
+        has CUDNN_CFLAGS "$packages/include" "$packages/nvidia/cudnn/include" && has NCCL_LIBS "$packages/nvidia/nccl/lib/libnccl.so.2" "-Wl,-rpath,$packages/nvidia/nccl/lib"
+}
+pythons_packages_fill_up_a_bare_toolkit_but_not_with_another_cuda() {
+    local packages=$tree/site-packages
+    python "$packages"
+    nvcc "$tree/usr/local/cuda" "$known"
+    runtime_headers "$tree/usr/local/cuda/include" 12080
+    for name in cublas:cublasLt cuda_runtime:cudart cuda_nvrtc:nvrtc; do file "$packages/nvidia/${name%:*}/lib/lib${name#*:}.so.12"; done
+    file "$packages/nvidia/cublas/include/cublasLt.h"
+    file "$packages/nvidia/cuda_nvrtc/include/nvrtc.h"
+    frontend "$packages/include"
+    cudnn_headers "$packages/nvidia/cudnn/include"
+    file "$packages/nvidia/cudnn/lib/libcudnn.so.9"
+    file "$packages/nvidia_cudnn_cu12-9.8.0.dist-info/METADATA"
+    file "$packages/nvidia/nccl/include/nccl.h"
+    file "$packages/nvidia/nccl/lib/libnccl.so.2"
+    file "$packages/nvidia_nccl_cu13-2.28.9.dist-info/METADATA"
+    succeeds && has CUDA_LIBS "$packages/nvidia/cublas/lib/libcublasLt.so.12" && has CUDNN_LIBS "$packages/nvidia/cuda_nvrtc/lib/libnvrtc.so.12" && empty NCCL_LIBS NCCL_CFLAGS &&
+        notes 'libnccl.so.2 is not for CUDA 12' nvidia-nccl-cu12
+}
+a_directory_of_dependencies_goes_before_the_system() {
+    toolkit "$tree/usr/local/cuda" 13000
+    cudnn_headers "$tree/deps/include"
+    frontend "$tree/deps/include"
+    file "$tree/deps/lib/libcudnn.so.9"
+    cudnn_headers "$tree/usr/include"
+    file "$tree/usr/lib/libcudnn.so"
+    succeeds DEPS="$tree/deps" && has CUDNN_LIBS "$tree/deps/lib/libcudnn.so.9" "-Wl,-rpath,$tree/deps/lib" && has CUDNN_CFLAGS "$tree/deps/include"
+}
+the_newest_of_several_versions_of_a_library() {
+    toolkit "$tree/usr/local/cuda" 13000
+    file "$tree/nccl/include/nccl.h"
+    file "$tree/nccl/lib/libnccl.so.2"
+    file "$tree/nccl/lib/libnccl.so.2.9.1"
+    file "$tree/nccl/lib/libnccl.so.2.28.9"
+    succeeds NCCL="$tree/nccl" && has NCCL_LIBS "$tree/nccl/lib/libnccl.so.2.28.9"
+}
+what_the_user_names_is_there_or_nowhere() {
+    a_toolkit_with_everything_in_it && succeeds NCCL="$tree/none" CUDNN="$tree/none" && empty NCCL_CFLAGS CUDNN_CFLAGS && notes NCCL=DIRECTORY CUDNN=DIRECTORY
+}
+parts_can_be_left_out() {
+    a_toolkit_with_everything_in_it && succeeds NCCL=no && empty NCCL_CFLAGS && has CUDNN_CFLAGS -DUSE_CUDNN && notes 'without NCCL, as asked for' &&
+        succeeds CUDNN=no && empty CUDNN_CFLAGS CUDNN_LIBS && notes 'without cuDNN, as asked for' && succeeds MPI=no && notes 'OpenMPI is not found'
+}
+without_its_parts_cudnn_is_left_out_and_all_of_them_are_named() {
+    toolkit "$tree/usr/local/cuda" 13000
+    rm "$tree/usr/local/cuda/lib64/libnvrtc.so"
+    succeeds && empty CUDNN_CFLAGS CUDNN_LIBS NCCL_LIBS && notes nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-cuda-nvrtc nvidia-nccl-cu13 &&
+        [ "$(grep -c 'attention by' "$tree/mk")" -eq 1 ] || { why=${why:-"not one line: $(cat "$tree/mk")"}; return 1; }
+}
+an_old_cudnn_is_refused() {
+    a_toolkit_with_everything_in_it
+    cudnn_headers "$tree/usr/local/cuda/include" 8
+    succeeds && empty CUDNN_CFLAGS && notes 'older than cuDNN 9'
+}
+what_is_missing_is_said_all_at_once() {
+    fails 1 'no nvcc found' 'CUDA=DIRECTORY' && with="CUDA=$tree/none" fails 1 "$tree/none has no bin/nvcc" || return 1
+    nvcc "$tree/usr/local/cuda" "$known"
+    runtime_headers "$tree/usr/local/cuda/include" 13000
+    with="ARCHS=77" fails 4 libcublasLt libcudart cublasLt.h sm_77
+}
+an_old_toolkit_is_refused() {
+    toolkit "$tree/usr/local/cuda" 11080
+    fails 1 '11.8: 12 or newer'
+}
+architectures_are_the_gpus_or_the_users() {
+    toolkit "$tree/usr/local/cuda" 13000
+    program "$tree/bin/nvidia-smi" "printf '9.0\n9.0\n8.0\n12.0\n'"
+    succeeds && has CUDA_ARCHS 80 90 120 && [ "$(value CUDA_ARCHS)" = "80 90 120" ] || { why=${why:-"CUDA_ARCHS is $(value CUDA_ARCHS)"}; return 1; }
+    succeeds ARCHS="9.0 sm_120" && [ "$(value CUDA_ARCHS)" = "90 120" ] || { why=${why:-"CUDA_ARCHS is $(value CUDA_ARCHS)"}; return 1; }
+    program "$tree/bin/nvidia-smi" "echo \"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\"; exit 9"
+    succeeds && has CUDA_ARCHS 80 90 100 120 || return 1
+    with="ARCHS=hopper" fails 1 "'hopper' is not an architecture" || return 1
+    nvcc "$tree/usr/local/cuda" 'compute_80 compute_90'
+    succeeds && [ "$(value CUDA_ARCHS)" = "80 90" ] && notes 'sm_80 90' || { why=${why:-"CUDA_ARCHS is $(value CUDA_ARCHS)"}; return 1; }
+}
+the_file_is_written_again_only_when_something_changed() {
+    toolkit "$tree/usr/local/cuda" 13000
+    find_cuda
+    touch -d '2020-01-01' "$tree/mk"
+    env -i PATH="$tree/bin:/usr/bin:/bin" SYSTEM_ROOT="$tree" PYTHON="$tree/python" MPI=yes scripts/find_cuda.sh "$tree/mk"
+    [ "$(date -r "$tree/mk" +%Y)" = 2020 ] || { why='written although nothing changed'; return 1; }
+    env -i PATH="$tree/bin:/usr/bin:/bin" SYSTEM_ROOT="$tree" PYTHON="$tree/python" MPI=yes ARCHS=90 scripts/find_cuda.sh "$tree/mk"
+    [ "$(date -r "$tree/mk" +%Y)" != 2020 ] || { why='not written although ARCHS changed'; return 1; }
+}
+
+# The Makefile, where pkg-config knows nothing and the compiler has no such headers.
+small_libraries() { # make's arguments...
+    program "$tree/bin/pkg-config" 'exit 1'
+    program "$tree/bin/cc" "case \"\$*\" in *--version*) echo cc;; *-E*) ! grep -q 'cblas\|cJSON\|xxhash\|dnnl';; *) exit 1;; esac"
+    program "$tree/bin/mpicc" 'exit 1'
+    env PATH="$tree/bin:/usr/bin:/bin" make -n BUILD="$tree/build" CC="$tree/bin/cc" "$@" >"$tree/out" 2>"$tree/err"
+}
+make_names_all_small_libraries_that_are_missing() {
+    ! small_libraries train_diffv2 || { why='it did not fail'; return 1; }
+    grep -q 'missing: OpenBLAS cJSON xxHash; scripts/install_deps.sh.*DEPS=' "$tree/err" || { why=$(cat "$tree/err"); return 1; }
+}
+make_finds_small_libraries_in_a_directory_of_dependencies() {
+    file "$tree/deps/include/cblas.h"
+    file "$tree/deps/include/cjson/cJSON.h"
+    file "$tree/deps/include/xxhash.h"
+    file "$tree/deps/lib/libopenblas.so.0"
+    file "$tree/deps/lib/libcjson.so"
+    ! small_libraries DEPS="$tree/deps" train_diffv2 && grep -q 'missing: xxHash;' "$tree/err" || { why="$(cat "$tree/err")"; return 1; }
+    file "$tree/deps/lib/libxxhash.so"
+    small_libraries DEPS="$tree/deps" train_diffv2 || { why="$(cat "$tree/err")"; return 1; }
+    local word
+    for word in "-isystem $tree/deps/include" "$tree/deps/lib/libopenblas.so.0" "$tree/deps/lib/libcjson.so" "$tree/deps/lib/libxxhash.so" "-rpath,$tree/deps/lib"; do
+        grep -qF -- "$word" "$tree/out" || { why="no '$word' in: $(cat "$tree/out")"; return 1; }
+    done
+    ! grep -q 'DONEDNN\|DUSE_MPI' "$tree/out" || { why="optional libraries that are not there: $(cat "$tree/out")"; return 1; }
+}
+
+for test in $(declare -F | awk '{ print $3 }'); do
+    case "$test" in
+    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries) continue ;;
+    esac
+    clear_tree
+    why='' with=''
+    if "$test"; then
+        echo "ok   build: ${test//_/ }"
+        passed=$((passed + 1))
+    else
+        echo "FAIL build: ${test//_/ }: $why"
+        failed=$((failed + 1))
+    fi
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,128 @@
+/*
+memory_report.h: what a run takes of memory, part by part: for --dry-run, for a run that finds too little, and beside what
+is in use once a step has been done. Part of train_diffv2.c, which includes it.
+
+On a GPU it is device memory: the parts that the program allocates are exact, what CUDA and NCCL take is estimated.
+*/
+#ifndef LLMC_MEMORY_REPORT_H
+#define LLMC_MEMORY_REPORT_H
+
+enum { MEMORY_PARTS = 16 };
+
+// The parts of what a process takes, those of no bytes left out. `speaker` NULL, or the model that speaks samples.
+static int model_memory(const Model *model, const Model *speaker, MemoryPart parts[MEMORY_PARTS]) {
+    const MemoryPart all[] = {
+        memory_part("parameters", model->params_bytes, false),
+        memory_part("gradients", model->grads_bytes, false),
+        memory_part("Adam's moments", model->moments_bytes, false),
+        memory_part("master weights", model->master_bytes, false),
+        memory_part("activations", model->activations_bytes, false),
+        memory_part("activations of samples", speaker ? speaker->activations_bytes : 0, false),
+        memory_part("gradients received from other ranks", model->received_bytes, false),
+        memory_part("workspace", model->workspace_bytes, false),
+    };
+    int count = 0;
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
+        if (all[i].bytes) parts[count++] = all[i];
+    count += ops_own_memory(parts + count);
+    const char *comm_of;
+    size_t comm_bytes = comm_own_bytes(model->sharding.ranks, &comm_of);
+    if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
+    return count;
+}
+
+static size_t memory_total(const MemoryPart *parts, int count) {
+    size_t sum = 0;
+    for (int i = 0; i < count; i++) sum += parts[i].bytes;
+    return sum;
+}
+
+// All that a process takes.
+static size_t model_bytes(const Model *model, const Model *speaker) {
+    MemoryPart parts[MEMORY_PARTS];
+    return memory_total(parts, model_memory(model, speaker, parts));
+}
+
+static double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
+
+static void print_memory(const Model *model, const Model *speaker) {
+    MemoryPart parts[MEMORY_PARTS];
+    int count = model_memory(model, speaker, parts);
+    for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
+    printf("  %-44s %10.1f MiB\n", "total", in_mib(memory_total(parts, count)));
+    DeviceMemory now;
+    if (!ops_memory(&now)) return;
+    size_t room = now.total - (now.used - now.at_start), needed = memory_total(parts, count); // its context is in both
+    printf("this device has %.1f MiB: %s\n", in_mib(now.total), needed <= room ? "enough" : "too little");
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Too little memory
+
+static struct {
+    const Model *model, *speaker;
+} memory_of; // what is being allocated
+
+// Appends to the text what a change of an option would save, when it saves anything.
+static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B, Recompute recompute, int zero) {
+    const Model *m = memory_of.model;
+    Model other;
+    model_plan_rank(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
+    size_t then = model_bytes(&other, memory_of.speaker), used = strlen(text);
+    model_free(&other, false);
+    if (then < now)
+        snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option, value, in_mib(now - then));
+}
+
+// The rest of the line that ends a program whose memory is short: what the run needs, part by part, and what would need less.
+static void memory_advice_text(char *text, size_t size) {
+    const Model *m = memory_of.model;
+    MemoryPart parts[MEMORY_PARTS];
+    int count = model_memory(m, memory_of.speaker, parts), used = 0;
+    size_t now = memory_total(parts, count);
+    char offers[512] = "";
+    used = snprintf(text, size, "the run needs %.1f MiB:", in_mib(now));
+    for (int i = 0; i < count; i++)
+        used += snprintf(text + used, size - (size_t)used, "%s %s %.1f", i ? "," : "", parts[i].what, in_mib(parts[i].bytes));
+    int level = m->sharding.level, B = m->B / 2;
+    while (B > 0 && m->B % B) B--; // a divisor, so that --total-batch stays a multiple
+    if (m->purpose == FOR_TRAINING) {
+        for (int r = (int)m->recompute + 1; r <= RECOMPUTE_BLOCK; r++) memory_offer(offers, sizeof(offers), now, "recompute", r, m->B, (Recompute)r, level);
+        for (int z = level + 1; z <= 2 && m->sharding.ranks > 1; z++) memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
+    }
+    if (B > 0 && m->purpose != FOR_GENERATION) memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
+    if (offers[0]) snprintf(text + used, size - (size_t)used, "; less with%s", offers);
+    else snprintf(text + used, size - (size_t)used, "; a smaller --seq-len or model needs less");
+}
+
+// From here on a failing allocation says what this run needs.
+static void memory_announce(const Model *model, const Model *speaker) {
+    memory_of.model = model;
+    memory_of.speaker = speaker;
+    memory_advice = memory_advice_text;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// What is in use
+
+// Of a device, once a step has been done: the plan beside it, as a record of the log and a line. Nothing on the CPU.
+static void memory_log(Log *log, int64_t step, const Model *model, const Model *speaker) {
+    MemoryPart parts[MEMORY_PARTS];
+    DeviceMemory now;
+    if (!ops_memory(&now)) return;
+    int count = model_memory(model, speaker, parts);
+    size_t planned = memory_total(parts, count), about = 0;
+    for (int i = 0; i < count; i++) about += parts[i].about ? parts[i].bytes : 0;
+    log_begin(log, "event", step);
+    log_string(log, "what", "device_memory");
+    log_integer(log, "used_bytes", (int64_t)now.used);
+    log_integer(log, "at_start_bytes", (int64_t)now.at_start);
+    log_integer(log, "total_bytes", (int64_t)now.total);
+    log_integer(log, "planned_bytes", (int64_t)planned);
+    log_integer(log, "estimated_bytes", (int64_t)about);
+    log_end(log);
+    progress_break();
+    printf("device memory: %.1f of %.1f MiB in use, %.1f of them before the first buffer; planned %.1f, %.1f of them estimated\n", in_mib(now.used),
+           in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(about));
+}
+#endif
