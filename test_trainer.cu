@@ -8,9 +8,13 @@ test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or whe
 
 Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16 nearly.
 */
-#undef USE_MPI // as in train_diffv2.cu
+#define BUCKET_ELEMENTS test_bucket_elements()
 #include "llmc/common.h"
 #include <cuda_runtime.h>
+#include "tests/planned_faults.h"
+
+// BUCKET=1024: small ones, so that the groups of a tiny model have several.
+static size_t test_bucket_elements(void) { return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20; }
 
 static int host_waits; // times that the host has waited for the device
 
@@ -18,20 +22,45 @@ static cudaError_t counted_wait(cudaStream_t stream) {
     host_waits++;
     return cudaStreamSynchronize(stream);
 }
+static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event);
+static void device_phase(Phase phase);
+
 #define cudaStreamSynchronize counted_wait
+#define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
+#define watch_phase device_phase
 #define main train_diffv2_main
 #include "train_diffv2.cu"
 #undef main
+#undef watch_phase
+#undef cudaStreamWaitEvent
+
+// MISSING_WAIT=collectives or operations: those forget to wait for the others.
+static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
+    const char *missing = getenv("MISSING_WAIT");
+    bool forgets = missing && strcmp(missing, stream == main_stream ? "operations" : "collectives") == 0;
+    return forgets ? cudaSuccess : cudaStreamWaitEvent(stream, event, 0);
+}
+
+// FAULT=hang:RANK:STEP:WHERE: what the device is given from there on does not end.
+static void device_phase(Phase phase) {
+    faulty_phase(phase);
+#ifdef CUDA_ON_CPU
+    if (fault_is("hang", fault_place(phase))) cuda_on_cpu::on_stream_when(main_stream, "what does not end", [] { return false; }, [] {});
+#endif
+}
+
 #include "tests/harness.h"
 #include "tests/cuda_trainer.h"
+#include "tests/cuda_ranks.h"
 
 int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
     int passed = 0, failed = 0;
-    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT; t++) {
-        const Test *test = &cuda_trainer_tests[t].test;
-        if (argc > 1 ? !strstr(test->sentence, argv[1]) : !cuda_test_belongs(cuda_trainer_tests[t].build)) continue;
+    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++) {
+        const CudaTest *which = t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
+        const Test *test = &which->test;
+        if (argc > 1 ? !strstr(test->sentence, argv[1]) : !cuda_test_belongs(which->build)) continue;
         double start = now_seconds();
         test_failures = 0;
         test->run();

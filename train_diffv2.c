@@ -286,7 +286,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
         model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
         model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
         if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
-        if (ranks > 1) model->received_bytes = model->sharding.largest * sizeof(grad_t);
+        model->received_bytes = comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, level);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
@@ -1458,6 +1458,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
+    if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);
@@ -1545,7 +1546,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
-    comm_alloc(run->model.sharding.largest * sizeof(grad_t));
+    comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);

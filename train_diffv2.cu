@@ -5,11 +5,11 @@ llmc/ops.h includes for DEVICE_OPS; model, backward, update and run are the very
   precision   PRECISION_BF16 (default): parameters and activations bf16; gradients, moments, master weights and statistics
               fp32. PRECISION_FP32: everything fp32, for comparison with the CPU
   memory      one cudaMalloc per buffer of the model, before the first step (llmc/device_memory.cuh)
-  order       all operations run on one stream; in a step the host waits only where it reads the loss and the norm
+  order       all operations run on one stream and collectives on a second; in a step the host waits only where it reads
+              the loss and the norm
   products    cuBLASLt, behind llmc/gemm.cuh
-  ranks       one: llmc/comm.h moves host memory, so a launcher's many are refused
+  ranks       one process per GPU, which NCCL connects (llmc/comm_nccl.cuh); built without USE_NCCL it is one process alone
 */
-#undef USE_MPI
 #ifndef DEVICE_OPS
 #define DEVICE_OPS
 #endif

@@ -31,6 +31,7 @@ Valid as C11 and as C++17.
 #include <inttypes.h>
 #include <limits.h>
 #include <math.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <omp.h>

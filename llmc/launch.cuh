@@ -3,6 +3,7 @@ launch.cuh: how a kernel is launched and gets its shared memory, in the GPU buil
 (dev/cuda_on_cpu, selected by CUDA_ON_CPU). A kernel file needs nothing else of either.
 
   LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a launch that fails ends the program
+  LAUNCH_ON(stream, kernel, ...)                       on another
   SHARED(type, name, count);                           type name[count] that the block shares, not initialised
   DYNAMIC_SHARED(type, name);                          type *name: the shared_bytes of the launch, 16-byte aligned
 
@@ -29,8 +30,8 @@ give it a 16-byte type.
 #ifdef CUDA_ON_CPU
 
 #include "../dev/cuda_on_cpu/device.h"
-#define LAUNCH(kernel, grid, block, shared_bytes, ...) \
-    cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, main_stream)(__VA_ARGS__)
+#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...) \
+    cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__)
 #define SHARED(type, name, count)               \
     static cuda_on_cpu::SharedSite name##_site; \
     type(&name)[count] = *static_cast<type(*)[count]>(name##_site.array(sizeof(type[count]), alignof(type), #name))
@@ -38,10 +39,10 @@ give it a 16-byte type.
 
 #else
 
-#define LAUNCH(kernel, grid, block, shared_bytes, ...)                         \
-    do {                                                                       \
-        kernel<<<(grid), (block), (shared_bytes), main_stream>>>(__VA_ARGS__); \
-        LAUNCH_CHECK(cudaGetLastError(), #kernel);                             \
+#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)           \
+    do {                                                                    \
+        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__); \
+        LAUNCH_CHECK(cudaGetLastError(), #kernel);                          \
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]
 // one declaration for all types: templates of one file may each want another
@@ -50,4 +51,6 @@ give it a 16-byte type.
     type *name = reinterpret_cast<type *>(launch_dynamic_shared)
 
 #endif
+#define LAUNCH(kernel, grid, block, shared_bytes, ...) \
+    LAUNCH_ON(main_stream, kernel, grid, block, shared_bytes, __VA_ARGS__)
 #endif

@@ -4,11 +4,13 @@ watchdog.h: the ranks of a run watch one another, so that none waits for ever fo
 Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
 a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
 
-  void watch_open(rank, ranks, address)    rank 0 listens and fills in `address`; the others connect to it
+  void watch_open(rank, ranks, address, gift, bytes)   rank 0 has listened at `address`, the others connect to it; then all
+                                           have rank 0's `gift`
   void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
   void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
-  void watch_close()                       all ranks have come to the end
+  void watch_device(collectives, waiting)  the same of a device, which the host does not wait for
+  watch_last_act                           what is to be done before the program ends, within about a second
 
   heartbeat   Every rank sends what it is doing, several times in a timeout; rank 0 answers with its own.
   verdict     by rank 0, on a rank whose connection has closed (killed: at once), that was silent for the timeout
@@ -24,6 +26,13 @@ One rank: nothing here does anything, and no thread is started.
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
 #include "watchdog_peers.h"
+
+static void (*watch_last_act)(void);
+
+__attribute__((noreturn)) static inline void watch_exit(int status) {
+    if (watch_last_act) watch_last_act();
+    _exit(status);
+}
 
 // ---- lines
 
@@ -82,7 +91,7 @@ __attribute__((noreturn)) static inline void watch_end(int status) {
         for (int i = 0; i < watch.peer_count; i++)
             while (watch.peers[i].fd >= 0 && recv(watch.peers[i].fd, taken, sizeof(taken), MSG_DONTWAIT) > 0) {}
     }
-    _exit(status);
+    watch_exit(status);
 }
 
 // Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
@@ -137,13 +146,13 @@ static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
     if (!watch_receive(p->fd, &m)) {
         p->gone = true;
-        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) _exit(EXIT_FAILED); // this one was stopped, and the others have said so
+        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED); // this one was stopped, and the others have said so
         watch_verdict(&p->last, "has ended without a word (killed?)", 0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
-        _exit(EXIT_FAILED);
+        watch_exit(EXIT_FAILED);
     }
     p->heard = now_seconds();
-    if (m.kind == WATCH_END) _exit(m.status);
+    if (m.kind == WATCH_END) watch_exit(m.status);
     p->last = m;
     if (m.kind == WATCH_BYE) p->gone = true;
     if (m.kind != WATCH_FAILED) return;
@@ -159,7 +168,7 @@ static inline void watch_judge_silence(double limit) {
         bool speaks = watch.rank <= 4; // when it is rank 0 that is silent, a few lines do
         if (speaks) watch_verdict(&p->last, "has been silent for", silent);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
-        _exit(EXIT_FAILED);
+        watch_exit(EXIT_FAILED);
     }
 }
 
@@ -239,7 +248,7 @@ static inline void watch_leave(int status, void *unused) {
 }
 
 // After watch_listen on rank 0, whose address all have; returns when all are connected.
-static inline void watch_open(int rank, int ranks, const WatchAddress *address) {
+static inline void watch_open(int rank, int ranks, const WatchAddress *address, void *gift, size_t gift_bytes) {
     watch.rank = rank, watch.ranks = ranks, watch.token = address->token;
     watch_timeout(WATCH_TIMEOUT);
     gethostname(watch.host, sizeof(watch.host) - 1);
@@ -255,6 +264,7 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address) 
         memcpy(watch.peers[0].last.host, address->host, WATCH_HOST);
         watch_send(&watch.peers[0], &hello);
     }
+    watch_give(gift, gift_bytes);
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
     watch.on = true;
     warn_hook = watch_take_line;

@@ -15,7 +15,8 @@ typedef struct {
     char host[WATCH_HOST];
     uint32_t ip[WATCH_ADDRESSES]; // network byte order; 0: none
     uint16_t port;
-    uint64_t token; // of the run: a stranger's connection is not a rank's
+    uint64_t token;  // of the run: a stranger's connection is not a rank's
+    double patience; // seconds until it must listen there; 0: it does
 } WatchAddress;
 
 typedef enum { WATCH_HELLO, WATCH_BEAT, WATCH_BYE, WATCH_FAILED, WATCH_END } WatchKind;
@@ -23,8 +24,9 @@ typedef struct {
     uint64_t token;
     int kind, rank, status, phase;
     int64_t step;
-    uint64_t collectives; // that the rank has waited for to their end
+    uint64_t collectives; // that the rank has waited for to their end, or to which its device has come
     double waiting;       // seconds in the present one; 0: it does not wait
+    uint64_t device;      // that this rank computes on, unlike all others of the world; 0: shared ones
     char host[WATCH_HOST];
     char text[WATCH_TEXT]; // of WATCH_FAILED: lines
 } WatchMessage;
@@ -41,7 +43,7 @@ typedef struct {
 static struct {
     bool on, leaving;
     int rank, ranks, status, listener;
-    uint64_t token;
+    uint64_t token, device;
     double timeout, resumed; // the latter: when this process was last found to have been stopped; 0: never
     char host[WATCH_HOST];
     // what this rank is doing
@@ -57,7 +59,7 @@ static struct {
     pthread_t thread;
     WatchPeer *peers; // rank 0: of each rank; else one, rank 0
     int peer_count;
-} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
@@ -77,6 +79,13 @@ static inline void watch_wait_end(void) {
     __atomic_store(&watch.wait_begin, &none, __ATOMIC_RELAXED);
     WATCH_SET(collectives, WATCH_GET(collectives) + 1);
 }
+// A device goes on behind the host's back: the collectives it has come to, and whether it waits in one.
+static inline void watch_device(uint64_t collectives, bool waiting) {
+    double none = 0;
+    WATCH_SET(collectives, collectives);
+    if (waiting) watch_wait_begin();
+    else __atomic_store(&watch.wait_begin, &none, __ATOMIC_RELAXED);
+}
 static inline void watch_timeout(double seconds) { __atomic_store(&watch.timeout, &seconds, __ATOMIC_RELAXED); }
 static inline double watch_limit(void) {
     double t;
@@ -89,6 +98,7 @@ static inline WatchMessage watch_message(WatchKind kind) {
     memset(&m, 0, sizeof(m));
     double begin = watch_wait_start();
     m.token = watch.token, m.kind = (int)kind, m.rank = watch.rank, m.status = watch.status, m.phase = WATCH_GET(phase), m.step = WATCH_GET(step);
+    m.device = watch.device;
     m.collectives = WATCH_GET(collectives), m.waiting = begin > 0 ? now_seconds() - begin : 0;
     memcpy(m.host, watch.host, WATCH_HOST);
     return m;
@@ -141,18 +151,21 @@ static inline void watch_fill_address(WatchAddress *a) {
     a->token = XXH3_64bits(words, sizeof(words));
 }
 
-// Rank 0, first half: listens, so that the others can be told where.
-static inline void watch_listen(WatchAddress *a) {
-    watch_fill_address(a);
+// Rank 0, first half: listens, at a port that the others know or, with 0, at any, so that they can be told where.
+static inline void watch_listen(WatchAddress *a, uint16_t port) {
+    int yes = 1;
+    if (port == 0) watch_fill_address(a);
     struct sockaddr_in in;
     socklen_t length = sizeof(in);
     memset(&in, 0, sizeof(in));
     in.sin_family = AF_INET;
     in.sin_addr.s_addr = htonl(INADDR_ANY);
+    in.sin_port = htons(port);
     watch.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (port) setsockopt(watch.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)); // the last run's port is this one's
     CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 && listen(watch.listener, 1024) == 0 &&
               getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
-          "cannot listen for the other ranks: %s", strerror(errno));
+          "cannot listen for the other ranks%s: %s", port ? " at the port that follows from the job (MASTER_PORT is another)" : "", strerror(errno));
     a->port = ntohs(in.sin_port);
 }
 
@@ -172,9 +185,12 @@ static inline bool watch_connect_to(uint32_t ip, uint16_t port, int *fd) {
 
 static inline int watch_connect(const WatchAddress *a) {
     int fd = -1;
-    if (strcmp(a->host, watch.host) == 0 && watch_connect_to(htonl(INADDR_LOOPBACK), a->port, &fd)) return fd;
-    for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
-        if (watch_connect_to(a->ip[i], a->port, &fd)) return fd;
+    double until = now_seconds() + a->patience;
+    do {
+        if (strcmp(a->host, watch.host) == 0 && watch_connect_to(htonl(INADDR_LOOPBACK), a->port, &fd)) return fd;
+        for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
+            if (watch_connect_to(a->ip[i], a->port, &fd)) return fd;
+    } while (now_seconds() < until && usleep(100000) == 0);
     CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port, strerror(errno));
     return -1;
 }
@@ -199,5 +215,16 @@ static inline void watch_accept(void) {
         missing--;
     }
     close(watch.listener);
+}
+
+// What rank 0 knows and all others are to know, once all are connected.
+static inline void watch_give(void *data, size_t bytes) {
+    size_t have = 0;
+    for (int i = 0; i < watch.peer_count; i++) {
+        if (watch.peers[i].fd < 0 || bytes == 0) continue;
+        ssize_t n = watch.rank == 0 ? send(watch.peers[i].fd, data, bytes, MSG_NOSIGNAL) : 0;
+        while (watch.rank > 0 && have < bytes && (n = recv(watch.peers[i].fd, (char *)data + have, bytes - have, 0)) > 0) have += (size_t)n;
+        CHECK(watch.rank == 0 ? n == (ssize_t)bytes : have == bytes, "rank %d has lost rank %d at the start", watch.rank, watch.rank == 0 ? i : 0);
+    }
 }
 #endif

@@ -55,12 +55,13 @@ places_of() { # what the caller named, names of Python's packages under nvidia/
     [ -z "$1" ] || { echo "$1"; return; } # named: there or nowhere
     [ -z "${DEPS-}" ] || echo "$DEPS"
     echo "$toolkit"
-    printf '%s\n' "$root/usr/local" "$root/usr"
+    [ "$python_toolkit" = yes ] || printf '%s\n' "$root/usr/local" "$root/usr"
     shift
     for directory in ${python_packages[@]+"${python_packages[@]}"}; do
         for package; do echo "$directory/nvidia/$package"; done
         echo "$directory" # whose include/ has the frontend
     done
+    [ "$python_toolkit" = no ] || printf '%s\n' "$root/usr/local" "$root/usr" # last: what belongs to the toolkit is beside it
 }
 
 find_header() { # name, places...: the directory to include
@@ -143,7 +144,12 @@ find_cuda() {
     local include libraries=() library name version
     find_toolkit
     [ -n "$toolkit" ] || return
-    case "$toolkit" in */nvidia/cu[0-9]* | */nvidia/cuda_nvcc) python_packages=("${toolkit%/nvidia/*}" ${python_packages[@]+"${python_packages[@]}"}) ;; esac
+    case "$toolkit" in
+    */nvidia/cu[0-9]* | */nvidia/cuda_nvcc)
+        python_toolkit=yes
+        python_packages=("${toolkit%/nvidia/*}" ${python_packages[@]+"${python_packages[@]}"})
+        ;;
+    esac
     include=$(find_header cuda_runtime.h "$toolkit")
     version=$(defined CUDART_VERSION "$include/cuda_runtime_api.h")
     cuda_major=$((${version:-0} / 1000))
@@ -244,7 +250,7 @@ gpu_archs() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/nu
 # ---------------------------------------------------------------------------------------------------
 
 say() { assignments+=("$1 := $2"); } # such that a later assignment of the caller's own wins
-assignments=() cuda_places=() cuda_major=0
+assignments=() cuda_places=() cuda_major=0 python_toolkit=no
 python_directories
 find_cuda
 if [ -n "$toolkit" ]; then

@@ -130,6 +130,17 @@ compare_languages() {
     cmp "$scratch/c.safetensors" "$scratch/cpp.safetensors"
 }
 
+# The program of nvcc, as it starts without LD_LIBRARY_PATH and perhaps without a GPU, against the one on the CPU: but for
+# what cuDNN takes, and what is said of the device.
+compare_dry_runs() { # the latter's program
+    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|Adam|master|activations|per |of the run|embedding)'
+    env -u LD_LIBRARY_PATH build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 && "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1 || {
+        tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
+        return 1
+    }
+    grep -E "$rows" "$scratch/nvcc.out" >"$scratch/nvcc.rows" && diff "$scratch/nvcc.rows" <(grep -E "$rows" "$scratch/cpu.out")
+}
+
 echo "== dependencies"
 scripts/install_deps.sh --with-mpi || {
     fail_one "dependencies: see the line above"
@@ -234,7 +245,17 @@ else # one architecture and precision a run: which one follows from the revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
     archs=(80 90 100 120) precisions=(bf16 fp32)
     arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
-    build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu
+    on_cpu=build/oncpu/test_trainer
+    [ "$precision" = bf16 ] || on_cpu=build/fp32/oncpu/test_trainer
+    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu &&
+        [ -x "$on_cpu" ]; then
+        if compare_dry_runs "$on_cpu"; then
+            echo "ok   nvcc: the program starts where there is no GPU, and its dry run is that of the CPU's layer"
+            passed=$((passed + 1))
+        else
+            fail_one "nvcc: the dry run of build/nvcc/train_diffv2cu is not that of $on_cpu"
+        fi
+    fi
 fi
 plans=build/cudnn_plans # cuDNN's own answers, for devices that are not here; all devices with --all
 mkdir -p "$plans"

@@ -1,9 +1,8 @@
 /*
 faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the tests of many ranks (tests/ranks.h).
 
-  FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
-    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: data, forward, backward, gradients, update, save (before the first
-                 byte) or write (in the middle of the files)
+  FAULT=KIND:RANK:STEP[:WHERE]    those of planned_faults.h, and
+    kill, stop   also at `write`, in the middle of a checkpoint's files
     nan          a gradient of this step that is not a number
     flip         one bit of a weight, after the update
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
@@ -15,27 +14,8 @@ Buckets are small, so that the groups of a tiny model have several.
 #include "../llmc/ops.h"
 #include "../llmc/comm.h"
 #include "../llmc/files.h"
+#include "planned_faults.h"
 #include <sys/resource.h>
-
-static bool fault_is(const char *kind, const char *where) {
-    const char *all = getenv("FAULT");
-    char wanted[100];
-    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, comm_rank(), WATCH_GET(step), where ? ":" : "", where ? where : "");
-    for (const char *at = all; at && (at = strstr(at, wanted)); at++)
-        if ((at == all || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
-    return false;
-}
-
-static void fault_at(const char *where) {
-    if (fault_is("kill", where)) raise(SIGKILL);
-    if (fault_is("stop", where)) raise(SIGSTOP);
-}
-
-static void faulty_phase(Phase phase) {
-    static const char *const names[] = {"start", "data", "forward", "backward", "gradients", "update", "parameters", "validation", "check", "save", "log", "end"};
-    watch_phase(phase);
-    fault_at(names[phase]);
-}
 
 static void faulty_pwrite(int fd, const void *from, size_t bytes, uint64_t offset, const char *path) {
     file_pwrite(fd, from, bytes / 2, offset, path);

@@ -55,6 +55,9 @@ void set_order(Order order, uint64_t seed = 1); // also CUDA_ON_CPU_ORDER=forwar
 // Queues `work` on a stream as if it were a kernel: what stands in for a library (a GEMM) runs here, may read and write
 // device memory, and may use threads of its own.
 void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place = Place::here());
+// The same for what must wait for another process: `ready` is asked, again and again, until it says yes.
+void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
+                    Place place = Place::here());
 
 // Ends the program with one line that names kernel, launch, block and thread.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));

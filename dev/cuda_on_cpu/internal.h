@@ -53,6 +53,7 @@ void catch_faults();
 
 // runtime.cpp
 size_t dynamic_shared_limit(const void *kernel);
+cudaError_t remember(cudaError_t error); // for cudaGetLastError of this thread
 
 } // namespace cuda_on_cpu
 #endif

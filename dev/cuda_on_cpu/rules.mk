@@ -4,6 +4,7 @@
 # by swapcontext, as on CPUs other than x86-64).
 
 CUDA_HEADERS = $(or $(CUDA),/usr/local/cuda)/include
+ONCPU_NCCL = $(if $(wildcard $(CUDA_HEADERS)/nccl.h /usr/include/nccl.h),-DUSE_NCCL)
 PRECISION ?= bf16
 ONCPU = $(BUILD)/oncpu
 ONCPU_PRECISION_bf16 = -DPRECISION_BF16
@@ -21,7 +22,7 @@ endif
 ifdef UCONTEXT
   ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
-ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
+ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER)

@@ -10,10 +10,13 @@ namespace {
 
 std::map<const void *, size_t> allowed_shared; // by cudaFuncSetAttribute
 
-cudaError_t last_error = cudaSuccess;
-cudaError_t remember(cudaError_t error) {
-    if (error != cudaSuccess) last_error = error;
-    return error;
+thread_local cudaError_t last_error = cudaSuccess;
+int chosen_device;
+
+int device_count() { // CUDA_ON_CPU_DEVICES: that a program may choose one of (1)
+    static const char *text = getenv("CUDA_ON_CPU_DEVICES");
+    static const int count = text && *text ? atoi(text) : 1;
+    return count;
 }
 
 void check_extent(const Launch &l, const char *what, Extent e, long long x, long long y, long long z) {
@@ -23,6 +26,11 @@ void check_extent(const Launch &l, const char *what, Extent e, long long x, long
 }
 
 } // namespace
+
+cudaError_t remember(cudaError_t error) {
+    if (error != cudaSuccess) last_error = error;
+    return error;
+}
 
 size_t dynamic_shared_limit(const void *kernel) {
     auto found = allowed_shared.find(kernel);
@@ -60,17 +68,24 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
 }
 
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
-    return cudaSuccess;
+    *count = device_count();
+    return *count > 0 ? cudaSuccess : remember(cudaErrorNoDevice);
 }
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = chosen_device;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { return remember(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) { // once: what there is of memory and streams is of one device
+    if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
+    static const int first = chosen_device = device;
+    if (device != first)
+        fail("cudaSetDevice(%d) after cudaSetDevice(%d): a process has one device here", device, first);
+    return cudaSuccess;
+}
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
-    if (device != 0) return remember(cudaErrorInvalidDevice);
+    if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
     memset(p, 0, sizeof(*p));
+    p->uuid.bytes[0] = (char)(device + 1);
     const char *name = getenv("CUDA_ON_CPU_NAME"); // of a device to pass for
     snprintf(p->name, sizeof(p->name), "%s", name ? name : "CUDA on the CPU");
     size_t available;
@@ -158,6 +173,8 @@ const char *cudaGetErrorName(cudaError_t error) {
         return "cudaErrorMemoryAllocation";
     case cudaErrorInvalidDevice:
         return "cudaErrorInvalidDevice";
+    case cudaErrorNoDevice:
+        return "cudaErrorNoDevice";
     case cudaErrorInvalidPitchValue:
         return "cudaErrorInvalidPitchValue";
     case cudaErrorInvalidResourceHandle:
@@ -178,6 +195,8 @@ const char *cudaGetErrorString(cudaError_t error) {
         return "out of memory";
     case cudaErrorInvalidDevice:
         return "invalid device ordinal";
+    case cudaErrorNoDevice:
+        return "no CUDA-capable device is detected";
     default:
         return cudaGetErrorName(error);
     }

@@ -3,38 +3,57 @@ streams.cpp: streams and events.
 
 What is put on a stream runs as late as CUDA allows: when the host waits for it. So a host that reads a result without
 waiting reads the old value, and work on one stream that should wait for another and does not, runs without it.
-CUDA_ON_CPU_STREAMS=eager runs everything at once instead, which is easier to step through.
+CUDA_ON_CPU_STREAMS=eager runs everything at once instead, which is easier to step through. CUDA_ON_CPU_STREAMS=hasty is
+late for the first stream that a program creates and runs the others as soon as they can: work of theirs that should
+wait for the first stream and does not, runs before it.
 
 Waiting for an event runs its stream up to the record. The null stream and blocking streams wait for each other as
-CUDA's do.
+CUDA's do. Work may have to wait for another process (a collective): until then nothing behind it in its stream runs,
+and a query says so.
 */
 #include "internal.h"
+#include <atomic>
 #include <deque>
+#include <thread>
 #include <vector>
 #include <time.h>
+#include <unistd.h>
 
+namespace {
+struct Item {
+    std::function<bool()> ready; // asked until it says yes; empty: at once
+    std::function<void()> work;  // may be empty
+};
+} // namespace
 struct CUstream_st {
     bool blocking;
-    std::deque<std::function<void()>> queue;
-    uint64_t queued, done;
+    std::deque<Item> queue;
+    uint64_t queued;
+    std::atomic<uint64_t> done; // other threads ask
+    bool running;               // an item of it is being asked or is at work
 };
 struct CUevent_st {
-    CUstream_st *stream; // of the last record, or nullptr
-    uint64_t number;     // of the record in its stream
-    double ms;           // when it ran
+    std::atomic<CUstream_st *> stream; // of the last record, or nullptr
+    std::atomic<uint64_t> number;      // of the record in its stream
+    double ms;                         // when it ran
 };
 
 namespace cuda_on_cpu {
 namespace {
 
-CUstream_st null_stream = {true, {}, 0, 0};
+CUstream_st null_stream = {true, {}, 0, {0}, false};
 std::vector<CUstream_st *> streams = {&null_stream};
+CUstream_st *first_stream;      // that the program has created
+std::thread::id streams_thread; // that runs them
 
-bool eager() {
+enum class Order { late, eager, hasty };
+Order order() {
     static const char *text = getenv("CUDA_ON_CPU_STREAMS");
-    static const bool is = text && !strcmp(text, "eager");
-    if (text && *text && !is && strcmp(text, "late"))
-        fail("CUDA_ON_CPU_STREAMS is '%s': eager or late is expected", text);
+    static const Order is = text && !strcmp(text, "eager")   ? Order::eager
+                            : text && !strcmp(text, "hasty") ? Order::hasty
+                                                             : Order::late;
+    if (text && *text && is == Order::late && strcmp(text, "late"))
+        fail("CUDA_ON_CPU_STREAMS is '%s': eager, hasty or late is expected", text);
     return is;
 }
 
@@ -45,23 +64,45 @@ CUstream_st *find(cudaStream_t stream) {
     fail("stream %p does not exist, or no longer", (void *)stream);
 }
 
-void run_until(CUstream_st *s, uint64_t number) {
+// Runs a stream up to `number` as far as it can; whether it could.
+bool try_run(CUstream_st *s, uint64_t number) {
     while (s->done < number) {
-        std::function<void()> work = std::move(s->queue.front());
+        if (s->running) return false; // its own item asks
+        Item &first = s->queue.front();
+        s->running = true;
+        bool ready = !first.ready || first.ready();
+        s->running = false;
+        if (!ready) return false;
+        std::function<void()> work = std::move(first.work);
         s->queue.pop_front();
-        s->done++; // before it runs: work that waits for this stream means what comes before it
-        work();
+        s->running = true;
+        if (work) work();
+        s->running = false;
+        s->done++;
     }
+    return true;
 }
 
-void push(CUstream_st *s, std::function<void()> work) {
-    s->queue.push_back(std::move(work));
+void run_until(CUstream_st *s, uint64_t number) {
+    for (unsigned looks = 0; !try_run(s, number); looks++) usleep(looks < 100 ? 20 : 200);
+}
+
+void hurry() {
+    for (CUstream_st *s : streams)
+        if (s != first_stream && s != &null_stream) try_run(s, s->queued);
+}
+
+void push(CUstream_st *s, Item item) {
+    s->queue.push_back(std::move(item));
     s->queued++;
-    if (eager() || s->queue.size() > 1 << 16) {
-        open_device_memory();
-        run_until(s, s->queued);
-        close_device_memory();
-    }
+    open_device_memory();
+    if (order() == Order::eager || s->queue.size() > 1 << 16) run_until(s, s->queued);
+    else if (order() == Order::hasty) hurry();
+    close_device_memory();
+}
+
+Item wait_for(CUstream_st *other, uint64_t number) {
+    return {[other, number] { return try_run(other, number); }, {}};
 }
 
 // The null stream waits for blocking streams, and they for it.
@@ -69,7 +110,7 @@ void wait_as_null_stream_does(CUstream_st *s) {
     for (CUstream_st *other : streams) {
         if (other == s || !other->blocking || (s != &null_stream && other != &null_stream)) continue;
         uint64_t number = other->queued;
-        if (s->blocking && other->done < number) push(s, [other, number] { run_until(other, number); });
+        if (s->blocking && other->done < number) push(s, wait_for(other, number));
     }
 }
 
@@ -90,7 +131,7 @@ void drain_one(CUstream_st *s) {
 void enqueue(cudaStream_t stream, std::function<void()> work) {
     CUstream_st *s = find(stream);
     wait_as_null_stream_does(s);
-    push(s, std::move(work));
+    push(s, {{}, std::move(work)});
 }
 void drain(cudaStream_t stream) { drain_one(find(stream)); }
 void drain_all() {
@@ -109,6 +150,22 @@ void on_stream(cudaStream_t stream, const char *name, std::function<void()> work
     });
 }
 
+void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
+                    Place place) {
+    CUstream_st *s = find(stream);
+    wait_as_null_stream_does(s);
+    auto named = [name, place](auto of) {
+        return [name, place, of]() mutable {
+            struct Named {
+                Named(const char *n, Place p) { stand_in = n, stand_in_place = p; }
+                ~Named() { stand_in = nullptr; }
+            } now(name, place);
+            return of();
+        };
+    };
+    push(s, {named(ready), named(work)});
+}
+
 } // namespace cuda_on_cpu
 
 using namespace cuda_on_cpu;
@@ -116,7 +173,8 @@ using namespace cuda_on_cpu;
 extern "C" {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
-    *stream = new CUstream_st{flags != cudaStreamNonBlocking, {}, 0, 0};
+    *stream = new CUstream_st{flags != cudaStreamNonBlocking, {}, 0, {0}, false};
+    if (!first_stream) first_stream = *stream, streams_thread = std::this_thread::get_id();
     streams.push_back(*stream);
     return cudaSuccess;
 }
@@ -130,6 +188,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what is queued still run
     drain_one(s);
     for (size_t i = 0; i < streams.size(); i++)
         if (streams[i] == s) streams.erase(streams.begin() + (long)i--);
+    if (first_stream == s) first_stream = nullptr;
     delete s;
     return cudaSuccess;
 }
@@ -137,9 +196,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     drain(stream);
     return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-    drain(stream); // a loop that waits for it must come to an end
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0, *greatest = -5;
     return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+    CUstream_st *s = find(stream);
+    open_device_memory();
+    bool done = try_run(s, s->queued); // a loop that waits for it must come to an end
+    close_device_memory();
+    return done ? cudaSuccess : remember(cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize(void) {
     drain_all();
@@ -147,7 +213,7 @@ cudaError_t cudaDeviceSynchronize(void) {
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
-    *event = new CUevent_st{nullptr, 0, 0};
+    *event = new CUevent_st{{nullptr}, {0}, 0};
     return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
@@ -158,15 +224,17 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     enqueue(stream, [event] { event->ms = now_ms(); });
-    event->stream = find(stream);
-    event->number = event->stream->queued;
+    CUstream_st *s = find(stream);
+    event->stream = s;
+    event->number = s->queued;
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
     if (!event->stream) return cudaSuccess; // never recorded: nothing to wait for
     CUstream_st *other = event->stream;
-    uint64_t number = event->number;
-    enqueue(stream, [other, number] { run_until(other, number); });
+    CUstream_st *s = find(stream);
+    wait_as_null_stream_does(s);
+    push(s, wait_for(other, event->number));
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -176,10 +244,22 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     close_device_memory();
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
+// Another thread than the one that works for the device only looks.
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    CUstream_st *s = event->stream;
+    if (!s) return cudaSuccess;
+    bool done = s->done >= event->number;
+    if (!done && std::this_thread::get_id() == streams_thread) {
+        open_device_memory();
+        done = try_run(s, event->number);
+        close_device_memory();
+    }
+    return done ? cudaSuccess : remember(cudaErrorNotReady);
+}
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
-    if (!start->stream || !end->stream) return cudaErrorInvalidResourceHandle;
-    if (start->stream->done < start->number || end->stream->done < end->number) return cudaErrorNotReady;
+    CUstream_st *s = start->stream, *e = end->stream;
+    if (!s || !e) return cudaErrorInvalidResourceHandle;
+    if (s->done < start->number || e->done < end->number) return cudaErrorNotReady;
     *ms = (float)(end->ms - start->ms);
     return cudaSuccess;
 }

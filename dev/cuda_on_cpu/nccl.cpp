@@ -1,0 +1,184 @@
+/*
+nccl.cpp: NCCL where kernels run on the CPU, between processes of one machine. nccl.h declares the calls, so a signature
+that differs from NVIDIA's does not compile.
+
+A collective takes its turn in its stream. When it comes to the front it copies what this rank sends to memory that the
+processes share; it ends once all ranks have; until then its stream stands still and the host does not. So what a rank
+should have waited for before it sends, and did not, is missing in what arrives. Sums are formed in the order of ranks.
+All ranks must make the same calls in the same order; a rank that makes another ends all that see it with a line.
+
+A rank that is gone is waited for without an end, as NCCL does. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a
+line.
+*/
+#include "internal.h"
+#include <atomic>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+
+namespace {
+
+using namespace cuda_on_cpu;
+
+enum { slots = 2, largest_ranks = 16 };
+constexpr size_t slot_bytes = (size_t)64 << 20; // of a rank; pages that nobody writes do not exist
+
+struct Call {
+    char name[24];
+    size_t bytes;
+    int detail; // root or operation
+};
+struct Shared {
+    std::atomic<int> ranks_here;
+    std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
+    Call calls[slots][largest_ranks];
+};
+constexpr size_t header_bytes = (sizeof(Shared) + 4095) / 4096 * 4096;
+
+} // namespace
+
+struct ncclComm {
+    int rank, ranks;
+    uint64_t queued;
+    Shared *shared;
+    char *data(uint64_t number, int of) const {
+        return (char *)shared + header_bytes + ((size_t)(number % slots) * (size_t)ranks + (size_t)of) * slot_bytes;
+    }
+};
+
+namespace {
+
+size_t total_bytes(int ranks) { return header_bytes + (size_t)slots * (size_t)ranks * slot_bytes; }
+
+void check_buffer(const char *name, const void *buffer, size_t bytes) {
+    Found f = find_memory(buffer);
+    if (f.kind != Memory::device || (const char *)buffer + bytes > f.base + f.bytes)
+        fail("%s: %zu bytes at %p are not device memory of one allocation", name, bytes, buffer);
+}
+
+// Sends `bytes` when its turn has come, and calls arrive(collective) when all ranks have sent theirs.
+ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, size_t bytes, int detail,
+                        const void *from, std::function<void(uint64_t)> arrive) {
+    uint64_t number = comm->queued++;
+    bool sent = false;
+    Call call = {"", bytes, detail};
+    snprintf(call.name, sizeof(call.name), "%s", name);
+    if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this stand-in is made for", call.name, call.bytes);
+    auto ready = [=]() mutable {
+        Shared *s = comm->shared;
+        for (int r = 0; r < comm->ranks && !sent; r++)
+            if (s->taken[r] + slots <= number) return false; // the slot is still another collective's
+        if (!sent) {
+            memcpy(comm->data(number, comm->rank), from, call.bytes);
+            s->calls[number % slots][comm->rank] = call;
+            s->sent[comm->rank] = number + 1;
+            sent = true;
+        }
+        for (int r = 0; r < comm->ranks; r++)
+            if (s->sent[r] <= number) return false;
+        return true;
+    };
+    on_stream_when(stream, name, ready, [=] {
+        for (int r = 0; r < comm->ranks; r++) {
+            const Call &other = comm->shared->calls[number % slots][r];
+            if (strcmp(other.name, call.name) || other.bytes != call.bytes || other.detail != call.detail)
+                fail("collective %llu is %s of %zu bytes (%d) on rank %d and %s of %zu (%d) on rank %d",
+                     (unsigned long long)number, call.name, call.bytes, call.detail, comm->rank, other.name,
+                     other.bytes, other.detail, r);
+        }
+        arrive(number);
+        comm->shared->taken[comm->rank] = number + 1;
+    });
+    return ncclSuccess;
+}
+
+} // namespace
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    memset(id, 0, sizeof(*id));
+    snprintf(id->internal, sizeof(id->internal), "/dev/shm/cuda_on_cpu_nccl.%d.%lld", (int)getpid(),
+             (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
+    if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
+    int fd = open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
+    void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (p == MAP_FAILED) return ncclSystemError;
+    *comm = new ncclComm{rank, ranks, 0, (Shared *)p};
+    if (++(*comm)->shared->ranks_here == ranks) unlink(id.internal); // all have it open
+    while ((*comm)->shared->ranks_here < ranks) usleep(1000);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    drain_all();
+    munmap(comm->shared, total_bytes(comm->ranks));
+    delete comm;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    const char *path = getenv("CUDA_ON_CPU_NCCL_ABORTS");
+    FILE *f = path ? fopen(path, "a") : nullptr;
+    if (f) fprintf(f, "rank %d\n", comm->rank), fclose(f);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
+    *error = ncclSuccess;
+    return ncclSuccess;
+}
+const char *ncclGetErrorString(ncclResult_t error) {
+    return error == ncclSuccess           ? "no error"
+           : error == ncclInvalidArgument ? "invalid argument"
+           : error == ncclSystemError     ? "unhandled system error"
+                                          : "another error";
+}
+const char *ncclGetLastError(ncclComm_t) { return ""; }
+
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+    if (type != ncclChar) fail("ncclAllGather: only ncclChar is stood in for");
+    check_buffer("ncclAllGather", from, count);
+    check_buffer("ncclAllGather", to, count * (size_t)comm->ranks);
+    return collective("ncclAllGather", comm, stream, count, 0, from, [=](uint64_t number) {
+        for (int r = 0; r < comm->ranks; r++) memcpy((char *)to + (size_t)r * count, comm->data(number, r), count);
+    });
+}
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    if (type != ncclChar) fail("ncclBroadcast: only ncclChar is stood in for");
+    check_buffer("ncclBroadcast", from, count);
+    check_buffer("ncclBroadcast", to, count);
+    return collective("ncclBroadcast", comm, stream, count, root, from,
+                      [=](uint64_t number) { memcpy(to, comm->data(number, root), count); });
+}
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+    if (type != ncclFloat || op != ncclSum) fail("ncclReduceScatter: only sums of ncclFloat are stood in for");
+    size_t bytes = count * sizeof(float) * (size_t)comm->ranks;
+    check_buffer("ncclReduceScatter", from, bytes);
+    check_buffer("ncclReduceScatter", to, count * sizeof(float));
+    return collective("ncclReduceScatter", comm, stream, bytes, (int)op, from, [=](uint64_t number) {
+        for (size_t i = 0; i < count; i++) {
+            float sum = 0;
+            for (int r = 0; r < comm->ranks; r++)
+                sum += ((const float *)(const void *)comm->data(number, r))[(size_t)comm->rank * count + i];
+            ((float *)to)[i] = sum;
+        }
+    });
+}
+}
+#endif

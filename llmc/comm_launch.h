@@ -1,0 +1,145 @@
+/*
+comm_launch.h: who started this process, which rank it is, and where rank 0 is to be found.
+
+  int    launch_count()            processes that the launcher says it has started: 1 also without one
+  Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
+  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first machine of
+                                   the step, at a port that follows from the job. MASTER_ADDR and MASTER_PORT say otherwise.
+*/
+#ifndef LLMC_COMM_LAUNCH_H
+#define LLMC_COMM_LAUNCH_H
+
+typedef struct {
+    int rank, ranks;
+    int local_rank, ranks_here; // among those on this machine
+    WatchAddress address;       // of rank 0
+} Launch;
+
+static const char *const launch_mpi_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
+
+// A step of srun; a batch script alone is no step with a number.
+static inline bool launch_is_step(void) {
+    const char *id = getenv("SLURM_STEP_ID");
+    return id && isdigit((unsigned char)id[0]) && getenv("SLURM_STEP_NUM_TASKS");
+}
+
+static inline int launch_count(void) {
+    for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
+        if (getenv(launch_mpi_variables[i])) return atoi(getenv(launch_mpi_variables[i]));
+    return launch_is_step() ? atoi(getenv("SLURM_STEP_NUM_TASKS")) : 1;
+}
+
+// Whether srun's own variables say all. Where mpirun has been started within a step, they speak of mpirun.
+static inline bool launch_is_slurms(void) { return launch_is_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE"); }
+
+#ifdef USE_MPI
+#define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
+
+static inline Launch launch_by_mpi(int launched) {
+    int provided = 0;
+    MPI_Comm here;
+    Launch l;
+    memset(&l, 0, sizeof(l));
+    CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS && provided >= MPI_THREAD_SERIALIZED,
+          "MPI cannot be called from a thread of its own (MPI_THREAD_SERIALIZED)");
+    MPI_OK(MPI_Comm_rank(MPI_COMM_WORLD, &l.rank));
+    MPI_OK(MPI_Comm_size(MPI_COMM_WORLD, &l.ranks));
+    CHECK(l.ranks == launched, "started as one of %d processes, but MPI knows of %d: with Slurm give srun --mpi=pmix (srun --mpi=list says what it has), or use this MPI's mpirun",
+          launched, l.ranks);
+    MPI_OK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l.rank, MPI_INFO_NULL, &here));
+    MPI_OK(MPI_Comm_size(here, &l.ranks_here));
+    MPI_OK(MPI_Comm_rank(here, &l.local_rank));
+    MPI_OK(MPI_Comm_free(&here));
+    if (l.rank == 0) watch_listen(&l.address, 0);
+    MPI_OK(MPI_Bcast(&l.address, sizeof(l.address), MPI_BYTE, 0, MPI_COMM_WORLD));
+    return l;
+}
+#endif
+
+static inline int launch_number(const char *name, int low, int high) {
+    const char *text = getenv(name);
+    char *end = NULL;
+    long value = text ? strtol(text, &end, 10) : 0;
+    CHECK(text && end != text && *end == 0 && value >= low && value <= high, "%s is '%s', a number from %d to %d is expected: srun sets it", name, text ? text : "",
+          low, high);
+    return (int)value;
+}
+
+// The number of this machine in a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
+static inline int launch_from_counts(const char *list, int machine) {
+    for (const char *at = list; *at;) {
+        char *end = NULL;
+        long count = strtol(at, &end, 10), times = 1;
+        if (end == at || count < 1 || count > INT_MAX) return -1;
+        if (strncmp(end, "(x", 2) == 0) times = strtol(end + 2, &end, 10), end += *end == ')';
+        if (machine < times) return (int)count;
+        machine -= (int)times;
+        if (*end && *end != ',') return -1;
+        at = end + (*end == ',');
+    }
+    return -1;
+}
+
+// The first machine of a list such as "gpu[003-007,9]-x,login": "gpu003-x".
+static inline void launch_first_machine(const char *list, char *name, size_t size) {
+    size_t length = 0;
+    for (const char *at = list; *at && *at != ','; at++) {
+        if (*at == '[') {
+            for (at++; *at && !strchr("-,]", *at); at++)
+                if (length + 1 < size) name[length++] = *at;
+            while (*at && *at != ']') at++;
+            if (!*at) break;
+        } else if (length + 1 < size) name[length++] = *at;
+    }
+    name[length] = 0;
+}
+
+// The same on all ranks, from what they all know.
+static inline WatchAddress launch_slurm_address(void) {
+    static const char *const same[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"};
+    const char *machines = getenv("SLURM_STEP_NODELIST"), *chosen = getenv("MASTER_ADDR");
+    char text[400], host[256];
+    WatchAddress a;
+    struct addrinfo want, *found = NULL;
+    int count = 0, length = 0;
+    memset(&a, 0, sizeof(a));
+    memset(&want, 0, sizeof(want));
+    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        const char *value = getenv(same[i]);
+        length += snprintf(text + length, sizeof(text) - (size_t)length, "%.90s.", value ? value : "");
+    }
+    a.token = XXH3_64bits(text, (size_t)length);
+    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : (int)(20000 + a.token % 10000)); // below those that systems hand out
+    a.patience = 60;
+    if (chosen) FORMAT(host, "%s", chosen);
+    else launch_first_machine(machines ? machines : "", host, sizeof(host));
+    CHECK(host[0], "neither SLURM_STEP_NODELIST nor MASTER_ADDR says where rank 0 is: srun sets the former");
+    want.ai_family = AF_INET;
+    want.ai_socktype = SOCK_STREAM;
+    int error = getaddrinfo(host, NULL, &want, &found);
+    CHECK(error == 0, "the address of rank 0's machine %s is not known: %s; set MASTER_ADDR to one that all machines reach", host, gai_strerror(error));
+    for (struct addrinfo *i = found; i && count < WATCH_ADDRESSES; i = i->ai_next) {
+        struct sockaddr_in in;
+        memcpy(&in, i->ai_addr, sizeof(in));
+        a.ip[count++] = in.sin_addr.s_addr;
+    }
+    freeaddrinfo(found);
+    snprintf(a.host, sizeof(a.host), "%.*s", (int)sizeof(a.host) - 1, host);
+    return a;
+}
+
+static inline Launch launch_by_slurm(int launched) {
+    const char *counts = getenv("SLURM_STEP_TASKS_PER_NODE");
+    Launch l;
+    memset(&l, 0, sizeof(l));
+    l.ranks = launched;
+    l.rank = launch_number("SLURM_PROCID", 0, launched - 1);
+    l.local_rank = launch_number("SLURM_LOCALID", 0, launched - 1);
+    l.ranks_here = counts ? launch_from_counts(counts, launch_number("SLURM_NODEID", 0, launched - 1)) : -1;
+    CHECK(l.ranks_here > l.local_rank, "SLURM_STEP_TASKS_PER_NODE is '%s', in which machine SLURM_NODEID has no process %d: srun sets both", counts ? counts : "",
+          l.local_rank);
+    l.address = launch_slurm_address();
+    if (l.rank == 0) watch_listen(&l.address, l.address.port);
+    return l;
+}
+#endif

@@ -1,0 +1,181 @@
+/*
+comm_mpi.h: comm.h for operations on the CPU, over MPI.
+
+  threads   One thread per rank makes all MPI calls, in the order in which they were begun, and sleeps between two looks
+            at a message that has not come: the cores belong to the computation that goes on meanwhile. No MPI
+            progress thread and no MPI_THREAD_MULTIPLE are needed.
+  numerics  MPI only moves pieces (Ialltoall); their sum is formed here, in the order of ranks. It depends on the number of
+            ranks alone, not on the algorithm that a library chooses for a size.
+*/
+#ifndef LLMC_COMM_MPI_H
+#define LLMC_COMM_MPI_H
+
+enum { COMM_QUEUE = 4096 }; // operations begun and not done; beyond that the beginner waits
+
+typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST } CommKind;
+typedef struct {
+    CommKind kind;
+    void *buffer; // bucket; what is broadcast; where gathered pieces go
+    const void *mine;
+    size_t count; // elements of a piece, for a reduction; else bytes
+    grad_t *out;
+    bool add;
+} CommOp;
+
+static struct {
+    grad_t *staging; // [ranks][piece] received pieces
+    size_t staging_bytes;
+    CommOp queue[COMM_QUEUE];
+    uint64_t begun, done; // operations; a ticket is the number of those begun with it
+    bool stop;
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+} comm_mpi = {NULL, 0, {{COMM_GATHER, NULL, NULL, 0, NULL, false}}, 0, 0, false, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+
+// Looks again and again, first at once and then after short sleeps.
+static inline void comm_finish_request(MPI_Request *request) {
+    int done = 0;
+    for (int looks = 0; !done; looks++) {
+        MPI_OK(MPI_Test(request, &done, MPI_STATUS_IGNORE));
+        if (done) break;
+        if (looks < 20) sched_yield();
+        else usleep(looks < 200 ? 50 : 200);
+    }
+}
+
+// out = (or +=) the sum of the pieces in the order of ranks
+static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks, size_t piece, bool add) {
+    enum { BLOCK = 2048 };
+    grad_t sum[BLOCK];
+    for (size_t begin = 0; begin < piece; begin += BLOCK) {
+        size_t n = min_size(BLOCK, piece - begin);
+        memcpy(sum, pieces + begin, n * sizeof(grad_t));
+        for (int r = 1; r < ranks; r++) {
+            const grad_t *next = pieces + (size_t)r * piece + begin;
+#pragma omp simd
+            for (size_t i = 0; i < n; i++) sum[i] += next[i];
+        }
+        if (!add) memcpy(out + begin, sum, n * sizeof(grad_t));
+        else {
+#pragma omp simd
+            for (size_t i = 0; i < n; i++) out[begin + i] += sum[i];
+        }
+    }
+}
+
+static inline void comm_do(const CommOp *op) {
+    MPI_Request request;
+    int count = (int)op->count;
+    MPI_Datatype type = sizeof(grad_t) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
+    switch (op->kind) {
+    case COMM_REDUCE_SCATTER:
+        MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, MPI_COMM_WORLD, &request));
+        comm_finish_request(&request);
+        comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
+        return;
+    case COMM_ALL_GATHER: MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request)); break;
+    case COMM_GATHER: MPI_OK(MPI_Iallgather(op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request)); break;
+    case COMM_BROADCAST: MPI_OK(MPI_Ibcast(op->buffer, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request)); break;
+    }
+    comm_finish_request(&request);
+}
+
+static inline void *comm_loop(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&comm_mpi.lock);
+    for (;;) {
+        while (comm_mpi.done == comm_mpi.begun && !comm_mpi.stop) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+        if (comm_mpi.done == comm_mpi.begun) break;
+        CommOp op = comm_mpi.queue[comm_mpi.done % COMM_QUEUE];
+        pthread_mutex_unlock(&comm_mpi.lock);
+        comm_do(&op);
+        pthread_mutex_lock(&comm_mpi.lock);
+        comm_mpi.done++;
+        pthread_cond_broadcast(&comm_mpi.changed);
+    }
+    pthread_mutex_unlock(&comm_mpi.lock);
+    return NULL;
+}
+
+static inline uint64_t comm_begin(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out, bool add) {
+    assert(count <= INT_MAX);
+    CommOp op = {kind, buffer, mine, count, out, add};
+    pthread_mutex_lock(&comm_mpi.lock);
+    while (comm_mpi.begun - comm_mpi.done == COMM_QUEUE) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+    comm_mpi.queue[comm_mpi.begun++ % COMM_QUEUE] = op;
+    uint64_t ticket = comm_mpi.begun;
+    pthread_cond_broadcast(&comm_mpi.changed);
+    pthread_mutex_unlock(&comm_mpi.lock);
+    return ticket;
+}
+
+static inline void comm_wait(uint64_t ticket) {
+    if (ticket == 0) return;
+    pthread_mutex_lock(&comm_mpi.lock);
+    if (comm_mpi.done < ticket) {
+        double begin = now_seconds();
+        watch_wait_begin();
+        while (comm_mpi.done < ticket) pthread_cond_wait(&comm_mpi.changed, &comm_mpi.lock);
+        watch_wait_end();
+        comm.wait_seconds += now_seconds() - begin;
+    }
+    pthread_mutex_unlock(&comm_mpi.lock);
+}
+
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
+    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= (size_t)comm.ranks * piece * sizeof(grad_t));
+    return comm_begin(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
+}
+static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) { return comm_begin(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false); }
+
+static inline void comm_gather(void *all, const void *mine, size_t bytes) {
+    if (comm.ranks == 1) memcpy(all, mine, bytes);
+    else comm_wait(comm_begin(COMM_GATHER, all, mine, bytes, NULL, false));
+}
+static inline void comm_broadcast(void *data, size_t bytes) {
+    if (comm.ranks > 1) comm_wait(comm_begin(COMM_BROADCAST, data, NULL, bytes, NULL, false));
+}
+
+static inline void comm_alloc(size_t bucket_bytes, int level) {
+    (void)level;
+    if (comm.ranks == 1) return;
+    comm_mpi.staging_bytes = bucket_bytes;
+    comm_mpi.staging = (grad_t *)buffer_alloc(bucket_bytes, "gradients of other ranks");
+}
+
+static inline const char *comm_library(void) { return NULL; }
+
+static inline void comm_barrier(void);
+static inline void comm_close(void) {
+    if (!comm.on) return;
+    watch_phase(PHASE_END);
+    comm_barrier();
+    pthread_mutex_lock(&comm_mpi.lock);
+    comm_mpi.stop = true;
+    pthread_cond_broadcast(&comm_mpi.changed);
+    pthread_mutex_unlock(&comm_mpi.lock);
+    pthread_join(comm_mpi.thread, NULL);
+    buffer_free(comm_mpi.staging);
+    comm_mpi.staging = NULL;
+    comm.on = false;
+    MPI_Finalize();
+}
+
+// exit() where all is well and main is not the way out: --help, say.
+static inline void comm_leave(int status, void *unused) {
+    (void)unused;
+    if (status == EXIT_DONE) comm_close();
+}
+
+static inline void comm_open(void) {
+    int launched = launch_count();
+    if (launched == 1) return;
+    Launch l = launch_by_mpi(launched);
+    comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
+    watch_open(comm.rank, comm.ranks, &l.address, NULL, 0);
+    thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
+    comm.on = true;
+    CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program"); // before the watchdog's: last in, first out
+}
+#endif

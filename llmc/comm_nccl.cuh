@@ -1,0 +1,370 @@
+/*
+comm_nccl.cuh: comm.h for operations on GPUs, over NCCL. One process per GPU, started by mpirun (MPI serves for the start
+alone) or by srun without any MPI.
+
+  order     Collectives run on a stream of their own, nccl.stream, beside main_stream. Each waits there for what main_stream
+            had to do when it was begun; comm_wait makes main_stream wait for it. Both by events: the host waits for
+            neither, and goes on queueing.
+  host      comm_gather and comm_broadcast take host memory through pinned and device memory and the same stream. They are
+            for small things and for moments at which the host waits anyway.
+  numerics  fp32 gradients are summed by NCCL, whose order follows from its version, the topology and the number of ranks,
+            not from chance: runs are repeatable bit for bit on the same machines. The sums of switches (NVLS) are not, so
+            they are off unless NCCL_NVLS_ENABLE asks for them. Every rank has the same bits after an all-gather.
+  time      wait_seconds: by events around each wait of main_stream that there was, and the host's own in the host's collectives
+  watchdog  NCCL waits for ever. A thread asks the events how far this device has come, and tells the watchdog: the
+            collectives it has come to, and since when it has been in one without an end. Then rank 0 knows which rank the
+            others wait for. It asks NCCL for its own errors as well. Whoever ends the program aborts the communicator.
+  source    NCCL user guide: stream semantics; fault tolerance; environment variables
+*/
+#ifndef LLMC_COMM_NCCL_CUH
+#define LLMC_COMM_NCCL_CUH
+#include <nccl.h>
+
+enum { NCCL_EVENTS = 2048, NCCL_WAITS = 512, NCCL_HOST_BYTES = 16 << 10 };
+
+static struct {
+    int device;
+    ncclUniqueId id;
+    ncclComm_t handle; // NULL until the first collective
+    cudaStream_t stream;
+    // of collective n: main_stream had come to it, and its end, in slot n % NCCL_EVENTS
+    cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
+    uint64_t begun, awaited;      // the newest, and the newest that main_stream waits for
+    uint64_t come_count, end_count; // seen by the thread
+    cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
+    uint64_t waits, waits_read;   // waits of main_stream, and those whose time has been added up
+    char *host, *memory;          // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
+    grad_t *received;             // [piece]: --zero 2
+    size_t received_bytes;
+    size_t own_bytes;             // device memory that NCCL has taken
+    bool inside, ending, stop;    // the main thread is in a call of NCCL; the program ends
+    pthread_t thread;
+} nccl;
+
+#define NCCL_SET(field, value) __atomic_store_n(&nccl.field, (value), __ATOMIC_SEQ_CST)
+#define NCCL_GET(field) __atomic_load_n(&nccl.field, __ATOMIC_SEQ_CST)
+
+// ---- errors
+
+// A peer that is gone shows here as well; the watchdog, which knows which one and where, has its word first.
+static inline void nccl_failed(const char *call, ncclResult_t status) {
+    for (double until = now_seconds() + 3; now_seconds() < until && status != ncclInvalidArgument && status != ncclInvalidUsage;) usleep(10000);
+    const char *more = nccl.handle ? ncclGetLastError(nccl.handle) : "";
+    CHECK(false, "NCCL failed: %s (%s)%s%.200s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call, more && *more ? ": " : "", more ? more : "");
+}
+
+// The main thread's calls. One that is begun while the program ends does not come back.
+#define NCCL_CHECK(call)                                              \
+    do {                                                              \
+        NCCL_SET(inside, true);                                       \
+        while (NCCL_GET(ending)) NCCL_SET(inside, false), pause();    \
+        ncclResult_t nccl_status = (call);                            \
+        NCCL_SET(inside, false);                                      \
+        if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
+    } while (0)
+
+static inline void *nccl_abort(void *done) {
+    ncclCommAbort(nccl.handle); // whatever it says, the program ends
+    __atomic_store_n((bool *)done, true, __ATOMIC_SEQ_CST);
+    return NULL;
+}
+
+// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself.
+static inline void nccl_last_act(void) {
+    static bool done;
+    pthread_t thread;
+    NCCL_SET(ending, true);
+    if (NCCL_GET(inside) || !nccl.handle || pthread_create(&thread, NULL, nccl_abort, &done)) return;
+    for (double until = now_seconds() + 1; now_seconds() < until && !__atomic_load_n(&done, __ATOMIC_SEQ_CST);) usleep(1000);
+}
+
+// ---- how far the device has come
+
+static inline bool nccl_reached(cudaEvent_t event) {
+    cudaError_t status = cudaEventQuery(event);
+    if (status != cudaSuccess) cudaGetLastError(); // not ready is remembered as if it were an error; a true one comes again, to the main thread
+    return status == cudaSuccess;
+}
+
+static inline void nccl_look(void) {
+    // should a call here never return, the device is stuck, which counts as waiting
+    if (watch_wait_start() <= 0) watch_wait_begin();
+    uint64_t come = nccl.come_count, end = nccl.end_count, begun = NCCL_GET(begun);
+    while (nccl.end_count < begun && nccl_reached(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
+    nccl.come_count = nccl.come_count < nccl.end_count ? nccl.end_count : nccl.come_count;
+    while (nccl.come_count < begun && nccl_reached(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS])) nccl.come_count++;
+    bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
+    if (moves || !waits) watch_device(nccl.come_count, waits); // waiting since now, or not at all
+}
+
+static inline void *nccl_loop(void *unused) {
+    (void)unused;
+    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
+    while (!NCCL_GET(stop) && !NCCL_GET(ending)) {
+        ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
+        if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress)) nccl_failed("in the background", asked != ncclSuccess ? asked : status);
+        nccl_look();
+        usleep(20000);
+    }
+    return NULL;
+}
+
+// ---- begin
+
+// On the machine's GPU of the same number; where each process sees one of its own, on that.
+static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
+    int count = 0;
+    cudaDeviceProp facts;
+    *status = cudaGetDeviceCount(&count);
+    if (*status != cudaSuccess || count == 0) return 0;
+    nccl.device = count == 1 ? 0 : l->local_rank;
+    if (nccl.device >= count) return count;
+    *status = cudaSetDevice(nccl.device);
+    if (*status == cudaSuccess) *status = cudaGetDeviceProperties(&facts, nccl.device);
+    if (*status == cudaSuccess) watch.device = XXH3_64bits(&facts.uuid, sizeof(facts.uuid));
+    return count;
+}
+
+static inline void nccl_refuse_shared_devices(void) {
+    for (int a = 0; a < watch.peer_count; a++)
+        for (int b = 0; b < a; b++) {
+            uint64_t mine = a ? watch.peers[a].last.device : watch.device, other = b ? watch.peers[b].last.device : watch.device;
+            CHECK(mine != other || mine == 0, "ranks %d and %d (%s) would share one GPU: start at most one process per GPU", b, a,
+                  watch.peers[a].last.host);
+        }
+}
+
+static inline Launch nccl_launch(int launched) {
+    if (launch_is_slurms()) return launch_by_slurm(launched);
+#ifdef USE_MPI
+    Launch l = launch_by_mpi(launched);
+    MPI_OK(MPI_Finalize()); // all that it was for
+    return l;
+#else
+    CHECK(false, "started as one of %d processes by mpirun, but this program was built without MPI: start it with srun, or get OpenMPI (scripts/install_deps.sh --with-mpi), then make",
+          launched);
+    Launch none;
+    memset(&none, 0, sizeof(none));
+    return none;
+#endif
+}
+
+static inline void comm_open(void) {
+    int launched = launch_count();
+    if (launched == 1) return;
+    Launch l = nccl_launch(launched);
+    cudaError_t status;
+    int count = nccl_choose_device(&l, &status);
+    comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
+    setenv("NCCL_NVLS_ENABLE", "0", 0); // see numerics
+    ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
+    watch_open(comm.rank, comm.ranks, &l.address, &nccl.id, sizeof(nccl.id));
+    // from here on rank 0 says once what several ranks have to say
+    CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs", status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
+    CHECK(nccl.device < count, "%d processes on a machine with %d GPUs: start at most one process per GPU", comm.ranks_here, count);
+    CUDA_CHECK(status);
+    if (id_status != ncclSuccess) nccl_failed("ncclGetUniqueId", id_status);
+    if (comm.rank == 0) nccl_refuse_shared_devices();
+    comm.on = true;
+}
+
+static inline void nccl_make_events(cudaEvent_t *events, int count, unsigned flags) {
+    for (int i = 0; i < count; i++) CUDA_CHECK(cudaEventCreateWithFlags(&events[i], flags));
+}
+
+static inline size_t nccl_free_bytes(void) {
+    size_t available = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+// Before the first collective; all ranks come here.
+static inline void nccl_start(void) {
+    int least = 0, greatest = 0;
+    size_t bytes = (size_t)(comm.ranks + 1) * NCCL_HOST_BYTES;
+    if (nccl.handle) return;
+    assert(comm.on);
+    device_start();
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&nccl.stream, cudaStreamNonBlocking, greatest)); // others wait for it
+    nccl_make_events(nccl.come, NCCL_EVENTS, cudaEventDisableTiming);
+    nccl_make_events(nccl.end, NCCL_EVENTS, cudaEventDisableTiming);
+    nccl_make_events(nccl.wait_begin, NCCL_WAITS, cudaEventDefault);
+    nccl_make_events(nccl.wait_end, NCCL_WAITS, cudaEventDefault);
+    CUDA_CHECK(cudaMallocHost((void **)&nccl.host, bytes));
+    nccl.memory = (char *)buffer_alloc(bytes, "what ranks tell one another");
+    CUDA_CHECK(cudaStreamSynchronize(main_stream)); // it is for the other stream
+    size_t before = nccl_free_bytes();
+    ncclComm_t handle = NULL;
+    watch_wait_begin();
+    NCCL_CHECK(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank));
+    watch_wait_end();
+    nccl.handle = handle;
+    nccl.own_bytes = before - min_size(before, nccl_free_bytes());
+    thread_start(&nccl.thread, nccl_loop, NULL, "that watches the collectives");
+    watch_last_act = nccl_last_act;
+}
+
+static inline const char *comm_library(void) {
+    static char text[64];
+    int version = 0;
+    NCCL_CHECK(ncclGetVersion(&version));
+    snprintf(text, sizeof(text), "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    return text;
+}
+
+// ---- collectives
+
+// A collective on what `stream` has been given so far to do: nccl.stream waits for it.
+static inline uint64_t nccl_begin(cudaStream_t stream) {
+    uint64_t ticket = nccl.begun + 1;
+    cudaEvent_t come = nccl.come[ticket % NCCL_EVENTS];
+    CUDA_CHECK(cudaEventRecord(come, stream));
+    if (stream != nccl.stream) CUDA_CHECK(cudaStreamWaitEvent(nccl.stream, come, 0));
+    return ticket;
+}
+static inline uint64_t nccl_end(uint64_t ticket) {
+    CUDA_CHECK(cudaEventRecord(nccl.end[ticket % NCCL_EVENTS], nccl.stream));
+    NCCL_SET(begun, ticket);
+    return ticket;
+}
+
+// Adds up the waits that are over, or all of them.
+static inline void nccl_read_waits(bool all) {
+    for (; nccl.waits_read < nccl.waits; nccl.waits_read++) {
+        uint64_t slot = nccl.waits_read % NCCL_WAITS;
+        float ms = 0;
+        if (all) CUDA_CHECK(cudaEventSynchronize(nccl.wait_end[slot]));
+        else if (!nccl_reached(nccl.wait_end[slot])) return;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, nccl.wait_begin[slot], nccl.wait_end[slot]));
+        comm.wait_seconds += 1e-3 * ms;
+    }
+}
+
+static inline void comm_wait(uint64_t ticket) {
+    if (ticket <= nccl.awaited) return; // main_stream waits already, or has waited
+    nccl_read_waits(nccl.waits - nccl.waits_read == NCCL_WAITS);
+    uint64_t slot = nccl.waits++ % NCCL_WAITS;
+    CUDA_CHECK(cudaEventRecord(nccl.wait_begin[slot], main_stream));
+    CUDA_CHECK(cudaStreamWaitEvent(main_stream, nccl.end[ticket % NCCL_EVENTS], 0));
+    CUDA_CHECK(cudaEventRecord(nccl.wait_end[slot], main_stream));
+    nccl.awaited = ticket;
+}
+
+static __global__ void add_piece_kernel(grad_t *out, const grad_t *piece, size_t count) {
+    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    if (i < count) out[i] += piece[i];
+}
+
+static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
+    static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
+    assert(nccl.handle && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
+    uint64_t ticket = nccl_begin(main_stream);
+    NCCL_CHECK(ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
+    if (add) LAUNCH_ON(nccl.stream, add_piece_kernel, blocks_of(piece, ELEMENT_THREADS), ELEMENT_THREADS, 0, out, nccl.received, piece);
+    return nccl_end(ticket);
+}
+
+static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
+    uint64_t ticket = nccl_begin(main_stream);
+    NCCL_CHECK(ncclAllGather((char *)bucket + (size_t)comm.rank * piece_bytes, bucket, piece_bytes, ncclChar, nccl.handle, nccl.stream));
+    return nccl_end(ticket);
+}
+
+// The host waits: for the whole stream, so for all that was begun before as well.
+static inline void nccl_host_wait(uint64_t ticket) {
+    double begin = now_seconds();
+    CUDA_CHECK(cudaEventSynchronize(nccl.end[ticket % NCCL_EVENTS]));
+    while (NCCL_GET(ending)) pause(); // an abort ends collectives too, with anything in their memory
+    comm.wait_seconds += now_seconds() - begin;
+    nccl_read_waits(false);
+}
+
+static inline void comm_gather(void *all, const void *mine, size_t bytes) {
+    if (comm.ranks == 1) memcpy(all, mine, bytes);
+    for (size_t at = 0, n; comm.ranks > 1 && at < bytes; at += n) {
+        n = min_size(NCCL_HOST_BYTES, bytes - at);
+        nccl_start();
+        uint64_t ticket = nccl_begin(nccl.stream);
+        char *host_all = nccl.host + NCCL_HOST_BYTES, *device_all = nccl.memory + NCCL_HOST_BYTES;
+        memcpy(nccl.host, (const char *)mine + at, n);
+        CUDA_CHECK(cudaMemcpyAsync(nccl.memory, nccl.host, n, cudaMemcpyHostToDevice, nccl.stream));
+        NCCL_CHECK(ncclAllGather(nccl.memory, device_all, n, ncclChar, nccl.handle, nccl.stream));
+        CUDA_CHECK(cudaMemcpyAsync(host_all, device_all, n * (size_t)comm.ranks, cudaMemcpyDeviceToHost, nccl.stream));
+        nccl_host_wait(nccl_end(ticket));
+        for (size_t r = 0; r < (size_t)comm.ranks; r++) memcpy((char *)all + r * bytes + at, host_all + r * n, n);
+    }
+}
+
+static inline void comm_broadcast(void *data, size_t bytes) {
+    for (size_t at = 0, n; comm.ranks > 1 && at < bytes; at += n) {
+        n = min_size(NCCL_HOST_BYTES, bytes - at);
+        nccl_start();
+        uint64_t ticket = nccl_begin(nccl.stream);
+        memcpy(nccl.host, (char *)data + at, n);
+        CUDA_CHECK(cudaMemcpyAsync(nccl.memory, nccl.host, n, cudaMemcpyHostToDevice, nccl.stream));
+        NCCL_CHECK(ncclBroadcast(nccl.memory, nccl.memory, n, ncclChar, 0, nccl.handle, nccl.stream));
+        CUDA_CHECK(cudaMemcpyAsync(nccl.host, nccl.memory, n, cudaMemcpyDeviceToHost, nccl.stream));
+        nccl_host_wait(nccl_end(ticket));
+        memcpy((char *)data + at, nccl.host, n);
+    }
+}
+
+// ---- memory, end
+
+// NCCL connects ranks when they first need it, which may take seconds and memory: now, with a bucket of the size that
+// there will be. Machines that are set up wrongly (an IOMMU between two GPUs, say) deliver other bytes than were sent.
+static inline void nccl_try(size_t bucket_bytes) {
+    size_t piece = bucket_bytes / sizeof(grad_t) / (size_t)comm.ranks, count = piece * (size_t)comm.ranks, wrong = 0;
+    size_t before = nccl_free_bytes();
+    grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for trying the collectives");
+    grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
+    for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
+    buffer_upload(bucket, host, count * sizeof(grad_t));
+    comm_reduce_scatter(bucket, piece, bucket + (size_t)comm.rank * piece, false);
+    comm_wait(comm_all_gather(bucket, piece * sizeof(grad_t)));
+    buffer_download(host, bucket, count * sizeof(grad_t));
+    for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
+    CHECK(wrong == 0, "%zu of %zu sums over the GPUs arrived wrong on this rank: GPUs of this machine do not reach each other's memory; NCCL_P2P_DISABLE=1 avoids that way", wrong,
+          count);
+    free(host);
+    buffer_free(bucket);
+    nccl.own_bytes += before - min_size(before, nccl_free_bytes());
+    printf("%s, %d ranks (%d on this machine), %.1f MiB of this GPU\n", comm_library(), comm.ranks, comm.ranks_here, (double)nccl.own_bytes / 1048576);
+}
+
+static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level);
+static inline void comm_alloc(size_t bucket_bytes, int level) {
+    if (comm.ranks == 1) return;
+    nccl_start();
+    nccl.received_bytes = comm_received_bytes(bucket_bytes, comm.ranks, level);
+    if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
+    nccl_try(bucket_bytes);
+}
+
+static inline void comm_barrier(void);
+static inline void comm_close(void) {
+    if (!comm.on) return;
+    watch_phase(PHASE_END);
+    comm.on = false;
+    if (!nccl.handle) return;
+    comm_barrier();
+    NCCL_SET(stop, true);
+    pthread_join(nccl.thread, NULL);
+    watch_last_act = NULL;
+    buffer_free(nccl.received);
+    buffer_free(nccl.memory);
+    CUDA_CHECK(cudaFreeHost(nccl.host));
+    NCCL_CHECK(ncclCommDestroy(nccl.handle));
+    nccl.handle = NULL;
+    for (int i = 0; i < NCCL_EVENTS; i++) {
+        CUDA_CHECK(cudaEventDestroy(nccl.come[i]));
+        CUDA_CHECK(cudaEventDestroy(nccl.end[i]));
+    }
+    for (int i = 0; i < NCCL_WAITS; i++) {
+        CUDA_CHECK(cudaEventDestroy(nccl.wait_begin[i]));
+        CUDA_CHECK(cudaEventDestroy(nccl.wait_end[i]));
+    }
+    CUDA_CHECK(cudaStreamDestroy(nccl.stream));
+}
+#endif

@@ -1,0 +1,37 @@
+/*
+planned_faults.h: faults that a trainer under test causes on purpose.
+
+  FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: data, forward, backward, gradients, update, save, ...
+
+Include before the trainer, whose watch_phase is then the place for them.
+*/
+#ifndef TESTS_PLANNED_FAULTS_H
+#define TESTS_PLANNED_FAULTS_H
+#include "../llmc/common.h"
+#include "../llmc/watchdog.h"
+
+static bool fault_is(const char *kind, const char *where) {
+    const char *all = getenv("FAULT");
+    char wanted[100];
+    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, watch.rank, WATCH_GET(step), where ? ":" : "", where ? where : "");
+    for (const char *at = all; at && (at = strstr(at, wanted)); at++)
+        if ((at == all || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
+    return false;
+}
+
+static void fault_at(const char *where) {
+    if (fault_is("kill", where)) raise(SIGKILL);
+    if (fault_is("stop", where)) raise(SIGSTOP);
+}
+
+static const char *fault_place(Phase phase) {
+    static const char *const names[] = {"start", "data", "forward", "backward", "gradients", "update", "parameters", "validation", "check", "save", "log", "end"};
+    return names[phase];
+}
+
+static void faulty_phase(Phase phase) {
+    watch_phase(phase);
+    fault_at(fault_place(phase));
+}
+#endif
