@@ -149,7 +149,7 @@ def gradients(check, part):
     corpus = check.corpus()
     if not corpus:
         raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
-    steps = 2 if check.pretend else 30
+    steps = 2 if check.pretend else 20
     shape = (PRETEND_SHAPE if check.pretend else GRADIENT_SHAPE).split()
     for variant in VARIANTS[:2] if check.pretend else VARIANTS:
         if not part.pending(variant):
