@@ -111,6 +111,32 @@ echo '{"format": 1, "comm' >"$work/g/results.json"
 check --pretend --out "$work/g" --parts ops
 [ "$status" = 1 ] && said 'is not of this program' && [ "$(wc -l <"$work/said")" = 1 ]
 ok "a results.json that is torn is named: one line" $?
+# a copy of the sources without git and without programs, as on a machine that is lent; make brings those that are here
+tree=$work/tree here=$PWD
+mkdir -p "$tree/dev"
+cp -r dev/gpu_check dev/gpu_check.sh "$tree/dev"
+git describe --always --dirty >"$work/bundle/revision" 2>/dev/null || echo unknown >"$work/bundle/revision"
+cat >"$fakes/make" <<END
+#!/bin/sh
+mkdir -p build/fp32
+for p in oncpu fp32/oncpu train_diffv2; do ln -sfn "$here/build/\$p" "build/\$p"; done
+echo "made \$*" >>"$work/made"
+END
+chmod +x "$fakes/make"
+lent() { (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$work/h" --bundle "$work/bundle" "$@") >"$work/said" 2>&1; }
+lent --parts probe,build
+[ $? = 0 ] && state "$work/h" '"CUDA on the CPU" in r["device"] and r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()' && [ "$(grep -c -- "-k" "$work/made")" = 3 ]
+ok "sources without git have the bundle's commit; the results name the device" $?
+rm -rf "$tree/build"
+lent --parts ops
+[ $? = 0 ] && said 'build: passed' && said 'ops: passed' && [ "$(grep -c -- "-k" "$work/made")" = 6 ]
+ok "on another machine the programs are built again, and what is proven is not proven again" $?
+printf '#!/bin/sh\necho "x.cu(3): error: this is no CUDA"\nexit 2\n' >"$fakes/make"
+rm -rf "$tree/build"
+lent --parts kernels
+[ $? = 1 ] && said 'FAIL build of bf16: x.cu(3): error: this is no CUDA' && said 'kernels: unfinished: not built: .*BENCH_CUDA'
+ok "a build that fails says why, and what it stops" $?
+
 check --parts speed
 [ "$status" = 2 ] && said "there are probe, build" && check --bundle "$work" && [ "$status" = 2 ] && said 'no bundle there'
 ok "parts and bundles that are none are refused" $?

@@ -32,17 +32,17 @@ import proven
 from runner import ROOT, Check, OutOfTime, Part, Skip
 from store import ENDED, Store, StoreError
 
-PARTS = {  # name: (what runs it, seconds without which it is not begun, whether it needs the programs)
-    "probe": (proven.probe, 5, False),
-    "build": (proven.build, 60, False),
-    "ops": (proven.ops, 20, True),
-    "gradients": (proven.gradients, 20, True),
-    "models": (measured.models, 30, True),
-    "peer": (measured.peer, 45, True),
-    "kernels": (measured.kernels, 20, True),
-    "profile": (measured.profile, 20, True),
-    "train": (proven.train, 60, True),
-    "sanitizer": (proven.sanitizer, 30, True),
+PARTS = {  # name: (what runs it, seconds without which it is not begun, programs without which it cannot be)
+    "probe": (proven.probe, 5, []),
+    "build": (proven.build, 60, []),
+    "ops": (proven.ops, 20, ["TEST_DIFFV2CU"]),
+    "gradients": (proven.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
+    "models": (measured.models, 30, ["BENCH_CUDA"]),
+    "peer": (measured.peer, 45, ["BENCH_CUDA"]),
+    "kernels": (measured.kernels, 20, ["BENCH_CUDA"]),
+    "profile": (measured.profile, 20, ["BENCH_CUDA"]),
+    "train": (proven.train, 60, ["TRAIN_DIFFV2CU"]),
+    "sanitizer": (proven.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }
 
 
@@ -118,7 +118,7 @@ def main():
             store.forget(name)
     todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
     # results may have come here from a machine that is gone, with the programs that it had built
-    if check.missing_programs() and "build" not in todo and any(PARTS[n][2] for n in todo):
+    if "build" not in todo and any(check.missing_programs(PARTS[n][2]) for n in todo):
         store.forget("build")
         todo.insert(0, "build")
     for name in todo:
@@ -127,15 +127,16 @@ def main():
         if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
             store.part(name)["why"] = "not begun: time ran out"
             continue
-        if PARTS[name][2] and check.missing_programs():
-            part = store.part(name)
-            part.update(status="unfinished", why=f"not built: {', '.join(check.missing_programs())}")
+        missing = check.missing_programs(PARTS[name][2])
+        if missing:
+            store.part(name).update(status="unfinished", why=f"not built: {', '.join(missing)}")
             continue
         run_part(check, name)
     store.save()
     print(open(options.out / "results.txt").read(), end="")
-    states = [store.part(n)["status"] for n in options.parts]
-    failed = any(not c["ok"] for n in options.parts for c in store.part(n)["checks"])
+    asked = {*options.parts, *todo}
+    states = [store.part(n)["status"] for n in asked]
+    failed = any(not c["ok"] for n in asked for c in store.part(n)["checks"])
     sys.exit(1 if failed or "failed" in states else 3 if "unfinished" in states else 0)
 
 

@@ -51,8 +51,8 @@ class Check:
     def left(self):
         return self.ends - time.monotonic() if self.ends else 1e9
 
-    def missing_programs(self):
-        return [n for n, c in self.commands.items() if not os.access(ROOT / c[0], os.X_OK)]
+    def missing_programs(self, names):
+        return [n for n in names if not os.access(ROOT / self.commands[n][0], os.X_OK)]
 
     def corpus(self):
         """A corpus directory: the bundle's, or one that was made here."""
