@@ -144,6 +144,10 @@ $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDNN_UNIT)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/cuda.mk
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu $(CUDA_BUILD)/cuda.mk
+	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDNN_UNIT)
+	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/attention_cudnn.o: llmc/attention_cudnn.cpp $(CUDA_BUILD)/cuda.mk
 	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MMD -MP -c -o $@ $<
 # its plans for devices that are not here (tests/cudnn_plans.cpp), with a driver that only says yes

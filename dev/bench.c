@@ -23,6 +23,7 @@ The trainer is included whole, so what runs here is what trains.
 #define main train_diffv2_main
 #include "../train_diffv2.c"
 #undef main
+#include "bench_model.h"
 #include <sys/resource.h>
 
 typedef enum { READ, WRITE, COPY, ADD, UPDATE, MIXES } Mix; // 1 in; 1 out; 1 in 1 out; 2 in 1 out; 1 changed in place
@@ -39,15 +40,6 @@ static struct {
 } bench = {"", 7, 0, NULL, {NULL}, NULL, 0};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-static double median(double *values, int count) {
-    qsort(values, (size_t)count, sizeof(double), compare_doubles);
-    return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
-}
 
 // ---------------------------------------------------------------------------------------------------
 // Peaks
@@ -240,26 +232,11 @@ static void print_operation(const char *name, const char *shape, double seconds,
     fflush(stdout);
 }
 
-// A model's shape without its memory.
-static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T) {
-    ModelConfig c;
-    memset(&c, 0, sizeof(c));
-    const Preset *p = NULL;
-    for (int i = 0; i < PRESET_COUNT; i++)
-        if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
-    CHECK(p && find_variant(attention), "no preset '%s' or no variant '%s'", preset, attention);
-    c.attention = find_variant(attention);
-    c.L = p->L, c.C = p->C, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = T, c.V = p->V, c.tied = p->tied;
-    c.rope_theta = 10000;
-    c.rms_norm_eps = 1e-5;
-    model_plan(model, &c, B, T, FOR_TRAINING, RECOMPUTE_NOTHING);
-}
-
 static void table_operations(void) {
     enum { ROWS = 16384 };
     printf("\noperations: 124m, diff_v2; products with 1024 rows, the others with %d (beyond the cache)\n", (int)ROWS);
     Model model;
-    plan_model(&model, "124m", "diff_v2", 0, 1, 1024);
+    plan_model(&model, "124m", "diff_v2", 0, 1, 1024, FOR_TRAINING);
     Shape s = shape_of(&model, 1, 1024), large = shape_of(&model, 16, 1024);
     Linear linears[LINEARS];
     linears_of(&s, linears);
@@ -340,13 +317,6 @@ static const StepCase step_cases[] = {
     {"124m", "baseline", 1, 1024}, {"124m", "diff_v2", 4, 64},  {"124m", "diff_v2", 4, 256}, {"124m", "diff_v2", 1, 1024},
 };
 
-static Options bench_options(void) {
-    Options o;
-    memset(&o, 0, sizeof(o));
-    o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.weight_decay = 0.1, o.grad_clip = 1;
-    return o;
-}
-
 // One update, as run_step does it; seconds of its parts: forward with the classifier, backward, update.
 static double bench_step(Model *model, const Options *o, const int *tokens, int B, int T, double part[3]) {
     size_t N = (size_t)B * (size_t)T;
@@ -398,14 +368,13 @@ static void table_steps(void) {
         if (!wanted(name) && !wanted("steps")) continue;
         Model model;
         Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, 0, c->B, c->T);
+        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
         Shape s = shape_of(&model, c->B, c->T);
         model_alloc(&model, NULL);
         ops_init(model.workspace_bytes);
         model_init(&model, 1);
         Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) + (size_t)s.N * (size_t)s.C * 8);
-        int *tokens = (int *)checked_calloc((size_t)s.N + 1, sizeof(int));
-        for (int t = 0; t <= s.N; t++) tokens[t] = (int)(random_bits(7, (uint64_t)t) % (uint64_t)s.V);
+        int *tokens = bench_tokens((size_t)s.N + 1, s.V);
         double step[64], bound[64], share[64], part[3][64], bound_part[3][64], parts[3];
         double first = bench_step(&model, &o, tokens, c->B, c->T, parts);
         step_bound(&s, a.x, parts); // the library prepares itself for the shapes
@@ -433,13 +402,12 @@ static void table_steps(void) {
 static void serve_turns(const char *preset, const char *attention, int NKV, int B, int T) {
     Model model;
     Options o = bench_options();
-    plan_model(&model, preset, attention, NKV, B, T);
+    plan_model(&model, preset, attention, NKV, B, T, FOR_TRAINING);
     model_alloc(&model, NULL);
     ops_init(model.workspace_bytes);
     model_init(&model, 1);
-    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int)), c;
+    int *tokens = bench_tokens((size_t)(B * T) + 1, model.config.V), c;
     double parts[3];
-    for (int t = 0; t <= B * T; t++) tokens[t] = (int)(random_bits(7, (uint64_t)t) % (uint64_t)model.config.V);
     printf("%zu parameters, %.4g FLOPs a token\n", model.tensors.parameter_count, training_flops(&model, B, T) / (B * T));
     fflush(stdout);
     while ((c = getchar()) != EOF)
@@ -461,7 +429,7 @@ static void table_threads(void) {
         if (!wanted(name) && !wanted("threads")) continue;
         Model model;
         Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, 0, c->B, c->T);
+        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
         model_alloc(&model, NULL);
         ops_init(model.workspace_bytes);
         model_init(&model, 1);

@@ -124,8 +124,8 @@ def compare(case, options):
     threads = str(options.threads)
     players = [Asked("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
     if options.torch != "none":
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
-        command = [options.torch, script, preset, attention, kv, B, T, threads]
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference/bench_torch.py")
+        command = [options.torch, script, preset, attention, kv, B, T, "--threads", threads]
         players += [Asked("PyTorch", command), Asked("PyTorch compiled", command + ["--compile"])]
     if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):
         players.append(Llmc(options.llmc, int(B), int(T), options.threads))

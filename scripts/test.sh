@@ -6,7 +6,8 @@
 #   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
 #   C++        the trainer compiled as C++17 computes the gradients of the C build
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
-#   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
+#   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
+#              dev/gpu_check.sh with them in the place of a GPU
 #   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
@@ -200,6 +201,10 @@ else
     if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer; then cuda_programs build/oncpu test_trainer; fi
     if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
         cuda_programs build/fp32/oncpu test_trainer
+    fi
+    # the check on a device, with these programs in its place
+    if build "the benchmark of CUDA on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
+        run_script dev/gpu_check_test.sh dev/gpu_check_test.sh
     fi
     if ! has_sanitizers; then
         echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"

@@ -38,7 +38,7 @@ static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const
     va_end(args);
     run_command(r, "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
                    "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
-                   "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { s=$?; [ $status -gt 0 ] || { status=$s; sleep 2; kill -KILL $pids; }; }; done 2>&-; "
+                   "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { s=$?; [ $status -gt 0 ] || { status=$s; { sleep 2; kill -KILL $pids; } & }; }; done >&- 2>&-; "
                    "kill $killer; exit $status",
                 d->path, ranks - 1, (int)getpid(), ++job, ranks, ranks, ranks, environment, device_trainer(), options);
     if (status >= 0) EXPECT(r->status == status, "%d ranks, %s %s: status %d, not %d: %.600s", ranks, environment, options, r->status, status, r->err);
@@ -140,7 +140,7 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
     char environment[300], text[1000], path[600];
     for (int c = 0; c < 4; c++) {
         TestDirectory d = cuda_data(43);
-        const char *const options = "--batch-size 2 --steps 6 --checkpoint-every 1 --timeout 2";
+        const char *const options = "--batch-size 2 --steps 6 --checkpoint-every 2 --timeout 2";
         FORMAT(environment, "FAULT=%s CUDA_ON_CPU_NCCL_ABORTS=aborts", cases[c].fault);
         double begin = now_seconds();
         run_ranks(&r, &d, 2, environment, -1, "--train-data data.bin %s %s --zero %d --out run", cuda_ranks_model, options, c % 3);
@@ -152,7 +152,7 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
         if (access(path, R_OK) == 0) test_read_file(path, text, sizeof(text));
         else text[0] = 0;
         EXPECT(strstr(text, "rank"), "%s: nobody has aborted the communicator", cases[c].fault);
-        if (c % 3 == 0) {
+        if (c == 3) {
             run_ranks(&r, &d, 2, "", 0, "--out run --resume");
             run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s %s --out whole", cuda_ranks_model, options);
             expect_same_state(&d, 6, "whole", "run", true);

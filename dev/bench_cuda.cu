@@ -1,0 +1,381 @@
+/*
+bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes. dev/gpu_check.sh runs it.
+
+  bench_cuda [OPTION...] facts                                                the device
+  bench_cuda ... kernels PRESET KV_HEADS B T [WORD]                           each operation at a model's shapes
+  bench_cuda ... model PRESET T CASE...                                       tokens/s, training and forward alone
+  bench_cuda ... profile PRESET ATTENTION KV_HEADS B T                        where a step's time goes, by operation
+  bench_cuda ... turns PRESET ATTENTION KV_HEADS B T                          a step for each line on stdin, then its
+                                                                              milliseconds (for dev/gpu_check)
+  KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2 (the preset's, or twice as many); all cases
+  of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
+  --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
+  --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
+  --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each result
+  is appended there as one line of JSON as well.
+
+operations  medians between events, tensors beyond the L2 cache, random values; GB/s count the bytes that an operation
+            names (NAME_bytes), each tensor once; shares are of the copy and of the product measured just before
+steps       by the clock of the host, from the upload of the tokens until the update is done, as the trainer does them;
+            TFLOP/s by the trainer's own count (causal half of attention, no recomputation)
+profile     events around every operation of a step; what is not between a pair of events is `outside`
+
+The trainer is included whole, so what runs here is what trains.
+*/
+#undef USE_MPI
+#ifndef DEVICE_OPS
+#define DEVICE_OPS
+#endif
+#include "../llmc/common.h"
+#include "../llmc/ops.h"
+
+// ---------------------------------------------------------------------------------------------------
+// Operations that are watched: names that train_diffv2.c calls stand for the operation between two events
+
+enum { PROFILE_EVENTS = 8192 };
+static struct {
+    bool on;
+    int count; // of events; an operation has two
+    cudaEvent_t events[PROFILE_EVENTS];
+    const char *names[PROFILE_EVENTS / 2];
+} profile;
+
+static inline void profile_event(const char *name) {
+    if (!profile.on) return;
+    CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers", PROFILE_EVENTS / 2);
+    if (name) profile.names[profile.count / 2] = name;
+    CUDA_CHECK(cudaEventRecord(profile.events[profile.count++], main_stream));
+}
+#define WATCHED(name, ...) (profile_event(#name), name(__VA_ARGS__), profile_event(NULL))
+#define buffer_zero(...) WATCHED(buffer_zero, __VA_ARGS__)
+#define buffer_upload(...) WATCHED(buffer_upload, __VA_ARGS__)
+#define embedding_forward(...) WATCHED(embedding_forward, __VA_ARGS__)
+#define embedding_backward(...) WATCHED(embedding_backward, __VA_ARGS__)
+#define rmsnorm_forward(...) WATCHED(rmsnorm_forward, __VA_ARGS__)
+#define rmsnorm_backward(...) WATCHED(rmsnorm_backward, __VA_ARGS__)
+#define residual_rmsnorm_forward(...) WATCHED(residual_rmsnorm_forward, __VA_ARGS__)
+#define residual_forward(...) WATCHED(residual_forward, __VA_ARGS__)
+#define matmul_forward(...) WATCHED(matmul_forward, __VA_ARGS__)
+#define matmul_backward(...) WATCHED(matmul_backward, __VA_ARGS__)
+#define rope_forward(...) WATCHED(rope_forward, __VA_ARGS__)
+#define rope_backward(...) WATCHED(rope_backward, __VA_ARGS__)
+#define attention_forward(...) WATCHED(attention_forward, __VA_ARGS__)
+#define attention_backward(...) WATCHED(attention_backward, __VA_ARGS__)
+#define sink_forward(...) WATCHED(sink_forward, __VA_ARGS__)
+#define sink_backward(...) WATCHED(sink_backward, __VA_ARGS__)
+#define diff_combine_forward(...) WATCHED(diff_combine_forward, __VA_ARGS__)
+#define diff_combine_backward(...) WATCHED(diff_combine_backward, __VA_ARGS__)
+#define fill_forward(...) WATCHED(fill_forward, __VA_ARGS__)
+#define lambda_scalar_forward(...) WATCHED(lambda_scalar_forward, __VA_ARGS__)
+#define lambda_scalar_backward(...) WATCHED(lambda_scalar_backward, __VA_ARGS__)
+#define lambda_exp_forward(...) WATCHED(lambda_exp_forward, __VA_ARGS__)
+#define lambda_exp_backward(...) WATCHED(lambda_exp_backward, __VA_ARGS__)
+#define scale_inplace(...) WATCHED(scale_inplace, __VA_ARGS__)
+#define gate_forward(...) WATCHED(gate_forward, __VA_ARGS__)
+#define gate_backward(...) WATCHED(gate_backward, __VA_ARGS__)
+#define swiglu_forward(...) WATCHED(swiglu_forward, __VA_ARGS__)
+#define swiglu_backward(...) WATCHED(swiglu_backward, __VA_ARGS__)
+#define cross_entropy(...) WATCHED(cross_entropy, __VA_ARGS__)
+#define adamw_update(...) WATCHED(adamw_update, __VA_ARGS__)
+#define sum_of_squares(...) WATCHED(sum_of_squares, __VA_ARGS__)
+
+#define main train_diffv2_main
+#include "../train_diffv2.cu"
+#undef main
+#include "bench_model.h"
+
+static bool bench_tiny;
+static int bench_repeats; // of an operation; 0: as many as take 0.15 s
+static FILE *bench_json;
+
+// A result: a line of JSON, to stdout and to --json FILE.
+PRINTF_LIKE(1, 2)
+static void record(const char *fmt, ...) {
+    char line[1024];
+    va_list args;
+    va_start(args, fmt);
+    int length = vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    assert(length > 0 && (size_t)length < sizeof(line));
+    printf("%s\n", line);
+    fflush(stdout);
+    if (!bench_json) return;
+    CHECK(fprintf(bench_json, "%s\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s", strerror(errno));
+}
+
+// As text within quotes in JSON.
+static const char *quotable(const char *text) {
+    static char clean[512];
+    FORMAT(clean, "%.500s", text ? text : "");
+    for (char *c = clean; *c; c++)
+        if (*c == '"' || *c == '\\' || (unsigned char)*c < ' ') *c = '\'';
+    return clean;
+}
+
+#include "bench_cuda_kernels.h"
+
+// ---------------------------------------------------------------------------------------------------
+// Steps
+
+// Weights of the right size at once: random numbers that repeat, since their making on the host takes longer than a
+// hundred steps of a large model.
+static void bench_init(Model *model) {
+    enum { CHUNK = 1 << 20 };
+    floatX *host = (floatX *)checked_calloc(2 * CHUNK, sizeof(floatX)), *ones = host + CHUNK;
+    real *exact = (real *)checked_calloc(2 * CHUNK, sizeof(real)), *exact_ones = exact + CHUNK;
+    for (size_t e = 0; e < CHUNK; e++) {
+        exact[e] = (real)(0.02 * random_normal(9, e)), exact_ones[e] = 1;
+        host[e] = (floatX)exact[e], ones[e] = (floatX)1.0f;
+    }
+    for (int i = 0; i < model->tensors.count; i++) {
+        const Tensor *t = &model->tensors.tensors[i];
+        bool one = t->row->init == INIT_ONE;
+        for (size_t begin = 0; begin < t->count; begin += CHUNK) {
+            size_t count = min_size(CHUNK, t->count - begin);
+            buffer_upload(model->params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
+            if (model->master) buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
+        }
+    }
+    free(host);
+    free(exact);
+}
+
+typedef struct {
+    Model model;
+    int B, T, *tokens;
+} BenchModel;
+
+static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T, Purpose purpose) {
+    b->B = B, b->T = T;
+    plan_model(&b->model, preset, attention, NKV, B, T, purpose);
+    model_alloc(&b->model, NULL);
+    ops_init(b->model.workspace_bytes);
+    bench_init(&b->model);
+    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.config.V);
+}
+static void bench_close(BenchModel *b) {
+    model_free(&b->model, true);
+    ops_free();
+    free(b->tokens);
+}
+
+// One update, as run_step does it, or a forward with its loss alone. Returns seconds.
+static double bench_step(BenchModel *b) {
+    Model *model = &b->model;
+    Options o = bench_options();
+    int N = b->B * b->T;
+    double start = now_seconds(), loss;
+    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
+    if (model->purpose == FOR_TRAINING) {
+        buffer_zero(model->grads, model->grads_bytes);
+        model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
+        loss = model_loss_sum(model, N);
+        double norm = model_grad_norm(model);
+        CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");
+        model_update(model, &o, 1e-5, 10, norm);
+    } else {
+        model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
+        model_forward(model, b->B, b->T, 0);
+        model_classify(model, N, 0);
+        loss = model_loss_sum(model, N);
+    }
+    ops_wait();
+    CHECK(isfinite(loss), "the loss of a model with random weights is not finite");
+    return now_seconds() - start;
+}
+
+enum { STEPS = 12 };
+static const double ENOUGH_SECONDS = 6;
+
+// Median seconds of a step after two others.
+static double bench_steps(BenchModel *b, int *steps) {
+    double seconds[STEPS], start = now_seconds();
+    bench_step(b);
+    if (!bench_tiny) bench_step(b);
+    for (*steps = 0; *steps < (bench_tiny ? 2 : STEPS); (*steps)++) {
+        if (*steps >= 3 && now_seconds() - start > ENOUGH_SECONDS) break;
+        seconds[*steps] = bench_step(b);
+    }
+    return median(seconds, *steps);
+}
+
+static size_t bench_bytes(const Model *m) {
+    return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes + m->workspace_bytes;
+}
+
+typedef struct {
+    char preset[32], attention[32], text[80];
+    int NKV;
+} ModelCase;
+
+static ModelCase read_case(const char *preset, const char *text) {
+    ModelCase c;
+    int heads = 0;
+    memset(&c, 0, sizeof(c));
+    CHECK(sscanf(text, "%31[^,],%d,%d", c.attention, &c.NKV, &heads) == 3 && (heads == 1 || heads == 2) && c.NKV >= 0,
+          "'%s' is no case: wanted ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2", text);
+    FORMAT(c.preset, "%s%s", preset, heads == 2 ? "-2h" : "");
+    FORMAT(c.text, "%s%s", c.attention, heads == 2 ? " with 2 NH heads" : "");
+    return c;
+}
+
+static int largest_batch(const ModelCase *cases, int count, int T) {
+    size_t free_bytes = 0, total = 0;
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
+        bool fits = true;
+        for (int i = 0; i < count; i++) {
+            Model m;
+            plan_model(&m, cases[i].preset, cases[i].attention, cases[i].NKV, B, T, FOR_TRAINING);
+            // what libraries take for themselves comes on top
+            fits = fits && (double)bench_bytes(&m) + ((size_t)2 << 30) * (bench_tiny ? 0.01 : 1) < 0.95 * (double)free_bytes;
+            model_free(&m, false);
+            attention_stop(); // its plans for this B
+        }
+        if (fits) return B;
+    }
+    CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T, (double)free_bytes / 1073741824);
+    return 0;
+}
+
+static void run_models(const char *preset, int T, int count, char **texts) {
+    ModelCase cases[16];
+    CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
+    device_start();
+    for (int i = 0; i < count; i++) cases[i] = read_case(preset, texts[i]);
+    kernels_open(1, bench_tiny);
+    ops_init(1);
+    kernel_peaks();
+    kernels_close();
+    ops_free();
+    int B = largest_batch(cases, count, T);
+    for (int i = 0; i < count; i++)
+        for (int training = 1; training >= 0; training--) {
+            BenchModel b;
+            int steps = 0;
+            bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T, training ? FOR_TRAINING : FOR_EVALUATION);
+            double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
+            double flops = training ? training_flops(&b.model, B, T) : forward_flops(&b.model, B, T);
+            const char *document = NULL;
+            double rated = ops_rated_gflops(&document);
+            char share[64] = "null";
+            if (rated > 0) FORMAT(share, "%.4f", 1e-9 * flops / seconds / rated);
+            record("{\"table\": \"models\", \"preset\": \"%s\", \"model\": \"%s\", \"T\": %d, \"B\": %d, \"kv_heads\": %d, \"parameters\": %zu, \"what\": \"%s\", "
+                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, \"bytes\": %zu, \"attention\": \"%s\"}",
+                   preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count, training ? "training" : "forward", steps, 1e3 * seconds,
+                   tokens / seconds, 1e-12 * flops / seconds, share, bench_bytes(&b.model), quotable(attention_library()));
+            bench_close(&b);
+        }
+}
+
+// A step for each line on stdin, its milliseconds on stdout.
+static void run_turns(const char *preset, const char *attention, int NKV, int B, int T) {
+    BenchModel b;
+    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
+    printf("%zu parameters, %.6g FLOPs a step\n", b.model.tensors.parameter_count, training_flops(&b.model, B, T));
+    fflush(stdout);
+    for (int c; (c = getchar()) != EOF;)
+        if (c == '\n') {
+            printf("%.3f\n", 1e3 * bench_step(&b));
+            fflush(stdout);
+        }
+    bench_close(&b);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Profile
+
+typedef struct {
+    const char *name;
+    int calls;
+    double ms;
+} Part;
+
+static int compare_parts(const void *a, const void *b) {
+    double x = ((const Part *)a)->ms, y = ((const Part *)b)->ms;
+    return (x < y) - (x > y);
+}
+
+static void run_profile(const char *preset, const char *attention, int NKV, int B, int T) {
+    BenchModel b;
+    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
+    for (int i = 0; i < PROFILE_EVENTS; i++) CUDA_CHECK(cudaEventCreate(&profile.events[i]));
+    int steps = 0;
+    double plain = 1e3 * bench_steps(&b, &steps), inside = 0;
+    profile.on = true;
+    double whole = 1e3 * bench_step(&b);
+    profile.on = false;
+    Part parts[64];
+    int count = 0;
+    for (int i = 0; i + 1 < profile.count; i += 2) {
+        float ms = 0;
+        int p = 0;
+        CUDA_CHECK(cudaEventElapsedTime(&ms, profile.events[i], profile.events[i + 1]));
+        while (p < count && strcmp(parts[p].name, profile.names[i / 2]) != 0) p++;
+        assert(p < 64);
+        if (p == count) parts[count].name = profile.names[i / 2], parts[count].calls = 0, parts[count++].ms = 0;
+        parts[p].calls++, parts[p].ms += (double)ms, inside += (double)ms;
+    }
+    qsort(parts, (size_t)count, sizeof(Part), compare_parts);
+    char of[96];
+    FORMAT(of, "%s %s, B %d T %d", preset, attention, B, T);
+    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"step\", \"calls\": 1, \"ms\": %.3f, \"share\": 1, \"unwatched_ms\": %.3f}", of, whole, plain);
+    for (int p = 0; p < count; p++)
+        record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"%s\", \"calls\": %d, \"ms\": %.4f, \"share\": %.4f}", of, parts[p].name, parts[p].calls,
+               parts[p].ms, parts[p].ms / whole);
+    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"outside\", \"calls\": 1, \"ms\": %.4f, \"share\": %.4f}", of, whole - inside, 1 - inside / whole);
+    for (int i = 0; i < PROFILE_EVENTS; i++) CUDA_CHECK(cudaEventDestroy(profile.events[i]));
+    bench_close(&b);
+}
+
+static void run_facts(void) {
+    char name[256], driver[256];
+    size_t free_bytes = 0, total = 0;
+    int l2 = 0;
+    ops_device(name, driver, sizeof(name));
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
+    record("{\"table\": \"facts\", \"device\": \"%s\", \"driver\": \"%s\", \"library\": \"%s\", \"free_bytes\": %zu, \"total_bytes\": %zu, \"l2_bytes\": %d, \"revision\": \"%s\"}",
+           name, driver, gemm_library(), free_bytes, total, l2, REVISION);
+}
+
+static int number(const char *text, int least) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': wanted a number of at least %d", text, least);
+    return (int)value;
+}
+
+int main(int argc, char **argv) {
+    const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | "
+                        "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
+    int i = 1;
+    AttentionUse use = {false, false, true, false};
+    for (; i < argc && argv[i][0] == '-'; i++) {
+        if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
+        else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
+        else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
+        else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
+            bench_json = fopen(argv[++i], "a");
+            CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
+        } else break;
+    }
+    attention_use(use);
+    const char *command = i < argc ? argv[i] : "";
+    char **a = argv + i + 1;
+    int count = argc - i - 1;
+    if (strcmp(command, "facts") == 0 && count == 0) run_facts();
+    else if (strcmp(command, "kernels") == 0 && (count == 4 || count == 5)) {
+        device_start();
+        kernels_run(a[0], number(a[1], 0), number(a[2], 1), number(a[3], 1), count == 5 ? a[4] : "");
+    } else if (strcmp(command, "model") == 0 && count >= 3) run_models(a[0], number(a[1], 1), count - 2, a + 2);
+    else if (strcmp(command, "profile") == 0 && count == 5) run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "turns") == 0 && count == 5) run_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else {
+        warn("%s", usage);
+        return EXIT_USAGE;
+    }
+    if (bench_json) CHECK(fclose(bench_json) == 0, "cannot write to the file of --json: %s", strerror(errno));
+    return EXIT_DONE;
+}

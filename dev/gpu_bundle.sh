@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# gpu_bundle.sh: a folder with what dev/gpu_check.sh needs on a machine that has CUDA, cuDNN and NCCL but no network and none
+# of the small dependencies: below 40 MB of headers, libraries and text, out of Debian and PyPI packages, which are downloaded
+# and unpacked, not installed.
+#   include/, lib/  BLIS with the usual CBLAS header (in the place of OpenBLAS: a third of its size, no Fortran runtime),
+#                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=FOLDER` takes
+#   corpus/         4 MB of the dictionary in the package dict-gcide as token shards
+#   revision        of the sources, for machines where they come without git
+#   CONTENTS        packages with their versions, and the newest glibc that a library asks for
+#   licenses/       of the packages
+# Exit status: 0 the folder is complete, 1 failed (nothing is left), 2 usage.
+#
+# Usage: dev/gpu_bundle.sh FOLDER     a folder that is not there yet, or a bundle, which is made again
+set -euo pipefail
+export LC_ALL=C
+root=$(cd "$(dirname "$0")/.." && pwd)
+LIMIT_MB=40 TEXT_BYTES=4000000
+
+fail() {
+    echo "gpu_bundle.sh: $1" >&2
+    exit "${2:-1}"
+}
+case "$#:${1-}" in
+1:--help | 1:-h)
+    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
+    exit 0
+    ;;
+1:-* | 0:* | [2-9]*) fail "unexpected arguments '$*': usage: dev/gpu_bundle.sh FOLDER" 2 ;;
+esac
+folder=$1
+[ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] || fail "$folder is there and no bundle (it has no CONTENTS): name another folder"
+[ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m): bundles are for x86_64, made on one"
+for tool in apt-get dpkg-deb python3 unzip objdump; do
+    command -v "$tool" >/dev/null || fail "$tool is missing: a bundle is made on Debian or Ubuntu, with python3, unzip and binutils"
+done
+[ -x "$root/text_to_shards" ] || make -s -C "$root" text_to_shards >&2 || fail "text_to_shards could not be built: make text_to_shards says why"
+
+mkdir -p "$(dirname "$folder")"
+work=$(mktemp -d "$(dirname "$folder")/bundle.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+new=$work/new
+mkdir -p "$new/include/cjson" "$new/lib" "$new/corpus" "$new/licenses" "$work/debs"
+
+debian=(libblis4-openmp libblas-dev libcjson1 libcjson-dev libxxhash0 libxxhash-dev dict-gcide)
+download_debian() {
+    local apt=(apt-get -qq -o Acquire::Retries=2 -o APT::Sandbox::User=)
+    if ! (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt"; then
+        # lists are missing or old: fetch some of our own, which needs no root
+        mkdir -p "$work/lists/partial" "$work/cache"
+        apt+=(-o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache")
+        "${apt[@]}" update 2>"$work/apt" && (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt" ||
+            fail "packages could not be downloaded: $(tail -n 1 "$work/apt")"
+    fi
+    local deb
+    for deb in "$work"/debs/*.deb; do
+        dpkg-deb -x "$deb" "$work/unpacked"
+        dpkg-deb -W --showformat='${Package} ${Version}\n' "$deb" >>"$new/CONTENTS"
+    done
+}
+
+# The headers are the same for every Python: any wheel serves.
+download_frontend() {
+    local wheels=(python3 -m pip download --quiet --no-deps --only-binary=:all: --disable-pip-version-check -d "$work/wheels")
+    "${wheels[@]}" nvidia-cudnn-frontend 2>"$work/pip" ||
+        "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 nvidia-cudnn-frontend 2>"$work/pip" ||
+        fail "nvidia-cudnn-frontend could not be downloaded: $(tail -n 1 "$work/pip")"
+    local wheel=("$work"/wheels/nvidia_cudnn_frontend-*.whl)
+    unzip -q "${wheel[0]}" 'include/*' '*/licenses/*' -d "$work/frontend" || fail "${wheel[0]##*/} has no include/ and licenses/: another version?"
+    basename "${wheel[0]}" | sed 's/^nvidia_cudnn_frontend-\([^-]*\)-.*/nvidia-cudnn-frontend \1/' >>"$new/CONTENTS"
+}
+
+echo "packages: ${debian[*]} nvidia-cudnn-frontend"
+download_debian
+download_frontend
+
+usr=$work/unpacked/usr system=$work/unpacked/usr/lib/x86_64-linux-gnu
+cp "$usr"/include/xxhash.h "$new/include"
+cp "$(find "$usr/include" -name 'cblas*.h' ! -name '*f77*' ! -name '*mangling*' | head -n 1)" "$new/include/cblas.h"
+cp "$(find "$usr/include" -name 'cblas_mangling*.h' | head -n 1)" "$new/include/cblas_mangling.h"
+cp "$usr"/include/cjson/cJSON.h "$new/include/cjson"
+cp -r "$work"/frontend/include/. "$new/include"
+cp "$system"/blis-openmp/libblas.so.3 "$new/lib"
+ln -s libblas.so.3 "$new/lib/libopenblas.so" # the name that the Makefile looks for
+cp -L "$system"/libcjson.so.1 "$system"/libxxhash.so.0 "$new/lib"
+for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do cp "$usr/share/doc/$package/copyright" "$new/licenses/$package"; done
+cp "$(find "$work/frontend" -path '*licenses*' -type f | head -n 1)" "$new/licenses/nvidia-cudnn-frontend"
+
+newest=0
+for library in "$new"/lib/*.so.*; do
+    needs=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
+    newest=$(printf '%s\n' "$newest" "${needs#GLIBC_}" | sort -V | tail -n 1)
+done
+echo "newest glibc that a library asks for: $newest" >>"$new/CONTENTS"
+
+# A program must end before its reader does, or it fails for its broken pipe: so the text goes through a file.
+zcat "$usr"/share/dictd/gcide.dict.dz >"$work/all"
+head -c "$TEXT_BYTES" "$work/all" >"$work/gcide.txt"
+"$root/text_to_shards" --out "$new/corpus" --delimiter '\n\n\n' "$work/gcide.txt" >"$work/shards" 2>&1 || fail "no shards: $(tail -n 1 "$work/shards")"
+git -C "$root" describe --always --dirty >"$new/revision" 2>/dev/null || echo unknown >"$new/revision"
+
+kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
+[ "$kilobytes" -lt $((LIMIT_MB * 1000)) ] || fail "the bundle has $((kilobytes / 1000)) MB, more than $LIMIT_MB: which package grew? (du -a $new)"
+rm -rf "$folder"
+mv "$new" "$folder"
+cat "$folder/CONTENTS"
+echo "$folder: $((kilobytes / 1000)).$((kilobytes % 1000 / 100)) MB"

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""check.py: builds and proves the CUDA trainer on this machine's GPU, and measures it (dev/gpu_check.sh starts it).
+
+Parts, in the order of what they are worth when time is short:
+    probe      what this machine has: device, driver, compilers, libraries, Python packages
+    build      the trainer and its tests in bf16 and fp32, the benchmark, the trainer for CPUs
+    ops        every CUDA operation against its C twin, on the device
+    gradients  of the whole model against the CPU trainer's, for every variant, fp32 and bf16 (gradients.py: how near)
+    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with diff_v2's query heads, at four sizes
+    peer       the same models in PyTorch (dev/reference/bench_torch.py), a step of each in turn
+    kernels    each operation's time and share of what a copy, or a product, reaches here
+    profile    where a step's time goes; with ncu also what its counters say
+    train      124m for 100 steps; the same again, bit for bit; stopped and resumed, bit for bit
+    sanitizer  operations under compute-sanitizer: memory and races
+The same command goes on where it was, whatever ended it; parts that are done are not repeated, and unfinished ones go on
+behind their last case. In --out: results.txt, results.json, log.txt.
+
+Programs can be given by environment, as commands: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU, TEST_DIFFV2CU_FP32,
+BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (python3).
+Exit status: 0 all parts passed (or were skipped, saying why); 1 some failed; 2 usage; 3 time ran out: again with the same --out.
+"""
+import argparse
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import measured
+import proven
+from runner import ROOT, Check, OutOfTime, Part, Skip
+from store import ENDED, Store, StoreError
+
+PARTS = {  # name: (what runs it, seconds without which it is not begun, whether it needs the programs)
+    "probe": (proven.probe, 5, False),
+    "build": (proven.build, 60, False),
+    "ops": (proven.ops, 20, True),
+    "gradients": (proven.gradients, 20, True),
+    "models": (measured.models, 30, True),
+    "peer": (measured.peer, 45, True),
+    "kernels": (measured.kernels, 20, True),
+    "profile": (measured.profile, 20, True),
+    "train": (proven.train, 60, True),
+    "sanitizer": (proven.sanitizer, 30, True),
+}
+
+
+def fail(message, status=1):
+    print(f"gpu_check.sh: {message}", file=sys.stderr)
+    sys.exit(status)
+
+
+def run_part(check, name):
+    store = check.store
+    part, started = Part(check, name), time.monotonic()
+    store.say(f"{name}: {'goes on' if part.state['done'] else 'begins'}")
+    try:
+        PARTS[name][0](check, part)
+        status, why = ("passed" if all(c["ok"] for c in part.state["checks"] + part.checks) else "failed"), ""
+    except OutOfTime:
+        status, why = "unfinished", "time ran out"
+    except Skip as reason:
+        status, why = "skipped", str(reason)
+    except Exception as error:  # what nobody thought of must not keep the other parts from running
+        store.log.write(traceback.format_exc())
+        part.check(f"{name} ran to its end", False, f"{type(error).__name__}: {error} (log.txt says where)")
+        status, why = "failed", ""
+    if status != "unfinished" and (part.checks or part.records):
+        part.end("rest")
+    part.state["status"], part.state["why"] = status, why
+    part.state["seconds"] += time.monotonic() - started
+    store.save()
+    store.say(f"{name}: {status}{': ' + why if why else ''} ({time.monotonic() - started:.0f} s)")
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder of the results (default: runs/gpu_check)")
+    parser.add_argument("--bundle", type=Path, help="folder that dev/gpu_bundle.sh has made, for machines without the small dependencies")
+    parser.add_argument("--parts", help="only these, with commas between them")
+    parser.add_argument("--again", action="store_true", help="repeat the parts, also those that are done")
+    parser.add_argument("--minutes", type=float, default=0, help="end within this time (default: when all is done)")
+    parser.add_argument("--pretend", action="store_true", help="no GPU: dev/cuda_on_cpu in its place and tiny models, to try this program")
+    o = parser.parse_args()
+    o.parts = list(dict.fromkeys(o.parts.split(","))) if o.parts else list(PARTS)
+    unknown = [p for p in o.parts if p not in PARTS]
+    if unknown:
+        parser.error(f"--parts {','.join(unknown)}: there are {', '.join(PARTS)}")
+    if o.minutes < 0 or o.minutes != o.minutes:
+        parser.error(f"--minutes {o.minutes:g}: a time above 0 is wanted")
+    if o.bundle:
+        o.bundle = o.bundle.resolve()
+        if not (o.bundle / "CONTENTS").exists():
+            parser.error(f"--bundle {o.bundle}: dev/gpu_bundle.sh has made no bundle there")
+    o.out = o.out.resolve()
+    return o
+
+
+def commit_of(bundle):
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) \
+        if (ROOT / ".git").exists() else None
+    if done and done.returncode == 0:
+        return done.stdout.strip()
+    revision = bundle and bundle / "revision"
+    return revision.read_text().strip() if revision and revision.exists() else "unknown"
+
+
+def main():
+    options = parse_arguments()
+    try:
+        store = Store(options.out, commit_of(options.bundle), list(PARTS))
+    except (StoreError, OSError) as error:
+        fail(str(error))
+    check = Check(options, store)
+    if options.again:
+        for name in options.parts:
+            store.forget(name)
+    todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
+    # results may have come here from a machine that is gone, with the programs that it had built
+    if check.missing_programs() and "build" not in todo and any(PARTS[n][2] for n in todo):
+        store.forget("build")
+        todo.insert(0, "build")
+    for name in todo:
+        store.part(name)
+    for name in todo:
+        if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
+            store.part(name)["why"] = "not begun: time ran out"
+            continue
+        if PARTS[name][2] and check.missing_programs():
+            part = store.part(name)
+            part.update(status="unfinished", why=f"not built: {', '.join(check.missing_programs())}")
+            continue
+        run_part(check, name)
+    store.save()
+    print(open(options.out / "results.txt").read(), end="")
+    states = [store.part(n)["status"] for n in options.parts]
+    failed = any(not c["ok"] for n in options.parts for c in store.part(n)["checks"])
+    sys.exit(1 if failed or "failed" in states else 3 if "unfinished" in states else 0)
+
+
+if __name__ == "__main__":
+    main()

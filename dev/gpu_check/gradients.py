@@ -1,0 +1,105 @@
+"""Gradients of the whole model on the device against the CPU's, out of two files of --dump-grads.
+
+    fp32    every tensor to 2e-4 of its norm. Sums over thousands of rows in another order differ by some 1e-6 of what is
+            summed; cancelling leaves more of it, and 2e-4 is far below what any wrong factor or forgotten term gives.
+    bf16    both sides start from the same weights, which bf16 holds exactly, so what differs is the rounding of activations
+            and of their gradients to 8 bits, 2^-9 each in the mean. Their sums over the rows of a batch keep the direction:
+            matrices have a cosine of at least 0.999. Vectors (norms, lambdas, sinks) have few elements, and one scalar after
+            cancelling may be all rounding: they are reported, and not judged.
+
+Exceptions to 0.999, each for a reason that is the variant's own.
+"""
+import array
+import json
+import math
+import struct
+import sys
+
+LEAST_COSINE = 0.999
+RELATIVE = 2e-4
+EXCEPTIONS = {  # variant: (least cosine, why)
+    "diff_v2_no_lambda": (0.93, "two maps that are alike at first are subtracted whole, which leaves their rounding"),
+}
+
+
+class Dump:
+    """A safetensors file of F32 tensors."""
+
+    def __init__(self, path):
+        with open(path, "rb") as f:
+            size = struct.unpack("<Q", f.read(8))[0]
+            header = json.loads(f.read(size))
+            self.data = f.read()
+        header.pop("__metadata__", None)
+        self.tensors = header
+
+    def values(self, name):
+        t = self.tensors[name]
+        begin, end = t["data_offsets"]
+        codes = {"F32": "f", "F64": "d"}
+        if t["dtype"] not in codes:
+            raise ValueError(f"{name} is {t['dtype']}: gradients are F32 or F64")
+        values = array.array(codes[t["dtype"]])
+        values.frombytes(self.data[begin:end])
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
+
+
+def compare_values(x, y):
+    """(norm of x, norm of x - y over it, cosine); NaN anywhere gives NaN."""
+    try:
+        import numpy
+        a, b = numpy.asarray(x, dtype="f8"), numpy.asarray(y, dtype="f8")
+        xx, yy, xy, dd = (float(v) for v in (a @ a, b @ b, a @ b, (a - b) @ (a - b)))
+    except ImportError:
+        xx = math.fsum(a * a for a in x)
+        yy = math.fsum(b * b for b in y)
+        xy = math.fsum(a * b for a, b in zip(x, y))
+        dd = math.fsum((a - b) ** 2 for a, b in zip(x, y))
+    norm = math.sqrt(xx) if xx >= 0 else math.nan
+    if norm == 0:
+        return 0.0, 0.0 if yy == 0 else math.inf, 1.0 if yy == 0 else 0.0
+    return norm, math.sqrt(dd) / norm if dd >= 0 else math.nan, xy / (norm * math.sqrt(yy)) if yy > 0 else 0.0 if yy == 0 else math.nan
+
+
+def compare(cpu_path, device_path, variant, build):
+    """(checks, record) of one variant; a check is (what, ok, detail)."""
+    cpu, device = Dump(cpu_path), Dump(device_path)
+    what = f"{variant}, {build}"
+    if sorted(cpu.tensors) != sorted(device.tensors):
+        odd = sorted(set(cpu.tensors) ^ set(device.tensors))
+        return [(f"{what}: the same tensors", False, f"only one of the two has {', '.join(odd[:4])}")], None
+    least, why = EXCEPTIONS.get(variant, (LEAST_COSINE, ""))
+    worst = {"matrix": ("", 0.0), "vector": ("", 0.0)}
+    checks, wrong, loss = [], [], 0.0
+    rows = []
+    for name, about in cpu.tensors.items():
+        if about["shape"] != device.tensors[name]["shape"]:
+            wrong.append(f"{name} has another shape")
+            continue
+        rows.append((name, len(about["shape"]), *compare_values(cpu.values(name), device.values(name))))
+    largest = max(norm for name, _, norm, _, _ in rows if name != "loss")
+    for name, dimensions, norm, relative, cosine in rows:
+        if name == "loss":
+            loss = relative
+            continue
+        if norm <= 1e-6 * largest and relative * norm <= 1e-5 * largest:
+            continue  # nothing but rounding on both sides
+        kind = "matrix" if dimensions > 1 else "vector"
+        error = relative if build == "fp32" else 1 - cosine
+        if not error <= worst[kind][1]:
+            worst[kind] = (name, error)
+        limit = RELATIVE if build == "fp32" else 1 - least
+        if (build == "fp32" or kind == "matrix") and not error <= limit:
+            wrong.append(f"{name}: {'off by' if build == 'fp32' else '1 - cosine'} {error:.3g}, at most {limit:.3g}")
+    loss_limit = 1e-5 if build == "fp32" else 0.01
+    if not loss <= loss_limit:
+        wrong.append(f"the loss is off by {loss:.3g}, at most {loss_limit:g}")
+    detail = "; ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+    if not wrong and why and build == "bf16":
+        detail = f"down to {least}: {why}"
+    checks.append((f"gradients of {what} are the CPU's", not wrong, detail))
+    record = {"table": "gradients", "variant": variant, "build": build, "matrix": worst["matrix"][0], "matrix_error": worst["matrix"][1],
+              "vector": worst["vector"][0], "vector_error": worst["vector"][1], "loss_error": loss}
+    return checks, record

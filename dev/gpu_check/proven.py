@@ -1,0 +1,323 @@
+"""The parts of a check that prove something: build, operations, gradients, training, sanitizers."""
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import gradients as comparison
+from runner import PROGRAMS, OutOfTime, Skip
+
+VARIANTS = ["diff_v2", "baseline", "diff_v1", "diff_v2_cross_group", "diff_v2_no_lambda", "diff_v2_no_sigmoid", "diff_scalar", "off_by_one", "sink",
+            "gated_head", "gated_elem"]
+
+
+def last_line(text, otherwise="it said nothing"):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else otherwise
+
+
+def json_lines(text):
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                pass
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------
+# probe
+
+def probe(check, part):
+    def fact(what, value):
+        part.record({"table": "facts", "what": what, "value": str(value)})
+
+    def said(what, *command):
+        status, text = check.run(command, 60) if shutil.which(command[0]) else (127, "")
+        fact(what, " | ".join(text.split("\n")).strip(" |")[:400] if status == 0 else f"none ({command[0]}: status {status})")
+        return status == 0
+
+    device = said("device", "nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.free,clocks.max.sm,clocks.max.mem,power.limit,compute_cap,mig.mode.current",
+                  "--format=csv,noheader")
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    status, text = check.run([nvcc, "--version"], 60)
+    fact("nvcc", last_line(text) if status == 0 else f"none ({nvcc})")
+    for tool in ("gcc", "g++", "make", "mpicc", "git"):
+        status, text = check.run([tool, "--version"], 60) if shutil.which(tool) else (127, "none")
+        fact(tool, text.splitlines()[0] if text else "none")
+    for tool in ("ncu", "nsys", "compute-sanitizer"):
+        fact(tool, find_tool(tool) or "none")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    fact("machine", f"{os.cpu_count()} cores, {memory:.0f} GiB, {shutil.disk_usage(check.work).free / 2**30:.0f} GiB of disk free, glibc {platform.libc_ver()[1]}, {platform.platform()}")
+    fact("python", f"{platform.python_version()}")
+    names = sorted({d.metadata["Name"] for d in importlib.metadata.distributions() if d.metadata["Name"]}, key=str.lower)
+    wanted = [n for n in names if re.match(r"torch$|triton$|numpy$|nvidia[-_]|mpi4py|scipy-openblas", n, re.I)]
+    fact("python packages", ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "none of torch, triton, numpy, nvidia-*")
+    script = check.root / "scripts/find_cuda.sh"
+    if script.exists():
+        status, text = check.run([script, check.work / "probe.mk"], 60, {"DEPS": str(check.bundle)} if check.bundle else None)
+        fact("find_cuda.sh", " | ".join(text.split("\n")).strip(" |")[:1000] or "all found")
+        made = check.work / "probe.mk"
+        for line in made.read_text().splitlines() if made.exists() else []:
+            if line.startswith(("CUDA_LIBS", "CUDNN_LIBS", "NCCL_LIBS", "CUDA_ARCHS")):
+                fact(*line.split(" ", 1)[0:1], line.split("=", 1)[-1].strip()[:400])
+    if check.bundle:
+        fact("bundle", " | ".join((check.bundle / "CONTENTS").read_text().splitlines()))
+    part.check("a CUDA device answers nvidia-smi", device or check.pretend, "pretended" if check.pretend else "")
+    part.end("probe")
+
+
+def find_tool(name):
+    """A tool of CUDA, which is often not on the PATH."""
+    places = [shutil.which(name)] + [str(p) for pattern in ("cuda*/bin", "cuda*/compute-sanitizer") for p in Path("/usr/local").glob(f"{pattern}/{name}")]
+    places += [str(p) for p in Path("/opt/nvidia").glob(f"nsight-*/*/{name}")]
+    return next((p for p in places if p and os.access(p, os.X_OK)), None)
+
+
+# ---------------------------------------------------------------------------------------------------
+# build
+
+def build(check, part):
+    """All at once: compilers wait for one another only where there are fewer cores."""
+    jobs = {  # name: (make arguments, the programs it makes)
+        "bf16": (["PRECISION=bf16"], ["TRAIN_DIFFV2CU", "TEST_DIFFV2CU", "BENCH_CUDA"]),
+        "fp32": (["PRECISION=fp32"] + (["BUILD=build/fp32"] if check.pretend else []), ["TRAIN_DIFFV2CU_FP32", "TEST_DIFFV2CU_FP32"]),
+        "CPU": ([], ["TRAIN_DIFFV2"]),
+    }
+    results, errors = {}, []
+
+    def make(name):
+        arguments, programs = jobs[name]
+        goals = list(dict.fromkeys(PROGRAMS[p][check.pretend].split()[0] for p in programs if p not in check.given))
+        if not goals:
+            return
+        at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
+        deps = [f"DEPS={check.bundle}"] if check.bundle and not check.pretend else []
+        try:
+            results[name] = check.run(["make", "-k", f"-j{at_once}", "MPI=no", *arguments, *deps, *goals], 900)
+        except BaseException as error:
+            errors.append(error)
+
+    started = time.monotonic()
+    names = list(jobs)
+    threads = [threading.Thread(target=make, args=(n,)) for n in names]
+    if check.bundle and not (check.bundle / "lib/libopenblas.so").exists():  # links may not have travelled
+        shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
+    for t in threads:
+        t.start()
+        if check.pretend:
+            t.join()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+    for name in names:
+        if name in results:
+            status, text = results[name]
+            wrong = [line for line in text.splitlines() if re.search(r"error|Error|\*\*\*|undefined reference|cannot find", line)]
+            part.check(f"build of {name}", status == 0, "" if status == 0 else " / ".join(wrong[:4])[:600] or last_line(text))
+    part.record({"table": "facts", "what": "build", "value": f"{time.monotonic() - started:.0f} s"})
+    if "BENCH_CUDA" not in check.missing_programs():
+        status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
+        facts = json_lines(text)
+        part.check("a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text))
+        if facts:
+            check.store.all["device"], check.store.all["driver"] = facts[0]["device"], facts[0]["driver"]
+            part.records += [{"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"]
+    part.end("build")
+
+
+# ---------------------------------------------------------------------------------------------------
+# ops
+
+def ops(check, part):
+    for build_name, program in (("bf16", "TEST_DIFFV2CU"), ("fp32", "TEST_DIFFV2CU_FP32")):
+        if not part.pending(build_name):
+            continue
+        # where one process runs every thread of every block, a few operations show that this part works
+        status, text = check.run([*check.commands[program], *(["rope"] if check.pretend else [])], 400)
+        found = re.search(r"^(\d+) passed, (\d+) failed$", last_line(text))
+        failing = [line[5:100] for line in text.splitlines() if line.startswith("FAIL")]
+        detail = last_line(text) + (": " + "; ".join(failing[:5]) if failing else "")
+        part.check(f"operations against their C twins, {build_name}", status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail)
+        part.end(build_name)
+
+
+# ---------------------------------------------------------------------------------------------------
+# gradients
+
+GRADIENT_SHAPE = "--layers 4 --hidden 256 --heads 8 --kv-heads 4 --head-dim 64 --ffn 704 --vocab 5003 --seq-len 256 --batch-size 4 --no-tie-embeddings"
+PRETEND_SHAPE = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 16 --ffn 48 --vocab 259 --seq-len 40 --batch-size 1 --no-tie-embeddings"
+
+
+def gradients(check, part):
+    """The weights are those of a short run in bf16, so that all three programs hold the very same numbers."""
+    corpus = check.corpus()
+    if not corpus:
+        raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
+    steps = 2 if check.pretend else 30
+    shape = (PRETEND_SHAPE if check.pretend else GRADIENT_SHAPE).split()
+    for variant in VARIANTS[:2] if check.pretend else VARIANTS:
+        if not part.pending(variant):
+            continue
+        folder = check.work / f"gradients-{variant}"
+        shutil.rmtree(folder, ignore_errors=True)
+        status, text = check.run([*check.commands["TRAIN_DIFFV2CU"], "--attention", variant, *shape, "--train-data", corpus, "--steps", steps, "--lr", "1e-3",
+                                  "--out", folder / "run"], 200)
+        weights = folder / f"run/checkpoints/step_{steps:08d}"
+        part.check(f"{variant} trains for {steps} steps", status == 0 and weights.is_dir(), "" if status == 0 else last_line(text))
+        dumps, ok = {}, weights.is_dir()
+        for who, program in (("CPU", "TRAIN_DIFFV2"), ("fp32", "TRAIN_DIFFV2CU_FP32"), ("bf16", "TRAIN_DIFFV2CU")) if ok else ():
+            dumps[who] = folder / f"{who}.safetensors"
+            status, text = check.run([*check.commands[program], "--init", weights, "--train-data", corpus, "--batch-size", shape[shape.index("--batch-size") + 1],
+                                      "--seq-len", shape[shape.index("--seq-len") + 1], "--dump-grads", dumps[who]], 200)
+            if status != 0:
+                part.check(f"{variant}: gradients of the {who} build", False, last_line(text))
+                ok = False
+        if ok:
+            for build_name in ("fp32", "bf16"):
+                checks, record = comparison.compare(dumps["CPU"], dumps[build_name], variant, build_name)
+                for c in checks:
+                    part.check(*c)
+                if record:
+                    part.record(record)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.end(variant)
+
+
+# ---------------------------------------------------------------------------------------------------
+# train
+
+def digest(path):
+    h = hashlib.sha256()
+    with open(path, "rb") as f:
+        while block := f.read(1 << 24):
+            h.update(block)
+    return h.hexdigest()
+
+
+def steps_of(run):
+    """{step: (loss, norm) as they are written}"""
+    steps = {}
+    for line in open(run / "log.jsonl"):
+        record = json.loads(line)
+        if record["kind"] == "train":
+            steps[record["step"]] = (record["loss"], record["grad_norm"])
+    return steps
+
+
+def same_run(a, b, steps):
+    """What differs between two runs: '' where nothing does."""
+    x, y = steps_of(a), steps_of(b)
+    for step in range(1, steps + 1):
+        if step not in x or x.get(step) != y.get(step):
+            return f"step {step}: {x.get(step)} and {y.get(step)}"
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        files = [run / f"checkpoints/step_{steps:08d}/{name}" for run in (a, b)]
+        if digest(files[0]) != digest(files[1]):
+            return f"{name} after step {steps}"
+    return ""
+
+
+def memory_of(part, run):
+    """What --dry-run says beside what the device says, as the run has logged them."""
+    for line in open(run / "log.jsonl"):
+        record = json.loads(line)
+        if record.get("what") == "device_memory":
+            used, planned = record["used_bytes"], record["planned_bytes"]
+            part.record({"table": "facts", "what": "target: device memory: planned by --dry-run, of what is in use",
+                         "value": f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
+                                  + ("reached" if abs(planned / used - 1) <= 0.02 else "missed")})
+
+
+def train(check, part):
+    corpus = check.corpus()
+    if not corpus:
+        raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
+    steps, stop = (8, 3) if check.pretend else (100, 40)
+    shape = ["--preset", "tiny", "--batch-size", "1", "--seq-len", "16"] if check.pretend else ["--preset", "124m", "--batch-size", "16", "--vocab", "50257"]
+    shape += ["--attention", "diff_v2", "--train-data", corpus, "--steps", steps, "--lr", "3e-3" if check.pretend else "6e-4", "--warmup", steps // 10]
+    program, runs = check.commands["TRAIN_DIFFV2CU"], {n: check.work / f"train-{n}" for n in ("first", "second", "resumed")}
+
+    def go(name, *more):
+        status, text = check.run([*program, *shape, "--out", runs[name], *more], 500)
+        return status == 0, "" if status == 0 else last_line(text)
+
+    if part.pending("first"):
+        for run in runs.values():
+            shutil.rmtree(run, ignore_errors=True)
+        ok, detail = go("first")
+        part.check(f"{shape[1]} trains for {steps} steps", ok, detail)
+        if ok:
+            losses = steps_of(runs["first"])
+            first, last = losses[1][0], losses[steps][0]
+            falls = first is not None and last is not None and last < (first if check.pretend else 0.6 * first)
+            part.check("its loss falls", falls, f"{first} at step 1, {last} at step {steps}")
+            memory_of(part, runs["first"])
+        part.end("first")
+    if not (runs["first"] / "log.jsonl").exists():
+        if all(c["ok"] for c in part.state["checks"]):  # from a machine that is gone
+            part.state["done"].clear()
+            part.state["checks"].clear()
+            return train(check, part)
+        return None
+    if part.pending("second"):
+        shutil.rmtree(runs["second"], ignore_errors=True)
+        ok, detail = go("second")
+        detail = detail or same_run(runs["first"], runs["second"], steps)
+        part.check("the same run again is the same, bit for bit", ok and not detail, detail)
+        part.end("second")
+    if part.pending("resumed"):
+        shutil.rmtree(runs["resumed"], ignore_errors=True)
+        ok, detail = go("resumed", "--stop-after", stop)
+        if ok:
+            status, text = check.run([*program, "--out", runs["resumed"], "--resume"], 500)
+            ok, detail = status == 0, "" if status == 0 else last_line(text)
+        detail = detail or same_run(runs["first"], runs["resumed"], steps)
+        part.check(f"stopped after step {stop} and resumed it is the same, bit for bit", ok and not detail, detail)
+        part.end("resumed")
+    for run in runs.values():
+        shutil.rmtree(run, ignore_errors=True)
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------
+# sanitizer
+
+def sanitizer(check, part):
+    """Memory errors over all operations; races over those whose threads share memory, which take longest."""
+    if check.pretend and not os.environ.get("COMPUTE_SANITIZER"):
+        raise Skip("no device: scripts/test.sh runs the kernels under AddressSanitizer instead")
+    tool = os.environ.get("COMPUTE_SANITIZER") or find_tool("compute-sanitizer")
+    if not tool:
+        raise Skip("compute-sanitizer is not installed")
+    program = check.commands["TEST_DIFFV2CU"]
+    cases = [("memcheck", word) for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul", "")]
+    cases[7:7] = [("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")] + [("synccheck", "rmsnorm")]
+    for kind, word in cases:
+        name = f"{kind} {word or 'all'}"
+        if not part.pending(name):
+            continue
+        if check.left() < 20:
+            raise OutOfTime  # rather than half a case
+        limit = 240
+        status, text = check.run([tool, "--tool", kind, "--error-exitcode", "9", *program, *([word] if word else [])], limit)
+        if re.search(r"Device not supported|not supported on this|Unable to (?:initialize|attach)", text):
+            raise Skip(f"compute-sanitizer does not work on this machine: {last_line(text)}")
+        summary = [line.replace("=", "").strip() for line in text.splitlines() if "SUMMARY" in line]
+        found = [line.replace("=", "").strip() for line in text.splitlines() if re.search(r"=+ +(Invalid|Error: |Race|Warning: Race|Barrier|Program hit)", line)]
+        if status is None:
+            part.record({"table": "facts", "what": name, "value": f"stopped after {limit} s: nothing found till then" if not found else "; ".join(found[:3])})
+            if found:
+                part.check(f"compute-sanitizer, {name}", False, "; ".join(found[:3]))
+        else:
+            part.check(f"compute-sanitizer, {name}", status == 0, "; ".join(found[:3] + summary[:1]) or last_line(text))
+        part.end(name)

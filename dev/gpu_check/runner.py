@@ -1,0 +1,132 @@
+"""What the parts of a check work with: the programs, the time that is left, the folder of results."""
+import ctypes
+import os
+import shlex
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAMS = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
+    "TRAIN_DIFFV2CU": ("build/cuda_bf16/train_diffv2cu", "build/oncpu/test_trainer --trainer"),
+    "TRAIN_DIFFV2CU_FP32": ("build/cuda_fp32/train_diffv2cu", "build/fp32/oncpu/test_trainer --trainer"),
+    "TEST_DIFFV2CU": ("build/cuda_bf16/test_diffv2cu", "build/oncpu/test_diffv2"),
+    "TEST_DIFFV2CU_FP32": ("build/cuda_fp32/test_diffv2cu", "build/fp32/oncpu/test_diffv2"),
+    "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
+    "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
+}
+SPARE = 5  # seconds that are kept for writing results and leaving
+
+
+libc = ctypes.CDLL(None)
+
+
+def die_with_me():
+    """In a program that was just started: it is killed when this one ends, however that ends, so that it writes no more."""
+    libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+
+
+class OutOfTime(Exception):
+    """The check must end now: what is not done is for the next time."""
+
+
+class Skip(Exception):
+    """A part that cannot be done here, and why."""
+
+
+class Check:
+    """What the parts work with: programs, time, the folder of results."""
+
+    def __init__(self, options, store):
+        self.options, self.store = options, store
+        self.pretend, self.bundle = options.pretend, options.bundle
+        self.root = ROOT
+        self.work = ROOT / "build/gpu_check"
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
+        self.commands = {n: shlex.split(os.environ.get(n) or places[self.pretend]) for n, places in PROGRAMS.items()}
+        self.given = {n for n in PROGRAMS if os.environ.get(n)}
+
+    def left(self):
+        return self.ends - time.monotonic() if self.ends else 1e9
+
+    def missing_programs(self):
+        return [n for n, c in self.commands.items() if not os.access(ROOT / c[0], os.X_OK)]
+
+    def corpus(self):
+        """A corpus directory: the bundle's, or one that was made here."""
+        for place in (self.bundle and self.bundle / "corpus", ROOT / "corpus"):
+            if place and list(place.glob("train_*.bin")):
+                return place
+        return None
+
+    def run(self, command, limit=600, env=None, cwd=ROOT):
+        """(exit status, output). A program over its own limit is stopped: status None; over the check's: OutOfTime."""
+        words = [str(w) for w in command]
+        limit = min(limit, self.left())
+        if limit <= 0:
+            raise OutOfTime
+        self.store.log.write(f"$ {shlex.join(words)}\n")
+        started = time.monotonic()
+        try:
+            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                       cwd=cwd, env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=die_with_me)
+        except OSError as error:
+            self.store.log.write(f"{error}\n")
+            return 127, f"{words[0]} cannot be started: {error.strerror}"
+        lines = []
+
+        def read():
+            for line in process.stdout:
+                lines.append(line)
+                self.store.log.write(line)
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        try:
+            status = process.wait(limit)
+        except BaseException as error:
+            end(process)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            status = None
+        reader.join(5)
+        self.store.log.write(f"# status {'stopped, too long' if status is None else status}, {time.monotonic() - started:.1f} s\n")
+        if status is None and self.left() <= 0:
+            raise OutOfTime
+        return status, "".join(lines)
+
+
+def end(process):
+    """Ends a program with everything that it has started: they are one session."""
+    try:
+        os.killpg(process.pid, 9)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+class Part:
+    """A part's findings. What a case has found counts once the case has ended: a killed one is repeated whole."""
+
+    def __init__(self, check, name):
+        self.check_, self.name = check, name
+        self.state = check.store.part(name)
+        self.checks, self.records = [], []
+
+    def pending(self, case):
+        return case not in self.state["done"]
+
+    def check(self, what, ok, detail=""):
+        self.checks.append({"what": what, "ok": bool(ok), "detail": detail})
+        self.check_.store.say(f"  {'ok  ' if ok else 'FAIL'} {what}{': ' + detail if detail else ''}")
+
+    def record(self, record):
+        self.records.append(record)
+
+    def end(self, case):
+        self.state["checks"] += self.checks
+        self.state["records"] += self.records
+        self.state["done"].append(case)
+        self.checks, self.records = [], []
+        self.check_.store.save()

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# gpu_check_test.sh: dev/gpu_check.sh where there is no GPU: with dev/cuda_on_cpu in its place (--pretend), with programs that
+# fail, killed and started again, and out of time. The last line is "N passed, N failed"; exit status 0 when nothing failed.
+# Needs what --pretend needs; scripts/test.sh has built it.
+#
+# Usage: dev/gpu_check_test.sh
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+passed=0 failed=0
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+export OMP_WAIT_POLICY=passive
+
+ok() { # sentence, whether it is so
+    if [ "$2" = 0 ]; then
+        echo "ok   check on a device: $1"
+        passed=$((passed + 1))
+    else
+        echo "FAIL check on a device: $1"
+        tail -n 20 "$work/said" | sed 's/^/     | /'
+        failed=$((failed + 1))
+    fi
+}
+check() { # arguments...: its status in `status`, its output in $work/said
+    dev/gpu_check.sh "$@" >"$work/said" 2>&1
+    status=$?
+}
+said() { grep -q -- "$1" "$work/said"; }
+state() { # folder, an expression of Python over `r`, the results: whether it is true
+    python3 -c 'import json, sys
+r = json.load(open(sys.argv[1] + "/results.json"))
+p = r["parts"]
+sys.exit(not eval(f"({sys.argv[2]})"))' "$1" "$2"
+}
+
+# a bundle without what only a build needs
+mkdir -p "$work/bundle/corpus"
+echo "a folder of this test" >"$work/bundle/CONTENTS"
+cat README.md llmc/*.h >"$work/text"
+build/text_to_shards --out "$work/bundle/corpus" "$work/text" >/dev/null || exit 1
+
+# programs of a device that fail in ways of their own
+fakes=$work/fakes
+mkdir "$fakes"
+printf '#!/bin/sh\necho "FAIL rope N=3 is off by 0.1"\necho "71 passed, 1 failed"\nexit 1\n' >"$fakes/wrong"
+printf '#!/bin/sh\nexit 139\n' >"$fakes/crash"
+printf '#!/bin/sh\nsleep 60\n' >"$fakes/hang"
+printf '#!/bin/sh\ncase "$*" in *racecheck*rmsnorm*) echo "========= Error: Race reported between Write access at x.cuh:3"; exit 9 ;; esac\necho "========= ERROR SUMMARY: 0 errors"\n' >"$fakes/sanitizer"
+chmod +x "$fakes"/*
+
+check --pretend --out "$work/a" --bundle "$work/bundle" --parts ops,gradients,models,kernels,profile,train
+ok "all parts pass with the device that is not there" "$status"
+state "$work/a" 'all(p[n]["status"] == "passed" for n in ("ops", "gradients", "models", "kernels", "profile", "train"))'
+ok "the results say so, part by part" $?
+state "$work/a" 'len([x for x in p["gradients"]["records"] if x["build"] == "fp32" and 0 < x["matrix_error"] < 2e-4]) == 2 and
+    {x["model"] for x in p["models"]["records"] if x["table"] == "models"} == {"baseline", "diff_v1", "diff_v2", "baseline with 2 NH heads"}'
+ok "they hold the errors of gradients and the four models" $?
+grep -q '^targets:' "$work/a/results.txt" && grep -q 'attention_backward' "$work/a/results.txt" && tail -n 1 "$work/a/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
+ok "the table has them too, with the targets, and ends with the counts" $?
+check --pretend --out "$work/a" --bundle "$work/bundle" --parts ops,gradients,models,kernels,profile,train
+[ "$status" = 0 ] && ! said begins
+ok "the same command again repeats nothing" $?
+
+TEST_DIFFV2CU="$fakes/wrong" TEST_DIFFV2CU_FP32="$fakes/crash" check --pretend --out "$work/b" --parts ops
+[ "$status" = 1 ] && said 'FAIL operations.*bf16: 71 passed, 1 failed: rope N=3 is off' && said 'FAIL operations.*fp32: it said nothing'
+ok "operations that are wrong, or end without a word, fail and are named" $?
+TRAIN_DIFFV2CU_FP32="$fakes/crash" check --pretend --out "$work/c" --bundle "$work/bundle" --parts gradients
+[ "$status" = 1 ] && said 'FAIL diff_v2: gradients of the fp32 build' && state "$work/c" 'p["gradients"]["done"] == ["diff_v2", "baseline"]'
+ok "a build that does not run fails its gradients, and the next variant is tried" $?
+# gradients of another model stand for wrong ones
+cat >"$fakes/other" <<END
+#!/bin/sh
+case "\$*" in *dump-grads*) set -- "\$@" --seed 1 ; exec build/fp32/oncpu/test_trainer --trainer \$(echo "\$@" | sed 's/--batch-size 1/--batch-size 2/') ;; esac
+exec build/fp32/oncpu/test_trainer --trainer "\$@"
+END
+chmod +x "$fakes/other"
+TRAIN_DIFFV2CU_FP32="$fakes/other" check --pretend --out "$work/d" --bundle "$work/bundle" --parts gradients
+[ "$status" = 1 ] && said 'FAIL gradients of diff_v2, fp32 .*off by' && said 'ok   gradients of diff_v2, bf16'
+ok "gradients of other data are found to be wrong" $?
+COMPUTE_SANITIZER="$fakes/sanitizer" check --pretend --out "$work/e" --parts sanitizer
+[ "$status" = 1 ] && said 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' && said '14 passed, 1 failed'
+ok "what the sanitizer reports is a failure" $?
+
+check --pretend --out "$work/f" --parts ops --minutes 0.1
+[ "$status" = 3 ] && said 'not begun: time ran out'
+ok "a part that would not fit is not begun, and the status says so" $?
+start=$SECONDS
+TEST_DIFFV2CU_FP32="$fakes/hang" check --pretend --out "$work/f" --parts ops --minutes 0.14
+[ "$status" = 3 ] && said 'ops: unfinished: time ran out' && [ $((SECONDS - start)) -lt 20 ] && state "$work/f" 'p["ops"]["done"] == ["bf16"]'
+ok "a program that hangs is stopped when time is up, and what was done before is kept" $?
+check --pretend --out "$work/f" --parts ops
+[ "$status" = 0 ] && said 'ops: goes on' && state "$work/f" 'p["ops"]["done"] == ["bf16", "fp32"] and len(p["ops"]["checks"]) == 2'
+ok "the next start does what is left, once" $?
+
+setsid dev/gpu_check.sh --pretend --out "$work/g" --bundle "$work/bundle" --parts gradients >"$work/said" 2>&1 &
+victim=$!
+for _ in $(seq 200); do
+    grep -q '"diff_v2"' "$work/g/results.json" 2>/dev/null && break
+    sleep 0.05
+done
+kill -9 -- -"$victim"
+wait "$victim" 2>/dev/null
+check --pretend --out "$work/g" --bundle "$work/bundle" --parts gradients
+[ "$status" = 0 ] && said 'gradients: goes on' && state "$work/g" 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(p["gradients"]["checks"]) == 6'
+ok "killed in the middle of a part it goes on behind the last case" $?
+sed -i 's/"commit": "[^"]*"/"commit": "another"/' "$work/g/results.json"
+check --pretend --out "$work/g" --parts ops
+[ "$status" = 1 ] && said "has results of another, and this is .*: name another --out" && [ "$(wc -l <"$work/said")" = 1 ]
+ok "results of another commit are not mixed with these: one line" $?
+echo '{"format": 1, "comm' >"$work/g/results.json"
+check --pretend --out "$work/g" --parts ops
+[ "$status" = 1 ] && said 'is not of this program' && [ "$(wc -l <"$work/said")" = 1 ]
+ok "a results.json that is torn is named: one line" $?
+check --parts speed
+[ "$status" = 2 ] && said "there are probe, build" && check --bundle "$work" && [ "$status" = 2 ] && said 'no bundle there'
+ok "parts and bundles that are none are refused" $?
+
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]
