@@ -138,7 +138,7 @@ static void check_attention_library(const Case *c) {
           [&] { attention_forward(out.x() + o_at, lse.f(), fused.x() + a.q, fused.x() + a.k, fused.x() + a.v, s); });
     twin::attention_forward(out.t() + o_at, lse.t(), fused.t() + a.q, fused.t() + a.k, fused.t() + a.v, t);
     o.expect(out, {4, 2 * attention_error(s) + loose * library_error(2)});
-    o.expect(lse, {4, attention_error(s) + loose * 64}); // its exponentials and logarithms are the device's fast ones
+    o.expect(lse, {4, attention_error(s) + loose * 1024}); // its exponentials and logarithms are the device's fast ones
     for (int add_dv = 0; add_dv < 2; add_dv++) {
         Operands b(0);
         Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs),

@@ -110,6 +110,7 @@ static int64_t estimate(const CudnnAttention &a) {
 
 int main(int argc, char **argv) {
     int passed = 0, failed = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%s\n", cudnn_attention_library());
     for (const Device &device : devices)
         for (const Row &row : rows)
