@@ -165,6 +165,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     const char *trainer = device_trainer();
+    char program[PATH_MAX], alone[PATH_MAX + 16];
     struct {
         int ranks, status;
         const char *environment, *options, *word;
@@ -188,6 +189,16 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
         run_command(&r, "cd '%s' && env SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 %s %s --train-data data.bin %s", d.path, wrong[c].variables, trainer, cuda_ranks_model);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s", wrong[c].variables, r.status, r.err);
+    }
+    // the same for a program without NCCL, which else is a whole one
+    FORMAT(program, "%s", trainer + 1);
+    CHECK(strrchr(program, '/'), "%s has no directory", program);
+    FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
+    CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
+    for (int launched = 0; launched < 2; launched++) {
+        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path, launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
+        EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
+        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")), "a program without NCCL: %.400s", r.err);
     }
     test_remove_directory(&d);
 }
