@@ -126,22 +126,32 @@ ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMD
   endif
   include $(CUDA_BUILD)/cuda.mk
 endif
+# attention by cuDNN: for bf16 alone, compiled apart from the rest since that takes a minute
+CUDNN_UNIT = $(if $(CUDNN_LIBS),$(if $(filter bf16,$(PRECISION)),$(CUDA_BUILD)/attention_cudnn.o))
 comma = ,
 CUDA_HOST = -Wall,-Wextra,-Werror,-fopenmp,-fno-math-errno,-fno-trapping-math
 CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
-  $(NCCL_CFLAGS) $(CUDNN_CFLAGS) \
+  $(NCCL_CFLAGS) $(if $(CUDNN_UNIT),$(CUDNN_CFLAGS)) \
   -Xcompiler $(CUDA_HOST) -Werror all-warnings -MMD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
 # an rpath that libraries which the libraries load are looked for in, too
-CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(CUDNN_LIBS) -Wl,--disable-new-dtags
+CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(if $(CUDNN_UNIT),$(CUDNN_LIBS)) -Wl,--disable-new-dtags
 
 train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 	cp $< $@
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	cp $< $@
-$(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o
+$(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDNN_UNIT)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/cuda.mk
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
+$(CUDA_BUILD)/attention_cudnn.o: llmc/attention_cudnn.cpp $(CUDA_BUILD)/cuda.mk
+	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MMD -MP -c -o $@ $<
+# its plans for devices that are not here (tests/cudnn_plans.cpp), with a driver that only says yes
+$(CUDA_BUILD)/cudnn_plans: tests/cudnn_plans.cpp $(CUDA_BUILD)/no_gpu/libcuda.so.1
+	$(CXX) -std=c++17 -O1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MMD -MP -o $@ $< $(CUDA_LINK)
+$(CUDA_BUILD)/no_gpu/libcuda.so.1: tests/cudnn_driver.c $(CUDA_BUILD)/cuda.mk
+	mkdir -p $(@D)
+	$(CC) -std=c11 $(WARN) -shared -fPIC -Wl,-soname,libcuda.so.1 -o $@ $<
 .PRECIOUS: $(CUDA_BUILD)/%.cu.o
 # bf16 and fp32, without a GPU
 all-archs:
@@ -152,7 +162,7 @@ test:
 bench: $(BUILD)/bench $(BUILD)/train_diffv2
 	$(BUILD)/bench $(ARGS)
 format:
-	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh data/*.c tests/*.h dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
+	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*.cpp data/*.c tests/*.h tests/*.cpp dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 

@@ -3,7 +3,7 @@ test_diffv2.c: the tests of the CPU build, in one program.
 
   build/test_diffv2            all of them; the last line is `N passed, N failed`
   build/test_diffv2 WORDS      those whose sentence or subject contains WORDS
-  build/test_diffv2 -SUBJECT   all but those of a subject
+  build/test_diffv2 -WORDS...  all but those of these subjects and those whose sentence contains one of the WORDS
 
 The trainer is included whole, so tests call its functions; those that need a process of their own
 start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
@@ -58,6 +58,14 @@ static const struct {
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
+static bool chosen(int argc, char **argv, const char *subject, const char *sentence) {
+    if (argc == 1) return true;
+    if (argv[1][0] != '-') return strstr(sentence, argv[1]) || strstr(subject, argv[1]);
+    for (int i = 1; i < argc; i++)
+        if (strcmp(subject, argv[i] + 1) == 0 || strstr(sentence, argv[i] + 1)) return false;
+    return true;
+}
+
 int main(int argc, char **argv) {
     matmul_prepare(argv);
     int child = data_test_child(argc, argv);
@@ -70,9 +78,7 @@ int main(int argc, char **argv) {
         if (test_tables[i].build == (fp64 ? FP32_BUILD : FP64_BUILD)) continue;
         for (int t = 0; t < test_tables[i].count; t++) {
             const Test *test = &test_tables[i].tests[t];
-            bool all_but = argc > 1 && argv[1][0] == '-';
-            if (all_but && strcmp(test_tables[i].subject, argv[1] + 1) == 0) continue;
-            if (argc > 1 && !all_but && !strstr(test->sentence, argv[1]) && !strstr(test_tables[i].subject, argv[1])) continue;
+            if (!chosen(argc, argv, test_tables[i].subject, test->sentence)) continue;
             double start = now_seconds();
             test_failures = 0;
             test->run();

@@ -289,7 +289,9 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
         model->received_bytes = comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, level);
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
-    size_t needs[] = {attention_workspace_bytes(key_set(model, 0, B, T, 0).shape, omp_get_max_threads()),
+    AttentionShape attention = key_set(model, 0, B, T, 0).shape;
+    if (purpose != FOR_GENERATION) attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),
                       matmul_workspace_bytes(N, C, model->dims.fused_rows),
@@ -1412,6 +1414,8 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     }
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
+    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
+    attention_use(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at its speed\n");
     return options_model(o);
@@ -1452,6 +1456,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
@@ -1531,6 +1536,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
     if (speaks) model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
     if (o->dry_run) return;
+    if (attention_library() && leads()) printf("attention: %s\n", attention_library());
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);

@@ -147,7 +147,11 @@ pythons_packages_for_cuda_13_are_a_toolkit() {
     frontend "$packages/include"
     file "$packages/nvidia_cudnn_cu13-9.19.0.dist-info/METADATA"
     file "$packages/nvidia_nccl_cu13-2.28.9.dist-info/METADATA"
-    succeeds && has CUDA_LIBS "$home/lib/libcublasLt.so.13" "-Wl,-rpath,$home/lib" && has CUDNN_LIBS "$packages/nvidia/cudnn/lib/libcudnn.so.9" "$home/lib/libnvrtc.so.13" &&
+    file "$tree/usr/include/nccl.h" # the system's own are for another toolkit
+    file "$tree/usr/lib/libnccl.so"
+    succeeds && cp "$tree/mk" "$tree/first" && python "$tree/nothing" && succeeds CUDA="$home" && cmp -s "$tree/mk" "$tree/first" ||
+        { why=${why:-"named as CUDA=DIRECTORY they are another toolkit: $(diff "$tree/first" "$tree/mk")"}; return 1; }
+    has CUDA_LIBS "$home/lib/libcublasLt.so.13" "-Wl,-rpath,$home/lib" && has CUDNN_LIBS "$packages/nvidia/cudnn/lib/libcudnn.so.9" "$home/lib/libnvrtc.so.13" &&
         has CUDNN_CFLAGS "$packages/include" "$packages/nvidia/cudnn/include" && has NCCL_LIBS "$packages/nvidia/nccl/lib/libnccl.so.2" "-Wl,-rpath,$packages/nvidia/nccl/lib"
 }
 pythons_packages_fill_up_a_bare_toolkit_but_not_with_another_cuda() {

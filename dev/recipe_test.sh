@@ -60,21 +60,27 @@ a_run_that_is_done_stays_done() {
     RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && same_end "$scratch/whole" "$scratch/run" &&
         RANKS=$ranks expect 0 "$recipe" --out "$scratch/run" --threads 1 && grep -q 'nothing to do' "$scratch/out"
 }
-# As from a terminal, with job control: so that the recipe does not ignore SIGINT, also when these tests were started by
-# something that does, in the background of a script or under nohup.
-a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise() {
-    local signal status heeds=(env --default-signal=INT,HUP)
+# Starts a run, sends it a signal at step 5, and sets `status` to how it ends. As from a terminal, with job control: so that the
+# recipe does not ignore SIGINT, also when these tests were started by something that does, in the background of a script
+# or under nohup.
+signal_a_run() { # signal
+    local heeds=(env --default-signal=INT,HUP)
     "${heeds[@]}" true 2>/dev/null || heeds=(env) # an older env
+    rm -rf "${scratch:?}/$1"
+    set -m
+    RANKS=$ranks "${heeds[@]}" "$recipe" "${tiny[@]}" --out "$scratch/$1" >"$scratch/out" 2>"$scratch/err" &
+    child=$!
+    set +m
+    await 60 at_step "$scratch/$1" 5
+    if [ "$1" = INT ]; then kill -INT -- "-$child"; else kill "-$1" "$child"; fi # Ctrl-C goes to the whole group
+    wait "$child"
+    status=$? child=''
+}
+a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise() {
+    local signal status
     for signal in USR1 TERM INT HUP; do
-        rm -rf "${scratch:?}/$signal"
-        set -m
-        RANKS=$ranks "${heeds[@]}" "$recipe" "${tiny[@]}" --out "$scratch/$signal" >"$scratch/out" 2>"$scratch/err" &
-        child=$!
-        set +m
-        await 60 at_step "$scratch/$signal" 5
-        if [ "$signal" = INT ]; then kill -INT -- "-$child"; else kill "-$signal" "$child"; fi # Ctrl-C goes to the whole group
-        wait "$child"
-        status=$? child=''
+        signal_a_run "$signal"
+        [ "$status" -ne 0 ] || signal_a_run "$signal" # on a busy machine the run may be over before the signal has come to its ranks
         [ "$status" -eq 3 ] || { why="SIG$signal: status $status, not 3: $(tail -n 1 "$scratch/err")"; return 1; }
         RANKS=$ranks expect 0 "$recipe" --out "$scratch/$signal" --threads 1 && command_has --resume || return 1
         why=$(same_end "$scratch/whole" "$scratch/$signal") || { why="SIG$signal: $why"; return 1; }

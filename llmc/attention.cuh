@@ -13,7 +13,8 @@ attention: causal grouped-query attention, tile by tile. Equations in attention.
   traffic   q, out and per tile of queries k, v, from the cache
   flops     as counted by attention_forward_flops and attention_backward_flops; computed besides: the masked halves of
             the tiles on the diagonal and, in the backward, Q K^T twice and dO V^T once more
-  use       the fp32 build, and what a library's kernel does not take; it uses no tensor cores
+  use       the fp32 build, and what a library's kernel does not take (attention_library.cuh decides, and has
+            attention_forward and attention_backward); it uses no tensor cores
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
@@ -40,9 +41,8 @@ static inline size_t attention_backward_bytes(AttentionShape s) { // as if each 
            3 * rows * (size_t)s.NQ * sizeof(real);
 }
 
-// of the backward: delta (B,NQ,T). The device needs nothing per thread of the host.
-static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    (void)threads;
+// of the backward: delta (B,NQ,T)
+static inline size_t attention_own_workspace_bytes(AttentionShape s) {
     return (size_t)s.B * (size_t)s.NQ * (size_t)s.T * sizeof(real);
 }
 
@@ -166,8 +166,8 @@ static inline void attention_check(AttentionShape s) {
           "attention: heads of width %d and %d; up to %d can be computed", s.D, s.DV, 8 * TILE);
 }
 
-static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                     AttentionShape s) {
+static inline void attention_own_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                         AttentionShape s) {
     attention_check(s);
     bool wide_qk = attention_wide_qk(s, q, k),
          wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
@@ -178,4 +178,5 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
 #undef ATTENTION_FORWARD
 }
 #include "attention_backward.cuh"
+#include "attention_library.cuh"
 #endif

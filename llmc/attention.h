@@ -90,6 +90,13 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
     return own;
 }
 
+// The CPU's attention is all here: no library does it, and its sums have one order.
+static inline void attention_use(AttentionUse use) {
+    CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
+}
+static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) { (void)s, (void)backward, (void)add_dv; }
+static inline const char *attention_library(void) { return NULL; }
+
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);
 }

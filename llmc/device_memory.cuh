@@ -82,8 +82,9 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 
 static inline void gemm_start(void); // gemm.cuh
 static inline void gemm_stop(void);
+static inline void attention_stop(void); // attention_library.cuh
 
-static inline void ops_free(void) {
+static inline void ops_release(void) {
     buffer_free(device.workspace);
     buffer_free(device.scratch);
     device.workspace = device.scratch = NULL;
@@ -91,8 +92,13 @@ static inline void ops_free(void) {
     gemm_stop();
 }
 
+static inline void ops_free(void) {
+    ops_release();
+    attention_stop();
+}
+
 static inline void ops_init(size_t workspace_bytes) {
-    ops_free();
+    ops_release(); // attention's plans are older than their workspace
     device.workspace = (char *)buffer_alloc(workspace_bytes, "the operations' workspace");
     device.workspace_bytes = workspace_bytes;
     device.scratch = (char *)buffer_alloc(SCRATCH_BYTES, "the operations' partial sums");

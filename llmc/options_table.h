@@ -19,7 +19,7 @@ To add an option: a field in Options and a row in option_rows.
 #include "schedule.h"
 #include "variants.h"
 
-enum { OPTION_LIMIT = 64 };
+enum { OPTION_LIMIT = 96 };
 
 typedef struct {
     int attention, preset; // indices into attention_variants and presets
@@ -46,7 +46,8 @@ typedef struct {
     const char *init;
     int64_t stop_after; // 0: not given
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
-    int gemm; // a GemmType
+    int gemm, sdpa; // a GemmType, an SdpaChoice
+    bool deterministic;
 
     int64_t zero;
     double timeout;
@@ -103,6 +104,9 @@ static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? s
 
 typedef enum { GEMM_FP32, GEMM_BF16 } GemmType;
 static inline const char *gemm_choice(int i) { return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : NULL; }
+
+typedef enum { SDPA_AUTO, SDPA_CUDNN, SDPA_OWN } SdpaChoice;
+static inline const char *sdpa_choice(int i) { return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_OWN ? "own" : NULL; }
 
 // clang-format off
 #define FIELD(name) offsetof(Options, name)
@@ -198,6 +202,10 @@ static const OptionRow option_rows[] = {
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
+    {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
+        "attention on a GPU; auto takes cuDNN where it can"},
+    {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
+        "the same bits in every run; without it cuDNN's attention backward may be faster, and needs less memory"},
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
         "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},

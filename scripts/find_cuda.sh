@@ -4,7 +4,9 @@
 # named by file, since those packages have no libNAME.so. What is missing is said on stderr, all of it, one line each.
 # Exit status: 0 the trainer can be built (perhaps without cuDNN, NCCL or MPI), 1 not, 2 usage.
 #
-# Usage: scripts/find_cuda.sh FILE     writes FILE, unless it has these very lines: what was compiled by them is rebuilt then
+# Usage: scripts/find_cuda.sh FILE | -
+#   FILE   writes it, unless it has these very lines: what was compiled by them is rebuilt when it changes
+#   -      prints them
 # Variables: CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL (a directory, or for all but CUDA "no": build without it), NVCC, ARCHS,
 #            MPI (no), DEPS (a directory with include/ and lib/), PYTHON (python3), SYSTEM_ROOT (for tests: of the system)
 # Assigns: CUDA_HOME NVCC CUDA_MAJOR CUDA_CFLAGS CUDA_LIBS CUDA_ARCHS,
@@ -19,7 +21,7 @@ case "$#:${1-}" in
     ;;
 1:?*) file=$1 ;;
 *)
-    echo "find_cuda.sh: unexpected arguments '$*': usage: scripts/find_cuda.sh FILE" >&2
+    echo "find_cuda.sh: unexpected arguments '$*': usage: scripts/find_cuda.sh FILE | -" >&2
     exit 2
     ;;
 esac
@@ -53,12 +55,13 @@ places_of() { # what the caller named, names of Python's packages under nvidia/
     [ -z "$1" ] || { echo "$1"; return; } # named: there or nowhere
     [ -z "${DEPS-}" ] || echo "$DEPS"
     echo "$toolkit"
-    printf '%s\n' "$root/usr/local" "$root/usr"
+    [ "$python_toolkit" = yes ] || printf '%s\n' "$root/usr/local" "$root/usr"
     shift
     for directory in ${python_packages[@]+"${python_packages[@]}"}; do
         for package; do echo "$directory/nvidia/$package"; done
         echo "$directory" # whose include/ has the frontend
     done
+    [ "$python_toolkit" = no ] || printf '%s\n' "$root/usr/local" "$root/usr" # last: what belongs to the toolkit is beside it
 }
 
 find_header() { # name, places...: the directory to include
@@ -141,6 +144,12 @@ find_cuda() {
     local include libraries=() library name version
     find_toolkit
     [ -n "$toolkit" ] || return
+    case "$toolkit" in
+    */nvidia/cu[0-9]* | */nvidia/cuda_nvcc)
+        python_toolkit=yes
+        python_packages=("${toolkit%/nvidia/*}" ${python_packages[@]+"${python_packages[@]}"})
+        ;;
+    esac
     include=$(find_header cuda_runtime.h "$toolkit")
     version=$(defined CUDART_VERSION "$include/cuda_runtime_api.h")
     cuda_major=$((${version:-0} / 1000))
@@ -241,7 +250,7 @@ gpu_archs() { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/nu
 # ---------------------------------------------------------------------------------------------------
 
 say() { assignments+=("$1 := $2"); } # such that a later assignment of the caller's own wins
-assignments=() cuda_places=() cuda_major=0
+assignments=() cuda_places=() cuda_major=0 python_toolkit=no
 python_directories
 find_cuda
 if [ -n "$toolkit" ]; then
@@ -253,6 +262,14 @@ if [ ${#missing[@]} -gt 0 ]; then
     printf 'train_diffv2cu: %s\n' "${missing[@]}" >&2
     exit 1
 fi
+if [ "$file" = - ]; then
+    printf '%s\n' "${assignments[@]}" "${notes[@]/#/# }"
+    exit
+fi
+[ ! -e "$file" ] || [ -f "$file" ] || {
+    echo "train_diffv2cu: $file is not a file: it cannot be written" >&2
+    exit 1
+}
 printf '%s\n' "${assignments[@]}" >"$file.$$" && printf '$(info train_diffv2cu: %s)\n' "${notes[@]}" >>"$file.$$" || {
     echo "train_diffv2cu: cannot write $file: see the line above" >&2
     exit 1

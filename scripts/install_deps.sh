@@ -3,10 +3,12 @@
 # manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash.
 # Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
 #
-# Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser]
-#   --check          only say what is missing
-#   --with-mpi       also OpenMPI, for runs of many processes
-#   --with-browser   also Chromium, in which the tests look at the pages of scripts/lab
+# Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]
+#   --check             only say what is missing
+#   --with-mpi          also OpenMPI, for runs of many processes
+#   --with-browser      also Chromium, in which the tests look at the pages of scripts/lab
+#   --with-cuda-python  also what the CUDA build lacks here of NVIDIA's packages for Python, into build/python, where it looks:
+#                       cuDNN's frontend (a few MB), and cuDNN, NCCL, NVRTC or a whole toolkit (gigabytes) where there are none
 set -euo pipefail
 
 fail() {
@@ -14,17 +16,18 @@ fail() {
     exit "${2:-1}"
 }
 
-check_only=no with_browser=no with_mpi=no
+check_only=no with_browser=no with_mpi=no with_cuda=no
 case "$#:${1-}" in
 0:) ;;
 1:--check) check_only=yes ;;
 1:--with-browser) with_browser=yes ;;
 1:--with-mpi) with_mpi=yes ;;
+1:--with-cuda-python) with_cuda=yes ;;
 1:--help | 1:-h)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser]" 2 ;;
+*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]" 2 ;;
 esac
 
 has_program() { command -v "$1" >/dev/null 2>&1; }
@@ -115,6 +118,38 @@ check_openblas_build() {
     fail "OpenBLAS is not its OpenMP build, which attention needs; as root, run: ${commands# && }"
 }
 
+# What scripts/find_cuda.sh does not find, as names of packages in `wanted`.
+find_missing_cuda() {
+    local found major
+    found=$(mktemp) || fail "cannot make a temporary file"
+    wanted=()
+    if "$here/scripts/find_cuda.sh" "$found" 2>/dev/null; then
+        major=$(sed -n 's/^CUDA_MAJOR := //p' "$found")
+        local suffix=
+        [ "$major" -ge 13 ] || suffix=-cu$major
+        ! grep -q "frontend is not found" "$found" || wanted+=(nvidia-cudnn-frontend)
+        ! grep -q "cuDNN 9 is not found\|not for CUDA.*nvidia-cudnn\|older than cuDNN 9" "$found" || wanted+=("nvidia-cudnn-cu$major")
+        ! grep -q "NVRTC is not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
+        grep -q "^NCCL_LIBS" "$found" || wanted+=("nvidia-nccl-cu$major")
+    else
+        wanted=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl nvidia-cuda-runtime nvidia-cuda-nvrtc nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-nccl-cu13)
+    fi
+    rm -f "$found"
+}
+
+install_cuda() {
+    local python=${PYTHON:-python3}
+    find_missing_cuda
+    [ "${#wanted[@]}" -gt 0 ] || return 0
+    has_program "$python" || fail "no python3, whose packages were to be installed: ${wanted[*]}"
+    echo "+ $python -m pip install --no-deps --target build/python ${wanted[*]}"
+    "$python" -m pip install -q --no-deps --upgrade --target "$here/build/python" "${wanted[@]}" || fail "pip install failed: look at its lines above"
+    find_missing_cuda
+    [ "${#wanted[@]}" -eq 0 ] || fail "still missing after the installation: ${wanted[*]}; scripts/find_cuda.sh - says why"
+}
+
+here=$(cd "$(dirname "$0")/.." && pwd)
+[ "$with_cuda" = no ] || install_cuda
 find_missing
 if [ "${#missing[@]}" -eq 0 ]; then
     check_openblas_build

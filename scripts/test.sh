@@ -8,7 +8,7 @@
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too
 #   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
-#              for one architecture, with --all for all of them
+#              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
 #   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
 #              --all more of them, and the Slurm recipe in a real Slurm on loopback
@@ -17,8 +17,8 @@
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
-#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, many ranks under the
-#             sanitizers, kernels under ThreadSanitizer, every GPU architecture
+#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, many ranks and a
+#             run of 200 steps under the sanitizers, kernels under ThreadSanitizer, every GPU architecture
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -129,6 +129,17 @@ compare_languages() {
     cmp "$scratch/c.safetensors" "$scratch/cpp.safetensors"
 }
 
+# The program of nvcc, as it starts without LD_LIBRARY_PATH and perhaps without a GPU, against the one on the CPU: but for
+# what cuDNN takes, and what is said of the device.
+compare_dry_runs() { # the latter's program
+    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|Adam|master|activations|per |of the run|embedding)'
+    env -u LD_LIBRARY_PATH build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 && "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1 || {
+        tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
+        return 1
+    }
+    grep -E "$rows" "$scratch/nvcc.out" >"$scratch/nvcc.rows" && diff "$scratch/nvcc.rows" <(grep -E "$rows" "$scratch/cpu.out")
+}
+
 echo "== dependencies"
 scripts/install_deps.sh --with-mpi || {
     fail_one "dependencies: see the line above"
@@ -160,7 +171,7 @@ if ! has_sanitizers; then
     skipped=$((skipped + 1))
 elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
     build/asan/test_diffv2 build/asan/faulty_diffv2 build/asan/alone_diffv2; then
-    if [ "${1-}" = --all ]; then run_tests build/asan; else run_tests build/asan -ranks; fi
+    if [ "${1-}" = --all ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
 fi
 
 if [ "$(uname -m)" = x86_64 ]; then
@@ -229,7 +240,27 @@ else # one architecture and precision a run: which one follows from the revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
     archs=(80 90 100 120) precisions=(bf16 fp32)
     arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
-    build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu
+    on_cpu=build/oncpu/test_trainer
+    [ "$precision" = bf16 ] || on_cpu=build/fp32/oncpu/test_trainer
+    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu &&
+        [ -x "$on_cpu" ]; then
+        if compare_dry_runs "$on_cpu"; then
+            echo "ok   nvcc: the program starts where there is no GPU, and its dry run is that of the CPU's layer"
+            passed=$((passed + 1))
+        else
+            fail_one "nvcc: the dry run of build/nvcc/train_diffv2cu is not that of $on_cpu"
+        fi
+    fi
+fi
+plans=build/cudnn_plans # cuDNN's own answers, for devices that are not here; all devices with --all
+mkdir -p "$plans"
+if ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
+    echo "skip cuDNN's plans: cuDNN, its frontend or NVRTC is not found (scripts/find_cuda.sh says more)"
+    skipped=$((skipped + 1))
+elif build "cuDNN's plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
+    devices=()
+    [ "${1-}" = --all ] || devices=(H200)
+    run_script cudnn_plans env LD_LIBRARY_PATH="$plans/no_gpu" "$plans/cudnn_plans" ${devices[@]+"${devices[@]}"}
 fi
 
 echo "== data"

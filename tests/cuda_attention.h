@@ -14,19 +14,20 @@ struct AttentionCase {
     int ld;
 };
 
-static AttentionCase attention_case(const Case *c) {
+static AttentionCase attention_case(const Case *c, int sets = 1) {
     AttentionCase a;
     AttentionShape &s = a.shape;
     memset(&s, 0, sizeof(s));
     s.B = c->n[0], s.T = c->n[1], s.NQ = c->n[2], s.NKV = c->n[3], s.D = c->n[4], s.DV = c->n[5];
-    a.q = 0;
-    a.k = product(s.NQ, s.D);
-    a.v = a.k + product(s.NKV, s.D);
+    a.q = product(sets - 1, s.D); // the last of the key sets, whose heads alternate
+    a.k = a.q + product(sets, s.NQ, s.D);
+    a.v = product(sets, s.NQ, s.D) + product(sets, s.NKV, s.D);
     a.ld = (int)round_up(a.v + product(s.NKV, s.DV) + FUSED_GAP, s.D % 8 || c->shift ? 1 : 64);
     s.ldq = s.ldkv = a.ld;
-    s.ldo = s.NQ * s.DV;
-    s.q_head = s.k_head = s.D;
-    s.v_head = s.o_head = s.DV;
+    s.ldo = sets * s.NQ * s.DV;
+    s.q_head = s.k_head = sets * s.D;
+    s.v_head = s.DV;
+    s.o_head = sets * s.DV;
     s.scale = (float)(1 / sqrt((double)s.D));
     return a;
 }
@@ -90,6 +91,71 @@ static void check_attention(const Case *c, bool documents) {
 }
 static void check_attention_plain(const Case *c) { check_attention(c, false); }
 static void check_attention_documents(const Case *c) { check_attention(c, true); }
+
+// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), sequences per call (0:
+// all). The route must be cuDNN's where parts are demanded; what cuDNN may refuse is our kernel's then, and said.
+static bool prepare_library(const Case *c, AttentionShape s) {
+    int parts = c->n[7], sequences = c->n[8] ? c->n[8] : s.B;
+    AttentionUse use = {false, parts > 0, true, false};
+    size_t limit = attention_limit;
+    attention_use(use);
+    attention_fewest_parts = max_int(1, parts);
+    if (c->n[8]) { // a limit that this many sequences just keep
+        attention_prepare(s, true, true);
+        attention_limit = attention_route(s, true, false)->plan_bytes / (size_t)s.B * (size_t)sequences;
+        attention_stop();
+    }
+    attention_prepare(s, true, true);
+    const AttentionRoute *r = attention_route(s, true, true), *forward = attention_route(s, false, false);
+    bool taken = r && forward && r->parts && forward->parts;
+    EXPECT(taken || !parts, "cuDNN does not take it");
+    if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
+    else if (parts)
+        EXPECT(r->parts == parts && r->sequences == sequences, "%d parts of %d sequences, not %d of %d", r->parts, r->sequences, parts,
+               sequences);
+    attention_fewest_parts = 1;
+    attention_limit = limit;
+    return taken;
+}
+
+// What rounding P and dS to bf16 adds to sums of terms up to `size` that add up to little more than it.
+static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
+
+static void check_attention_library(const Case *c) {
+    if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h looks at what is said
+    AttentionCase a = attention_case(c, c->n[6]);
+    AttentionShape s = a.shape;
+    int N = s.B * s.T;
+    size_t outs = product(N, s.ldo), stats = product(s.B, s.NQ, s.T), heads = product(N, a.ld), o_at = product(c->n[6] - 1, s.DV);
+    twin::AttentionShape t = twin_shape(s, nullptr);
+    twin_workspace(twin::attention_workspace_bytes(t, omp_get_max_threads()));
+    Operands o(0);
+    Tensor &out = o.out("out", outs), &lse = o.out_fp32("lse", stats), &fused = o.in("fused", heads, 2);
+    bool taken = prepare_library(c, s);
+    double loose = taken ? 1 : 0;
+    o.run(attention_workspace_bytes(s, 1),
+          [&] { attention_forward(out.x() + o_at, lse.f(), fused.x() + a.q, fused.x() + a.k, fused.x() + a.v, s); });
+    twin::attention_forward(out.t() + o_at, lse.t(), fused.t() + a.q, fused.t() + a.k, fused.t() + a.v, t);
+    o.expect(out, {4, 2 * attention_error(s) + loose * library_error(2)});
+    o.expect(lse, {4, attention_error(s) + loose * 64}); // its exponentials and logarithms are the device's fast ones
+    for (int add_dv = 0; add_dv < 2; add_dv++) {
+        Operands b(0);
+        Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs), &from = b.in("fused", heads);
+        Tensor &dfused = add_dv ? b.updated("dfused", heads) : b.out("dfused", heads);
+        for (size_t k = 0; k < outs; k++) out2.set(k, isnan(out.twin[k]) ? 0 : out.twin[k]);
+        for (size_t k = 0; k < stats; k++) lse2.set(k, lse.twin[k]);
+        for (size_t k = 0; k < heads; k++) from.set(k, fused.twin[k]);
+        prepare_library(c, s);
+        b.run(attention_workspace_bytes(s, 1), [&] {
+            attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x() + o_at, out2.x() + o_at, lse2.f(),
+                               from.x() + a.q, from.x() + a.k, from.x() + a.v, s, add_dv);
+        });
+        twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t() + o_at, out2.t() + o_at, lse2.t(),
+                                 from.t() + a.q, from.t() + a.k, from.t() + a.v, t, add_dv);
+        double most = 1 + largest(dfused.twin);
+        b.expect(dfused, {4, (attention_error(s) + error_of_sum(s.DV)) * most + loose * library_error(most)});
+    }
+}
 
 // n: positions before, T, NQ, NKV, D, DV; one sequence, keys and values of the positions before come first
 static void check_attention_generation(const Case *c) {

@@ -10,7 +10,7 @@ struct Case {
     const char *operation;
     void (*check)(const Case *c);
     const char *names;
-    int n[6];
+    int n[9];
     int shift; // of every floatX tensor, in elements
     const char *why;
 };

@@ -65,9 +65,11 @@ static void check_sizes(const ModelConfig *c) {
     FUZZ_EXPECT(a.QD % 2 == 0 && (int64_t)a.OH * a.DV == (int64_t)c->NH * c->D, "heads do not add up");
     FUZZ_EXPECT(a.fused_rows > 0 && a.fused_ld >= a.fused_rows, "%d rows with stride %d", a.fused_rows, a.fused_ld);
     if (c->L > LAYER_LIMIT) return;
-    TensorList list = tensor_list_build(c);
-    FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them");
-    tensor_list_free(&list);
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        TensorList list = tensor_list_build(c, ranks);
+        FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them, with %d ranks", ranks);
+        tensor_list_free(&list);
+    }
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {

@@ -28,8 +28,8 @@ static ModelConfig small_config(void) {
 
 void fuzz_prepare(void) {
     ModelConfig c = small_config();
-    TensorList list = tensor_list_build(&c);
-    CheckpointPart all = checkpoint_part("", NULL, DTYPE_F32);
+    TensorList list = tensor_list_build(&c, 1);
+    CheckpointPart all = checkpoint_part("", NULL, DTYPE_F32, false);
     FORMAT(path, "%s/%s", fuzz_directory(), fuzz_file);
     specs = checkpoint_specs(&list, &all, 1, DTYPE_F32);
     spec_total = list.count;
@@ -56,7 +56,7 @@ static void seed_types(void) {
 
 void fuzz_seeds(void) {
     ModelConfig c = small_config();
-    TensorList list = tensor_list_build(&c);
+    TensorList list = tensor_list_build(&c, 1);
     CheckpointBuffers b;
     memset(&b, 0, sizeof(b));
     char to[PATH_SIZE];

@@ -1,0 +1,186 @@
+/*
+attention_cudnn.cpp: llmc/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They use
+the dimensions and strides that they are given and nothing else, write what they should overwrite, and round where
+cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are added.
+
+It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
+$CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as
+much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and fills it with what must not be read.
+*/
+#ifndef USE_CUDNN
+#define USE_CUDNN
+#endif
+#include "../../llmc/attention_cudnn.h"
+#include "../../llmc/launch.cuh"
+#include <cuda_bf16.h>
+
+#include <vector>
+
+typedef __nv_bfloat16 bf16;
+
+struct CudnnPlan {
+    CudnnAttention a;
+    size_t workspace_bytes;
+};
+
+static float rounded(float x) { return (float)__float2bfloat16_rn(x); }
+
+// ---------------------------------------------------------------------------------------------------
+// One head of one sequence: what is read and written, from the sequence's first row on
+
+struct Head {
+    const CudnnAttention *a;
+    const bf16 *q, *k, *v, *dout;
+    bf16 *out;
+    float *lse;
+
+    Head(const CudnnAttention *of, const CudnnTensors *t, int b, int h) : a(of) {
+        size_t first = (size_t)b * (size_t)of->T, kv = (size_t)(h / (of->NQ / of->NKV));
+        auto at = [&](CudnnStrides s, size_t head) { return first * (size_t)s.row + head * (size_t)s.head; };
+        q = (const bf16 *)t->q + at(of->q, (size_t)h);
+        k = (const bf16 *)t->k + at(of->k, kv);
+        v = (const bf16 *)t->v + at(of->v, kv);
+        out = (bf16 *)t->out + at(of->out, (size_t)h);
+        dout = (const bf16 *)t->dout + (t->dout ? at(of->out, (size_t)h) : 0);
+        lse = (float *)t->lse + ((size_t)b * (size_t)of->NQ + (size_t)h) * (size_t)of->T;
+    }
+    static float dot(const bf16 *x, const bf16 *y, int width) {
+        float sum = 0;
+        for (int i = 0; i < width; i++) sum += (float)x[i] * (float)y[i];
+        return sum;
+    }
+    static const bf16 *row(const bf16 *x, CudnnStrides s, int t) { return x + (size_t)t * (size_t)s.row; }
+    float score(int t, int key) const { return a->scale * dot(row(q, a->q, t), row(k, a->k, key), a->D); }
+};
+
+static void forward_head(const Head &h) {
+    const CudnnAttention *a = h.a;
+    std::vector<float> p((size_t)a->T), sums((size_t)a->DV);
+    for (int t = 0; t < a->T; t++) {
+        float largest = -INFINITY, total = 0;
+        for (int key = 0; key <= t; key++) largest = fmaxf(largest, p[(size_t)key] = h.score(t, key));
+        sums.assign(sums.size(), 0);
+        for (int key = 0; key <= t; key++) {
+            float e = expf(p[(size_t)key] - largest);
+            total += e;
+            const bf16 *v = Head::row(h.v, a->v, key);
+            for (int c = 0; c < a->DV; c++) sums[(size_t)c] += rounded(e) * (float)v[c];
+        }
+        bf16 *out = h.out + (size_t)t * (size_t)a->out.row;
+        for (int c = 0; c < a->DV; c++) out[c] = __float2bfloat16_rn(sums[(size_t)c] / total);
+        h.lse[t] = largest + logf(total);
+    }
+}
+
+// Of one query head: dq, and its part of dk (T,D) and dv (T,DV).
+static void backward_head(const Head &h, bf16 *dq, std::vector<float> &dk, std::vector<float> &dv) {
+    const CudnnAttention *a = h.a;
+    std::vector<float> sums((size_t)a->D);
+    for (int t = 0; t < a->T; t++) {
+        const bf16 *dout = Head::row(h.dout, a->out, t), *q = Head::row(h.q, a->q, t);
+        float delta = Head::dot(dout, Head::row(h.out, a->out, t), a->DV);
+        sums.assign(sums.size(), 0);
+        for (int key = 0; key <= t; key++) {
+            const bf16 *k = Head::row(h.k, a->k, key);
+            float p = expf(h.score(t, key) - h.lse[t]), dp = Head::dot(dout, Head::row(h.v, a->v, key), a->DV);
+            float ds = rounded(a->scale * p * (dp - delta));
+            for (int c = 0; c < a->D; c++) {
+                sums[(size_t)c] += ds * (float)k[c];
+                dk[(size_t)key * (size_t)a->D + (size_t)c] += ds * (float)q[c];
+            }
+            for (int c = 0; c < a->DV; c++) dv[(size_t)key * (size_t)a->DV + (size_t)c] += rounded(p) * (float)dout[c];
+        }
+        for (int c = 0; c < a->D; c++) dq[(size_t)t * (size_t)a->dq.row + (size_t)c] = __float2bfloat16_rn(sums[(size_t)c]);
+    }
+}
+
+// The heads of a group of query heads, added up in order.
+static void store_sum(bf16 *to, const std::vector<std::vector<float>> &parts, int T, int width, CudnnStrides s) {
+    for (int t = 0; t < T; t++)
+        for (int c = 0; c < width; c++) {
+            size_t at = (size_t)t * (size_t)width + (size_t)c;
+            float sum = 0;
+            for (const std::vector<float> &part : parts) sum += rounded(part[at]);
+            to[(size_t)t * (size_t)s.row + (size_t)c] = __float2bfloat16_rn(sum);
+        }
+}
+
+static void backward_group(const CudnnAttention *a, const CudnnTensors *t, int b, int kv) {
+    int group = a->NQ / a->NKV;
+    size_t first = (size_t)b * (size_t)a->T;
+    std::vector<std::vector<float>> dk, dv;
+    for (int h = kv * group; h < (kv + 1) * group; h++) {
+        dk.emplace_back((size_t)a->T * (size_t)a->D, 0.0f);
+        dv.emplace_back((size_t)a->T * (size_t)a->DV, 0.0f);
+        bf16 *dq = (bf16 *)t->dq + first * (size_t)a->dq.row + (size_t)h * (size_t)a->dq.head;
+        backward_head(Head(a, t, b, h), dq, dk.back(), dv.back());
+    }
+    store_sum((bf16 *)t->dk + first * (size_t)a->dk.row + (size_t)kv * (size_t)a->dk.head, dk, a->T, a->D, a->dk);
+    store_sum((bf16 *)t->dv + first * (size_t)a->dv.row + (size_t)kv * (size_t)a->dv.head, dv, a->T, a->DV, a->dv);
+}
+
+static void compute(const CudnnAttention *a, const CudnnTensors *t) {
+    int heads = a->backward ? a->NKV : a->NQ;
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < a->B * heads; i++) {
+        if (a->backward) backward_group(a, t, i / heads, i % heads);
+        else forward_head(Head(a, t, i / heads, i % heads));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// The interface
+
+static bool refuse(char *why, size_t size, const char *reason) {
+    snprintf(why, size, "%s", reason);
+    return false;
+}
+
+extern "C" bool cudnn_attention_open(char *, size_t) { return true; }
+extern "C" void cudnn_attention_close(void) {}
+extern "C" const char *cudnn_attention_library(void) { return "loops in the place of cuDNN"; }
+extern "C" void cudnn_attention_forget(CudnnPlan *plan) { delete plan; }
+
+extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, size_t size) {
+    const CudnnStrides strides[] = {a->q, a->k, a->v, a->out, a->dq, a->dk, a->dv};
+    int widths[2] = {256, 256}, widest = a->D > a->DV ? a->D : a->DV;
+    const char *given = getenv("CUDA_ON_CPU_CUDNN");
+    CHECK(!given || sscanf(given, "%d,%d", &widths[0], &widths[1]) == 2, "CUDA_ON_CPU_CUDNN '%s' is not two widths", given);
+    for (int i = 0; i < (a->backward ? 7 : 4); i++)
+        if (strides[i].row % 8 || strides[i].head % 8) return refuse(why, size, "a stride is no multiple of 16 bytes");
+    if (a->D % 8 || a->DV % 8) return refuse(why, size, "a head's width is no multiple of 8");
+    if (a->B < 1 || a->T < 1 || a->NKV < 1 || a->NQ % a->NKV) return refuse(why, size, "not an attention");
+    if (a->backward && a->T == 1) return refuse(why, size, "T = 1 has no backward");
+    if (widest > widths[a->backward != 0]) return refuse(why, size, "heads are too wide");
+    return true;
+}
+
+extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
+    *workspace_bytes = 0;
+    if (!cudnn_attention_valid(a, 80, why, size)) return NULL;
+    size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
+    if (a->backward) {
+        *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
+        if (a->deterministic) *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
+        else *workspace_bytes += rows * (size_t)a->D * sizeof(float); // dQ
+        if (a->NQ > a->NKV) *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
+    }
+    return new CudnnPlan{*a, *workspace_bytes};
+}
+
+extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
+                                    size_t size) {
+    const CudnnTensors t = *tensors;
+    const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace};
+    for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
+        bool used = i < 5 || (plan->a.backward && i < 9) || (i == 9 && plan->workspace_bytes > 0);
+        if (used && (!all[i] || (uintptr_t)all[i] % 16)) return refuse(why, size, "an address is no multiple of 16 bytes");
+    }
+    CudnnAttention a = plan->a;
+    size_t bytes = plan->workspace_bytes;
+    cuda_on_cpu::on_stream((cudaStream_t)stream, "cuDNN's attention", [=] {
+        if (bytes) memset(workspace, 0xFF, bytes);
+        compute(&a, &t);
+    });
+    return true;
+}

@@ -1,0 +1,243 @@
+/*
+attention_library: attention_forward and attention_backward, by cuDNN where it takes the shape, else by our own kernel
+(attention.cuh). Which of the two is decided once per shape and direction, by attention_prepare, before the workspace is
+allocated; a shape that was not prepared (generation, the few rows of an evaluation) is our kernel's.
+
+  strides    q, k, v and their gradients are where the fused GEMM has them: cuDNN is told the strides, nothing is copied
+  halves     where cuDNN does not take values of width DV (diff_v1: 2D), it is called for each half of their columns. O
+             is put together; with dP = dP_1 + dP_2 and delta = rowsum(dO O) = delta_1 + delta_2, dS = P (dP - delta) is
+             dS_1 + dS_2, so dQ and dK are sums over the halves: the second goes to scratch memory and is added.
+  add_dv     dV of a second key set goes to scratch memory and is added
+  sequences  a backward whose workspace would be larger than attention_limit works on as many sequences at a time as fit
+             (the deterministic one may need NQ T^2 bf16 for each), at least one, if lse stays aligned; sums do not cross sequences
+  numerics   what is added has been rounded to floatX, once more than in our kernel
+  order      the same bits in every run, unless attention_use was told that they need not be
+*/
+#ifndef LLMC_ATTENTION_LIBRARY_CUH
+#define LLMC_ATTENTION_LIBRARY_CUH
+#include "attention_cudnn.h"
+
+enum { ATTENTION_ROUTES = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
+
+// How one shape is computed in one direction.
+typedef struct {
+    AttentionShape shape;
+    bool backward, add_dv;
+    int parts;     // of the values' columns, each a call; 0: our own kernel
+    int sequences; // per call
+    CudnnPlan *plans[ATTENTION_PARTS];
+    size_t plan_bytes, scratch_bytes; // workspace: of the plans, and behind it for what is added
+    char why[ATTENTION_WHY];          // not cuDNN
+} AttentionRoute;
+
+static struct {
+    AttentionUse use;
+    bool no_device;
+    int count;
+    AttentionRoute routes[ATTENTION_ROUTES];
+} attention_state;
+static size_t attention_limit = (size_t)1 << 30; // bytes
+static int attention_fewest_parts = 1;            // 2: halves even where the whole width is taken; for tests
+
+static inline void attention_use(AttentionUse use) { attention_state.use = use; }
+
+static inline void attention_stop(void) {
+    for (int i = 0; i < attention_state.count; i++)
+        for (int part = 0; part < ATTENTION_PARTS; part++) cudnn_attention_forget(attention_state.routes[i].plans[part]);
+    attention_state.count = 0;
+    cudnn_attention_close();
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Plans
+
+static inline CudnnStrides attention_strides(int row, int head) {
+    CudnnStrides s = {row, head};
+    return s;
+}
+
+static inline CudnnAttention attention_description(const AttentionRoute *r, int part) {
+    AttentionShape s = r->shape;
+    CudnnAttention a;
+    memset(&a, 0, sizeof(a));
+    a.backward = r->backward, a.deterministic = attention_state.use.deterministic;
+    a.B = r->sequences, a.T = s.T, a.NQ = s.NQ, a.NKV = s.NKV, a.D = s.D, a.DV = s.DV / r->parts;
+    a.scale = s.scale;
+    a.q = attention_strides(s.ldq, s.q_head), a.k = attention_strides(s.ldkv, s.k_head);
+    a.v = attention_strides(s.ldkv, s.v_head), a.out = attention_strides(s.ldo, s.o_head);
+    if (!r->backward) return a;
+    a.dq = part ? attention_strides(s.NQ * s.D, s.D) : a.q; // scratch memory has no gaps
+    a.dk = part ? attention_strides(s.NKV * s.D, s.D) : a.k;
+    a.dv = r->add_dv ? attention_strides(s.NKV * a.DV, a.DV) : a.v;
+    return a;
+}
+
+// The scratch memory of a call, behind the plans' workspace; returns its bytes.
+typedef struct {
+    floatX *dq, *dk, *dv;
+} AttentionScratch;
+static inline size_t attention_scratch(const AttentionRoute *r, char *base, AttentionScratch *to) {
+    AttentionShape s = r->shape;
+    size_t rows = (size_t)r->sequences * (size_t)s.T * sizeof(floatX), kv = rows * (size_t)s.NKV, at = 0;
+    to->dq = (floatX *)(void *)(base + at), at += r->parts > 1 ? round_up(rows * (size_t)(s.NQ * s.D), 256) : 0;
+    to->dk = (floatX *)(void *)(base + at), at += r->parts > 1 ? round_up(kv * (size_t)s.D, 256) : 0;
+    to->dv = (floatX *)(void *)(base + at), at += r->add_dv ? round_up(kv * (size_t)(s.DV / r->parts), 256) : 0;
+    return at;
+}
+
+static inline void attention_forget(AttentionRoute *r) {
+    for (int part = 0; part < ATTENTION_PARTS; part++) {
+        cudnn_attention_forget(r->plans[part]);
+        r->plans[part] = NULL;
+    }
+}
+
+static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequences) {
+    size_t bytes = 0;
+    r->parts = parts, r->sequences = sequences, r->plan_bytes = 0;
+    for (int part = 0; part < (r->backward ? parts : 1); part++) { // both halves of a forward are one plan
+        CudnnAttention a = attention_description(r, part);
+        r->plans[part] = cudnn_attention_plan(&a, &bytes, r->why, sizeof(r->why));
+        if (!r->plans[part]) {
+            attention_forget(r);
+            r->parts = 0;
+            return false;
+        }
+        r->plan_bytes = max_size(r->plan_bytes, round_up(bytes, 256));
+    }
+    AttentionScratch scratch;
+    static char nowhere;
+    r->scratch_bytes = r->backward ? attention_scratch(r, &nowhere, &scratch) : 0;
+    return true;
+}
+
+// As many sequences at a time as the limit allows, a divisor of B; all of them where their lse would not be aligned.
+static inline int attention_sequences(AttentionShape s, size_t bytes_each) {
+    int n = s.B;
+    while (n > 1 && (s.B % n || bytes_each * (size_t)n > attention_limit)) n--;
+    return (size_t)n * (size_t)s.NQ * (size_t)s.T % 4 ? s.B : n;
+}
+static inline bool attention_fit(AttentionRoute *r, int parts) {
+    int B = r->shape.B;
+    if (!attention_make_plans(r, parts, B)) return false;
+    int fit = attention_sequences(r->shape, r->plan_bytes / (size_t)B);
+    if (fit == B) return true;
+    attention_forget(r);
+    return attention_make_plans(r, parts, fit);
+}
+
+// Why cuDNN need not be asked; NULL: it is.
+static inline const char *attention_refusal(AttentionShape s) {
+    int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
+    if (attention_state.use.own) return "--sdpa own";
+    if (sizeof(floatX) != 2) return "an fp32 build; cuDNN's is bf16";
+    if (attention_state.use.documents) return "--doc-mask: cuDNN would see beyond documents";
+    if (s.T < 2) return "one position";
+    if ((s.D | s.DV | strides) % 8) return "a head's width or place is no multiple of 8 elements";
+    return NULL;
+}
+
+static inline void attention_choose(AttentionRoute *r) {
+    AttentionShape s = r->shape;
+    const char *refusal = attention_refusal(s);
+    bool taken = false;
+    if (refusal) FORMAT(r->why, "%s", refusal);
+    else if (cudnn_attention_open(r->why, sizeof(r->why))) {
+        taken = attention_fit(r, attention_fewest_parts);
+        if (!taken && attention_fewest_parts == 1 && s.DV % 16 == 0 && (s.DV != s.D || s.DV > 128)) {
+            char whole[ATTENTION_WHY];
+            memcpy(whole, r->why, sizeof(whole));
+            taken = attention_fit(r, 2);
+            if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
+        }
+    }
+    CHECK(taken || !attention_state.use.library, "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
+          r->backward ? "backward" : "forward", s.NQ, s.D, s.DV, r->why);
+}
+
+static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
+    return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D && a.DV == b.DV &&
+           a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head && a.k_head == b.k_head &&
+           a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale && a.first_key == b.first_key;
+}
+
+static inline const AttentionRoute *attention_route(AttentionShape s, bool backward, bool add_dv) {
+    for (int i = 0; i < attention_state.count; i++) {
+        const AttentionRoute *r = &attention_state.routes[i];
+        if (r->backward == backward && r->add_dv == add_dv && attention_same_shape(r->shape, s)) return r;
+    }
+    return NULL;
+}
+
+static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv) {
+    if (attention_route(s, backward, add_dv)) return;
+    CHECK(attention_state.count < ATTENTION_ROUTES, "attention of more than %d shapes is not planned for", ATTENTION_ROUTES);
+    AttentionRoute *r = &attention_state.routes[attention_state.count];
+    memset(r, 0, sizeof(*r));
+    r->shape = s, r->backward = backward, r->add_dv = add_dv;
+    attention_choose(r);
+    attention_state.count++;
+}
+
+static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
+    int devices = 0;
+    attention_state.no_device = cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0;
+    if (attention_state.no_device) return; // --dry-run does without one
+    device_start();
+    s.first_key = NULL; // what attention_use was told decides
+    attention_prepare_one(s, false, false);
+    if (backward) attention_prepare_one(s, true, false);
+    if (backward && add_dv) attention_prepare_one(s, true, true);
+}
+
+// Where there is no device to ask: what cuDNN 9.19's backward takes on Hopper (tests/cudnn_plans.cpp), without scratch
+// memory. rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads dK and dV of each query head.
+static inline size_t attention_estimate_bytes(AttentionShape s) {
+    size_t T = (size_t)s.T, rows = (size_t)s.NQ * T, each = rows * sizeof(float);
+    if (attention_refusal(s)) return 0;
+    if (attention_state.use.deterministic) each += (size_t)s.NQ * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    else each += rows * (size_t)s.D * sizeof(float);
+    if (s.NQ > s.NKV) each += rows * (size_t)(s.D + s.DV) * sizeof(floatX);
+    return each * (size_t)attention_sequences(s, each);
+}
+
+static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
+    (void)threads; // of the host
+    size_t bytes = attention_own_workspace_bytes(s);
+    if (attention_state.no_device) return max_size(bytes, attention_estimate_bytes(s));
+    s.first_key = NULL;
+    for (int i = 0; i < attention_state.count; i++) {
+        const AttentionRoute *r = &attention_state.routes[i];
+        if (attention_same_shape(r->shape, s)) bytes = max_size(bytes, r->plan_bytes + r->scratch_bytes);
+    }
+    return bytes;
+}
+
+// What computes the attention of the first shape that was prepared, in words.
+static inline const char *attention_library(void) {
+    static char text[2 * ATTENTION_WHY];
+    const AttentionRoute *forward = NULL, *backward = NULL;
+    for (int i = attention_state.count - 1; i >= 0; i--) {
+        const AttentionRoute *r = &attention_state.routes[i];
+        if (r->backward) backward = r;
+        else forward = r;
+    }
+    if (!forward) return NULL;
+    const AttentionRoute *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
+    const AttentionRoute *taken = backward && backward->parts ? backward : forward;
+    if (!forward->parts && !(backward && backward->parts)) {
+        FORMAT(text, "our own kernel (%s)", forward->why);
+        return text;
+    }
+    FORMAT(text, "%s%s", cudnn_attention_library(), taken->parts > 1 ? ", values in halves" : "");
+    size_t used = strlen(text);
+    if (taken->backward)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward", attention_state.use.deterministic ? "" : "not ");
+    if (taken->sequences < taken->shape.B)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequences at a time", taken->sequences);
+    if (refused)
+        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)", refused->backward ? "backward" : "forward", refused->why);
+    return text;
+}
+#include "attention_calls.cuh"
+#endif
