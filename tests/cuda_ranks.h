@@ -220,6 +220,40 @@ static void mpirun_starts_what_srun_starts(void) {
 #endif
 #endif
 
+// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams and
+// events are in order, and the thread that watches ends.
+static void a_communicator_of_one_rank_sums_and_gathers(void) {
+    enum { COUNT = 40000 };
+    CUDA_CHECK(cudaGetDevice(&nccl.device));
+    comm.on = true;
+    NCCL_CHECK(ncclGetUniqueId(&nccl.id));
+    nccl_start();
+    nccl_try(COUNT * sizeof(grad_t));
+    grad_t *bucket = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test"), *host = (grad_t *)checked_calloc(COUNT, sizeof(grad_t)), *sum;
+    nccl.received_bytes = COUNT * sizeof(grad_t);
+    nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "a test");
+    sum = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test");
+    for (int i = 0; i < COUNT; i++) host[i] = (grad_t)i;
+    buffer_upload(bucket, host, COUNT * sizeof(grad_t));
+    uint64_t first = comm_reduce_scatter(bucket, COUNT, sum, true), second = comm_reduce_scatter(bucket, COUNT, sum, true);
+    EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
+    comm_wait(comm_all_gather(sum, COUNT * sizeof(grad_t)));
+    buffer_download(host, sum, COUNT * sizeof(grad_t));
+    for (int i = 0; i < COUNT; i++)
+        if (host[i] != 2 * (grad_t)i) {
+            EXPECT(false, "element %d is %g, not %d", i, (double)host[i], 2 * i);
+            break;
+        }
+    double until = now_seconds() + 5;
+    while (WATCH_GET(collectives) < second && now_seconds() < until) usleep(1000);
+    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives", (int)WATCH_GET(collectives));
+    buffer_free(bucket);
+    buffer_free(sum);
+    free(host);
+    comm_close();
+    EXPECT(!nccl.handle && !comm.on, "the communicator is still there");
+}
+
 static void the_lists_of_slurm_are_read(void) {
     static const struct {
         const char *list, *first;
@@ -244,6 +278,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"many devices have the losses of the CPU, with every --zero", device_ranks_have_the_losses_of_the_cpu}, BOTH_PRECISIONS},
     {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams", zero_levels_give_the_same_bits_on_devices}, BF16_ALONE},
     {{"any number of devices resumes what others have written", devices_resume_what_others_have_written}, BOTH_PRECISIONS},
+    {{"a communicator of one rank sums and gathers", a_communicator_of_one_rank_sums_and_gathers}, BF16_ALONE},
     {{"the lists that srun sets are read", the_lists_of_slurm_are_read}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
     {{"a missing wait between streams shows", a_missing_wait_between_streams_shows}, BF16_ALONE},
