@@ -107,6 +107,16 @@ static void devices_resume_what_others_have_written(void) {
 
 #ifdef CUDA_ON_CPU
 
+// For a sanitizer to watch.
+static void two_devices_end_well(void) {
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    run_ranks(&r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0, "--train-data data.bin %s --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 --out run", cuda_ranks_model);
+    run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
+    EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
+    test_remove_directory(&d);
+}
+
 // Without the waits between the streams the same program is wrong, and this shows it: the tests above would.
 static void a_missing_wait_between_streams_shows(void) {
     static const struct {
@@ -281,6 +291,7 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"a communicator of one rank sums and gathers", a_communicator_of_one_rank_sums_and_gathers}, BF16_ALONE},
     {{"the lists that srun sets are read", the_lists_of_slurm_are_read}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
+    {{"two devices end well, and so does one whose peer is gone", two_devices_end_well}, SANITIZED},
     {{"a missing wait between streams shows", a_missing_wait_between_streams_shows}, BF16_ALONE},
     {{"a rank whose process or device is gone is named, and a restart goes on", a_rank_whose_process_or_device_is_gone_is_named}, BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
