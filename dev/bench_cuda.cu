@@ -155,7 +155,7 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
 }
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);
-    ops_free();
+    ops_release();
     free(b->tokens);
 }
 
@@ -219,26 +219,30 @@ static ModelCase read_case(const char *preset, const char *text) {
     return c;
 }
 
-static int largest_batch(const ModelCase *cases, int count, int T) {
-    size_t free_bytes = 0, total = 0;
+// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare bytes.
+static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
+    const AttentionUse own = {true, false, true, false};
+    size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    attention_use(own);
     for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
         bool fits = true;
         for (int i = 0; i < count; i++) {
             Model m;
             plan_model(&m, cases[i].preset, cases[i].attention, cases[i].NKV, B, T, FOR_TRAINING);
-            // what libraries take for themselves comes on top
-            fits = fits && (double)bench_bytes(&m) + ((size_t)2 << 30) * (bench_tiny ? 0.01 : 1) < 0.95 * (double)free_bytes;
+            fits = fits && bench_bytes(&m) + spare < free_bytes;
             model_free(&m, false);
             attention_stop(); // its plans for this B
         }
-        if (fits) return B;
+        if (!fits) continue;
+        attention_use(use);
+        return B;
     }
     CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T, (double)free_bytes / 1073741824);
     return 0;
 }
 
-static void run_models(const char *preset, int T, int count, char **texts) {
+static void run_models(const char *preset, int T, int count, char **texts, AttentionUse use) {
     ModelCase cases[16];
     CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
     device_start();
@@ -248,8 +252,9 @@ static void run_models(const char *preset, int T, int count, char **texts) {
     kernel_peaks();
     kernels_close();
     ops_free();
-    int B = largest_batch(cases, count, T);
-    for (int i = 0; i < count; i++)
+    int B = largest_batch(cases, count, T, use);
+    for (int i = 0; i < count; i++) {
+        attention_stop(); // plans of the model before; a forward alone has those of the training
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;
@@ -266,6 +271,7 @@ static void run_models(const char *preset, int T, int count, char **texts) {
                    tokens / seconds, 1e-12 * flops / seconds, share, bench_bytes(&b.model), quotable(attention_library()));
             bench_close(&b);
         }
+    }
 }
 
 // A step for each line on stdin, its milliseconds on stdout.
@@ -369,7 +375,7 @@ int main(int argc, char **argv) {
     else if (strcmp(command, "kernels") == 0 && (count == 4 || count == 5)) {
         device_start();
         kernels_run(a[0], number(a[1], 0), number(a[2], 1), number(a[3], 1), count == 5 ? a[4] : "");
-    } else if (strcmp(command, "model") == 0 && count >= 3) run_models(a[0], number(a[1], 1), count - 2, a + 2);
+    } else if (strcmp(command, "model") == 0 && count >= 3) run_models(a[0], number(a[1], 1), count - 2, a + 2, use);
     else if (strcmp(command, "profile") == 0 && count == 5) run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else if (strcmp(command, "turns") == 0 && count == 5) run_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else {

@@ -241,6 +241,7 @@ if [ ! -x "$nvcc" ]; then
     skipped=$((skipped + 1))
 elif [ "${1-}" = --all ]; then
     build "CUDA for every architecture, bf16 and fp32" all-archs
+    build "the benchmark for GPUs" ARCHS=90 build/cuda_bf16/bench_cuda
 else # one architecture and precision a run: which one follows from the revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
     archs=(80 90 100 120) precisions=(bf16 fp32)

@@ -97,6 +97,26 @@ class Check:
         return status, "".join(lines)
 
 
+    def run_all(self, commands, limit=600):
+        """[(exit status, output)] of programs that run at the same time."""
+        results = [None] * len(commands)
+
+        def one(i):
+            try:
+                results[i] = self.run(commands[i], limit)
+            except BaseException as error:
+                results[i] = error
+        threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(commands))]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return results
+
+
 def end(process):
     """Ends a program with everything that it has started: they are one session."""
     try:
