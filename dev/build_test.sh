@@ -265,6 +265,20 @@ make_finds_small_libraries_in_a_directory_of_dependencies() {
     ! grep -q 'DONEDNN\|DUSE_MPI' "$tree/out" || { why="optional libraries that are not there: $(cat "$tree/out")"; return 1; }
 }
 
+a_library_that_only_the_compiler_knows_is_taken_by_its_name() {
+    program "$tree/bin/pkg-config" 'exit 1'
+    program "$tree/bin/cc" 'exit 0'
+    env PATH="$tree/bin:/usr/bin:/bin" make -n BUILD="$tree/build" CC="$tree/bin/cc" ONEDNN=no train_diffv2 >"$tree/out" 2>"$tree/err" || { why="$(cat "$tree/err")"; return 1; }
+    grep -q -- '-lopenblas -lcjson -lxxhash' "$tree/out" || { why="$(cat "$tree/out")"; return 1; }
+}
+openmpi_is_found_by_its_wrapper_too() {
+    program "$tree/bin/pkg-config" 'exit 1'
+    program "$tree/bin/cc" 'exit 0'
+    program "$tree/bin/mpicc" "case \$1 in --showme:compile) echo -I$tree/mpi/include;; --showme:link) echo -L$tree/mpi/lib -lmpi;; *) exit 1;; esac"
+    env PATH="$tree/bin:/usr/bin:/bin" make -n BUILD="$tree/build" CC="$tree/bin/cc" ONEDNN=no train_diffv2 >"$tree/out" 2>"$tree/err" || { why="$(cat "$tree/err")"; return 1; }
+    grep -q -- "-DUSE_MPI -isystem $tree/mpi/include" "$tree/out" && grep -q -- "-L$tree/mpi/lib -lmpi" "$tree/out" || { why="$(cat "$tree/out")"; return 1; }
+}
+
 for test in $(declare -F | awk '{ print $3 }'); do
     case "$test" in
     file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries) continue ;;

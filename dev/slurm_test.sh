@@ -222,6 +222,22 @@ expect_failed() { # name, status
         { why="$1: job $job is $(job_field "$job" JobState), status $(job_field "$job" ExitCode), not $2, restarts $(job_field "$job" Restarts)"; return 1; }
 }
 
+# The CUDA trainer where its kernels run on the CPU, as the tests build it: Slurm's variables and no MPI.
+device_trainer=(build/oncpu/test_trainer --trainer)
+the_cuda_trainer_is_started_without_mpi_and_its_ranks_stop_and_resume() {
+    local command="srun --mpi=none --kill-on-bad-exit=1 ${device_trainer[*]} --train-data $data --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8"
+    command+=" --ffn 40 --seq-len 16 --batch-size 2 --total-batch 64 --warmup 2 --steps 12 --threads 1"
+    device() { # name, options...
+        local out=$scratch/$1
+        shift
+        job=$(CUDA_ON_CPU_DEVICES=2 sbatch --parsable --nodes=1 --ntasks=2 --cpus-per-task=1 --time=10 --output="$out.log" --wrap "$command --out $out $*")
+        await 120 job_is "$job" "$ended" && job_is "$job" COMPLETED || { why="the job is $(job_field "$job" JobState): $(tail -n 1 "$out.log")"; return 1; }
+    }
+    device device_whole && device device_parts --stop-after 5 && device device_parts --resume || return 1
+    grep -q '2 ranks (2 on this machine)' "$scratch/device_whole.log" || { why='the log does not speak of two ranks'; return 1; }
+    why=$(diff -rq "$scratch"/device_{whole,parts}/checkpoints/step_00000012)
+}
+
 tests=(a_job_that_is_left_alone_runs_to_its_end
     sigusr1_to_the_batch_script_saves_requeues_and_resumes
     sigusr1_to_the_tasks_saves_requeues_and_resumes
@@ -233,6 +249,7 @@ tests=(a_job_that_is_left_alone_runs_to_its_end
     a_cancelled_job_saves_and_stays_cancelled
     a_node_that_fails_is_no_end
     failures_end_the_job_with_the_status_of_the_program)
+[ ! -x "${device_trainer[0]}" ] || tests+=(the_cuda_trainer_is_started_without_mpi_and_its_ranks_stop_and_resume)
 
 [ -n "$ranks" ] || { has_mpi && ranks=2 || ranks=1; }
 start_slurm || { tail -n 3 "$S"/*.log "$S"/*.out >&2; die "Slurm did not start on loopback; its last lines are above"; }

@@ -64,9 +64,9 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
 }
 
 // The gradients of part `part` of the values' columns, of the sequences from `row` on.
-static inline void attention_backward_part(const AttentionRoute *r, int part, size_t row, floatX *dq, floatX *dk, floatX *dv,
-                                           const floatX *dout, const floatX *out, const real *lse, const floatX *q,
-                                           const floatX *k, const floatX *v) {
+static inline void attention_backward_part(const AttentionRoute *r, int part, size_t row, floatX *dq, floatX *dk,
+                                           floatX *dv, const floatX *dout, const floatX *out, const real *lse,
+                                           const floatX *q, const floatX *k, const floatX *v) {
     AttentionShape s = r->shape;
     AttentionScratch scratch;
     char *workspace = (char *)(void *)ops_workspace_take(r->plan_bytes + r->scratch_bytes);

@@ -171,8 +171,9 @@ extern "C" void cudnn_attention_close(void) {
 extern "C" const char *cudnn_attention_library(void) {
     static char text[64];
     size_t version = cudnnGetVersion(); // 91900: 9.19.0
-    snprintf(text, sizeof(text), "cuDNN %zu.%zu.%zu, frontend %d.%d.%d", version / 10000, version / 100 % 100, version % 100,
-             CUDNN_FRONTEND_VERSION / 10000, CUDNN_FRONTEND_VERSION / 100 % 100, CUDNN_FRONTEND_VERSION % 100);
+    snprintf(text, sizeof(text), "cuDNN %zu.%zu.%zu, frontend %d.%d.%d", version / 10000, version / 100 % 100,
+             version % 100, CUDNN_FRONTEND_VERSION / 10000, CUDNN_FRONTEND_VERSION / 100 % 100,
+             CUDNN_FRONTEND_VERSION % 100);
     return text;
 }
 

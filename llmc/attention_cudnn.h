@@ -39,6 +39,7 @@ typedef struct {
 typedef struct CudnnPlan CudnnPlan;
 
 #ifdef USE_CUDNN
+enum { CUDNN_ATTENTION = 1 }; // the build has it
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -54,7 +55,8 @@ CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes
 void cudnn_attention_forget(CudnnPlan *plan);
 
 // On the stream (a cudaStream_t).
-bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why, size_t size);
+bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
+                         size_t size);
 
 // Whether the frontend takes the description for a device of compute capability `capability` (90 is 9.0); needs none.
 bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size);
@@ -64,6 +66,7 @@ bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, s
 #endif
 #else
 
+enum { CUDNN_ATTENTION = 0 };
 static inline bool cudnn_attention_open(char *why, size_t size) {
     static const char reason[] = "this build has no cuDNN";
     memcpy(why, reason, size < sizeof(reason) ? size : sizeof(reason));
@@ -71,14 +74,16 @@ static inline bool cudnn_attention_open(char *why, size_t size) {
 }
 static inline void cudnn_attention_close(void) {}
 static inline const char *cudnn_attention_library(void) { return "no cuDNN"; }
-static inline CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
+static inline CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why,
+                                              size_t size) {
     (void)a;
     *workspace_bytes = 0;
     cudnn_attention_open(why, size);
     return NULL;
 }
 static inline void cudnn_attention_forget(CudnnPlan *plan) { (void)plan; }
-static inline bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why, size_t size) {
+static inline bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream,
+                                       char *why, size_t size) {
     (void)plan, (void)tensors, (void)workspace, (void)stream;
     return cudnn_attention_open(why, size);
 }

@@ -9,9 +9,9 @@ allocated; a shape that was not prepared (generation, the few rows of an evaluat
              dS_1 + dS_2, so dQ and dK are sums over the halves: the second goes to scratch memory and is added.
   add_dv     dV of a second key set goes to scratch memory and is added
   sequences  a backward whose workspace would be larger than attention_limit works on as many sequences at a time as fit
-             (the deterministic one may need NQ T^2 bf16 for each), at least one, if lse stays aligned; sums do not cross sequences
-  numerics   what is added has been rounded to floatX, once more than in our kernel
-  order      the same bits in every run, unless attention_use was told that they need not be
+             (the deterministic one may need NQ T^2 bf16 for each), at least one, if lse stays aligned; sums do not
+cross sequences numerics   what is added has been rounded to floatX, once more than in our kernel order      the same
+bits in every run, unless attention_use was told that they need not be
 */
 #ifndef LLMC_ATTENTION_LIBRARY_CUH
 #define LLMC_ATTENTION_LIBRARY_CUH
@@ -37,13 +37,14 @@ static struct {
     AttentionRoute routes[ATTENTION_ROUTES];
 } attention_state;
 static size_t attention_limit = (size_t)1 << 30; // bytes
-static int attention_fewest_parts = 1;            // 2: halves even where the whole width is taken; for tests
+static int attention_fewest_parts = 1;           // 2: halves even where the whole width is taken; for tests
 
 static inline void attention_use(AttentionUse use) { attention_state.use = use; }
 
 static inline void attention_stop(void) {
     for (int i = 0; i < attention_state.count; i++)
-        for (int part = 0; part < ATTENTION_PARTS; part++) cudnn_attention_forget(attention_state.routes[i].plans[part]);
+        for (int part = 0; part < ATTENTION_PARTS; part++)
+            cudnn_attention_forget(attention_state.routes[i].plans[part]);
     attention_state.count = 0;
     cudnn_attention_close();
 }
@@ -92,13 +93,32 @@ static inline void attention_forget(AttentionRoute *r) {
     }
 }
 
+// Where there is no device to ask: what cuDNN 9.19 takes on Hopper (tests/cudnn_plans.cpp). In a backward rowsum(dO O);
+// dS of all heads, or dQ in fp32; with grouped heads dK and dV of each query head.
+static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, char *why, size_t size) {
+    size_t T = (size_t)a->T, heads = (size_t)a->B * (size_t)a->NQ, rows = heads * T;
+    snprintf(why, size, "heads of width %d and %d", a->D, a->DV);
+    *bytes = 0;
+    if (a->D > 256 || a->DV > 256) return false;
+    if (!a->backward) return true;
+    if (a->deterministic) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    else *bytes += rows * (size_t)a->D * sizeof(float);
+    if (a->NQ > a->NKV) *bytes += rows * (size_t)(a->D + a->DV) * sizeof(floatX);
+    *bytes += rows * sizeof(float);
+    return true;
+}
+
 static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequences) {
     size_t bytes = 0;
     r->parts = parts, r->sequences = sequences, r->plan_bytes = 0;
     for (int part = 0; part < (r->backward ? parts : 1); part++) { // both halves of a forward are one plan
         CudnnAttention a = attention_description(r, part);
-        r->plans[part] = cudnn_attention_plan(&a, &bytes, r->why, sizeof(r->why));
-        if (!r->plans[part]) {
+        bool taken = attention_state.no_device && attention_estimate(&a, &bytes, r->why, sizeof(r->why));
+        if (!attention_state.no_device) {
+            r->plans[part] = cudnn_attention_plan(&a, &bytes, r->why, sizeof(r->why));
+            taken = r->plans[part] != NULL;
+        }
+        if (!taken) {
             attention_forget(r);
             r->parts = 0;
             return false;
@@ -131,6 +151,7 @@ static inline const char *attention_refusal(AttentionShape s) {
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
     if (attention_state.use.own) return "--sdpa own";
     if (sizeof(floatX) != 2) return "an fp32 build; cuDNN's is bf16";
+    if (!CUDNN_ATTENTION) return "this build has no cuDNN";
     if (attention_state.use.documents) return "--doc-mask: cuDNN would see beyond documents";
     if (s.T < 2) return "one position";
     if ((s.D | s.DV | strides) % 8) return "a head's width or place is no multiple of 8 elements";
@@ -142,7 +163,7 @@ static inline void attention_choose(AttentionRoute *r) {
     const char *refusal = attention_refusal(s);
     bool taken = false;
     if (refusal) FORMAT(r->why, "%s", refusal);
-    else if (cudnn_attention_open(r->why, sizeof(r->why))) {
+    else if (attention_state.no_device || cudnn_attention_open(r->why, sizeof(r->why))) {
         taken = attention_fit(r, attention_fewest_parts);
         if (!taken && attention_fewest_parts == 1 && s.DV % 16 == 0 && (s.DV != s.D || s.DV > 128)) {
             char whole[ATTENTION_WHY];
@@ -151,14 +172,16 @@ static inline void attention_choose(AttentionRoute *r) {
             if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
         }
     }
-    CHECK(taken || !attention_state.use.library, "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
+    CHECK(taken || !attention_state.use.library,
+          "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
           r->backward ? "backward" : "forward", s.NQ, s.D, s.DV, r->why);
 }
 
 static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
-    return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D && a.DV == b.DV &&
-           a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head && a.k_head == b.k_head &&
-           a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale && a.first_key == b.first_key;
+    return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D &&
+           a.DV == b.DV && a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head &&
+           a.k_head == b.k_head && a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale &&
+           a.first_key == b.first_key;
 }
 
 static inline const AttentionRoute *attention_route(AttentionShape s, bool backward, bool add_dv) {
@@ -171,7 +194,8 @@ static inline const AttentionRoute *attention_route(AttentionShape s, bool backw
 
 static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv) {
     if (attention_route(s, backward, add_dv)) return;
-    CHECK(attention_state.count < ATTENTION_ROUTES, "attention of more than %d shapes is not planned for", ATTENTION_ROUTES);
+    CHECK(attention_state.count < ATTENTION_ROUTES, "attention of more than %d shapes is not planned for",
+          ATTENTION_ROUTES);
     AttentionRoute *r = &attention_state.routes[attention_state.count];
     memset(r, 0, sizeof(*r));
     r->shape = s, r->backward = backward, r->add_dv = add_dv;
@@ -181,30 +205,18 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
 
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     int devices = 0;
-    attention_state.no_device = cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0;
-    if (attention_state.no_device) return; // --dry-run does without one
-    device_start();
+    attention_state.no_device =
+        cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0; // --dry-run does without one
+    if (!attention_state.no_device) device_start();
     s.first_key = NULL; // what attention_use was told decides
     attention_prepare_one(s, false, false);
     if (backward) attention_prepare_one(s, true, false);
     if (backward && add_dv) attention_prepare_one(s, true, true);
 }
 
-// Where there is no device to ask: what cuDNN 9.19's backward takes on Hopper (tests/cudnn_plans.cpp), without scratch
-// memory. rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads dK and dV of each query head.
-static inline size_t attention_estimate_bytes(AttentionShape s) {
-    size_t T = (size_t)s.T, rows = (size_t)s.NQ * T, each = rows * sizeof(float);
-    if (attention_refusal(s)) return 0;
-    if (attention_state.use.deterministic) each += (size_t)s.NQ * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
-    else each += rows * (size_t)s.D * sizeof(float);
-    if (s.NQ > s.NKV) each += rows * (size_t)(s.D + s.DV) * sizeof(floatX);
-    return each * (size_t)attention_sequences(s, each);
-}
-
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
     size_t bytes = attention_own_workspace_bytes(s);
-    if (attention_state.no_device) return max_size(bytes, attention_estimate_bytes(s));
     s.first_key = NULL;
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionRoute *r = &attention_state.routes[i];
@@ -232,11 +244,13 @@ static inline const char *attention_library(void) {
     FORMAT(text, "%s%s", cudnn_attention_library(), taken->parts > 1 ? ", values in halves" : "");
     size_t used = strlen(text);
     if (taken->backward)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward", attention_state.use.deterministic ? "" : "not ");
+        used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward",
+                                 attention_state.use.deterministic ? "" : "not ");
     if (taken->sequences < taken->shape.B)
         used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequences at a time", taken->sequences);
     if (refused)
-        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)", refused->backward ? "backward" : "forward", refused->why);
+        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)",
+                 refused->backward ? "backward" : "forward", refused->why);
     return text;
 }
 #include "attention_calls.cuh"

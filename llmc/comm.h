@@ -78,6 +78,10 @@ static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int lev
 }
 static inline size_t comm_own_bytes(int ranks, const char **of) {
 #ifdef DEVICE_OPS
+#ifdef USE_NCCL
+    *of = "NCCL";
+    if (nccl.own_bytes) return nccl.own_bytes; // measured
+#endif
     *of = "NCCL, roughly"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
     return ranks > 1 ? (size_t)320 << 20 : 0;
 #else

@@ -1,113 +1,23 @@
 /*
-comm_nccl.cuh: comm.h for operations on GPUs, over NCCL. One process per GPU, started by mpirun (MPI serves for the start
-alone) or by srun without any MPI.
+comm_nccl.cuh: comm.h for operations on GPUs, over NCCL. One process per GPU, started by mpirun (MPI serves for the
+start alone) or by srun without any MPI.
 
-  order     Collectives run on a stream of their own, nccl.stream, beside main_stream. Each waits there for what main_stream
-            had to do when it was begun; comm_wait makes main_stream wait for it. Both by events: the host waits for
-            neither, and goes on queueing.
-  host      comm_gather and comm_broadcast take host memory through pinned and device memory and the same stream. They are
-            for small things and for moments at which the host waits anyway.
-  numerics  fp32 gradients are summed by NCCL, whose order follows from its version, the topology and the number of ranks,
-            not from chance: runs are repeatable bit for bit on the same machines. The sums of switches (NVLS) are not, so
-            they are off unless NCCL_NVLS_ENABLE asks for them. Every rank has the same bits after an all-gather.
-  time      wait_seconds: by events around each wait of main_stream that there was, and the host's own in the host's collectives
-  watchdog  NCCL waits for ever. A thread asks the events how far this device has come, and tells the watchdog: the
-            collectives it has come to, and since when it has been in one without an end. Then rank 0 knows which rank the
-            others wait for. It asks NCCL for its own errors as well. Whoever ends the program aborts the communicator.
-  source    NCCL user guide: stream semantics; fault tolerance; environment variables
+  order     Collectives run on a stream of their own, nccl.stream, beside main_stream. Each waits there for what
+            main_stream had to do when it was begun; comm_wait makes main_stream wait for it. Both by events: the host
+            waits for neither, and goes on queueing.
+  host      comm_gather and comm_broadcast take host memory through pinned and device memory and the same stream. They
+            are for small things and for moments at which the host waits anyway.
+  numerics  fp32 gradients are summed by NCCL, whose order follows from its version, the topology and the number of
+            ranks, not from chance: runs are repeatable bit for bit on the same machines. The sums of switches (NVLS)
+            are not, so they are off unless NCCL_NVLS_ENABLE asks for them. All ranks have the same bits after an
+            all-gather.
+  time      wait_seconds: by events around each wait of main_stream that there was, and the host's own
+  watchdog  comm_nccl_watch.cuh
+  source    NCCL user guide: stream semantics; fault tolerance; environment variables. NVLS: issue 1497 of NVIDIA/nccl
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
-#include <nccl.h>
-
-enum { NCCL_EVENTS = 2048, NCCL_WAITS = 512, NCCL_HOST_BYTES = 16 << 10 };
-
-static struct {
-    int device;
-    ncclUniqueId id;
-    ncclComm_t handle; // NULL until the first collective
-    cudaStream_t stream;
-    // of collective n: main_stream had come to it, and its end, in slot n % NCCL_EVENTS
-    cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
-    uint64_t begun, awaited;      // the newest, and the newest that main_stream waits for
-    uint64_t come_count, end_count; // seen by the thread
-    cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
-    uint64_t waits, waits_read;   // waits of main_stream, and those whose time has been added up
-    char *host, *memory;          // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
-    grad_t *received;             // [piece]: --zero 2
-    size_t received_bytes;
-    size_t own_bytes;             // device memory that NCCL has taken
-    bool inside, ending, stop;    // the main thread is in a call of NCCL; the program ends
-    pthread_t thread;
-} nccl;
-
-#define NCCL_SET(field, value) __atomic_store_n(&nccl.field, (value), __ATOMIC_SEQ_CST)
-#define NCCL_GET(field) __atomic_load_n(&nccl.field, __ATOMIC_SEQ_CST)
-
-// ---- errors
-
-// A peer that is gone shows here as well; the watchdog, which knows which one and where, has its word first.
-static inline void nccl_failed(const char *call, ncclResult_t status) {
-    for (double until = now_seconds() + 3; now_seconds() < until && status != ncclInvalidArgument && status != ncclInvalidUsage;) usleep(10000);
-    const char *more = nccl.handle ? ncclGetLastError(nccl.handle) : "";
-    CHECK(false, "NCCL failed: %s (%s)%s%.200s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call, more && *more ? ": " : "", more ? more : "");
-}
-
-// The main thread's calls. One that is begun while the program ends does not come back.
-#define NCCL_CHECK(call)                                              \
-    do {                                                              \
-        NCCL_SET(inside, true);                                       \
-        while (NCCL_GET(ending)) NCCL_SET(inside, false), pause();    \
-        ncclResult_t nccl_status = (call);                            \
-        NCCL_SET(inside, false);                                      \
-        if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
-    } while (0)
-
-static inline void *nccl_abort(void *done) {
-    ncclCommAbort(nccl.handle); // whatever it says, the program ends
-    __atomic_store_n((bool *)done, true, __ATOMIC_SEQ_CST);
-    return NULL;
-}
-
-// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself.
-static inline void nccl_last_act(void) {
-    static bool done;
-    pthread_t thread;
-    NCCL_SET(ending, true);
-    if (NCCL_GET(inside) || !nccl.handle || pthread_create(&thread, NULL, nccl_abort, &done)) return;
-    for (double until = now_seconds() + 1; now_seconds() < until && !__atomic_load_n(&done, __ATOMIC_SEQ_CST);) usleep(1000);
-}
-
-// ---- how far the device has come
-
-static inline bool nccl_reached(cudaEvent_t event) {
-    cudaError_t status = cudaEventQuery(event);
-    if (status != cudaSuccess) cudaGetLastError(); // not ready is remembered as if it were an error; a true one comes again, to the main thread
-    return status == cudaSuccess;
-}
-
-static inline void nccl_look(void) {
-    // should a call here never return, the device is stuck, which counts as waiting
-    if (watch_wait_start() <= 0) watch_wait_begin();
-    uint64_t come = nccl.come_count, end = nccl.end_count, begun = NCCL_GET(begun);
-    while (nccl.end_count < begun && nccl_reached(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
-    nccl.come_count = nccl.come_count < nccl.end_count ? nccl.end_count : nccl.come_count;
-    while (nccl.come_count < begun && nccl_reached(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS])) nccl.come_count++;
-    bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
-    if (moves || !waits) watch_device(nccl.come_count, waits); // waiting since now, or not at all
-}
-
-static inline void *nccl_loop(void *unused) {
-    (void)unused;
-    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
-    while (!NCCL_GET(stop) && !NCCL_GET(ending)) {
-        ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
-        if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress)) nccl_failed("in the background", asked != ncclSuccess ? asked : status);
-        nccl_look();
-        usleep(20000);
-    }
-    return NULL;
-}
+#include "comm_nccl_watch.cuh"
 
 // ---- begin
 
@@ -128,8 +38,10 @@ static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
 static inline void nccl_refuse_shared_devices(void) {
     for (int a = 0; a < watch.peer_count; a++)
         for (int b = 0; b < a; b++) {
-            uint64_t mine = a ? watch.peers[a].last.device : watch.device, other = b ? watch.peers[b].last.device : watch.device;
-            CHECK(mine != other || mine == 0, "ranks %d and %d (%s) would share one GPU: start at most one process per GPU", b, a,
+            uint64_t mine = a ? watch.peers[a].last.device : watch.device,
+                     other = b ? watch.peers[b].last.device : watch.device;
+            CHECK(mine != other || mine == 0,
+                  "ranks %d and %d (%s) would share one GPU: start at most one process per GPU", b, a,
                   watch.peers[a].last.host);
         }
 }
@@ -141,7 +53,9 @@ static inline Launch nccl_launch(int launched) {
     MPI_OK(MPI_Finalize()); // all that it was for
     return l;
 #else
-    CHECK(false, "started as one of %d processes by mpirun, but this program was built without MPI: start it with srun, or get OpenMPI (scripts/install_deps.sh --with-mpi), then make",
+    CHECK(false,
+          "started as one of %d processes by mpirun, but this program was built without MPI: start it with srun, or "
+          "get OpenMPI (scripts/install_deps.sh --with-mpi), then make",
           launched);
     Launch none;
     memset(&none, 0, sizeof(none));
@@ -160,8 +74,10 @@ static inline void comm_open(void) {
     ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
     watch_open(comm.rank, comm.ranks, &l.address, &nccl.id, sizeof(nccl.id));
     // from here on rank 0 says once what several ranks have to say
-    CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs", status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
-    CHECK(nccl.device < count, "%d processes on a machine with %d GPUs: start at most one process per GPU", comm.ranks_here, count);
+    CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
+          status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
+    CHECK(nccl.device < count, "%d processes on a machine with %d GPUs: start at most one process per GPU",
+          comm.ranks_here, count);
     CUDA_CHECK(status);
     if (id_status != ncclSuccess) nccl_failed("ncclGetUniqueId", id_status);
     if (comm.rank == 0) nccl_refuse_shared_devices();
@@ -260,14 +176,18 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     static_assert(sizeof(grad_t) == sizeof(float), "gradients are summed as ncclFloat");
     assert(nccl.handle && (!add || nccl.received_bytes >= piece * sizeof(grad_t)));
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
-    if (add) LAUNCH_ON(nccl.stream, add_piece_kernel, blocks_of(piece, ELEMENT_THREADS), ELEMENT_THREADS, 0, out, nccl.received, piece);
+    NCCL_CHECK(
+        ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
+    if (add)
+        LAUNCH_ON(nccl.stream, add_piece_kernel, blocks_of(piece, ELEMENT_THREADS), ELEMENT_THREADS, 0, out,
+                  nccl.received, piece);
     return nccl_end(ticket);
 }
 
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather((char *)bucket + (size_t)comm.rank * piece_bytes, bucket, piece_bytes, ncclChar, nccl.handle, nccl.stream));
+    NCCL_CHECK(ncclAllGather((char *)bucket + (size_t)comm.rank * piece_bytes, bucket, piece_bytes, ncclChar,
+                             nccl.handle, nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -325,12 +245,15 @@ static inline void nccl_try(size_t bucket_bytes) {
     comm_wait(comm_all_gather(bucket, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
-    CHECK(wrong == 0, "%zu of %zu sums over the GPUs arrived wrong on this rank: GPUs of this machine do not reach each other's memory; NCCL_P2P_DISABLE=1 avoids that way", wrong,
-          count);
+    CHECK(wrong == 0,
+          "%zu of %zu sums over the GPUs arrived wrong on this rank: GPUs of this machine do not reach each other's "
+          "memory; NCCL_P2P_DISABLE=1 avoids that way",
+          wrong, count);
     free(host);
     buffer_free(bucket);
     nccl.own_bytes += before - min_size(before, nccl_free_bytes());
-    printf("%s, %d ranks (%d on this machine), %.1f MiB of this GPU\n", comm_library(), comm.ranks, comm.ranks_here, (double)nccl.own_bytes / 1048576);
+    printf("%s, %d ranks (%d on this machine), %.1f MiB of this GPU\n", comm_library(), comm.ranks, comm.ranks_here,
+           (double)nccl.own_bytes / 1048576);
 }
 
 static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level);

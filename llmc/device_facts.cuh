@@ -1,8 +1,8 @@
 /*
 device_facts.cuh: what the program says of its device: name and driver, the peak of its matrix units, its memory.
 
-  context   what CUDA takes before the first buffer (its context, the program's kernels, the libraries' as they are loaded)
-            depends on the driver and the device; CONTEXT_BYTES stands for it where nothing can be measured.
+  context   What CUDA takes besides our buffers (its context, the kernels of the program and of the libraries as they
+            are loaded) depends on the driver and the device; CONTEXT_BYTES stands for it where nothing can be measured.
             A run says at its first step what was planned and what is in use.
 */
 #ifndef LLMC_DEVICE_FACTS_CUH

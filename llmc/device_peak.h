@@ -2,14 +2,14 @@
 device_peak.h: what a GPU's matrix units do at most: dense bf16 products with fp32 sums, in TFLOP/s, by NVIDIA's own
 documents. A step's speed is logged as a share of it.
 
-  sources   data sheets of the data center GPUs; they print figures with structured sparsity, which is half of them dense.
-            Whitepapers of the RTX cards (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense figure): on
-            GeForce half of the rate with fp16 sums, 512 FLOPs per multiprocessor and cycle at the boost clock; cards that
-            came after their whitepaper by that rule, with the clock of NVIDIA's product pages
-  matching  the name that CUDA gives must be the row's in full, after "NVIDIA" and "GeForce" ("RTX 4090" is neither
+  sources   Data sheets of the data center GPUs: they print figures with structured sparsity, half of which is dense.
+            Whitepapers of the RTX cards (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense figure):
+            on GeForce half of the rate with fp16 sums, 512 FLOPs per multiprocessor and cycle at the boost clock.
+            Cards that came after their whitepaper by that rule, with the clock of NVIDIA's product pages.
+  matching  The name that CUDA gives must be the row's in full, after "NVIDIA" and "GeForce" ("RTX 4090" is neither
             "RTX 4090 D" nor "RTX 4090 Laptop GPU"); a row's * stands for sizes of memory and the like. The number of
-            multiprocessors must be the row's too: two cards are called RTX 3080, and parts of a GPU (MIG) are none
-  unknown   0: the caller measures instead. Cards whose document or name was not at hand are left out on purpose
+            multiprocessors must be the row's too: two cards are called RTX 3080, and parts of a GPU (MIG) are none.
+  unknown   NULL: the caller measures instead. Cards whose document or name was not at hand are left out on purpose.
 */
 #ifndef LLMC_DEVICE_PEAK_H
 #define LLMC_DEVICE_PEAK_H
@@ -52,6 +52,7 @@ typedef struct {
     double tflops;
     PeakSource source;
 } DevicePeak;
+// clang-format off
 static const DevicePeak device_peaks[] = {
     {"A100-SXM4-*", 108, 312, SHEET_A100},
     {"A100-PCIE-*", 108, 312, SHEET_A100},
@@ -99,6 +100,7 @@ static const DevicePeak device_peaks[] = {
     {"RTX 5080", 84, 112.6, WHITEPAPER_RTX_BLACKWELL},
     {"RTX 5090", 170, 209.5, WHITEPAPER_RTX_BLACKWELL},
 };
+// clang-format on
 enum { DEVICE_PEAK_COUNT = sizeof(device_peaks) / sizeof(device_peaks[0]) };
 
 static inline const char *peak_without(const char *name, const char *prefix) {
@@ -111,7 +113,8 @@ static inline bool peak_name_is(const char *row, const char *name) {
     const char *star = strchr(row, '*');
     if (!star) return strcmp(row, name) == 0;
     size_t before = (size_t)(star - row), after = strlen(star + 1), length = strlen(name);
-    if (length <= before + after || strncmp(row, name, before) != 0 || strcmp(name + length - after, star + 1) != 0) return false;
+    if (length <= before + after || strncmp(row, name, before) != 0 || strcmp(name + length - after, star + 1) != 0)
+        return false;
     return !strstr(name, "MIG");
 }
 
@@ -120,7 +123,8 @@ static inline const DevicePeak *device_peak_find(const char *name, int multiproc
     name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
     for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
         const DevicePeak *row = &device_peaks[i];
-        if (peak_name_is(row->name, name) && (row->multiprocessors == 0 || row->multiprocessors == multiprocessors)) return row;
+        if (peak_name_is(row->name, name) && (row->multiprocessors == 0 || row->multiprocessors == multiprocessors))
+            return row;
     }
     return NULL;
 }

@@ -15,6 +15,7 @@ gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 #define CUBLAS_CHECK(call)                                                               \
     do {                                                                                 \
         cublasStatus_t cublas_status = (call);                                           \
+        if (cublas_status == CUBLAS_STATUS_ALLOC_FAILED) out_of_device_memory(0, #call); \
         CHECK(cublas_status == CUBLAS_STATUS_SUCCESS, "cuBLASLt failed: %s (%s, %s:%d)", \
               cublasLtGetStatusString(cublas_status), #call, __FILE__, __LINE__);        \
     } while (0)

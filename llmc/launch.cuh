@@ -21,6 +21,7 @@ give it a 16-byte type.
 #define LAUNCH_CHECK(call, kernel_name)                                                                              \
     do {                                                                                                             \
         cudaError_t launch_error = (call);                                                                           \
+        if (launch_error == cudaErrorMemoryAllocation) out_of_memory("device memory", 0, kernel_name, "");           \
         CHECK(launch_error == cudaSuccess, "%s:%d: kernel %s was not launched: %s", __FILE__, __LINE__, kernel_name, \
               cudaGetErrorString(launch_error));                                                                     \
     } while (0)

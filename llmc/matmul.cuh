@@ -59,7 +59,8 @@ static inline void matmul_fill(floatX *to, size_t count) {
         state = state * 1664525u + 1013904223u;
         host[i] = (floatX)((float)(state >> 8) / 8388608.0f - 1);
     }
-    for (size_t at = 0; at < count; at += STRETCH) buffer_upload(to + at, host, min_size(STRETCH, count - at) * sizeof(floatX));
+    for (size_t at = 0; at < count; at += STRETCH)
+        buffer_upload(to + at, host, min_size(STRETCH, count - at) * sizeof(floatX));
     free(host);
 }
 

@@ -1,6 +1,6 @@
 /*
-memory_report.h: what a run takes of memory, part by part: for --dry-run, for a run that finds too little, and beside what
-is in use once a step has been done. Part of train_diffv2.c, which includes it.
+memory_report.h: what a run takes of memory, part by part: for --dry-run, for a run that finds too little, and beside
+what is in use once a step has been done. Part of train_diffv2.c, which includes it.
 
 On a GPU it is device memory: the parts that the program allocates are exact, what CUDA and NCCL take is estimated.
 */
@@ -59,22 +59,23 @@ static void print_memory(const Model *model, const Model *speaker) {
 // ---------------------------------------------------------------------------------------------------
 // Too little memory
 
-static struct {
-    const Model *model, *speaker;
-} memory_of; // what is being allocated
+static struct { const Model *model, *speaker; } memory_of; // what is being allocated
 
 // Appends to the text what a change of an option would save, when it saves anything.
-static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B, Recompute recompute, int zero) {
+static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
+                         Recompute recompute, int zero) {
     const Model *m = memory_of.model;
     Model other;
     model_plan_rank(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
     size_t then = model_bytes(&other, memory_of.speaker), used = strlen(text);
     model_free(&other, false);
     if (then < now)
-        snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option, value, in_mib(now - then));
+        snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option,
+                 value, in_mib(now - then));
 }
 
-// The rest of the line that ends a program whose memory is short: what the run needs, part by part, and what would need less.
+// The rest of the line that ends a program whose memory is short: what the run needs, part by part, and what would need
+// less.
 static void memory_advice_text(char *text, size_t size) {
     const Model *m = memory_of.model;
     MemoryPart parts[MEMORY_PARTS];
@@ -83,14 +84,18 @@ static void memory_advice_text(char *text, size_t size) {
     char offers[512] = "";
     used = snprintf(text, size, "the run needs %.1f MiB:", in_mib(now));
     for (int i = 0; i < count; i++)
-        used += snprintf(text + used, size - (size_t)used, "%s %s %.1f", i ? "," : "", parts[i].what, in_mib(parts[i].bytes));
+        used += snprintf(text + used, size - (size_t)used, "%s %s %.1f", i ? "," : "", parts[i].what,
+                         in_mib(parts[i].bytes));
     int level = m->sharding.level, B = m->B / 2;
     while (B > 0 && m->B % B) B--; // a divisor, so that --total-batch stays a multiple
     if (m->purpose == FOR_TRAINING) {
-        for (int r = (int)m->recompute + 1; r <= RECOMPUTE_BLOCK; r++) memory_offer(offers, sizeof(offers), now, "recompute", r, m->B, (Recompute)r, level);
-        for (int z = level + 1; z <= 2 && m->sharding.ranks > 1; z++) memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
+        for (int r = (int)m->recompute + 1; r <= RECOMPUTE_BLOCK; r++)
+            memory_offer(offers, sizeof(offers), now, "recompute", r, m->B, (Recompute)r, level);
+        for (int z = level + 1; z <= 2 && m->sharding.ranks > 1; z++)
+            memory_offer(offers, sizeof(offers), now, "zero", z, m->B, m->recompute, z);
     }
-    if (B > 0 && m->purpose != FOR_GENERATION) memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
+    if (B > 0 && m->purpose != FOR_GENERATION)
+        memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
     if (offers[0]) snprintf(text + used, size - (size_t)used, "; less with%s", offers);
     else snprintf(text + used, size - (size_t)used, "; a smaller --seq-len or model needs less");
 }
@@ -122,7 +127,8 @@ static void memory_log(Log *log, int64_t step, const Model *model, const Model *
     log_integer(log, "estimated_bytes", (int64_t)about);
     log_end(log);
     progress_break();
-    printf("device memory: %.1f of %.1f MiB in use, %.1f of them before the first buffer; planned %.1f, %.1f of them estimated\n", in_mib(now.used),
-           in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(about));
+    printf("device memory: %.1f of %.1f MiB in use, %.1f of them before the first buffer; planned %.1f, %.1f of them "
+           "estimated\n",
+           in_mib(now.used), in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(about));
 }
 #endif

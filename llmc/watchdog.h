@@ -138,7 +138,7 @@ static inline void watch_judge_waiting(double limit) {
         if (behind || (m->collectives == slowest->collectives && free_now)) slowest = m;
     }
     if (longest < limit) return;
-    watch_verdict(slowest, slowest->waiting > 0 ? "and the others wait in vain: no message arrives for" : "does not come to where the others have waited for it for", longest);
+    watch_verdict(slowest, slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for" : "does not come to where the others have waited for it for", longest);
     watch_end(EXIT_FAILED);
 }
 

@@ -198,7 +198,7 @@ else
         cuda_programs build/fp32/oncpu test_diffv2
     fi
     # the whole trainer, in both precisions
-    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer; then cuda_programs build/oncpu test_trainer; fi
+    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer build/oncpu/alone_diffv2; then cuda_programs build/oncpu test_trainer; fi
     if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
         cuda_programs build/fp32/oncpu test_trainer
     fi

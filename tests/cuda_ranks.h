@@ -107,6 +107,16 @@ static void devices_resume_what_others_have_written(void) {
 
 #ifdef CUDA_ON_CPU
 
+// For a sanitizer to watch.
+static void two_devices_end_well(void) {
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    run_ranks(&r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0, "--train-data data.bin %s --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 --out run", cuda_ranks_model);
+    run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
+    EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
+    test_remove_directory(&d);
+}
+
 // Without the waits between the streams the same program is wrong, and this shows it: the tests above would.
 static void a_missing_wait_between_streams_shows(void) {
     static const struct {
@@ -165,6 +175,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     const char *trainer = device_trainer();
+    char program[PATH_MAX], alone[PATH_MAX + 16];
     struct {
         int ranks, status;
         const char *environment, *options, *word;
@@ -189,6 +200,16 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         run_command(&r, "cd '%s' && env SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 %s %s --train-data data.bin %s", d.path, wrong[c].variables, trainer, cuda_ranks_model);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s", wrong[c].variables, r.status, r.err);
     }
+    // the same for a program without NCCL, which else is a whole one
+    FORMAT(program, "%s", trainer + 1);
+    CHECK(strrchr(program, '/'), "%s has no directory", program);
+    FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
+    CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
+    for (int launched = 0; launched < 2; launched++) {
+        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path, launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
+        EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
+        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")), "a program without NCCL: %.400s", r.err);
+    }
     test_remove_directory(&d);
 }
 
@@ -208,6 +229,40 @@ static void mpirun_starts_what_srun_starts(void) {
 }
 #endif
 #endif
+
+// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams and
+// events are in order, and the thread that watches ends.
+static void a_communicator_of_one_rank_sums_and_gathers(void) {
+    enum { COUNT = 40000 };
+    CUDA_CHECK(cudaGetDevice(&nccl.device));
+    comm.on = true;
+    NCCL_CHECK(ncclGetUniqueId(&nccl.id));
+    nccl_start();
+    nccl_try(COUNT * sizeof(grad_t));
+    grad_t *bucket = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test"), *host = (grad_t *)checked_calloc(COUNT, sizeof(grad_t)), *sum;
+    nccl.received_bytes = COUNT * sizeof(grad_t);
+    nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "a test");
+    sum = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test");
+    for (int i = 0; i < COUNT; i++) host[i] = (grad_t)i;
+    buffer_upload(bucket, host, COUNT * sizeof(grad_t));
+    uint64_t first = comm_reduce_scatter(bucket, COUNT, sum, true), second = comm_reduce_scatter(bucket, COUNT, sum, true);
+    EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
+    comm_wait(comm_all_gather(sum, COUNT * sizeof(grad_t)));
+    buffer_download(host, sum, COUNT * sizeof(grad_t));
+    for (int i = 0; i < COUNT; i++)
+        if (host[i] != 2 * (grad_t)i) {
+            EXPECT(false, "element %d is %g, not %d", i, (double)host[i], 2 * i);
+            break;
+        }
+    double until = now_seconds() + 5;
+    while (WATCH_GET(collectives) < second && now_seconds() < until) usleep(1000);
+    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives", (int)WATCH_GET(collectives));
+    buffer_free(bucket);
+    buffer_free(sum);
+    free(host);
+    comm_close();
+    EXPECT(!nccl.handle && !comm.on, "the communicator is still there");
+}
 
 static void the_lists_of_slurm_are_read(void) {
     static const struct {
@@ -233,8 +288,10 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"many devices have the losses of the CPU, with every --zero", device_ranks_have_the_losses_of_the_cpu}, BOTH_PRECISIONS},
     {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams", zero_levels_give_the_same_bits_on_devices}, BF16_ALONE},
     {{"any number of devices resumes what others have written", devices_resume_what_others_have_written}, BOTH_PRECISIONS},
+    {{"a communicator of one rank sums and gathers", a_communicator_of_one_rank_sums_and_gathers}, BF16_ALONE},
     {{"the lists that srun sets are read", the_lists_of_slurm_are_read}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
+    {{"two devices end well, and so does one whose peer is gone", two_devices_end_well}, SANITIZED},
     {{"a missing wait between streams shows", a_missing_wait_between_streams_shows}, BF16_ALONE},
     {{"a rank whose process or device is gone is named, and a restart goes on", a_rank_whose_process_or_device_is_gone_is_named}, BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},

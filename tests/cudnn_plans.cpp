@@ -7,7 +7,7 @@ first in LD_LIBRARY_PATH).
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
 Each row is a plan that must be made, or must be refused. On Hopper the workspace must be, to a few KiB, what --dry-run
-counts where there is no device (attention_estimate_bytes of llmc/attention_library.cuh). It ends with `N passed, N failed`.
+counts where there is no device (attention_estimate of llmc/attention_library.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/attention_cudnn.cpp"
 
@@ -20,7 +20,11 @@ struct Device {
     const char *name;
 };
 static const Device devices[] = {
-    {80, 108, 166912, "A100"}, {90, 132, 232448, "H200"}, {100, 148, 232448, "B200"}, {120, 170, 101376, "RTX 5090"}};
+    {80,  108, 166912, "A100"    },
+    {90,  132, 232448, "H200"    },
+    {100, 148, 232448, "B200"    },
+    {120, 170, 101376, "RTX 5090"}
+};
 
 enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7 };
 struct Row {
@@ -29,20 +33,20 @@ struct Row {
     int on_80, on_90, on_100, on_120; // what is taken there
 };
 static const Row rows[] = {
-    {"124M, diff_v2", 8, 1024, 24, 6, 64, 64, 1, ALL, ALL, ALL, ALL},
-    {"1.4B, diff_v2", 4, 2048, 32, 8, 128, 128, 1, ALL, ALL, ALL, ALL},
-    {"3B at 4K, diff_v2, one sequence", 1, 4096, 48, 12, 128, 128, 1, ALL, ALL, ALL, ALL},
-    {"without groups", 2, 1024, 12, 12, 64, 64, 1, ALL, ALL, ALL, ALL},
-    {"124M, diff_v1: values of 2D", 8, 1024, 6, 3, 64, 128, 2, ALL, ALL, ALL, ALL},
-    {"3B, diff_v1: values of 256", 1, 2048, 12, 6, 128, 256, 2, FORWARD, ALL, FORWARD, FORWARD},
-    {"3B, diff_v1, a half", 1, 2048, 12, 6, 128, 128, 2, ALL, ALL, ALL, ALL},
-    {"diff_scalar: halves of 32, values of 64", 2, 300, 12, 3, 32, 64, 2, ALL, ALL, ALL, ALL},
-    {"the narrowest", 1, 131, 2, 1, 8, 8, 1, ALL, ALL, ALL, ALL},
-    {"tests: width 16", 2, 65, 8, 4, 16, 16, 1, ALL, ALL, ALL, ALL},
-    {"tests: no power of two", 2, 17, 4, 1, 72, 72, 1, ALL, ALL, ALL, ALL},
-    {"the widest --head-dim", 1, 65, 2, 1, 256, 256, 1, FORWARD, ALL, FORWARD, FORWARD},
-    {"widths that cuDNN does not take", 1, 33, 3, 3, 12, 12, 1, 0, 0, 0, 0},
-    {"one position", 3, 1, 2, 1, 16, 16, 1, FORWARD, FORWARD, FORWARD, FORWARD},
+    {"124M, diff_v2",                           8, 1024, 24, 6,  64,  64,  1, ALL,     ALL,     ALL,     ALL    },
+    {"1.4B, diff_v2",                           4, 2048, 32, 8,  128, 128, 1, ALL,     ALL,     ALL,     ALL    },
+    {"3B at 4K, diff_v2, one sequence",         1, 4096, 48, 12, 128, 128, 1, ALL,     ALL,     ALL,     ALL    },
+    {"without groups",                          2, 1024, 12, 12, 64,  64,  1, ALL,     ALL,     ALL,     ALL    },
+    {"124M, diff_v1: values of 2D",             8, 1024, 6,  3,  64,  128, 2, ALL,     ALL,     ALL,     ALL    },
+    {"3B, diff_v1: values of 256",              1, 2048, 12, 6,  128, 256, 2, FORWARD, ALL,     FORWARD, FORWARD},
+    {"3B, diff_v1, a half",                     1, 2048, 12, 6,  128, 128, 2, ALL,     ALL,     ALL,     ALL    },
+    {"diff_scalar: halves of 32, values of 64", 2, 300,  12, 3,  32,  64,  2, ALL,     ALL,     ALL,     ALL    },
+    {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, ALL,     ALL,     ALL,     ALL    },
+    {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, ALL,     ALL,     ALL,     ALL    },
+    {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, ALL,     ALL,     ALL,     ALL    },
+    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     FORWARD, FORWARD},
+    {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0,       0,       0,       0      },
+    {"one position",                            3, 1,    2,  1,  16,  16,  1, FORWARD, FORWARD, FORWARD, FORWARD},
 };
 
 // As the trainer lays it out: rows [q | k | v], key sets whose heads alternate.
@@ -62,15 +66,17 @@ static CudnnAttention attention_of(const Row &r, int direction) {
 
 static std::shared_ptr<fe::DeviceProperties> properties(const Device &d) {
     char text[2048];
-    snprintf(text, sizeof(text),
-             "{\"deviceName\": \"%s\", \"deviceVer\": %d, \"multiProcessorCount\": %d, \"maxSharedMemoryPerBlockOptin\": %d, "
-             "\"maxSharedMemoryPerBlock\": 49152, \"reservedSharedMemoryPerBlock\": 1024, \"totalGlobalMem\": 34359738368, "
-             "\"cudaDeviceId\": 0, \"driverVer\": 13000, \"maxGridSize\": [2147483647, 65535, 65535], "
-             "\"maxBlockSize\": [1024, 1024, 64], \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, \"warpSize\": 32, "
-             "\"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": 2048, \"maxCtasPerSM\": 32, \"smClockRateKHz\": 1980000, "
-             "\"memClockRateKHz\": 3201000, \"l2CacheSize\": 62914560, \"pciDeviceId\": 0, \"isTccDriver\": 0, "
-             "\"supportCoopLaunch\": 1}",
-             d.name, d.capability * 10, d.multiprocessors, d.shared_bytes);
+    snprintf(
+        text, sizeof(text),
+        "{\"deviceName\": \"%s\", \"deviceVer\": %d, \"multiProcessorCount\": %d, \"maxSharedMemoryPerBlockOptin\": "
+        "%d, "
+        "\"maxSharedMemoryPerBlock\": 49152, \"reservedSharedMemoryPerBlock\": 1024, \"totalGlobalMem\": 34359738368, "
+        "\"cudaDeviceId\": 0, \"driverVer\": 13000, \"maxGridSize\": [2147483647, 65535, 65535], "
+        "\"maxBlockSize\": [1024, 1024, 64], \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, \"warpSize\": 32, "
+        "\"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": 2048, \"maxCtasPerSM\": 32, \"smClockRateKHz\": 1980000, "
+        "\"memClockRateKHz\": 3201000, \"l2CacheSize\": 62914560, \"pciDeviceId\": 0, \"isTccDriver\": 0, "
+        "\"supportCoopLaunch\": 1}",
+        d.name, d.capability * 10, d.multiprocessors, d.shared_bytes);
     auto made = std::make_shared<fe::DeviceProperties>();
     fe::error_t status = made->deserialize(std::vector<uint8_t>(text, text + strlen(text)));
     if (status.is_good()) return made;
@@ -91,32 +97,37 @@ static bool plan_for(const Device &device, const CudnnAttention &a, int64_t *byt
            good(graph.get_workspace_size(*bytes), "no workspace size", why, size);
 }
 
-// attention_estimate_bytes, for all sequences at once; of a forward nothing. cuDNN adds small things, such as the lengths
+// attention_estimate. cuDNN adds small things, such as the lengths
 // of sequences where T is no multiple of its tiles.
 enum { SMALL = 4096 };
 static int64_t estimate(const CudnnAttention &a) {
     int64_t T = a.T, queries = (int64_t)a.B * a.NQ * T, bytes = 4 * queries;
     if (!a.backward) return 0;
-    bytes += a.deterministic ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) : 4 * queries * a.D;
+    bytes +=
+        a.deterministic ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) : 4 * queries * a.D;
     return bytes + (a.NQ > a.NKV ? 2 * queries * (a.D + a.DV) : 0);
 }
 
 int main(int argc, char **argv) {
     int passed = 0, failed = 0;
+    setvbuf(stdout, NULL, _IOLBF, 0);
     printf("%s\n", cudnn_attention_library());
     for (const Device &device : devices)
         for (const Row &row : rows)
             for (int direction = FORWARD; direction <= DETERMINISTIC; direction *= 2) {
                 char line[300], why[400] = "";
                 snprintf(line, sizeof(line), "%s, %s: B=%d T=%d NQ=%d NKV=%d D=%d DV=%d  (%s)", device.name,
-                         direction == FORWARD ? "forward" : direction == BACKWARD ? "backward" : "deterministic backward", row.B,
-                         row.T, row.NQ, row.NKV, row.D, row.DV, row.why);
+                         direction == FORWARD    ? "forward"
+                         : direction == BACKWARD ? "backward"
+                                                 : "deterministic backward",
+                         row.B, row.T, row.NQ, row.NKV, row.D, row.DV, row.why);
                 if (argc > 1 && !strstr(line, argv[1])) continue;
                 int major = device.capability / 10;
                 int wanted = major == 8 ? row.on_80 : major == 9 ? row.on_90 : major == 10 ? row.on_100 : row.on_120;
                 CudnnAttention a = attention_of(row, direction);
                 int64_t bytes = 0;
-                bool taken = plan_for(device, a, &bytes, why, sizeof(why)), right = taken == ((wanted & direction) != 0);
+                bool taken = plan_for(device, a, &bytes, why, sizeof(why)),
+                     right = taken == ((wanted & direction) != 0);
                 if (taken && major == 9) right = right && bytes >= estimate(a) && bytes <= estimate(a) + SMALL;
                 printf("%s %s: ", right ? "ok  " : "FAIL", line);
                 if (taken) printf("%.3f MiB%s\n", (double)bytes / 1048576, right ? "" : ", which was not expected");

@@ -1,6 +1,6 @@
 /*
-attention_cudnn.cpp: llmc/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They use
-the dimensions and strides that they are given and nothing else, write what they should overwrite, and round where
+attention_cudnn.cpp: llmc/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They
+use the dimensions and strides that they are given and nothing else, write what they should overwrite, and round where
 cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are added.
 
 It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
@@ -90,7 +90,8 @@ static void backward_head(const Head &h, bf16 *dq, std::vector<float> &dk, std::
             }
             for (int c = 0; c < a->DV; c++) dv[(size_t)key * (size_t)a->DV + (size_t)c] += rounded(p) * (float)dout[c];
         }
-        for (int c = 0; c < a->D; c++) dq[(size_t)t * (size_t)a->dq.row + (size_t)c] = __float2bfloat16_rn(sums[(size_t)c]);
+        for (int c = 0; c < a->D; c++)
+            dq[(size_t)t * (size_t)a->dq.row + (size_t)c] = __float2bfloat16_rn(sums[(size_t)c]);
     }
 }
 
@@ -145,7 +146,8 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
     const CudnnStrides strides[] = {a->q, a->k, a->v, a->out, a->dq, a->dk, a->dv};
     int widths[2] = {256, 256}, widest = a->D > a->DV ? a->D : a->DV;
     const char *given = getenv("CUDA_ON_CPU_CUDNN");
-    CHECK(!given || sscanf(given, "%d,%d", &widths[0], &widths[1]) == 2, "CUDA_ON_CPU_CUDNN '%s' is not two widths", given);
+    CHECK(!given || sscanf(given, "%d,%d", &widths[0], &widths[1]) == 2, "CUDA_ON_CPU_CUDNN '%s' is not two widths",
+          given);
     for (int i = 0; i < (a->backward ? 7 : 4); i++)
         if (strides[i].row % 8 || strides[i].head % 8) return refuse(why, size, "a stride is no multiple of 16 bytes");
     if (a->D % 8 || a->DV % 8) return refuse(why, size, "a head's width is no multiple of 8");
@@ -161,20 +163,23 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
     if (a->backward) {
         *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
-        if (a->deterministic) *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
-        else *workspace_bytes += rows * (size_t)a->D * sizeof(float); // dQ
-        if (a->NQ > a->NKV) *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
+        if (a->deterministic)
+            *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
+        else *workspace_bytes += rows * (size_t)a->D * sizeof(float);                                  // dQ
+        if (a->NQ > a->NKV)
+            *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
     }
     return new CudnnPlan{*a, *workspace_bytes};
 }
 
-extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
-                                    size_t size) {
+extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream,
+                                    char *why, size_t size) {
     const CudnnTensors t = *tensors;
     const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {
         bool used = i < 5 || (plan->a.backward && i < 9) || (i == 9 && plan->workspace_bytes > 0);
-        if (used && (!all[i] || (uintptr_t)all[i] % 16)) return refuse(why, size, "an address is no multiple of 16 bytes");
+        if (used && (!all[i] || (uintptr_t)all[i] % 16))
+            return refuse(why, size, "an address is no multiple of 16 bytes");
     }
     CudnnAttention a = plan->a;
     size_t bytes = plan->workspace_bytes;

@@ -10,6 +10,9 @@ differs from the right one in one of the orders; the right one is computed on th
 sanitizer sees is left out of builds that have none, and said so.
 */
 #include "../../llmc/launch.cuh"
+#ifdef USE_NCCL
+#include <nccl.h>
+#endif
 #include "../../tests/harness.h"
 using cuda_on_cpu::Order;
 
@@ -458,6 +461,39 @@ template <bool bug> static void streams_without_an_event(void) {
     for (int i = 0; i < 64; i++)
         if (pinned[i] != 2 * i) _exit(CHILD_WRONG_RESULT);
 }
+// The host waits for the first stream before the second, which hides the bug unless the second is hasty.
+template <bool bug> static void a_second_stream_that_is_early(void) {
+    setenv("CUDA_ON_CPU_STREAMS", "hasty", 1);
+    int *out = device_array<int>(64), *pinned = nullptr;
+    cudaStream_t second;
+    cudaEvent_t ready;
+    cudaMallocHost(&pinned, 64 * sizeof(int));
+    cudaStreamCreateWithFlags(&second, cudaStreamNonBlocking);
+    cudaEventCreate(&ready);
+    LAUNCH((double_all<false>), 2, 32, 0, out, 64);
+    cudaEventRecord(ready, main_stream);
+    if (!bug) cudaStreamWaitEvent(second, ready, 0);
+    cudaMemcpyAsync(pinned, out, 64 * sizeof(int), cudaMemcpyDeviceToHost, second);
+    cudaStreamSynchronize(main_stream);
+    cudaStreamSynchronize(second);
+    for (int i = 0; i < 64; i++)
+        if (pinned[i] != 2 * i) _exit(CHILD_WRONG_RESULT);
+}
+#ifdef USE_NCCL
+template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclGetUniqueId(&id);
+    int rank = fork() == 0;
+    char *all = device_array<char>(32);
+    if (ncclCommInitRank(&comm, 2, id, rank) != ncclSuccess) _exit(CHILD_WRONG_RESULT);
+    size_t bytes = bug && rank == 1 ? 8 : 16;
+    ncclAllGather(all + (size_t)rank * bytes, all, bytes, ncclChar, comm, main_stream);
+    cudaStreamSynchronize(main_stream);
+    if (rank == 1) _exit(CHILD_RIGHT);
+    ncclCommDestroy(comm);
+}
+#endif
 template <bool bug> static void host_buffer_changed_too_early(void) {
     int *out = device_array<int>(1), *pinned = nullptr;
     cudaMallocHost(&pinned, sizeof(int));
@@ -541,6 +577,10 @@ static const Bug bugs[] = {
     {"memory freed twice",                                                      "cudaFree",                                                                                               BUG(freed_twice),                              SCHEDULER},
     {"a result read without waiting for it",                                                          nullptr,                                                                                                   BUG(result_read_without_waiting),                SCHEDULER                                                                                                                         },
     {"two streams without an event between them",                                                      nullptr,                                                                                               BUG(streams_without_an_event),                                                                       SCHEDULER                                                                                                                                                                                        },
+    {"a second stream that is early", nullptr, BUG(a_second_stream_that_is_early), SCHEDULER},
+#ifdef USE_NCCL
+    {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of", BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
+#endif
     {"a host buffer that changes before its copy has run",                                                      nullptr,                                                                                               BUG(host_buffer_changed_too_early),                                                                                SCHEDULER},
 };
 

@@ -27,6 +27,9 @@ ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER)
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
+# for the tests of many ranks: a trainer that knows no others
+$(ONCPU)/alone_diffv2: train_diffv2.cu $(ONCPU_LAYER) | $(ONCPU)
+	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -MF $@.d -MT $@ -x c++ $< -x none $(ONCPU_LAYER) -o $@ $(LDFLAGS) $(LDLIBS)
 $(ONCPU)/%.cu.o: %.cu | $(ONCPU)
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu | $(ONCPU)

@@ -385,6 +385,42 @@ static void streams_keep_their_order_and_events_join_them(void) {
     cudaFree(x);
 }
 
+// A collective: until the others have come, its stream stands still, and neither the host nor another stream does.
+static void work_that_waits_for_others_holds_up_its_stream_alone(void) {
+    int *x = device_array<int>(1), *y = device_array<int>(1);
+    cudaStream_t other;
+    cudaEvent_t begun, ended;
+    static bool others_are_here;
+    others_are_here = false;
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    cudaEventCreate(&begun);
+    cudaEventCreate(&ended);
+    cudaMemsetAsync(x, 0, sizeof(int), other);
+    cudaMemsetAsync(y, 0, sizeof(int), main_stream);
+    cudaEventRecord(begun, other);
+    cuda_on_cpu::on_stream_when(other, "a collective", [] { return others_are_here; }, [x] { *x += 3; });
+    cudaEventRecord(ended, other);
+    LAUNCH(add_kernel, 1, 32, 0, y, 1);
+    cudaStreamSynchronize(main_stream);
+    EXPECT(cudaEventQuery(begun) == cudaSuccess && cudaEventQuery(ended) == cudaErrorNotReady, "%s: it does not wait", order_name);
+    EXPECT(cudaGetLastError() == cudaErrorNotReady && cudaStreamQuery(other) == cudaErrorNotReady, "%s: it is not said", order_name);
+    cudaGetLastError();
+    cudaStreamWaitEvent(main_stream, ended, 0);
+    EXPECT(cudaStreamQuery(main_stream) == cudaErrorNotReady, "%s: a stream does not wait for it", order_name);
+    cudaGetLastError();
+    others_are_here = true;
+    cudaStreamSynchronize(main_stream);
+    int host[2];
+    cudaMemcpy(&host[0], x, sizeof(int), cudaMemcpyDeviceToHost);
+    cudaMemcpy(&host[1], y, sizeof(int), cudaMemcpyDeviceToHost);
+    EXPECT(host[0] == 3 && host[1] == 1, "%s: %d and %d", order_name, host[0], host[1]);
+    cudaEventDestroy(begun);
+    cudaEventDestroy(ended);
+    cudaStreamDestroy(other);
+    cudaFree(x);
+    cudaFree(y);
+}
+
 static void memory_that_does_not_fit_is_an_error_and_not_an_end(void) {
     size_t available = 0, total = 0, after = 0;
     cudaMemGetInfo(&available, &total);
@@ -463,6 +499,7 @@ static const Test tests[] = {
     {"atomics of many threads add up",                                                    atomics_of_many_threads_add_up                     },
     {"forward, reverse and shuffled orders are what they are called",                     orders_are_what_they_are_called                    },
     {"streams keep their order, run late, and events join them",                          streams_keep_their_order_and_events_join_them      },
+    {"work that waits for other processes holds up its stream alone", work_that_waits_for_others_holds_up_its_stream_alone},
     {"memory that does not fit is an error code, not the end",                            memory_that_does_not_fit_is_an_error_and_not_an_end},
 };
 

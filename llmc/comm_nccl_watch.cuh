@@ -1,0 +1,107 @@
+/*
+comm_nccl_watch.cuh: the state of comm_nccl.cuh, and how it fails: NCCL waits for ever and says little.
+
+A thread asks the events how far this device has come, and tells the watchdog: the collectives it has come to, and since
+when it has been in one without an end. Then rank 0 knows which rank the others wait for, also when a host is stuck in a
+call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the program aborts the communicator first.
+*/
+#ifndef LLMC_COMM_NCCL_WATCH_CUH
+#define LLMC_COMM_NCCL_WATCH_CUH
+#include <nccl.h>
+
+enum { NCCL_EVENTS = 2048, NCCL_WAITS = 512, NCCL_HOST_BYTES = 16 << 10 };
+
+static struct {
+    int device;
+    ncclUniqueId id;
+    ncclComm_t handle; // NULL until the first collective
+    cudaStream_t stream;
+    // of collective n: main_stream had come to it, and its end, in slot n % NCCL_EVENTS
+    cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
+    uint64_t begun, awaited;        // the newest, and the newest that main_stream waits for
+    uint64_t come_count, end_count; // seen by the thread
+    cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
+    uint64_t waits, waits_read; // waits of main_stream, and those whose time has been added up
+    char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
+    grad_t *received;           // [piece]: --zero 2
+    size_t received_bytes;
+    size_t own_bytes;          // device memory that NCCL has taken
+    bool inside, ending, stop; // the main thread is in a call of NCCL; the program ends
+    pthread_t thread;
+} nccl;
+
+#define NCCL_SET(field, value) __atomic_store_n(&nccl.field, (value), __ATOMIC_SEQ_CST)
+#define NCCL_GET(field) __atomic_load_n(&nccl.field, __ATOMIC_SEQ_CST)
+
+// ---- errors
+
+// A peer that is gone shows here as well; the watchdog, which knows which one and where, has its word first.
+static inline void nccl_failed(const char *call, ncclResult_t status) {
+    for (double until = now_seconds() + 3;
+         now_seconds() < until && status != ncclInvalidArgument && status != ncclInvalidUsage;)
+        usleep(10000);
+    const char *more = nccl.handle ? ncclGetLastError(nccl.handle) : "";
+    CHECK(false, "NCCL failed: %s (%s)%s%.200s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call,
+          more && *more ? ": " : "", more ? more : "");
+}
+
+// The main thread's calls. One that is begun while the program ends does not come back.
+#define NCCL_CHECK(call)                                                 \
+    do {                                                                 \
+        NCCL_SET(inside, true);                                          \
+        while (NCCL_GET(ending)) NCCL_SET(inside, false), pause();       \
+        ncclResult_t nccl_status = (call);                               \
+        NCCL_SET(inside, false);                                         \
+        if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
+    } while (0)
+
+static inline void *nccl_abort(void *done) {
+    ncclCommAbort(nccl.handle); // whatever it says, the program ends
+    __atomic_store_n((bool *)done, true, __ATOMIC_SEQ_CST);
+    return NULL;
+}
+
+// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself.
+static inline void nccl_last_act(void) {
+    static bool done;
+    pthread_t thread;
+    NCCL_SET(ending, true);
+    if (NCCL_GET(inside) || !nccl.handle || pthread_create(&thread, NULL, nccl_abort, &done)) return;
+    for (double until = now_seconds() + 1; now_seconds() < until && !__atomic_load_n(&done, __ATOMIC_SEQ_CST);)
+        usleep(1000);
+}
+
+// ---- how far the device has come
+
+static inline bool nccl_reached(cudaEvent_t event) {
+    cudaError_t status = cudaEventQuery(event);
+    if (status != cudaSuccess)
+        cudaGetLastError(); // not ready is remembered as if it were an error; a true one comes again, to the main
+                            // thread
+    return status == cudaSuccess;
+}
+
+static inline void nccl_look(void) {
+    // should a call here never return, the device is stuck, which counts as waiting
+    if (watch_wait_start() <= 0) watch_wait_begin();
+    uint64_t come = nccl.come_count, end = nccl.end_count, begun = NCCL_GET(begun);
+    while (nccl.end_count < begun && nccl_reached(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
+    nccl.come_count = nccl.come_count < nccl.end_count ? nccl.end_count : nccl.come_count;
+    while (nccl.come_count < begun && nccl_reached(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS])) nccl.come_count++;
+    bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
+    if (moves || !waits) watch_device(nccl.come_count, waits); // waiting since now, or not at all
+}
+
+static inline void *nccl_loop(void *unused) {
+    (void)unused;
+    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
+    while (!NCCL_GET(stop) && !NCCL_GET(ending)) {
+        ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
+        if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))
+            nccl_failed("in the background", asked != ncclSuccess ? asked : status);
+        nccl_look();
+        usleep(20000);
+    }
+    return NULL;
+}
+#endif
