@@ -131,6 +131,12 @@ rm -rf "$tree/build"
 lent --parts ops
 [ $? = 0 ] && said 'build: passed' && said 'ops: passed' && [ "$(grep -c -- "-k" "$work/made")" = 6 ]
 ok "on another machine the programs are built again, and what is proven is not proven again" $?
+cp "$fakes/make" "$fakes/bring"
+printf '#!/bin/sh\ncase "$*" in *STRICT=no*) exec %s "$@" ;; esac\necho "a.h:3: error: odd [-Werror=odd]"\nexit 2\n' "$fakes/bring" >"$fakes/make"
+rm -rf "$tree/build"
+lent --parts build,profile --again
+[ $? = 1 ] && said 'FAIL build of fp32 without warnings: a.h:3: error: odd' && said 'ok   build of fp32$' && said 'profile: passed'
+ok "a compiler that warns of more than others is said, and does not keep the rest from running" $?
 printf '#!/bin/sh\necho "x.cu(3): error: this is no CUDA"\nexit 2\n' >"$fakes/make"
 rm -rf "$tree/build"
 lent --parts kernels

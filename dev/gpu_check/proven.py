@@ -83,6 +83,12 @@ def find_tool(name):
 # ---------------------------------------------------------------------------------------------------
 # build
 
+def complaints(text):
+    """What a compiler or linker has said is wrong, without the commands, which make prints too."""
+    lines = [line for line in text.splitlines() if " -o " not in line and re.search(r"[Ee]rror|\*\*\*|undefined reference|cannot find", line)]
+    return " / ".join(lines[:4])[:600] or last_line(text)
+
+
 def build(check, part):
     """All at once: compilers wait for one another only where there are fewer cores."""
     jobs = {  # name: (make arguments, the programs it makes)
@@ -105,11 +111,13 @@ def build(check, part):
             commands.append(["make", "-k", f"-j{at_once}", *common, *arguments, *goals])
     made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
     results = dict(zip(names, made))
-    for name in names:
-        if name in results:
-            status, text = results[name]
-            wrong = [line for line in text.splitlines() if re.search(r"error|Error|\*\*\*|undefined reference|cannot find", line)]
-            part.check(f"build of {name}", status == 0, "" if status == 0 else " / ".join(wrong[:4])[:600] or last_line(text))
+    # a compiler that warns of more than others must not keep everything from being seen
+    for name, command in zip(names, commands):
+        status, text = results[name]
+        if status and re.search(r"\[-Werror|being treated as errors|error #\d+-D|treated as error", text):
+            part.check(f"build of {name} without warnings", False, complaints(text))
+            status, text = check.run([*command, "STRICT=no"], 900)
+        part.check(f"build of {name}", status == 0, "" if status == 0 else complaints(text))
     part.record({"table": "facts", "what": "build", "value": f"{time.monotonic() - started:.0f} s"})
     if not check.missing_programs(["BENCH_CUDA"]):
         status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
