@@ -77,6 +77,23 @@ chmod +x "$fakes/other"
 TRAIN_DIFFV2CU_FP32="$fakes/other" check --pretend --out "$work/d" --bundle "$work/bundle" --parts gradients
 [ "$status" = 1 ] && said 'FAIL gradients of diff_v2, fp32 .*weight: off by' && said 'ok   gradients of diff_v2, bf16'
 ok "gradients of other data are found to be wrong" $?
+cat >"$fakes/bench" <<'END'
+#!/bin/sh
+shift 3 # model PRESET T
+for c in "$@"; do
+    case $c in diff_v1*) echo "diffv2: attention's backward: no plan" >&2; exit 1 ;; esac
+    model=${c%%,*}
+    [ "${c##*,}" = 1 ] || model="$model with 2 NH heads"
+    for what in training forward; do
+        echo "{\"table\": \"models\", \"preset\": \"tiny\", \"model\": \"$model\", \"T\": 16, \"B\": 2, \"what\": \"$what\", \"ms\": 1, \"tokens_per_s\": 3.5, \"tflops\": 1, \"device_share\": null}"
+    done
+done
+END
+chmod +x "$fakes/bench"
+BENCH_CUDA="$fakes/bench" check --pretend --out "$work/i" --parts models
+[ "$status" = 1 ] && said "FAIL bench_cuda model.* attention's backward: no plan" && said 'all models ran: 3 of 4' &&
+    state "$work/i" '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] == ["baseline", "diff_v2", "baseline with 2 NH heads"]'
+ok "a model that fails does not keep the others from being measured" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check --pretend --out "$work/e" --parts sanitizer
 [ "$status" = 1 ] && said 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' && said '14 passed, 1 failed'
 ok "what the sanitizer reports is a failure" $?

@@ -124,7 +124,9 @@ def build(check, part):
         facts = json_lines(text)
         part.check("a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text))
         if facts:
-            check.store.all["device"], check.store.all["driver"] = facts[0]["device"], facts[0]["driver"]
+            status, text = check.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60) if shutil.which("nvidia-smi") else (1, "")
+            check.store.all["device"] = facts[0]["device"]
+            check.store.all["driver"] = (f"{text.splitlines()[0].strip()}, " if status == 0 and text.strip() else "") + facts[0]["driver"]
             part.records += [{"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"]
     part.end("build")
 
