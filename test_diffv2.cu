@@ -7,6 +7,11 @@ One table of cases serves both; each prints its parameters and why it is there. 
 run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.
 */
 #include "tests/cuda_attention.h"
+#include "tests/cuda_collectives.h"
+
+#ifdef USE_NCCL
+static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c->n[0]); }
+#endif
 
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
@@ -50,6 +55,9 @@ static const Case cases[] = {
     {"buffers",                  check_buffers,              "bytes times",           {1000, 20},                0, "more small uploads than pinned slots"},
     {"buffers",                  check_buffers,              "bytes times",           {3000001, 2},              0, "larger than a slot"},
     {"buffers",                  check_buffers,              "bytes times",           {2, 3},                    0, "tiny"},
+#ifdef USE_NCCL
+    {"collectives of one rank",  check_collectives,          "elements",              {70000},                  0, "NCCL, its stream and its thread; no multiple of a block"},
+#endif
     {"rope",                     check_rope,                 "B T heads D ldx first", {2, 9, 3, 16, 64, 0},      0, "packs, a row with other things behind the heads"},
     {"rope",                     check_rope,                 "B T heads D ldx first", {2, 33, 2, 10, 23, 0},     0, "D = 10, odd rows"},
     {"rope",                     check_rope,                 "B T heads D ldx first", {1, 3, 2, 128, 256, 7},    0, "generation: positions from 7 on"},

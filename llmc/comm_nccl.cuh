@@ -279,7 +279,6 @@ static inline void comm_close(void) {
     buffer_free(nccl.memory);
     CUDA_CHECK(cudaFreeHost(nccl.host));
     NCCL_CHECK(ncclCommDestroy(nccl.handle));
-    nccl.handle = NULL;
     for (int i = 0; i < NCCL_EVENTS; i++) {
         CUDA_CHECK(cudaEventDestroy(nccl.come[i]));
         CUDA_CHECK(cudaEventDestroy(nccl.end[i]));
@@ -289,5 +288,6 @@ static inline void comm_close(void) {
         CUDA_CHECK(cudaEventDestroy(nccl.wait_end[i]));
     }
     CUDA_CHECK(cudaStreamDestroy(nccl.stream));
+    memset(&nccl, 0, sizeof(nccl));
 }
 #endif

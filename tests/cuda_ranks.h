@@ -7,6 +7,7 @@ Processes are started with the variables that srun sets, and once by mpirun.
 */
 #ifndef TESTS_CUDA_RANKS_H
 #define TESTS_CUDA_RANKS_H
+#include "cuda_collectives.h"
 #include "cuda_trainer.h"
 
 #ifdef USE_NCCL
@@ -230,39 +231,7 @@ static void mpirun_starts_what_srun_starts(void) {
 #endif
 #endif
 
-// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams and
-// events are in order, and the thread that watches ends.
-static void a_communicator_of_one_rank_sums_and_gathers(void) {
-    enum { COUNT = 40000 };
-    CUDA_CHECK(cudaGetDevice(&nccl.device));
-    comm.on = true;
-    NCCL_CHECK(ncclGetUniqueId(&nccl.id));
-    nccl_start();
-    nccl_try(COUNT * sizeof(grad_t));
-    grad_t *bucket = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test"), *host = (grad_t *)checked_calloc(COUNT, sizeof(grad_t)), *sum;
-    nccl.received_bytes = COUNT * sizeof(grad_t);
-    nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "a test");
-    sum = (grad_t *)buffer_alloc(COUNT * sizeof(grad_t), "a test");
-    for (int i = 0; i < COUNT; i++) host[i] = (grad_t)i;
-    buffer_upload(bucket, host, COUNT * sizeof(grad_t));
-    uint64_t first = comm_reduce_scatter(bucket, COUNT, sum, true), second = comm_reduce_scatter(bucket, COUNT, sum, true);
-    EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
-    comm_wait(comm_all_gather(sum, COUNT * sizeof(grad_t)));
-    buffer_download(host, sum, COUNT * sizeof(grad_t));
-    for (int i = 0; i < COUNT; i++)
-        if (host[i] != 2 * (grad_t)i) {
-            EXPECT(false, "element %d is %g, not %d", i, (double)host[i], 2 * i);
-            break;
-        }
-    double until = now_seconds() + 5;
-    while (WATCH_GET(collectives) < second && now_seconds() < until) usleep(1000);
-    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives", (int)WATCH_GET(collectives));
-    buffer_free(bucket);
-    buffer_free(sum);
-    free(host);
-    comm_close();
-    EXPECT(!nccl.handle && !comm.on, "the communicator is still there");
-}
+static void a_communicator_of_one_rank_sums_and_gathers(void) { collectives_of_one_rank(40000); }
 
 static void the_lists_of_slurm_are_read(void) {
     static const struct {
