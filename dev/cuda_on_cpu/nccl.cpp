@@ -15,7 +15,6 @@ line.
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 #if __has_include(<nccl.h>)
 #include <nccl.h>
@@ -105,22 +104,21 @@ ncclResult_t ncclGetVersion(int *version) {
     return ncclSuccess;
 }
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    int fd = memfd_create("cuda_on_cpu_nccl", MFD_CLOEXEC); // gone with the last process that has it
+    if (fd < 0) return ncclSystemError;
     memset(id, 0, sizeof(*id));
-    snprintf(id->internal, sizeof(id->internal), "/dev/shm/cuda_on_cpu_nccl.%d.%lld", (int)getpid(),
-             (long long)now.tv_sec * 1000000000 + now.tv_nsec);
+    snprintf(id->internal, sizeof(id->internal), "/proc/%d/fd/%d", (int)getpid(), fd);
     return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
     if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
-    int fd = open(id.internal, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
     void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED) return ncclSystemError;
     *comm = new ncclComm{rank, ranks, 0, (Shared *)p};
-    if (++(*comm)->shared->ranks_here == ranks) unlink(id.internal); // all have it open
+    ++(*comm)->shared->ranks_here;
     while ((*comm)->shared->ranks_here < ranks) usleep(1000);
     return ncclSuccess;
 }
