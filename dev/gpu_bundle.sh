@@ -35,8 +35,8 @@ for tool in apt-get dpkg-deb python3 unzip objdump; do
 done
 [ -x "$root/text_to_shards" ] || make -s -C "$root" text_to_shards >&2 || fail "text_to_shards could not be built: make text_to_shards says why"
 
-mkdir -p "$(dirname "$folder")"
-work=$(mktemp -d "$(dirname "$folder")/bundle.XXXXXX")
+parent=$(dirname "$folder")
+mkdir -p "$parent" 2>/dev/null && work=$(mktemp -d "$parent/bundle.XXXXXX" 2>/dev/null) || fail "nothing can be written in $parent: name another folder"
 trap 'rm -rf "$work"' EXIT
 new=$work/new
 mkdir -p "$new/include/cjson" "$new/lib" "$new/corpus" "$new/licenses" "$work/debs"

@@ -74,8 +74,13 @@ def run_part(check, name):
     store.say(f"{name}: {status}{': ' + why if why else ''} ({time.monotonic() - started:.0f} s)")
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        fail(f"{message}; --help lists the options", 2)
+
+
 def parse_arguments():
-    parser = argparse.ArgumentParser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder of the results (default: runs/gpu_check)")
     parser.add_argument("--bundle", type=Path, help="folder that dev/gpu_bundle.sh has made, for machines without the small dependencies")
     parser.add_argument("--parts", help="only these, with commas between them")
