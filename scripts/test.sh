@@ -235,7 +235,9 @@ fi
 
 echo "== nvcc"
 run_script dev/build_test.sh dev/build_test.sh
-nvcc=${NVCC:-$cuda/bin/nvcc}
+nvcc=${NVCC:-$cuda/bin/nvcc} arch=90 precision=bf16
+# cuDNN's frontend is headers from a package
+[ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
 if [ ! -x "$nvcc" ]; then
     echo "skip nvcc: there is no $nvcc (CUDA=DIRECTORY says where CUDA is)"
     skipped=$((skipped + 1))
@@ -258,9 +260,12 @@ else # one architecture and precision a run: which one follows from the revision
         fi
     fi
 fi
-plans=build/cudnn_plans # cuDNN's own answers, for devices that are not here; all devices with --all
+# cuDNN's own answers, for a device that is not here; with --all for several
+plans=build/cudnn_plans
 mkdir -p "$plans"
-if ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
+if [ "$precision" != bf16 ]; then
+    echo "     nvcc: cuDNN's plans are tried when it is the turn of bf16"
+elif ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
     echo "skip cuDNN's plans: cuDNN, its frontend or NVRTC is not found (scripts/find_cuda.sh says more)"
     skipped=$((skipped + 1))
 elif build "cuDNN's plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
