@@ -536,8 +536,8 @@ static void three_steps_at_odd_shapes_end_well(void) {
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         run_in(&r, &d, device_trainer(), 0,
-               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 --seq-len 7 "
-               "--batch-size 3 --steps 3 --recompute %d %s %s",
+               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 --seq-len 7 "
+               "--batch-size 2 --steps 3 --recompute %d %s %s",
                attention_variants[v].name, v % 3, v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
                v % 4 ? "" : "--stats-every 3 --out run --sample-every 3 && rm -r run");
     test_remove_directory(&d);
