@@ -14,12 +14,13 @@
 #   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
 #              --all more of them, and the Slurm recipe in a real Slurm on loopback
 #   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
-#   fuzzing    the readers of files against hostile ones (dev/fuzz), 10 s of libFuzzer each where clang is
+#   fuzzing    the readers of files against hostile ones (dev/fuzz), 5 s of libFuzzer each where clang is
 #
 # Usage: scripts/test.sh [--quick | --all]
 #   --quick   only float and C++
 #   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, many ranks and a
-#             run of 200 steps under the sanitizers, kernels under ThreadSanitizer, every GPU architecture
+#             run of 200 steps under the sanitizers, kernels under ThreadSanitizer, every GPU architecture, cuDNN's
+#             plans, fuzzing of 20 s each
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
@@ -235,7 +236,7 @@ fi
 
 echo "== nvcc"
 run_script dev/build_test.sh dev/build_test.sh
-nvcc=${NVCC:-$cuda/bin/nvcc} arch=90 precision=bf16
+nvcc=${NVCC:-$cuda/bin/nvcc}
 # cuDNN's frontend is headers from a package
 [ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
 if [ ! -x "$nvcc" ]; then
@@ -260,18 +261,16 @@ else # one architecture and precision a run: which one follows from the revision
         fi
     fi
 fi
-# cuDNN's own answers, for a device that is not here; with --all for several
-plans=build/cudnn_plans
-mkdir -p "$plans"
-if [ "$precision" != bf16 ]; then
-    echo "     nvcc: cuDNN's plans are tried when it is the turn of bf16"
-elif ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
-    echo "skip cuDNN's plans: cuDNN, its frontend or NVRTC is not found (scripts/find_cuda.sh says more)"
-    skipped=$((skipped + 1))
-elif build "cuDNN's plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
-    devices=()
-    [ "${1-}" = --all ] || devices=(H200)
-    run_script cudnn_plans env LD_LIBRARY_PATH="$plans/no_gpu" "$plans/cudnn_plans" ${devices[@]+"${devices[@]}"}
+# cuDNN's own answers, for devices that are not here
+if [ "${1-}" = --all ] && [ -x "$nvcc" ]; then
+    plans=build/cudnn_plans
+    mkdir -p "$plans"
+    if ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
+        echo "skip cuDNN's plans: cuDNN, its frontend or NVRTC is not found (scripts/find_cuda.sh says more)"
+        skipped=$((skipped + 1))
+    elif build "cuDNN's plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
+        run_script cudnn_plans env LD_LIBRARY_PATH="$plans/no_gpu" "$plans/cudnn_plans"
+    fi
 fi
 
 echo "== data"
@@ -315,7 +314,9 @@ else
 fi
 
 echo "== fuzzing"
-if dev/fuzz/run.sh --seconds 10 >"$scratch/fuzz" 2>&1 || [ -s "$scratch/fuzz" ]; then
+fuzz=(--seconds 5 --mutations 5000)
+[ "${1-}" != --all ] || fuzz=(--seconds 20)
+if dev/fuzz/run.sh "${fuzz[@]}" >"$scratch/fuzz" 2>&1 || [ -s "$scratch/fuzz" ]; then
     cat "$scratch/fuzz"
     last=$(tail -n 1 "$scratch/fuzz")
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then

@@ -4,9 +4,10 @@
 # missing, which is said). Everything it makes is in build/fuzz; a corpus there grows from run to run.
 # The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
-# Usage: dev/fuzz/run.sh [--seconds N | --runs N] [--show FILE] [TARGET...]
+# Usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]
 #   --seconds N  libFuzzer's time for each target (20); 0: no libFuzzer
 #   --runs N     its number of inputs instead
+#   --mutations N  of the regressions and seeds (20000)
 #   --show FILE  only run FILE, and print what the reader says (one TARGET)
 #   TARGET       config, corpus, index, safetensors, shards, state, tokenizer (all)
 # Variables: CC (cc), FUZZ_CC (clang)
@@ -14,16 +15,16 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
 usage() {
-    echo "run.sh: $1: usage: dev/fuzz/run.sh [--seconds N | --runs N] [--show FILE] [TARGET...]" >&2
+    echo "run.sh: $1: usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]" >&2
     exit 2
 }
 all=(config corpus index safetensors shards state tokenizer)
 targets=() seconds=20 runs='' show='' mutations=20000
 while [ $# -gt 0 ]; do
     case "$1" in
-    --seconds | --runs)
+    --seconds | --runs | --mutations)
         [[ ${2-} =~ ^[0-9]+$ ]] || usage "$1 needs a number"
-        if [ "$1" = --seconds ]; then seconds=$2; else runs=$2; fi
+        case "$1" in --seconds) seconds=$2 ;; --runs) runs=$2 ;; *) mutations=$2 ;; esac
         shift
         ;;
     --show)
