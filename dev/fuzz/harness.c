@@ -35,8 +35,10 @@ static size_t live_slot(const volatile void *p) {
     return i;
 }
 
+static _Thread_local bool reads; // this thread is the reader's; libFuzzer has one of its own, which allocates as it starts
+
 static void on_malloc(const volatile void *p, size_t bytes) {
-    if (!running || !p) return;
+    if (!reads || !running || !p) return;
     running = false; // what a report allocates is not the reader's
     if (bytes > FUZZ_ALLOCATION_LIMIT)
         fuzz_defect("an allocation of %zu bytes for an input of %zu", bytes, input_bytes);
@@ -48,7 +50,7 @@ static void on_malloc(const volatile void *p, size_t bytes) {
 }
 
 static void on_free(const volatile void *p) {
-    if (!p || !live_count) return;
+    if (!reads || !p || !live_count) return;
     size_t hole = live_slot(p);
     if (!live_index[hole]) return;
     size_t place = live_index[hole] - 1, last = live_slot(live[live_count - 1]);
@@ -209,7 +211,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     volatile bool accepted = false;
     write_input(data, size);
-    running = true;
+    reads = running = true;
     if (setjmp(escape) == 0) {
         fuzz_one(data, size);
         accepted = true;
