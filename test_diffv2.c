@@ -7,8 +7,8 @@ test_diffv2.c: the tests of the CPU build, in one program.
 
 The trainer is included whole, so tests call its functions; those that need a process of their own
 start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
-the root of the repository. Compiled with -DREAL=double it tests the mathematics alone, and differentiates the whole model: what the program does
-with files and processes is tested with the build that people run.
+the root of the repository. Compiled with -DREAL=double it tests the mathematics alone, and differentiates the whole
+model: what the program does with files and processes is tested with the build that people run.
 */
 #define main train_diffv2_main
 #include "train_diffv2.c"

@@ -16,8 +16,8 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
 #define CUDNN_NAMES "B T NQ NKV D DV sets parts sequences"
+// clang-format off
 static const Case cases[] = {
-  // clang-format off
     // operation                 check                       parameters               values                     shift why
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {5, 11, 16},               0, "packs"},
     {"embedding_forward",        check_embedding_forward,    "N V C",                 {37, 3, 19},               0, "no packs"},
@@ -138,8 +138,8 @@ static const Case cases[] = {
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {3, 17, 4, 1, 2, 1},  1, "two key sets"},
     {"attention_stats",          check_attention_stats,      "B T heads stride sets documents", {2, 1, 2, 1, 1, 0},   0, "T = 1: nothing to say"},
-  // clang-format on
 };
+// clang-format on
 
 static void case_line(char (&line)[512], const Case *c) {
     int used = snprintf(line, sizeof(line), "%s ", c->operation);

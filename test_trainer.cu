@@ -1,12 +1,14 @@
 /*
 test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or where dev/cuda_on_cpu runs the kernels.
 
-  build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N failed`
+  build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N
+                                      failed`
   build/oncpu/test_trainer WORDS      those whose sentence contains WORDS, of any build
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself: what the tests start, and compare with
                                                   $TRAIN_DIFFV2 (default ./train_diffv2), the CPU's
 
-Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16 nearly.
+Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16
+nearly.
 */
 #define BUCKET_ELEMENTS test_bucket_elements()
 #include "llmc/common.h"
@@ -45,7 +47,9 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
 static void device_phase(Phase phase) {
     faulty_phase(phase);
 #ifdef CUDA_ON_CPU
-    if (fault_is("hang", fault_place(phase))) cuda_on_cpu::on_stream_when(main_stream, "what does not end", [] { return false; }, [] {});
+    if (fault_is("hang", fault_place(phase)))
+        cuda_on_cpu::on_stream_when(
+            main_stream, "what does not end", [] { return false; }, [] {});
 #endif
 }
 
@@ -58,13 +62,15 @@ int main(int argc, char **argv) {
     setvbuf(stdout, NULL, _IOLBF, 0);
     int passed = 0, failed = 0;
     for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++) {
-        const CudaTest *which = t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
+        const CudaTest *which =
+            t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
         const Test *test = &which->test;
         if (argc > 1 ? !strstr(test->sentence, argv[1]) : !cuda_test_belongs(which->build)) continue;
         double start = now_seconds();
         test_failures = 0;
         test->run();
-        printf("%s CUDA trainer, %s: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", cuda_precision, test->sentence, now_seconds() - start);
+        printf("%s CUDA trainer, %s: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", cuda_precision, test->sentence,
+               now_seconds() - start);
         if (test_failures) failed++;
         else passed++;
     }

@@ -40,47 +40,47 @@ very file with CUDA operations instead.
 // What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
 // rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
 typedef struct {
-    floatX *norm1;   // (N, C)
-    real *rstd1;     // (N)
-    floatX *fused;   // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
-    floatX *heads;   // (N, NQ, DV): attention output of every query head
-    real *lse;       // (key_sets, B, NQ/key_sets, T)
-    floatX *lambda;  // (N, OH): where lambda is not projected, else NULL
+    floatX *norm1;    // (N, C)
+    real *rstd1;      // (N)
+    floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
+    floatX *heads;    // (N, NQ, DV): attention output of every query head
+    real *lse;        // (key_sets, B, NQ/key_sets, T)
+    floatX *lambda;   // (N, OH): where lambda is not projected, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
-    floatX *normed;  // (N, NH*D): combined, normalised; without a norm, combined
-    real *rstd_sub;  // (N, norm_count)
-    floatX *context; // (N, NH*D): what o_proj reads, after the gate; without one, normed
-    floatX *x_mid;   // (N, C): residual stream after attention
-    floatX *norm2;   // (N, C)
-    real *rstd2;     // (N)
-    floatX *gate_up; // (N, 2F): rows [gate | up]
-    floatX *hidden;  // (N, F)
-    floatX *x_out;   // (N, C): residual stream after the MLP
+    floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
+    real *rstd_sub;   // (N, norm_count)
+    floatX *context;  // (N, NH*D): what o_proj reads, after the gate; without one, normed
+    floatX *x_mid;    // (N, C): residual stream after attention
+    floatX *norm2;    // (N, C)
+    real *rstd2;      // (N)
+    floatX *gate_up;  // (N, 2F): rows [gate | up]
+    floatX *hidden;   // (N, F)
+    floatX *x_out;    // (N, C): residual stream after the MLP
 } LayerActivations;
 
 typedef struct {
-    int *inputs, *targets; // (N)
-    int *starts;           // (N): where the document of each input begins in its sequence; not for generation
-    real *losses;          // (N): summed over the micro-steps of an update
-    real *rope;            // (T, 2, QD/2): cosines, sines
-    floatX *embedded;      // (N, C)
+    int *inputs, *targets;    // (N)
+    int *starts;              // (N): where the document of each input begins in its sequence; not for generation
+    real *losses;             // (N): summed over the micro-steps of an update
+    real *rope;               // (T, 2, QD/2): cosines, sines
+    floatX *embedded;         // (N, C)
     LayerActivations *layers; // [L]
-    floatX *branch;        // (N, C): output of o_proj and of down_proj, before it joins the residual stream
-    floatX *norm_final;    // (N, C)
-    real *rstd_final;      // (N)
-    floatX *logits;        // (logit_rows, Vp), then their gradient
-    double *grad_squares;  // [buckets]: sums of squares of this rank's pieces of the gradients
+    floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
+    floatX *norm_final;       // (N, C)
+    real *rstd_final;         // (N)
+    floatX *logits;           // (logit_rows, Vp), then their gradient
+    double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
-    floatX *dx;       // (N, C)
-    floatX *dnorm;    // (N, C)
-    floatX *dfused;   // (N, fused_ld)
-    floatX *dheads;   // (N, NQ, DV)
-    floatX *dlambda;  // (N, OH): as lambda
+    floatX *dx;        // (N, C)
+    floatX *dnorm;     // (N, C)
+    floatX *dfused;    // (N, fused_ld)
+    floatX *dheads;    // (N, NQ, DV)
+    floatX *dlambda;   // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
-    floatX *dnormed;  // (N, NH*D): as normed
-    floatX *dcontext; // (N, NH*D)
-    floatX *dgate_up; // (N, 2F)
-    floatX *dhidden;  // (N, F)
+    floatX *dnormed;   // (N, NH*D): as normed
+    floatX *dcontext;  // (N, NH*D)
+    floatX *dgate_up;  // (N, 2F)
+    floatX *dhidden;   // (N, F)
 } Activations;
 
 typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
@@ -106,13 +106,14 @@ typedef struct {
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
     Recompute recompute;
-    LayerStats *stats; // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
+    LayerStats *stats;    // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
     double stats_seconds; // that this took
-    bool documents; // attention stays within them: acts.starts counts
-    floatX *params; // [tensors.buffer_count], layer-major
-    grad_t *grads;  // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
-    real *m, *v;    // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
-    real *master;   // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
+    bool documents;       // attention stays within them: acts.starts counts
+    floatX *params;       // [tensors.buffer_count], layer-major
+    grad_t *grads;        // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
+    real *m, *v;          // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
+    // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
+    real *master;
     Activations acts;
     Sharding sharding;
     grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
@@ -243,8 +244,8 @@ static void activations_carve(Model *model, Arena *arena) {
     a->dhidden = CARVE(arena, floatX, N * F);
 }
 
-// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has been
-// reduced when l comes.
+// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has
+// been reduced when l comes.
 static size_t group_grads_count(const Model *model, size_t *layer_count) {
     const TensorList *list = &model->tensors;
     const size_t *at = list->group_offset;
@@ -257,7 +258,8 @@ static size_t group_grads_count(const Model *model, size_t *layer_count) {
 
 // Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
 // --zero `zero` says; allocates nothing but lists.
-static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute, int rank, int ranks, int zero) {
+static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
+                            int rank, int ranks, int zero) {
     const size_t logit_bytes = (size_t)64 << 20; // a chunk of logits this large keeps the GEMM at full speed
     memset(model, 0, sizeof(*model));
     model->config = *config;
@@ -290,7 +292,8 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION) attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    if (purpose != FOR_GENERATION)
+        attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),
@@ -299,10 +302,12 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
                       matmul_workspace_bytes(N, C, 2 * config->F),
                       matmul_workspace_bytes(N, config->F, C),
                       matmul_workspace_bytes(model->logit_rows, C, config->V)};
-    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++) model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
+    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
+        model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
 }
 
-static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute) {
+static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose,
+                              Recompute recompute) {
     model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
 }
 
@@ -368,7 +373,10 @@ static void model_init(Model *model, uint64_t seed) {
         uint64_t key = random_key(t->name, seed);
         Init init = t->row->init;
         double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L) : init == INIT_NORMAL ? 0.02 : init == INIT_WIDE ? 0.1 : 0;
+        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L)
+                     : init == INIT_NORMAL ? 0.02
+                     : init == INIT_WIDE   ? 0.1
+                                           : 0;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
@@ -380,7 +388,9 @@ static void model_init(Model *model, uint64_t seed) {
             buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
             for (OwnRange r = sharding_ranges(mine, t); model->master && sharding_next(mine, t, &r);) {
                 size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
-                if (low < high) buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin), (high - low) * sizeof(real));
+                if (low < high)
+                    buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin),
+                                  (high - low) * sizeof(real));
             }
         }
     }
@@ -398,8 +408,9 @@ static void lambda_forward(Model *model, int l, int N) {
     switch (model->config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
     case LAMBDA_EXP:
-        lambda_exp_forward(rows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l), param(model, T_LAMBDA_Q2, l),
-                           param(model, T_LAMBDA_K2, l), model->config.D, (real)lambda_init(l), count);
+        lambda_exp_forward(rows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l),
+                           param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->config.D,
+                           (real)lambda_init(l), count);
         break;
     default: fill_forward(rows, 1, count);
     }
@@ -479,7 +490,8 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
-    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C, (real)c->rms_norm_eps);
+    residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
+                             (real)c->rms_norm_eps);
 }
 
 // The second half up to the projection back into the residual stream: from norm2 to hidden.
@@ -501,11 +513,14 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
     NextNorm next = norm_after_block(model, l);
     comm_wait(model->gathered[2 + l]); // what the norm belongs to
-    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C, (real)model->config.rms_norm_eps);
+    residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
+                             (real)model->config.rms_norm_eps);
 }
 
 // The stream that enters block l.
-static const floatX *block_input(const Model *model, int l) { return l ? model->acts.layers[l - 1].x_out : model->acts.embedded; }
+static const floatX *block_input(const Model *model, int l) {
+    return l ? model->acts.layers[l - 1].x_out : model->acts.embedded;
+}
 
 // What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
 static void model_forward_embedding(Model *model, int N) {
@@ -514,7 +529,8 @@ static void model_forward_embedding(Model *model, int N) {
     comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
-    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C, (real)model->config.rms_norm_eps);
+    rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C,
+                    (real)model->config.rms_norm_eps);
 }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
@@ -595,8 +611,9 @@ static void lambda_backward(Model *model, int l, int N) {
     case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
     case LAMBDA_EXP:
         lambda_exp_backward(grad(model, T_LAMBDA_Q1, l), grad(model, T_LAMBDA_K1, l), grad(model, T_LAMBDA_Q2, l),
-                            grad(model, T_LAMBDA_K2, l), drows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l),
-                            param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->config.D, count);
+                            grad(model, T_LAMBDA_K2, l), drows, param(model, T_LAMBDA_Q1, l),
+                            param(model, T_LAMBDA_K1, l), param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l),
+                            model->config.D, count);
         break;
     default: break; // constant
     }
@@ -611,8 +628,8 @@ static void context_backward(Model *model, int l, int B, int T) {
     int N = B * T, ld = d->fused_ld;
     size_t width = (size_t)(d->OH * d->DV);
     if (d->gate_width)
-        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dcontext, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld,
-                      d->gate_width);
+        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dcontext, a->normed, a->fused + d->gate_at, N, d->OH,
+                      d->DV, ld, d->gate_width);
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
         buffer_zero(g->dcombined, (size_t)N * width * sizeof(floatX));
@@ -626,7 +643,8 @@ static void context_backward(Model *model, int l, int B, int T) {
     }
     if (a->lambda) lambda_backward(model, l, N);
     if (variant->sink == SINK_LEARNED)
-        sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
+        sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
+                      d->DV);
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
@@ -688,7 +706,8 @@ static void grads_open(Model *model, int group) {
 static grad_t *own_grads(const Model *model, const Bucket *b) {
     const Sharding *s = &model->sharding;
     if (model->own_grads) return model->own_grads + b->begin / (size_t)s->ranks;
-    return model->group_grads[b->group] + (b->begin - model->tensors.group_offset[b->group]) + (size_t)s->rank * b->piece;
+    return model->group_grads[b->group] + (b->begin - model->tensors.group_offset[b->group]) +
+           (size_t)s->rank * b->piece;
 }
 
 // A group's gradients are complete: begins to sum them over the ranks, while the backward goes on.
@@ -734,7 +753,8 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
 }
 
 // One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
-static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T, double total_rows) {
+static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
+                             double total_rows) {
     model_read_batch(model, inputs, targets, starts, B * T);
     watch_phase(PHASE_FORWARD);
     model_forward(model, B, T, 0);
@@ -770,7 +790,8 @@ static void model_losses_by_position(const Model *model, double *means, int rows
 static void model_own_squares(const Model *model, double *own) {
     const Sharding *s = &model->sharding;
     for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
-    for (int i = 0; i < s->count; i++) sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
+    for (int i = 0; i < s->count; i++)
+        sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
     buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
 }
 
@@ -795,11 +816,12 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
             real *master = model->master ? model->master + r.compact_at : NULL;
-            adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count, scale, lr, o->beta1,
-                         o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
+            adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count,
+                         scale, lr, o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
         bool group_ends = i + 1 == model->tensors.count || t[1].layer != t->layer;
-        if (mine && group_ends) model->gathered[t->layer + 1] = sharding_gather(s, t->layer + 1, model->params, sizeof(floatX));
+        if (mine && group_ends)
+            model->gathered[t->layer + 1] = sharding_gather(s, t->layer + 1, model->params, sizeof(floatX));
     }
 }
 
@@ -830,8 +852,8 @@ static void print_match(const Model *model, const Options *o) {
     ModelConfig plain = model_as_baseline(&model->config);
     plain.F = (int)o->ffn;
     size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
-    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F, own, baseline,
-           100 * ((double)own / (double)baseline - 1));
+    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F,
+           own, baseline, 100 * ((double)own / (double)baseline - 1));
 }
 
 // Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
@@ -844,10 +866,12 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
 static void print_communication(const Model *model, const Model *speaker, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s\n", o->link_gbs > 0 ? "    time of it" : "");
+    printf("by --zero level              memory of a rank    sent by a rank per step%s\n",
+           o->link_gbs > 0 ? "    time of it" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
-        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks, zero);
+        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0,
+                        model->sharding.ranks, zero);
         double bytes = communication_bytes(&other, zero, micro_steps);
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, speaker)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
@@ -863,10 +887,14 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         TensorKind k = t->row->kind;
-        parts[t->ndim == 1 && !strstr(t->name, "self_attn") ? 3 : k == T_EMBED ? 0 : k == T_LM_HEAD ? 4
-              : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? 2 : 1] += t->count;
+        parts[t->ndim == 1 && !strstr(t->name, "self_attn")         ? 3
+              : k == T_EMBED                                        ? 0
+              : k == T_LM_HEAD                                      ? 4
+              : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? 2
+                                                                    : 1] += t->count;
     }
-    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary %d, context %d\n",
+    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
+           "%d, context %d\n",
            c->attention->name, c->L, c->C, c->NH, model->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
     printf("parameters\n");
     for (int i = 0; i < 5; i++)
@@ -908,7 +936,8 @@ static void model_next_logits(Model *speaker, const int *tokens, int count, int 
 // Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
 // later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
 // the logits are not finite.
-static int model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k, uint64_t key) {
+static int model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k,
+                          uint64_t key) {
     int V = speaker->config.V, T = speaker->T;
     float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
     Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
@@ -922,7 +951,8 @@ static int model_generate(Model *speaker, int *tokens, int length, int count, do
         model_next_logits(speaker, tokens + begin + cached, end - begin - cached, cached, logits);
         cached = end - begin;
         if (!isfinite(logits[0])) break;
-        tokens[end] = sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
+        tokens[end] =
+            sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
     }
     free(candidates);
     free(logits);
@@ -935,7 +965,8 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
     memcpy(tokens, speech->prompt, (size_t)length * sizeof(int));
     int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V, speech->tokenizer);
+    print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V,
+                 speech->tokenizer);
     printf("\n");
     fflush(stdout);
     free(tokens);
@@ -995,7 +1026,10 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
 // Whether all ranks hold the same, bit for bit.
 static void run_check_ranks(Run *run) {
     Model *model = &run->model;
-    RankBuffer buffers[] = {{"", model->params, sizeof(floatX)}, {"exp_avg.", model->m, sizeof(real)}, {"exp_avg_sq.", model->v, sizeof(real)}, {"master.", model->master, sizeof(real)}};
+    RankBuffer buffers[] = {{"", model->params, sizeof(floatX)},
+                            {"exp_avg.", model->m, sizeof(real)},
+                            {"exp_avg_sq.", model->v, sizeof(real)},
+                            {"master.", model->master, sizeof(real)}};
     if (comm_ranks() == 1) return;
     watch_phase(PHASE_CHECK);
     model_await_params(model);
@@ -1016,7 +1050,9 @@ static void run_checkpoint(Run *run) {
     if (!checkpoint_weights_finite(&buffers)) {
         char good[PATH_SIZE];
         run_last_good_checkpoint(run, good);
-        CHECK(false, "the weights after step %" PRId64 " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
+        CHECK(false,
+              "the weights after step %" PRId64
+              " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
               run->step, good);
     }
     cJSON *state = cJSON_CreateObject();
@@ -1039,7 +1075,8 @@ static void run_checkpoint(Run *run) {
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the means.
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the
+// means.
 static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
@@ -1150,7 +1187,8 @@ static StepResult run_step(Run *run) {
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     const Options *o = &run->options;
     double flops = training_flops(&run->model, run->model.B, run->model.T) * run->micro_steps;
-    double share = run->peak_gflops > 0 ? flops / r->seconds / (run->peak_gflops * 1e9) : NAN, tokens_per_s = (double)o->total_batch / r->seconds;
+    double share = run->peak_gflops > 0 ? flops / r->seconds / (run->peak_gflops * 1e9) : NAN,
+           tokens_per_s = (double)o->total_batch / r->seconds;
     log_begin(&run->log, "train", run->step);
     log_number(&run->log, "loss", r->loss);
     log_number(&run->log, "grad_norm", r->grad_norm);
@@ -1193,11 +1231,11 @@ static void run_log_events(Run *run, const StepResult *r) {
     log_end(&run->log);
     progress_break();
     if (v->finite)
-        warn("step %" PRId64 ": loss %.4f (z %.3g), gradient norm %.4g (z %.3g): skipped, the update was left out", run->step,
-             r->loss, v->loss_z, r->grad_norm, v->grad_z);
+        warn("step %" PRId64 ": loss %.4f (z %.3g), gradient norm %.4g (z %.3g): skipped, the update was left out",
+             run->step, r->loss, v->loss_z, r->grad_norm, v->grad_z);
     else
-        warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was left out", run->step,
-             r->loss, r->grad_norm, run->guard.not_finite_in_row);
+        warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was left out",
+             run->step, r->loss, r->grad_norm, run->guard.not_finite_in_row);
 }
 
 static void run_stop_when_nothing_is_finite(Run *run) {
@@ -1210,13 +1248,16 @@ static void run_stop_when_nothing_is_finite(Run *run) {
     log_string(&run->log, "last_good_checkpoint", good);
     log_end(&run->log);
     log_sync(&run->log);
-    CHECK(false, "steps %" PRId64 " to %" PRId64 " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
+    CHECK(false,
+          "steps %" PRId64 " to %" PRId64
+          " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
           "--grad-clip or --skip-grad-z from an earlier checkpoint; last good checkpoint: %s",
           run->step - run->guard.not_finite_in_row + 1, run->step, good);
 }
 
 static void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
-    if (d->judged) printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
+    if (d->judged)
+        printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
     else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_LEAST, end);
 }
 
@@ -1253,8 +1294,11 @@ static void run_log_stats(Run *run) {
 
 static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
     uint64_t value = 0;
-    CHECK(json_get_u64(state, key, &value), "%s: trainer_state.json has no \"%s\": it is not a checkpoint of this program", path, key);
-    CHECK(value <= limit, "%s: trainer_state.json has \"%s\" %" PRIu64 ", more than %" PRIu64 ": it is not a checkpoint of this program",
+    CHECK(json_get_u64(state, key, &value),
+          "%s: trainer_state.json has no \"%s\": it is not a checkpoint of this program", path, key);
+    CHECK(value <= limit,
+          "%s: trainer_state.json has \"%s\" %" PRIu64 ", more than %" PRIu64
+          ": it is not a checkpoint of this program",
           path, key, value, limit);
     return value;
 }
@@ -1275,7 +1319,8 @@ static void run_roll_back(Run *run) {
     if (!first_bad || !o->out) return;
     model_await_params(&run->model);
     if (checkpoint_find_before(o->out, first_bad, path) < 0) {
-        warn("step %" PRId64 ": --rollback %s is due and there is no checkpoint before step %" PRId64 ": going on", from, o->rollback, first_bad);
+        warn("step %" PRId64 ": --rollback %s is due and there is no checkpoint before step %" PRId64 ": going on",
+             from, o->rollback, first_bad);
         run->rollback.bad_count = 0;
         return;
     }
@@ -1291,15 +1336,17 @@ static void run_roll_back(Run *run) {
     log_integer(&run->log, "first_bad_step", first_bad);
     log_integer(&run->log, "next_window", (int64_t)run->next_window);
     log_end(&run->log);
-    CHECK(again, "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64 ": it does not help; try a lower --lr or --init from an earlier checkpoint",
+    CHECK(again,
+          "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
+          ": it does not help; try a lower --lr or --init from an earlier checkpoint",
           from, o->rollback, ROLLBACK_TIMES + 1, run->step);
     progress_break();
-    warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64 ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
+    warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64
+         ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
          from, run->rollback.count, first_bad, run->step, run->next_window);
     if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
     run_checkpoint(run);                                   // the same one, with its new place in the data
 }
-
 
 // The signal that asks the run to stop. Many ranks stop at the same step: the one whose end all of them know of it.
 static int run_stop(const Run *run) { return comm_ranks() > 1 ? run->stop : stop_signal; }
@@ -1314,8 +1361,12 @@ static int run_stopped(Run *run) {
     log_string(&run->log, "why", why);
     log_end(&run->log);
     progress_break();
-    if (o->out) printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step, o->steps, why, o->out);
-    else printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step, o->steps, why);
+    if (o->out)
+        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step,
+               o->steps, why, o->out);
+    else
+        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step,
+               o->steps, why);
     run_print_spikes(run);
     return !stopped_by ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
@@ -1326,9 +1377,11 @@ static int run_train(Run *run) {
     int64_t first = run->step;
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
-    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s", run->model.B, run->model.T, run->peak_gflops, run->peak_from);
+    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
+           run->model.B, run->model.T, run->peak_gflops, run->peak_from);
     fflush(stdout);
-    if (o->stats_every && !o->out) warn("--stats-every: the statistics are left out, since without --out there is no log for them");
+    if (o->stats_every && !o->out)
+        warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
@@ -1408,16 +1461,19 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     omp_set_num_threads((int)o->threads);
     if (!matmul_has_choice) { // the build decides
         int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == built_for, "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s",
-              gemm_choice(o->gemm), gemm_choice(built_for), gemm_choice(o->gemm));
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for,
+              "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s", gemm_choice(o->gemm),
+              gemm_choice(built_for), gemm_choice(o->gemm));
         o->gemm = built_for;
     }
-    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float), "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
+    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
+          "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
     AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
     attention_use(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
-        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at its speed\n");
+        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
+               "its speed\n");
     return options_model(o);
 }
 
@@ -1432,7 +1488,9 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
     json_add_u64(size, "parameters", run->model.tensors.parameter_count);
     cJSON_AddNumberToObject(size, "ffn", run->model.config.F);
-    cJSON_AddNumberToObject(size, "flops_per_token", training_flops(&run->model, run->model.B, run->model.T) / ((double)run->model.B * run->model.T));
+    cJSON_AddNumberToObject(size, "flops_per_token",
+                            training_flops(&run->model, run->model.B, run->model.T) /
+                                ((double)run->model.B * run->model.T));
     json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
@@ -1474,7 +1532,8 @@ static void dump_gradients(Run *run) {
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
     dataloader_first_tokens(&run->train, tokens, N + 1);
     CHECK(!run->starts || run->train.source_count == 1 || run->train.sources[0].token_count > N,
-          "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus", run->train.sources[0].token_count, N + 1);
+          "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus",
+          run->train.sources[0].token_count, N + 1);
     for (int b = 0; run->starts && b < model->B; b++) {
         size_t at = (size_t)b * (size_t)model->T;
         document_starts(run->starts + at, tokens + at, model->T, run->train.sources[0].separator);
@@ -1489,7 +1548,8 @@ static void dump_gradients(Run *run) {
 // --train-data or --val-data, with the separators that --doc-mask needs.
 static void run_open_data(Run *run, DataLoader *loader, const char *option, const char *text, int V) {
     const Options *o = &run->options;
-    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed, loader == &run->train);
+    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed,
+                    loader == &run->train);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given);
     CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
@@ -1497,7 +1557,8 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
         Source *source = &loader->sources[i];
         if (given.token >= 0) source->separator = given;
         CHECK(!o->doc_mask || source->separator.token >= 0,
-              "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option, source->path);
+              "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option,
+              source->path);
     }
     loader->documents = o->doc_mask;
     struct stat file;
@@ -1513,7 +1574,8 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
 // Ranks on machines of their own may see other files under the same name.
 static void run_compare_data(const Run *run) {
     char text[200];
-    FORMAT(text, "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64 "\n", run->fingerprint, run->val.window_count);
+    FORMAT(text, "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64 "\n",
+           run->fingerprint, run->val.window_count);
     ranks_compare(text, "all ranks must see the same files under --train-data and --val-data", EXIT_FAILED);
 }
 
@@ -1532,9 +1594,12 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     int B = (int)o->batch_size, T = (int)o->seq_len;
     Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
     int ranks = options_ranks(o);
-    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks, (int)o->zero);
+    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks,
+                    (int)o->zero);
     bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
-    if (speaks) model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks, (int)o->zero);
+    if (speaks)
+        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
+                        (int)o->zero);
     if (o->dry_run) return;
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
     memory_announce(&run->model, run_speaker(run));
@@ -1542,19 +1607,22 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     speech_open(&run->speech, o, loaded, !o->generate);
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
-    if (o->val_data && !o->generate && !o->dump_grads) run_open_data(run, &run->val, "val-data", o->val_data, config->V);
+    if (o->val_data && !o->generate && !o->dump_grads)
+        run_open_data(run, &run->val, "val-data", o->val_data, config->V);
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
     comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
-    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
+    run->agreed =
+        (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);
     if (speaks) model_alloc(&run->speaker, &run->model);
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    if (training && o->stats_every && o->out && leads()) run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
+    if (training && o->stats_every && o->out && leads())
+        run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
     if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
 
@@ -1567,10 +1635,12 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
           "%s: the \"rollback\" of trainer_state.json is none of this program", resume->path);
     char difference[PATH_SIZE];
-    dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference, sizeof(difference));
+    dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
+                          sizeof(difference));
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
-          "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew with --init", o->train_data,
-          o->out, difference);
+          "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew "
+          "with --init",
+          o->train_data, o->out, difference);
 }
 
 static void run_close(Run *run) {
@@ -1611,7 +1681,8 @@ static int run_mode(Run *run, int argc, char **argv) {
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
-    else if (run->step >= end) printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
+    else if (run->step >= end)
+        printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
     else {
         options_print(o);
         if (o->match_params) print_match(&run->model, o);

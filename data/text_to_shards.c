@@ -416,14 +416,14 @@ enum {
 static const struct {
     const char *name, *value, *help;
 } option_table[] = {
-  // in the order of the enum above
-    {"out",          "DIR",  "where the shards go; made when it is not there (required)"                                 },
-    {"delimiter",    "TEXT", "cut files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: not cut)"},
-    {"shard-tokens", "N",    "most tokens in a shard, with K, M or G for powers of 1000 (default 100M)"                  },
-    {"val-fraction", "X",    "share of the tokens set aside for validation, 0 <= X < 1 (default 0.01)"                   },
-    {"val-tokens",   "N",    "the same as a number of tokens"                                                            },
-    {"force",        NULL,   "replace the shards that DIR has"                                                           },
-    {"help",         NULL,   "print this and exit"                                                                       },
+    // in the order of the enum above
+    {"out", "DIR", "where the shards go; made when it is not there (required)"},
+    {"delimiter", "TEXT", "cut files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: not cut)"},
+    {"shard-tokens", "N", "most tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
+    {"val-fraction", "X", "share of the tokens set aside for validation, 0 <= X < 1 (default 0.01)"},
+    {"val-tokens", "N", "the same as a number of tokens"},
+    {"force", NULL, "replace the shards that DIR has"},
+    {"help", NULL, "print this and exit"},
 };
 enum { OPTION_COUNT = sizeof(option_table) / sizeof(option_table[0]) };
 
@@ -479,16 +479,10 @@ static void parse_delimiter(Options *o, const char *text) {
 static void set_option(Options *o, int option, const char *value) {
     char *end = NULL;
     switch (option) {
-    case OPTION_OUT:
-        o->out = value;
-        break;
-    case OPTION_DELIMITER:
-        parse_delimiter(o, value);
-        break;
+    case OPTION_OUT: o->out = value; break;
+    case OPTION_DELIMITER: parse_delimiter(o, value); break;
     // the header's count is an int32
-    case OPTION_SHARD_TOKENS:
-        o->shard_tokens = parse_count("shard-tokens", value, 1, INT32_MAX);
-        break;
+    case OPTION_SHARD_TOKENS: o->shard_tokens = parse_count("shard-tokens", value, 1, INT32_MAX); break;
     case OPTION_VAL_TOKENS:
         o->val_tokens = parse_count("val-tokens", value, 0, INT64_MAX);
         o->has_val_tokens = true;
@@ -499,14 +493,9 @@ static void set_option(Options *o, int option, const char *value) {
             fail(EXIT_USAGE, "--val-fraction %s: a number from 0 to less than 1 is wanted", value);
         o->asked_for_val = true;
         break;
-    case OPTION_FORCE:
-        o->force = true;
-        break;
-    case OPTION_HELP:
-        print_help();
-        exit(fflush(stdout) == 0 ? 0 : EXIT_FAILED);
-    default:
-        assert(!"an option of the table is not handled");
+    case OPTION_FORCE: o->force = true; break;
+    case OPTION_HELP: print_help(); exit(fflush(stdout) == 0 ? 0 : EXIT_FAILED);
+    default: assert(!"an option of the table is not handled");
     }
 }
 

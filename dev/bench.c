@@ -11,8 +11,8 @@ peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mix
             that the program names: a write that misses the cache costs a read as well, which no mix counts.
 operations  time, GFLOP/s or GB/s of every operation, and its share of the peak that was measured just before it, for
             arrays that do not fit the cache. A bandwidth is compared with the mix of streams that the operation has.
-steps       whole steps beside a bound: the model's own products multiplied alone by the library, attention at 80% of the
-            GEMM peak, and every other operation's bytes at the bandwidth of its mix. Step and bound are measured in
+steps       whole steps beside a bound: the model's own products multiplied alone by the library, attention at 80% of
+            the GEMM peak, and every other operation's bytes at the bandwidth of its mix. Step and bound are measured in
             turns, and the ratio is the median of the turns: a shared machine changes speed within seconds.
 threads     all threads against one, in turns
 loader      tokens/s of the data loader alone, from shards in the page cache, beside what a step takes
@@ -101,8 +101,22 @@ typedef struct {
 
 static Shape shape_of(const Model *model, int B, int T) {
     const ModelConfig *c = &model->config;
-    Shape s = {B, T, B * T, c->L, c->C, c->F, c->V, model->Vp, c->NH, model->dims.NQ, c->D, model->dims.QD,
-               model->dims.fused_rows, model->dims.fused_ld, model->dims.NQ + model->dims.NK, model->tensors.parameter_count,
+    Shape s = {B,
+               T,
+               B * T,
+               c->L,
+               c->C,
+               c->F,
+               c->V,
+               model->Vp,
+               c->NH,
+               model->dims.NQ,
+               c->D,
+               model->dims.QD,
+               model->dims.fused_rows,
+               model->dims.fused_ld,
+               model->dims.NQ + model->dims.NK,
+               model->tensors.parameter_count,
                key_set(model, 0, B, T, 0).shape};
     return s;
 }
@@ -204,7 +218,9 @@ typedef enum { FORWARD, BACKWARD_X, BACKWARD_W, PRODUCTS } Product;
 static void run_product(Product p, const Linear *l, int N, real *const *x) {
     switch (p) {
     case FORWARD: gemm(CblasNoTrans, CblasTrans, N, l->OC, l->IC, 1, x[0], l->IC, x[1], l->IC, 0, x[2], l->OC); break;
-    case BACKWARD_X: gemm(CblasNoTrans, CblasNoTrans, N, l->IC, l->OC, 1, x[2], l->OC, x[1], l->IC, 0, x[0], l->IC); break;
+    case BACKWARD_X:
+        gemm(CblasNoTrans, CblasNoTrans, N, l->IC, l->OC, 1, x[2], l->OC, x[1], l->IC, 0, x[0], l->IC);
+        break;
     default: gemm(CblasTrans, CblasNoTrans, l->OC, l->IC, N, 1, x[2], l->OC, x[0], l->IC, 1, x[1], l->IC);
     }
 }
@@ -227,7 +243,8 @@ static void arrays_free(Arrays *a) {
     for (int i = 0; i < ARRAYS; i++) buffer_free(a->x[i]);
 }
 
-static void print_operation(const char *name, const char *shape, double seconds, double rate, const char *unit, double share) {
+static void print_operation(const char *name, const char *shape, double seconds, double rate, const char *unit,
+                            double share) {
     printf("  %-24s %-20s %9.3f ms %8.1f %-7s %4.0f%%\n", name, shape, 1e3 * seconds, rate, unit, 100 * share);
     fflush(stdout);
 }
@@ -276,7 +293,8 @@ static void table_operations(void) {
                 attention_forward(a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as);
                 double peak = 1e9 * matmul_peak_gflops(), start = now_seconds();
                 if (backward)
-                    attention_backward(a.x[3], a.x[3] + k, a.x[3] + v, a.x[4], a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as, false);
+                    attention_backward(a.x[3], a.x[3] + k, a.x[3] + v, a.x[4], a.x[1], a.x[2], a.x[0], a.x[0] + k,
+                                       a.x[0] + v, as, false);
                 else attention_forward(a.x[1], a.x[2], a.x[0], a.x[0] + k, a.x[0] + v, as);
                 seconds[r] = now_seconds() - start;
                 share[r] = flops / seconds[r] / peak;
@@ -313,8 +331,9 @@ typedef struct {
     int B, T;
 } StepCase;
 static const StepCase step_cases[] = {
-    {"tiny", "diff_v2", 8, 256}, {"small", "diff_v2", 16, 256}, {"124m", "baseline", 4, 64},   {"124m", "baseline", 4, 256},
-    {"124m", "baseline", 1, 1024}, {"124m", "diff_v2", 4, 64},  {"124m", "diff_v2", 4, 256}, {"124m", "diff_v2", 1, 1024},
+    {"tiny", "diff_v2", 8, 256},  {"small", "diff_v2", 16, 256}, {"124m", "baseline", 4, 64},
+    {"124m", "baseline", 4, 256}, {"124m", "baseline", 1, 1024}, {"124m", "diff_v2", 4, 64},
+    {"124m", "diff_v2", 4, 256},  {"124m", "diff_v2", 1, 1024},
 };
 
 // One update, as run_step does it; seconds of its parts: forward with the classifier, backward, update.
@@ -373,7 +392,8 @@ static void table_steps(void) {
         model_alloc(&model, NULL);
         ops_init(model.workspace_bytes);
         model_init(&model, 1);
-        Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) + (size_t)s.N * (size_t)s.C * 8);
+        Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) +
+                                (size_t)s.N * (size_t)s.C * 8);
         int *tokens = bench_tokens((size_t)s.N + 1, s.V);
         double step[64], bound[64], share[64], part[3][64], bound_part[3][64], parts[3];
         double first = bench_step(&model, &o, tokens, c->B, c->T, parts);
@@ -388,9 +408,10 @@ static void table_steps(void) {
         }
         double t = median(step, bench.rounds);
         printf("  %-32s %10.1f (%7.1f %8.1f %7.1f)  %5.2fx %9.0f  %8.1f (%7.1f %7.1f %6.1f)  %5.0f%%\n", name, 1e3 * t,
-               1e3 * median(part[0], bench.rounds), 1e3 * median(part[1], bench.rounds), 1e3 * median(part[2], bench.rounds),
-               first / t, s.N / t, 1e3 * median(bound, bench.rounds), 1e3 * median(bound_part[0], bench.rounds),
-               1e3 * median(bound_part[1], bench.rounds), 1e3 * median(bound_part[2], bench.rounds), 100 * median(share, bench.rounds));
+               1e3 * median(part[0], bench.rounds), 1e3 * median(part[1], bench.rounds),
+               1e3 * median(part[2], bench.rounds), first / t, s.N / t, 1e3 * median(bound, bench.rounds),
+               1e3 * median(bound_part[0], bench.rounds), 1e3 * median(bound_part[1], bench.rounds),
+               1e3 * median(bound_part[2], bench.rounds), 100 * median(share, bench.rounds));
         fflush(stdout);
         free(tokens);
         arrays_free(&a);
@@ -408,7 +429,8 @@ static void serve_turns(const char *preset, const char *attention, int NKV, int 
     model_init(&model, 1);
     int *tokens = bench_tokens((size_t)(B * T) + 1, model.config.V), c;
     double parts[3];
-    printf("%zu parameters, %.4g FLOPs a token\n", model.tensors.parameter_count, training_flops(&model, B, T) / (B * T));
+    printf("%zu parameters, %.4g FLOPs a token\n", model.tensors.parameter_count,
+           training_flops(&model, B, T) / (B * T));
     fflush(stdout);
     while ((c = getchar()) != EOF)
         if (c == '\n') {
@@ -502,8 +524,9 @@ static void table_memory(void) {
         FORMAT(B, "%d", c->B);
         FORMAT(T, "%d", c->T);
         FORMAT(threads, "%d", bench.threads);
-        const char *train[] = {program, "--preset", c->preset, "--attention", c->attention, "--batch-size", B, "--seq-len", T, "--threads",
-                               threads, "--train-data", shard, "--steps", "2", NULL, NULL};
+        const char *train[] = {program, "--preset",  c->preset, "--attention", c->attention, "--batch-size",
+                               B,       "--seq-len", T,         "--threads",   threads,      "--train-data",
+                               shard,   "--steps",   "2",       NULL,          NULL};
         FILE *out = tmpfile();
         CHECK(out, "cannot make a temporary file: %s", strerror(errno));
         double peak = trainer_peak((char *const *)(uintptr_t)train, out);
@@ -512,8 +535,8 @@ static void table_memory(void) {
         CHECK(ftruncate(fileno(out), 0) == 0, "cannot empty a temporary file: %s", strerror(errno));
         trainer_peak((char *const *)(uintptr_t)train, out);
         double planned = dry_run_total(out);
-        printf("  %-8s %-8s %d x %-6d %10.1f MiB %12.1f MiB   %+.1f%%\n", c->preset, c->attention, c->B, c->T, peak / 1048576, planned / 1048576,
-               100 * (peak / planned - 1));
+        printf("  %-8s %-8s %d x %-6d %10.1f MiB %12.1f MiB   %+.1f%%\n", c->preset, c->attention, c->B, c->T,
+               peak / 1048576, planned / 1048576, 100 * (peak / planned - 1));
         fclose(out);
     }
     remove(shard);
@@ -529,7 +552,8 @@ static void loader_write_shard(const char *path, uint64_t key) {
     uint16_t *tokens = (uint16_t *)checked_calloc(LOADER_TOKENS, sizeof(uint16_t));
     for (uint64_t i = 0; i < LOADER_TOKENS; i++) tokens[i] = (uint16_t)(random_bits(key, i) % 50257);
     FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 && fwrite(tokens, sizeof(uint16_t), LOADER_TOKENS, f) == LOADER_TOKENS && fclose(f) == 0,
+    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 &&
+              fwrite(tokens, sizeof(uint16_t), LOADER_TOKENS, f) == LOADER_TOKENS && fclose(f) == 0,
           "cannot write %s: %s", path, strerror(errno));
     free(tokens);
 }
@@ -537,7 +561,8 @@ static void loader_write_shard(const char *path, uint64_t key) {
 // Seconds for `count` tokens in batches of B windows, as a step that takes no time would ask for them.
 static double loader_seconds(const char *text, int B, int T, bool documents, int count) {
     DataLoader l;
-    int *batch = (int *)checked_calloc(3 * (size_t)B * (size_t)T, sizeof(int)), *starts = documents ? batch + 2 * B * T : NULL;
+    int *batch = (int *)checked_calloc(3 * (size_t)B * (size_t)T, sizeof(int)),
+        *starts = documents ? batch + 2 * B * T : NULL;
     dataloader_open(&l, text, B, T, 50257, 0, 1, 1, true);
     l.documents = documents;
     for (int i = 0; i < l.source_count; i++) l.sources[i].separator.token = LOADER_SEPARATOR;
@@ -556,8 +581,11 @@ static void table_loader(void) {
         int B, T;
         bool mixed, documents;
     } cases[] = {
-        {"one corpus", 8, 256, false, false}, {"one corpus", 4, 1024, false, false}, {"two corpora", 8, 256, true, false},
-        {"two corpora, --doc-mask", 8, 256, true, true}, {"two corpora, --doc-mask", 4, 1024, true, true},
+        {"one corpus", 8, 256, false, false},
+        {"one corpus", 4, 1024, false, false},
+        {"two corpora", 8, 256, true, false},
+        {"two corpora, --doc-mask", 8, 256, true, true},
+        {"two corpora, --doc-mask", 4, 1024, true, true},
     };
     enum { COUNT = 8 << 20 };
     if (!wanted("loader")) return;
@@ -575,7 +603,8 @@ static void table_loader(void) {
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         double seconds[64];
         for (int r = 0; r < bench.rounds; r++)
-            seconds[r] = loader_seconds(cases[c].mixed ? mixed : path, cases[c].B, cases[c].T, cases[c].documents, COUNT);
+            seconds[r] =
+                loader_seconds(cases[c].mixed ? mixed : path, cases[c].B, cases[c].T, cases[c].documents, COUNT);
         double each = median(seconds, bench.rounds) / COUNT;
         printf("  %-30s %5d %5d %11.1f %9.2f\n", cases[c].name, cases[c].B, cases[c].T, 1e-6 / each, 1e9 * each);
     }

@@ -11,8 +11,8 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
   of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
   --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
   --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
-  --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each result
-  is appended there as one line of JSON as well.
+  --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each
+  result is appended there as one line of JSON as well.
 
 operations  medians between events, tensors beyond the L2 cache, random values; GB/s count the bytes that an operation
             names (NAME_bytes), each tensor once; shares are of the copy and of the product measured just before
@@ -42,7 +42,8 @@ static struct {
 
 static inline void profile_event(const char *name) {
     if (!profile.on) return;
-    CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers", PROFILE_EVENTS / 2);
+    CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers",
+          PROFILE_EVENTS / 2);
     if (name) profile.names[profile.count / 2] = name;
     CUDA_CHECK(cudaEventRecord(profile.events[profile.count++], main_stream));
 }
@@ -100,7 +101,8 @@ static void record(const char *fmt, ...) {
     printf("%s\n", line);
     fflush(stdout);
     if (!bench_json) return;
-    CHECK(fprintf(bench_json, "%s\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s", strerror(errno));
+    CHECK(fprintf(bench_json, "%s\n", line) > 0 && fflush(bench_json) == 0, "cannot write to the file of --json: %s",
+          strerror(errno));
 }
 
 // As text within quotes in JSON.
@@ -133,7 +135,8 @@ static void bench_init(Model *model) {
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
             buffer_upload(model->params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
-            if (model->master) buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
+            if (model->master)
+                buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
         }
     }
     free(host);
@@ -145,7 +148,8 @@ typedef struct {
     int B, T, *tokens;
 } BenchModel;
 
-static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T, Purpose purpose) {
+static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
+                       Purpose purpose) {
     b->B = B, b->T = T;
     plan_model(&b->model, preset, attention, NKV, B, T, purpose);
     model_alloc(&b->model, NULL);
@@ -200,7 +204,8 @@ static double bench_steps(BenchModel *b, int *steps) {
 }
 
 static size_t bench_bytes(const Model *m) {
-    return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes + m->workspace_bytes;
+    return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes +
+           m->workspace_bytes;
 }
 
 typedef struct {
@@ -219,7 +224,8 @@ static ModelCase read_case(const char *preset, const char *text) {
     return c;
 }
 
-// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare bytes.
+// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
+// bytes.
 static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
     const AttentionUse own = {true, false, true, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
@@ -238,7 +244,8 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
         attention_use(use);
         return B;
     }
-    CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T, (double)free_bytes / 1073741824);
+    CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T,
+          (double)free_bytes / 1073741824);
     return 0;
 }
 
@@ -258,17 +265,21 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;
-            bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T, training ? FOR_TRAINING : FOR_EVALUATION);
+            bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T,
+                       training ? FOR_TRAINING : FOR_EVALUATION);
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
             double flops = training ? training_flops(&b.model, B, T) : forward_flops(&b.model, B, T);
             const char *document = NULL;
             double rated = ops_rated_gflops(&document);
             char share[64] = "null";
             if (rated > 0) FORMAT(share, "%.4f", 1e-9 * flops / seconds / rated);
-            record("{\"table\": \"models\", \"preset\": \"%s\", \"model\": \"%s\", \"T\": %d, \"B\": %d, \"kv_heads\": %d, \"parameters\": %zu, \"what\": \"%s\", "
-                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, \"bytes\": %zu, \"attention\": \"%s\"}",
-                   preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count, training ? "training" : "forward", steps, 1e3 * seconds,
-                   tokens / seconds, 1e-12 * flops / seconds, share, bench_bytes(&b.model), quotable(attention_library()));
+            record("{\"table\": \"models\", \"preset\": \"%s\", \"model\": \"%s\", \"T\": %d, \"B\": %d, \"kv_heads\": "
+                   "%d, \"parameters\": %zu, \"what\": \"%s\", "
+                   "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, "
+                   "\"bytes\": %zu, \"attention\": \"%s\"}",
+                   preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count,
+                   training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
+                   share, bench_bytes(&b.model), quotable(attention_library()));
             bench_close(&b);
         }
     }
@@ -325,11 +336,16 @@ static void run_profile(const char *preset, const char *attention, int NKV, int 
     qsort(parts, (size_t)count, sizeof(Part), compare_parts);
     char of[96];
     FORMAT(of, "%s %s, B %d T %d", preset, attention, B, T);
-    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"step\", \"calls\": 1, \"ms\": %.3f, \"share\": 1, \"unwatched_ms\": %.3f}", of, whole, plain);
+    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"step\", \"calls\": 1, \"ms\": %.3f, \"share\": "
+           "1, \"unwatched_ms\": %.3f}",
+           of, whole, plain);
     for (int p = 0; p < count; p++)
-        record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"%s\", \"calls\": %d, \"ms\": %.4f, \"share\": %.4f}", of, parts[p].name, parts[p].calls,
-               parts[p].ms, parts[p].ms / whole);
-    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"outside\", \"calls\": 1, \"ms\": %.4f, \"share\": %.4f}", of, whole - inside, 1 - inside / whole);
+        record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"%s\", \"calls\": %d, \"ms\": %.4f, "
+               "\"share\": %.4f}",
+               of, parts[p].name, parts[p].calls, parts[p].ms, parts[p].ms / whole);
+    record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"outside\", \"calls\": 1, \"ms\": %.4f, "
+           "\"share\": %.4f}",
+           of, whole - inside, 1 - inside / whole);
     for (int i = 0; i < PROFILE_EVENTS; i++) CUDA_CHECK(cudaEventDestroy(profile.events[i]));
     bench_close(&b);
 }
@@ -341,7 +357,8 @@ static void run_facts(void) {
     ops_device(name, driver, sizeof(name));
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
-    record("{\"table\": \"facts\", \"device\": \"%s\", \"driver\": \"%s\", \"library\": \"%s\", \"free_bytes\": %zu, \"total_bytes\": %zu, \"l2_bytes\": %d, \"revision\": \"%s\"}",
+    record("{\"table\": \"facts\", \"device\": \"%s\", \"driver\": \"%s\", \"library\": \"%s\", \"free_bytes\": %zu, "
+           "\"total_bytes\": %zu, \"l2_bytes\": %d, \"revision\": \"%s\"}",
            name, driver, gemm_library(), free_bytes, total, l2, REVISION);
 }
 
@@ -353,13 +370,15 @@ static int number(const char *text, int least) {
 }
 
 int main(int argc, char **argv) {
-    const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | "
+    const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T "
+                        "[WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
     AttentionUse use = {false, false, true, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
-        else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc) bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
+        else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
+            bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
@@ -376,8 +395,10 @@ int main(int argc, char **argv) {
         device_start();
         kernels_run(a[0], number(a[1], 0), number(a[2], 1), number(a[3], 1), count == 5 ? a[4] : "");
     } else if (strcmp(command, "model") == 0 && count >= 3) run_models(a[0], number(a[1], 1), count - 2, a + 2, use);
-    else if (strcmp(command, "profile") == 0 && count == 5) run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
-    else if (strcmp(command, "turns") == 0 && count == 5) run_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "profile") == 0 && count == 5)
+        run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "turns") == 0 && count == 5)
+        run_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else {
         warn("%s", usage);
         return EXIT_USAGE;

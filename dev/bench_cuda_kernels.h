@@ -11,12 +11,12 @@ Filled with random numbers: zeros take less power, hence more clock.
 enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
 
 static struct {
-    char *pool;                // device memory of the tensors
+    char *pool; // device memory of the tensors
     size_t pool_bytes;
-    char *random[3];           // device memory: TEMPLATE_BYTES of SIGNED, POSITIVE and TOKENS each
+    char *random[3]; // device memory: TEMPLATE_BYTES of SIGNED, POSITIVE and TOKENS each
     int V, l2_bytes;
     cudaEvent_t events[MOST_REPEATS + 1];
-    const char *word;          // operations whose names contain it
+    const char *word; // operations whose names contain it
     double copy_gbs, gemm_tflops;
 } kernels;
 
@@ -87,17 +87,20 @@ static void kernels_close(void) {
 static void kernel_fill(char *to, size_t bytes, Kind kind) {
     const char *from = kernels.random[kind == TOKENS ? 2 : kind == POSITIVE ? 1 : 0];
     for (size_t at = 0; at < bytes; at += TEMPLATE_BYTES)
-        CUDA_CHECK(cudaMemcpyAsync(to + at, from, min_size(TEMPLATE_BYTES, bytes - at), cudaMemcpyDeviceToDevice, main_stream));
+        CUDA_CHECK(cudaMemcpyAsync(to + at, from, min_size(TEMPLATE_BYTES, bytes - at), cudaMemcpyDeviceToDevice,
+                                   main_stream));
 }
 
 // The median milliseconds of run(tensors), which leaves the values of the tensors finite.
 template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     size_t wanted_sets = 2 + 3 * (size_t)kernels.l2_bytes / max_size(c.set_bytes, 1);
     int sets = (int)min_size(min_size(wanted_sets, MOST_SETS), kernels.pool_bytes / max_size(c.set_bytes, 1)), next = 0;
-    CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: a smaller model", c.name, c.shape, (double)c.set_bytes / 1048576);
+    CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: a smaller model", c.name, c.shape,
+          (double)c.set_bytes / 1048576);
     for (int s = 0; s < sets; s++)
         for (int t = 0; t < c.tensors; t++)
-            kernel_fill(kernels.pool + (size_t)s * c.set_bytes + c.at[t], c.count[t] * (c.kind[t] == FLOATX ? sizeof(floatX) : sizeof(float)), c.kind[t]);
+            kernel_fill(kernels.pool + (size_t)s * c.set_bytes + c.at[t],
+                        c.count[t] * (c.kind[t] == FLOATX ? sizeof(floatX) : sizeof(float)), c.kind[t]);
     auto once = [&]() {
         void *tensors[TENSORS];
         for (int t = 0; t < c.tensors; t++) tensors[t] = kernels.pool + (size_t)next * c.set_bytes + c.at[t];
@@ -120,7 +123,8 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     double ms[MOST_REPEATS];
     timed(1, ms); // plans are made, code is loaded
     if (!bench_repeats) timed(2, ms);
-    int repeats = bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(ms[1] < 100 ? 7 : 2, 150 / fmax(ms[1], 1e-3)));
+    int repeats =
+        bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(ms[1] < 100 ? 7 : 2, 150 / fmax(ms[1], 1e-3)));
     timed(repeats, ms);
     return median(ms, repeats);
 }
@@ -129,35 +133,47 @@ template <typename Run> static void kernel_measure(const KernelCase &c, Run run)
     if (!strstr(c.name, kernels.word)) return;
     double ms = kernel_ms(c, run), gbs = 1e-6 * c.bytes / ms, tflops = 1e-9 * c.flops / ms;
     bool product = c.flops > 0;
-    record("{\"table\": \"kernels\", \"kernel\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"rate\": %.2f, \"unit\": \"%s\", \"share\": %.4f}", c.name, c.shape,
-           ms, product ? tflops : gbs, product ? "TFLOP/s" : "GB/s", product ? tflops / kernels.gemm_tflops : gbs / kernels.copy_gbs);
+    record("{\"table\": \"kernels\", \"kernel\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"rate\": %.2f, \"unit\": "
+           "\"%s\", \"share\": %.4f}",
+           c.name, c.shape, ms, product ? tflops : gbs, product ? "TFLOP/s" : "GB/s",
+           product ? tflops / kernels.gemm_tflops : gbs / kernels.copy_gbs);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // What can be reached: GB/s of a copy, read and written; TFLOP/s of the library's largest product
 
 static __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t count) {
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x) to[i] = from[i];
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
+        to[i] = from[i];
 }
 
 static void kernel_peaks(void) {
     size_t bytes = bench_tiny ? (size_t)1 << 20 : min_size((size_t)2 << 30, kernels.pool_bytes / 4 / 256 * 256);
     KernelCase copy = kernel_case("copy", 2.0 * (double)bytes, 0, "%zu MiB", bytes >> 20);
     with(with(copy, FP32, bytes / 4), FP32, bytes / 4);
-    double library = kernel_ms(copy, [=](void **t) { CUDA_CHECK(cudaMemcpyAsync(t[0], t[1], bytes, cudaMemcpyDeviceToDevice, main_stream)); });
-    double own = kernel_ms(copy, [=](void **t) { LAUNCH(copy_kernel, (unsigned)device.sm_count * 16, 256, 0, (uint4 *)t[0], (const uint4 *)t[1], bytes / 16); });
+    double library = kernel_ms(
+        copy, [=](void **t) { CUDA_CHECK(cudaMemcpyAsync(t[0], t[1], bytes, cudaMemcpyDeviceToDevice, main_stream)); });
+    double own = kernel_ms(copy, [=](void **t) {
+        LAUNCH(copy_kernel, (unsigned)device.sm_count * 16, 256, 0, (uint4 *)t[0], (const uint4 *)t[1], bytes / 16);
+    });
     kernels.copy_gbs = 1e-6 * copy.bytes / fmin(library, own);
     static const int sizes[][3] = {{8192, 8192, 8192}, {16384, 8192, 4096}, {16384, 16384, 2048}};
     for (int i = 0; i < (bench_tiny ? 1 : 3); i++) {
         int M = bench_tiny ? 64 : sizes[i][0], N = bench_tiny ? 64 : sizes[i][1], K = bench_tiny ? 64 : sizes[i][2];
         KernelCase product = kernel_case("gemm", 0, 2.0 * M * N * K, "%d x %d x %d", M, N, K);
-        with(with(with(product, FLOATX, (size_t)M * (size_t)N), FLOATX, (size_t)M * (size_t)K), FLOATX, (size_t)N * (size_t)K);
-        double ms = kernel_ms(product, [=](void **t) { matmul_forward((floatX *)t[0], (floatX *)t[1], (floatX *)t[2], M, K, N, N); });
-        record("{\"table\": \"peaks\", \"what\": \"gemm %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}", product.shape, ms, 1e-9 * product.flops / ms);
+        with(with(with(product, FLOATX, (size_t)M * (size_t)N), FLOATX, (size_t)M * (size_t)K), FLOATX,
+             (size_t)N * (size_t)K);
+        double ms = kernel_ms(
+            product, [=](void **t) { matmul_forward((floatX *)t[0], (floatX *)t[1], (floatX *)t[2], M, K, N, N); });
+        record("{\"table\": \"peaks\", \"what\": \"gemm %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}",
+               product.shape, ms, 1e-9 * product.flops / ms);
         kernels.gemm_tflops = fmax(kernels.gemm_tflops, 1e-9 * product.flops / ms);
     }
-    record("{\"table\": \"peaks\", \"what\": \"copy by the library\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}", library, 1e-6 * copy.bytes / library);
-    record("{\"table\": \"peaks\", \"what\": \"copy by a kernel\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}", own, 1e-6 * copy.bytes / own);
+    record(
+        "{\"table\": \"peaks\", \"what\": \"copy by the library\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}",
+        library, 1e-6 * copy.bytes / library);
+    record("{\"table\": \"peaks\", \"what\": \"copy by a kernel\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}",
+           own, 1e-6 * copy.bytes / own);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -178,26 +194,33 @@ static void kernels_of_rows(const Model *m, int N) {
     kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c); });
     k = kernel_case("residual_rmsnorm_forward", (double)residual_rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
     with(with(with(with(with(with(k, FLOATX, NC), FLOATX, NC), FP32, n), FLOATX, NC), FLOATX, NC), FLOATX, C);
-    kernel_measure(k, [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5); });
+    kernel_measure(k,
+                   [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5); });
     k = kernel_case("residual_forward", (double)residual_forward_bytes(NC), 0, "N %d C %d", N, c);
-    kernel_measure(with(with(with(k, FLOATX, NC), FLOATX, NC), FLOATX, NC), [=](void **t) { residual_forward(X(0), X(1), X(2), NC); });
+    kernel_measure(with(with(with(k, FLOATX, NC), FLOATX, NC), FLOATX, NC),
+                   [=](void **t) { residual_forward(X(0), X(1), X(2), NC); });
     k = kernel_case("scale_inplace", (double)scale_bytes(NC), 0, "N %d C %d", N, c);
     kernel_measure(with(k, FLOATX, NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
     k = kernel_case("swiglu_forward", (double)swiglu_forward_bytes(N, f), 0, "N %d F %d", N, f);
     kernel_measure(with(with(k, FLOATX, NF), FLOATX, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f); });
     k = kernel_case("swiglu_backward", (double)swiglu_backward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(with(with(with(k, FLOATX, 2 * NF), FLOATX, NF), FLOATX, 2 * NF), [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
+    kernel_measure(with(with(with(k, FLOATX, 2 * NF), FLOATX, NF), FLOATX, 2 * NF),
+                   [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
 }
 
 static void kernels_of_vocabulary(const Model *m, int N) {
     int c = m->config.C, V = m->config.V, Vp = m->Vp, rows = min_int(N, 4096);
     size_t n = (size_t)N, NC = n * (size_t)c, VC = (size_t)V * (size_t)c, logits = (size_t)rows * (size_t)Vp;
     ops_init(max_size(m->workspace_bytes, embedding_workspace_bytes(N)));
-    KernelCase k = kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
-    kernel_measure(with(with(with(k, FLOATX, NC), TOKENS, n), FLOATX, VC), [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
+    KernelCase k =
+        kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
+    kernel_measure(with(with(with(k, FLOATX, NC), TOKENS, n), FLOATX, VC),
+                   [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
     int distinct = (int)(V * (1 - exp(-(double)N / V))); // of N tokens with equal chances
-    k = kernel_case("embedding_backward", (double)embedding_backward_bytes(N, c, distinct), 0, "N %d C %d V %d", N, c, V);
-    kernel_measure(with(with(with(k, FP32, VC), FLOATX, NC), TOKENS, n), [=](void **t) { embedding_backward(F(0), X(1), I(2), N, c); });
+    k = kernel_case("embedding_backward", (double)embedding_backward_bytes(N, c, distinct), 0, "N %d C %d V %d", N, c,
+                    V);
+    kernel_measure(with(with(with(k, FP32, VC), FLOATX, NC), TOKENS, n),
+                   [=](void **t) { embedding_backward(F(0), X(1), I(2), N, c); });
     k = kernel_case("cross_entropy", (double)cross_entropy_bytes(rows, V, Vp, true), 0, "N %d V %d", rows, V);
     with(with(with(k, FP32, (size_t)rows), FLOATX, logits), TOKENS, (size_t)rows);
     kernel_measure(k, [=](void **t) { cross_entropy(F(0), X(1), I(2), rows, V, Vp, (real)1); });
@@ -210,7 +233,9 @@ static void kernels_of_update(const Model *m) {
     bool master = sizeof(floatX) == 2;
     KernelCase k = kernel_case("adamw_update", (double)adamw_bytes(set, master), 0, "%zu parameters", set);
     with(with(with(with(with(k, FLOATX, set), FP32, set), FP32, set), FP32, set), POSITIVE, set);
-    kernel_measure(k, [=](void **t) { adamw_update(X(0), master ? F(1) : NULL, F(2), F(3), F(4), set, 1, 1e-4, 0.9, 0.95, 1e-8, 0.1, 100); });
+    kernel_measure(k, [=](void **t) {
+        adamw_update(X(0), master ? F(1) : NULL, F(2), F(3), F(4), set, 1, 1e-4, 0.9, 0.95, 1e-8, 0.1, 100);
+    });
     k = kernel_case("sum_of_squares", (double)sum_of_squares_bytes(set), 0, "%zu gradients", set);
     kernel_measure(with(with(k, FP32, 2), FP32, set), [=](void **t) { sum_of_squares((double *)t[0], F(1), set); });
     k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
@@ -222,28 +247,36 @@ static void kernels_of_heads(const Model *m, int B, int T) {
     int N = B * T, NH = m->config.NH, D = m->config.D, ld = m->dims.fused_ld;
     size_t n = (size_t)N, heads = n * (size_t)(NH * D), maps = n * (size_t)NH;
     int rotated = m->dims.NQ + m->dims.NK;
-    KernelCase k = kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
+    KernelCase k =
+        kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
     with(with(k, FLOATX, n * (size_t)ld), FP32, (size_t)T * (size_t)D);
     kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, 0); });
     k.name = "rope_backward";
     kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, 0); });
-    k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
+    k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
+                    D);
     with(with(with(k, FLOATX, heads), FLOATX, 2 * heads), FLOATX, n * (size_t)ld);
     kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, 1, true); });
-    k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    with(with(with(with(with(k, FLOATX, 2 * heads), FLOATX, n * (size_t)ld), FLOATX, heads), FLOATX, 2 * heads), FLOATX, n * (size_t)ld);
+    k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
+                    D);
+    with(with(with(with(with(k, FLOATX, 2 * heads), FLOATX, n * (size_t)ld), FLOATX, heads), FLOATX, 2 * heads), FLOATX,
+         n * (size_t)ld);
     kernel_measure(k, [=](void **t) { diff_combine_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ld, 1, true); });
     k = kernel_case("sink_forward", (double)sink_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    kernel_measure(with(with(with(k, FLOATX, heads), FP32, maps), FLOATX, (size_t)NH), [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
+    kernel_measure(with(with(with(k, FLOATX, heads), FP32, maps), FLOATX, (size_t)NH),
+                   [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
     k = kernel_case("sink_backward", (double)sink_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
     with(with(with(with(with(k, FP32, (size_t)NH), FLOATX, heads), FLOATX, heads), FP32, maps), FLOATX, (size_t)NH);
     kernel_measure(k, [=](void **t) { sink_backward(F(0), X(1), X(2), F(3), X(4), B, T, NH, D); });
     for (int width = 1; width <= D; width += D - 1) {
         int ldg = (int)round_up((size_t)(NH * width), 64);
         size_t gates = n * (size_t)ldg;
-        k = kernel_case("gate_forward", (double)gate_forward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N, NH, D, width);
-        kernel_measure(with(with(with(k, FLOATX, heads), FLOATX, heads), FLOATX, gates), [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width); });
-        k = kernel_case("gate_backward", (double)gate_backward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N, NH, D, width);
+        k = kernel_case("gate_forward", (double)gate_forward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
+                        NH, D, width);
+        kernel_measure(with(with(with(k, FLOATX, heads), FLOATX, heads), FLOATX, gates),
+                       [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width); });
+        k = kernel_case("gate_backward", (double)gate_backward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
+                        NH, D, width);
         with(with(with(with(with(k, FLOATX, heads), FLOATX, gates), FLOATX, heads), FLOATX, heads), FLOATX, gates);
         kernel_measure(k, [=](void **t) { gate_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ldg, width); });
         if (D == 1) break;
@@ -263,9 +296,12 @@ static void kernels_of_products(const Model *m, int N) {
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
         int rows = layers[i].N, IC = layers[i].IC, OC = layers[i].OC, ldy = layers[i].ldy;
         size_t in = (size_t)rows * (size_t)IC, out = (size_t)rows * (size_t)ldy, weight = (size_t)IC * (size_t)OC;
-        KernelCase k = kernel_case("matmul_forward", 0, matmul_forward_flops(rows, IC, OC), "%s: N %d IC %d OC %d", layers[i].name, rows, IC, OC);
-        kernel_measure(with(with(with(k, FLOATX, out), FLOATX, in), FLOATX, weight), [=](void **t) { matmul_forward(X(0), X(1), X(2), rows, IC, OC, ldy); });
-        k = kernel_case("matmul_backward", 0, matmul_backward_flops(rows, IC, OC), "%s: N %d IC %d OC %d", layers[i].name, rows, IC, OC);
+        KernelCase k = kernel_case("matmul_forward", 0, matmul_forward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
+                                   layers[i].name, rows, IC, OC);
+        kernel_measure(with(with(with(k, FLOATX, out), FLOATX, in), FLOATX, weight),
+                       [=](void **t) { matmul_forward(X(0), X(1), X(2), rows, IC, OC, ldy); });
+        k = kernel_case("matmul_backward", 0, matmul_backward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
+                        layers[i].name, rows, IC, OC);
         with(with(with(with(with(k, FLOATX, in), FP32, weight), FLOATX, out), FLOATX, in), FLOATX, weight);
         kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy); });
     }
@@ -273,27 +309,33 @@ static void kernels_of_products(const Model *m, int N) {
 #undef F
 
 // Attention of a model's first key set, read where the fused product leaves it, by whom `use` says.
-static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T, AttentionUse use) {
+static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
+                                 AttentionUse use) {
     Model m;
     attention_stop();
     attention_use(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
     KeySet set = key_set(&m, 0, B, T, 0);
     AttentionShape s = set.shape;
-    size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.dims.fused_ld, out = n * (size_t)s.ldo, lse = n * (size_t)s.NQ;
+    size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.dims.fused_ld, out = n * (size_t)s.ldo,
+           lse = n * (size_t)s.NQ;
     ops_init(m.workspace_bytes);
-    KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s), "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D,
-                               s.DV, quotable(attention_library()));
+    KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
+                               "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
+                               quotable(attention_library()));
     with(with(with(with(with(k, FLOATX, out), FP32, lse), FLOATX, fused), FLOATX, fused), FLOATX, out);
-    kernel_measure(k, [=](void **t) { attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s); });
+    kernel_measure(k, [=](void **t) {
+        attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
+    });
     k.name = "attention_backward", k.flops = attention_backward_flops(s);
     bool prepared[MOST_SETS] = {false};
     kernel_measure(k, [&](void **t) { // of values that a forward has left
         size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
-        if (!prepared[which]) attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
+        if (!prepared[which])
+            attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
         prepared[which] = true;
-        attention_backward(X(3) + set.q, X(3) + set.k, X(3) + set.v, X(4) + set.out, X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k,
-                           X(2) + set.v, s, false);
+        attention_backward(X(3) + set.q, X(3) + set.k, X(3) + set.v, X(4) + set.out, X(0) + set.out, (real *)t[1],
+                           X(2) + set.q, X(2) + set.k, X(2) + set.v, s, false);
     });
     model_free(&m, false);
 }
@@ -313,7 +355,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     char twice[64];
-    const AttentionUse usual = {false, false, true, false}, faster = {false, false, false, false}, own = {true, false, true, false};
+    const AttentionUse usual = {false, false, true, false}, faster = {false, false, false, false},
+                       own = {true, false, true, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);

@@ -20,9 +20,9 @@ typedef struct {
     int N, IC, OC;
 } Layer;
 static const Layer layers[] = {
-    {"124m q,k,v,lambda", 1024, 768, 2316}, {"124m o_proj", 1024, 768, 768}, {"124m gate,up", 1024, 768, 4096},
-    {"124m down", 1024, 2048, 768},         {"124m head", 320, 768, 50257},  {"small gate,up", 4096, 256, 1408},
-    {"tiny q,k,v,lambda", 2048, 128, 388},  {"tiny gate,up", 2048, 128, 704}, {"tiny down", 2048, 352, 128},
+    {"124m q,k,v,lambda", 1024, 768, 2316}, {"124m o_proj", 1024, 768, 768},   {"124m gate,up", 1024, 768, 4096},
+    {"124m down", 1024, 2048, 768},         {"124m head", 320, 768, 50257},    {"small gate,up", 4096, 256, 1408},
+    {"tiny q,k,v,lambda", 2048, 128, 388},  {"tiny gate,up", 2048, 128, 704},  {"tiny down", 2048, 352, 128},
     {"attention scores", 64, 64, 512},      {"attention values", 64, 512, 64},
 };
 
@@ -33,14 +33,15 @@ static double seconds(int dnnl, char ta, char tb, int M, int N, int K, const flo
     if (dnnl) {
         if (dnnl_sgemm(ta, tb, M, N, K, 1, A, lda, B, ldb, 0, C, N) != dnnl_success) exit(1);
     } else {
-        cblas_sgemm(CblasRowMajor, ta == 'T' ? CblasTrans : CblasNoTrans, tb == 'T' ? CblasTrans : CblasNoTrans, M, N, K, 1,
-                    A, lda, B, ldb, 0, C, N);
+        cblas_sgemm(CblasRowMajor, ta == 'T' ? CblasTrans : CblasNoTrans, tb == 'T' ? CblasTrans : CblasNoTrans, M, N,
+                    K, 1, A, lda, B, ldb, 0, C, N);
     }
     return omp_get_wtime() - start;
 }
 
 int main(void) {
-    printf("%d threads, OpenBLAS kernels %s; GFLOP/s of OpenBLAS and oneDNN, and their ratio\n", omp_get_max_threads(), openblas_get_corename());
+    printf("%d threads, OpenBLAS kernels %s; GFLOP/s of OpenBLAS and oneDNN, and their ratio\n", omp_get_max_threads(),
+           openblas_get_corename());
     printf("%-20s %5s %5s %6s   %-22s %-22s %-22s\n", "", "N", "IC", "OC", "y = x W^T", "dx = dy W", "dW = dy^T x");
     for (size_t l = 0; l < sizeof(layers) / sizeof(layers[0]); l++) {
         int N = layers[l].N, IC = layers[l].IC, OC = layers[l].OC;

@@ -22,14 +22,16 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
         if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
     c->attention = find_variant(attention);
     if (!p || !c->attention) return false;
-    c->L = p->L, c->C = p->C, c->NH = p->NH, c->NKV = NKV ? NKV : p->NKV, c->D = p->D, c->F = p->F, c->T = T, c->V = p->V, c->tied = p->tied;
+    c->L = p->L, c->C = p->C, c->NH = p->NH, c->NKV = NKV ? NKV : p->NKV, c->D = p->D, c->F = p->F, c->T = T,
+    c->V = p->V, c->tied = p->tied;
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
     return true;
 }
 
 // A model's sizes without its memory.
-static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T, Purpose purpose) {
+static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T,
+                       Purpose purpose) {
     ModelConfig c;
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
     model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING);

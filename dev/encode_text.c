@@ -9,7 +9,9 @@ encode_text.c: the C tokenizer as a filter, for data/test_tokenizer.py.
 #include "../llmc/tokenizer.h"
 
 static bool read_all(void *to, size_t bytes) { return fread(to, 1, bytes, stdin) == bytes; }
-static void write_all(const void *from, size_t bytes) { CHECK(fwrite(from, 1, bytes, stdout) == bytes, "cannot write to stdout: %s", strerror(errno)); }
+static void write_all(const void *from, size_t bytes) {
+    CHECK(fwrite(from, 1, bytes, stdout) == bytes, "cannot write to stdout: %s", strerror(errno));
+}
 
 static size_t cut(const Tokenizer *t, const char *text, size_t size, int **ends) {
     CodePoints c;

@@ -17,7 +17,8 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step) {
     real correction1 = (real)(1 - pow(beta1, (double)step));
-    real scale = (real)grad_scale, b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1), rest2 = (real)(1 - beta2);
+    real scale = (real)grad_scale, b1 = (real)beta1, b2 = (real)beta2, rest1 = (real)(1 - beta1),
+         rest2 = (real)(1 - beta2);
     real rsqrt_correction2 = (real)(1 / sqrt(1 - pow(beta2, (double)step)));
     real rate = (real)lr / correction1, keep = (real)(1 - lr * weight_decay), epsilon = (real)eps;
 #pragma omp parallel for simd schedule(static)

@@ -30,8 +30,12 @@ enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both direc
 // room for the zeros after the last visible key, up to a tile of them, in whole vectors
 enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * TILE_LANES };
 
-static inline double attention_visible(AttentionShape s) { return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0)); }
-static inline double attention_forward_flops(AttentionShape s) { return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV); }
+static inline double attention_visible(AttentionShape s) {
+    return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));
+}
+static inline double attention_forward_flops(AttentionShape s) {
+    return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
+}
 static inline double attention_backward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
 }
@@ -94,7 +98,9 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
 static inline void attention_use(AttentionUse use) {
     CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
 }
-static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) { (void)s, (void)backward, (void)add_dv; }
+static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
+    (void)s, (void)backward, (void)add_dv;
+}
 static inline const char *attention_library(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
@@ -102,8 +108,8 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
 }
 
 // rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
-static inline void attention_copy_rows(real *to, const floatX *x, size_t count, size_t padded, size_t width, size_t width_padded,
-                                       size_t ld, real factor) {
+static inline void attention_copy_rows(real *to, const floatX *x, size_t count, size_t padded, size_t width,
+                                       size_t width_padded, size_t ld, real factor) {
     for (size_t t = 0; t < count; t++) {
         for (size_t c = 0; c < width; c++) to[t * width_padded + c] = factor * x[t * ld + c];
         for (size_t c = width; c < width_padded; c++) to[t * width_padded + c] = 0;
@@ -119,14 +125,16 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
             for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
 }
 
-static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, const floatX *v, AttentionShape s, bool backward) {
+static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, const floatX *v, AttentionShape s,
+                                       bool backward) {
     int parts = backward ? 4 : 2;
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * s.NKV * parts; item++) {
         size_t head = (size_t)(item / parts), b = head / (size_t)s.NKV, kv = head % (size_t)s.NKV;
         const floatX *kh = k + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.k_head;
         const floatX *vh = v + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.v_head;
-        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = (size_t)s.D, DV = (size_t)s.DV, ld = (size_t)s.ldkv;
+        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = (size_t)s.D, DV = (size_t)s.DV,
+               ld = (size_t)s.ldkv;
         switch (item % parts) {
         case 0: attention_copy_panels(a->kt + at_k, kh, a->keys, a->padded, D, a->D, ld); break;
         case 1: attention_copy_rows(a->v + at_v, vh, a->keys, a->padded, DV, a->DV, ld, 1); break;
@@ -146,11 +154,13 @@ static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
 
-// scores (TILE_ROWS, n) of a tile of rows `a` (TILE_ROWS, width) against panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)
-static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width, size_t width_padded) {
+// scores (TILE_ROWS, n) of a tile of rows `a` (TILE_ROWS, width) against panels (n / TILE_COLUMNS, width_padded,
+// TILE_COLUMNS)
+static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
+                                    size_t width_padded) {
     for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
-        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((size_t)(n - j), TILE_LANES)), width, a, lda, panels, TILE_COLUMNS,
-                      scores + j, SCORES_LD, false);
+        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((size_t)(n - j), TILE_LANES)), width, a, lda, panels,
+                      TILE_COLUMNS, scores + j, SCORES_LD, false);
 }
 
 // One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
@@ -172,8 +182,8 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
 }
 
 // The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
-static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b, int t0,
-                                           const AttentionPlan *a, AttentionShape s) {
+static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
+                                           int t0, const AttentionPlan *a, AttentionShape s) {
     const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
     AttentionOwn own = attention_own(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
@@ -194,18 +204,20 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + (size_t)k0 * a->DV, a->DV, own.acc + (size_t)i0 * a->DV, a->DV, true);
+            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + (size_t)k0 * a->DV, a->DV, own.acc + (size_t)i0 * a->DV,
+                          a->DV, true);
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++) o[(size_t)i * (size_t)s.ldo + (size_t)c] = own.acc[(size_t)i * a->DV + (size_t)c] * inverse;
+        for (int c = 0; c < s.DV; c++)
+            o[(size_t)i * (size_t)s.ldo + (size_t)c] = own.acc[(size_t)i * a->DV + (size_t)c] * inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
 }
 
 // A single query, straight from the definition; scores (keys) is scratch.
-static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k, const floatX *v,
-                                         int low, int keys, AttentionShape s) {
+static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k,
+                                         const floatX *v, int low, int keys, AttentionShape s) {
     for (int j = low; j < keys; j++) {
         real dot = 0;
 #pragma omp simd reduction(+ : dot)
@@ -238,7 +250,8 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
         const floatX *qh = q + row * (size_t)s.ldq + (size_t)h * (size_t)s.q_head;
         real *l = lse ? lse + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t0 : NULL;
         if (s.T > 1)
-            attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b, t0, &a, s);
+            attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b,
+                                    t0, &a, s);
         else
             attention_forward_row(oh, l, workspace + (size_t)omp_get_thread_num() * a.keys, qh,
                                   k + (size_t)b * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head,
@@ -252,19 +265,22 @@ typedef struct {
     int b;
     floatX *dq;
     const floatX *q, *out, *dout;
-    const real *lse;           // (T)
+    const real *lse;             // (T)
     const real *k, *kt, *v, *vt; // of its KV head, copied
     real *dk, *dv;               // (padded, D | DV)
 } AttentionHead;
 
 // P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
-static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low, const real *delta,
-                                             int t0, int rows, int k0, const AttentionPlan *a, AttentionShape s) {
+static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low,
+                                             const real *delta, int t0, int rows, int k0, const AttentionPlan *a,
+                                             AttentionShape s) {
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
         real *p0 = own->p + i0 * SCORES_LD, *ds0 = own->ds + i0 * SCORES_LD;
-        attention_scores(p0, own->q + (size_t)i0 * a->D, a->D, h->kt + (size_t)k0 * a->D, n, s.D, a->D);           // S = scale Q K^T
-        attention_scores(ds0, own->dout + (size_t)i0 * a->DV, a->DV, h->vt + (size_t)k0 * a->DV, n, s.DV, a->DV); // O = P V
+        // S = scale Q K^T
+        attention_scores(p0, own->q + (size_t)i0 * a->D, a->D, h->kt + (size_t)k0 * a->D, n, s.D, a->D);
+        // O = P V
+        attention_scores(ds0, own->dout + (size_t)i0 * a->DV, a->DV, h->vt + (size_t)k0 * a->DV, n, s.DV, a->DV);
         for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
             int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
             real *p = own->p + i * SCORES_LD, *ds = own->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
@@ -295,7 +311,8 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
             delta[i] = dot;
             low[i] = attention_first_key(s, h->b, t0 + i);
         }
-        attention_copy_rows(own.q, h->q + (size_t)t0 * (size_t)s.ldq, (size_t)rows, padded, (size_t)s.D, a->D, (size_t)s.ldq, s.scale);
+        attention_copy_rows(own.q, h->q + (size_t)t0 * (size_t)s.ldq, (size_t)rows, padded, (size_t)s.D, a->D,
+                            (size_t)s.ldq, s.scale);
         attention_copy_rows(own.dout, dout, (size_t)rows, padded, (size_t)s.DV, a->DV, (size_t)s.ldo, 1);
         memset(own.acc, 0, padded * a->D * sizeof(real));
         int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
@@ -313,8 +330,9 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
                                          h->dk + at * a->D, a->D, add); // S = scale Q K^T; own.q has the scale
             }
             for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
-                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD, SCORES_LD,
-                              h->k + (size_t)k0 * a->D, a->D, own.acc + (size_t)i0 * a->D, a->D, true); // S = scale Q K^T
+                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD,
+                              SCORES_LD, h->k + (size_t)k0 * a->D, a->D, own.acc + (size_t)i0 * a->D, a->D,
+                              true); // S = scale Q K^T
         }
         for (int i = 0; i < rows; i++)
             for (int c = 0; c < s.D; c++)
@@ -323,8 +341,8 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
 }
 
 // dst[t,:] = the sum over the `group` query heads of src[g][t,:] (padded rows of `stride`); with `add`, += it
-static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded, size_t stride,
-                                       bool add) {
+static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded,
+                                       size_t stride, bool add) {
     for (int t = 0; t < T; t++) {
         floatX *to = dst + (size_t)t * (size_t)ld;
         for (int g = 0; g < group; g++) {
@@ -351,18 +369,31 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
 #pragma omp for schedule(dynamic)
         for (size_t bh = 0; bh < heads; bh++) {
             size_t b = bh / (size_t)s.NQ, j = bh % (size_t)s.NQ, key_head = b * (size_t)s.NKV + j / (size_t)group;
-            size_t q_at = b * T * (size_t)s.ldq + j * (size_t)s.q_head, o_at = b * T * (size_t)s.ldo + j * (size_t)s.o_head;
+            size_t q_at = b * T * (size_t)s.ldq + j * (size_t)s.q_head,
+                   o_at = b * T * (size_t)s.ldo + j * (size_t)s.o_head;
             size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
-            AttentionHead h = {(int)b, dq + q_at, q + q_at, out + o_at, dout + o_at, lse + bh * T, a.k + k_at, a.kt + k_at,
-                               a.v + v_at, a.vt + v_at, a.dk + bh * a.padded * a.D, a.dv + bh * a.padded * a.DV};
+            AttentionHead h = {(int)b,
+                               dq + q_at,
+                               q + q_at,
+                               out + o_at,
+                               dout + o_at,
+                               lse + bh * T,
+                               a.k + k_at,
+                               a.kt + k_at,
+                               a.v + v_at,
+                               a.vt + v_at,
+                               a.dk + bh * a.padded * a.D,
+                               a.dv + bh * a.padded * a.DV};
             attention_backward_head(&h, &a, s);
         }
 #pragma omp for schedule(static)
         for (size_t i = 0; i < (size_t)s.B * (size_t)s.NKV; i++) {
             size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * (size_t)s.ldkv;
             size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * a.padded;
-            attention_sum_group(dk + row + kv * (size_t)s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded, a.D, false);
-            attention_sum_group(dv + row + kv * (size_t)s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv, a.padded, a.DV, add_dv);
+            attention_sum_group(dk + row + kv * (size_t)s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded,
+                                a.D, false);
+            attention_sum_group(dv + row + kv * (size_t)s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv,
+                                a.padded, a.DV, add_dv);
         }
     }
 }

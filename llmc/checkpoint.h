@@ -4,7 +4,8 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
   void    checkpoint_save(run_dir, step, buffers, state)           writes run_dir/checkpoints/step_NNNNNNNN
   int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     newest that verifies, with a warning for each that
                                                                    does not; -1 when there are none at all
-  int64_t checkpoint_find_before(run_dir, step, path_out)          newest before `step` that verifies, likewise; -1: none
+  int64_t checkpoint_find_before(run_dir, step, path_out)          newest before `step` that verifies, likewise; -1:
+                                                                   none
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
   void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
@@ -40,14 +41,16 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
 enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
 static const int64_t CHECKPOINT_STEP_LIMIT = 99999999; // eight digits
 
-static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.bin", "tokenizer.json"};
-enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 }; // the others may be missing
+static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                               "tokenizer.bin", "tokenizer.json"};
+// the others may be missing
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 };
 
 // Why something is broken, for a message.
 typedef char Reason[512];
 
-// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk, and
-// leaves the others' 0: file_digests_all has the whole.
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk,
+// and leaves the others' 0: file_digests_all has the whole.
 static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
@@ -93,7 +96,8 @@ static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64
     all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
     comm_gather(all, &own, sizeof(own));
     int error = 0;
-    for (int r = 0; r < comm_ranks() && !error; r++) error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
+    for (int r = 0; r < comm_ranks() && !error; r++)
+        error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
     free(all);
     if (error) {
         free(digests);
@@ -138,7 +142,8 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         char path[PATH_SIZE];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
-        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue; // not saved by us
+        // not saved by us
+        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
         uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
         if (!digests) {
             snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));

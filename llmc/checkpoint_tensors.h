@@ -1,8 +1,8 @@
 /*
 checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and safetensors files.
 
-  void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated for
-                                                the model that its config.json describes
+  void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated
+                                                for the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
   void checkpoint_save_weights(path, buffers), checkpoint_save_optimizer(path, buffers)
   bool checkpoint_weights_finite(buffers)
@@ -10,7 +10,8 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
 
 A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
 (sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
-them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers pass through CHECKPOINT_STAGING bytes of host memory.
+them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers
+pass through CHECKPOINT_STAGING bytes of host memory.
 */
 #ifndef LLMC_CHECKPOINT_TENSORS_H
 #define LLMC_CHECKPOINT_TENSORS_H
@@ -29,8 +30,8 @@ typedef struct {
     const ModelConfig *config;
     const TensorList *tensors;
     floatX *params;
-    real *master; // NULL when params are not narrower than F32
-    real *m, *v;  // may be NULL when the optimizer is not loaded
+    real *master;             // NULL when params are not narrower than F32
+    real *m, *v;              // may be NULL when the optimizer is not loaded
     const Sharding *sharding; // NULL: one rank; from level 1 on master, m and v are compact
     struct {
         const char *data; // NULL: none
@@ -86,8 +87,8 @@ static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const Che
 }
 
 // Tensor `first` and following of the file, in the order of checkpoint_specs: this rank's pieces of them.
-static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list, const Sharding *sharding,
-                                          const CheckpointPart *parts, int part_count) {
+static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
+                                          const Sharding *sharding, const CheckpointPart *parts, int part_count) {
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
@@ -104,8 +105,8 @@ static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const
 }
 
 // On all ranks: rank 0 makes the file, then each writes its pieces.
-static inline void checkpoint_save_parts(const char *path, const TensorList *list, const Sharding *sharding, const CheckpointPart *parts,
-                                         int part_count, DType dtype) {
+static inline void checkpoint_save_parts(const char *path, const TensorList *list, const Sharding *sharding,
+                                         const CheckpointPart *parts, int part_count, DType dtype) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
     SafeTensorsWriter *w = NULL;
     int count = list->count * part_count;
@@ -164,8 +165,8 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
 }
 
 // Each rank reads its pieces; of a buffer that is not compact it then gets the others' from them.
-static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding, const CheckpointPart *parts,
-                                         int part_count, const char *reason) {
+static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding,
+                                         const CheckpointPart *parts, int part_count, const char *reason) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
     checkpoint_compare(s, specs, list->count * part_count, reason);
     for (int i = 0; i < list->count * part_count; i++) {
@@ -204,7 +205,8 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
                 buffer_download(checkpoint_staging(), b->params + r.at + done, n * sizeof(floatX));
                 for (size_t e = 0; e < n; e += PIECE) { // as the file has them
                     size_t count = min_size(PIECE, n - e);
-                    convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX), count);
+                    convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX),
+                                     count);
                     for (size_t k = 0; k < count; k++) broken += !isfinite(piece[k]);
                 }
             }

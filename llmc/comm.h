@@ -14,14 +14,16 @@ comm.h: what the ranks of a run say to each other.
     comm_barrier()
 
   On operation memory, begun in the same order on every rank, done in that order behind the caller's back:
-    ticket = comm_reduce_scatter(bucket, piece, out, add)   bucket [ranks][piece]: out [piece] = (or +=) the sum over ranks of
-                                                            piece `rank` of their buckets; out may be that piece
-    ticket = comm_all_gather(bucket, piece_bytes)           bucket [ranks][piece_bytes], each rank's piece from that rank
+    ticket = comm_reduce_scatter(bucket, piece, out, add)   bucket [ranks][piece]: out [piece] = (or +=) the sum over
+                                                            ranks of piece `rank` of their buckets; out may be that
+                                                            piece
+    ticket = comm_all_gather(bucket, piece_bytes)           bucket [ranks][piece_bytes], each rank's piece from that
+                                                            rank
     comm_wait(ticket)                                       operations from here on find it done, and all that was begun
                                                             before it; 0: nothing
 
-  twins     comm_mpi.h for operations on the CPU; comm_nccl.cuh for those on a GPU; comm_alone.h for a program that was built
-            without the library and refuses to be one of several
+  twins     comm_mpi.h for operations on the CPU; comm_nccl.cuh for those on a GPU; comm_alone.h for a program that was
+            built without the library and refuses to be one of several
   traffic   (ranks-1)/ranks of a bucket sent and received per rank, by either collective
   faults    A peer that is gone is the watchdog's business, which is told how long this rank waits.
 */

@@ -1,12 +1,13 @@
 /*
-comm_alone.h: comm.h in a program that was built without the library for many ranks. It is one process, and refuses to be
-one of several: each would be rank 0 and write the same files.
+comm_alone.h: comm.h in a program that was built without the library for many ranks. It is one process, and refuses to
+be one of several: each would be rank 0 and write the same files.
 */
 #ifndef LLMC_COMM_ALONE_H
 #define LLMC_COMM_ALONE_H
 
 #ifdef DEVICE_OPS
-static const char *const comm_missing = "NCCL and knows no others: get NCCL (package libnccl-dev or nvidia-nccl-cu13), then make";
+static const char *const comm_missing =
+    "NCCL and knows no others: get NCCL (package libnccl-dev or nvidia-nccl-cu13), then make";
 #else
 static const char *const comm_missing = "MPI and knows no others: scripts/install_deps.sh --with-mpi, then make";
 #endif
@@ -14,7 +15,8 @@ static const char *const comm_missing = "MPI and knows no others: scripts/instal
 static inline const char *comm_library(void) { return NULL; }
 static inline void comm_open(void) {
     int launched = launch_count();
-    CHECK(launched == 1, "started as one of %d processes, but this program was built without %s", launched, comm_missing);
+    CHECK(launched == 1, "started as one of %d processes, but this program was built without %s", launched,
+          comm_missing);
 }
 static inline void comm_close(void) {}
 static inline void comm_alloc(size_t bucket_bytes, int level) { (void)bucket_bytes, (void)level; }

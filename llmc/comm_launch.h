@@ -3,8 +3,9 @@ comm_launch.h: who started this process, which rank it is, and where rank 0 is t
 
   int    launch_count()            processes that the launcher says it has started: 1 also without one
   Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
-  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first machine of
-                                   the step, at a port that follows from the job. MASTER_ADDR and MASTER_PORT say otherwise.
+  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first
+                                   machine of the step, at a port that follows from the job. MASTER_ADDR and MASTER_PORT
+                                   say otherwise.
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
@@ -30,7 +31,9 @@ static inline int launch_count(void) {
 }
 
 // Whether srun's own variables say all. Where mpirun has been started within a step, they speak of mpirun.
-static inline bool launch_is_slurms(void) { return launch_is_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE"); }
+static inline bool launch_is_slurms(void) {
+    return launch_is_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
+}
 
 #ifdef USE_MPI
 #define MPI_OK(call) CHECK((call) == MPI_SUCCESS, "rank %d: MPI failed: %s", comm.rank, #call)
@@ -40,11 +43,14 @@ static inline Launch launch_by_mpi(int launched) {
     MPI_Comm here;
     Launch l;
     memset(&l, 0, sizeof(l));
-    CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS && provided >= MPI_THREAD_SERIALIZED,
+    CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS &&
+              provided >= MPI_THREAD_SERIALIZED,
           "MPI cannot be called from a thread of its own (MPI_THREAD_SERIALIZED)");
     MPI_OK(MPI_Comm_rank(MPI_COMM_WORLD, &l.rank));
     MPI_OK(MPI_Comm_size(MPI_COMM_WORLD, &l.ranks));
-    CHECK(l.ranks == launched, "started as one of %d processes, but MPI knows of %d: with Slurm give srun --mpi=pmix (srun --mpi=list says what it has), or use this MPI's mpirun",
+    CHECK(l.ranks == launched,
+          "started as one of %d processes, but MPI knows of %d: with Slurm give srun --mpi=pmix (srun --mpi=list says "
+          "what it has), or use this MPI's mpirun",
           launched, l.ranks);
     MPI_OK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l.rank, MPI_INFO_NULL, &here));
     MPI_OK(MPI_Comm_size(here, &l.ranks_here));
@@ -60,8 +66,8 @@ static inline int launch_number(const char *name, int low, int high) {
     const char *text = getenv(name);
     char *end = NULL;
     long value = text ? strtol(text, &end, 10) : 0;
-    CHECK(text && end != text && *end == 0 && value >= low && value <= high, "%s is '%s', a number from %d to %d is expected: srun sets it", name, text ? text : "",
-          low, high);
+    CHECK(text && end != text && *end == 0 && value >= low && value <= high,
+          "%s is '%s', a number from %d to %d is expected: srun sets it", name, text ? text : "", low, high);
     return (int)value;
 }
 
@@ -109,7 +115,9 @@ static inline WatchAddress launch_slurm_address(void) {
         length += snprintf(text + length, sizeof(text) - (size_t)length, "%.90s.", value ? value : "");
     }
     a.token = XXH3_64bits(text, (size_t)length);
-    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : (int)(20000 + a.token % 10000)); // below those that systems hand out
+    // below those that systems hand out
+    a.port =
+        (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : (int)(20000 + a.token % 10000));
     a.patience = 60;
     if (chosen) FORMAT(host, "%s", chosen);
     else launch_first_machine(machines ? machines : "", host, sizeof(host));
@@ -117,7 +125,9 @@ static inline WatchAddress launch_slurm_address(void) {
     want.ai_family = AF_INET;
     want.ai_socktype = SOCK_STREAM;
     int error = getaddrinfo(host, NULL, &want, &found);
-    CHECK(error == 0, "the address of rank 0's machine %s is not known: %s; set MASTER_ADDR to one that all machines reach", host, gai_strerror(error));
+    CHECK(error == 0,
+          "the address of rank 0's machine %s is not known: %s; set MASTER_ADDR to one that all machines reach", host,
+          gai_strerror(error));
     for (struct addrinfo *i = found; i && count < WATCH_ADDRESSES; i = i->ai_next) {
         struct sockaddr_in in;
         memcpy(&in, i->ai_addr, sizeof(in));
@@ -136,8 +146,9 @@ static inline Launch launch_by_slurm(int launched) {
     l.rank = launch_number("SLURM_PROCID", 0, launched - 1);
     l.local_rank = launch_number("SLURM_LOCALID", 0, launched - 1);
     l.ranks_here = counts ? launch_from_counts(counts, launch_number("SLURM_NODEID", 0, launched - 1)) : -1;
-    CHECK(l.ranks_here > l.local_rank, "SLURM_STEP_TASKS_PER_NODE is '%s', in which machine SLURM_NODEID has no process %d: srun sets both", counts ? counts : "",
-          l.local_rank);
+    CHECK(l.ranks_here > l.local_rank,
+          "SLURM_STEP_TASKS_PER_NODE is '%s', in which machine SLURM_NODEID has no process %d: srun sets both",
+          counts ? counts : "", l.local_rank);
     l.address = launch_slurm_address();
     if (l.rank == 0) watch_listen(&l.address, l.address.port);
     return l;

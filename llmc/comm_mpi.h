@@ -4,8 +4,8 @@ comm_mpi.h: comm.h for operations on the CPU, over MPI.
   threads   One thread per rank makes all MPI calls, in the order in which they were begun, and sleeps between two looks
             at a message that has not come: the cores belong to the computation that goes on meanwhile. No MPI
             progress thread and no MPI_THREAD_MULTIPLE are needed.
-  numerics  MPI only moves pieces (Ialltoall); their sum is formed here, in the order of ranks. It depends on the number of
-            ranks alone, not on the algorithm that a library chooses for a size.
+  numerics  MPI only moves pieces (Ialltoall); their sum is formed here, in the order of ranks. It depends on the number
+            of ranks alone, not on the algorithm that a library chooses for a size.
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
@@ -31,7 +31,15 @@ static struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-} comm_mpi = {NULL, 0, {{COMM_GATHER, NULL, NULL, 0, NULL, false}}, 0, 0, false, 0, PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER};
+} comm_mpi = {NULL,
+              0,
+              {{COMM_GATHER, NULL, NULL, 0, NULL, false}},
+              0,
+              0,
+              false,
+              0,
+              PTHREAD_MUTEX_INITIALIZER,
+              PTHREAD_COND_INITIALIZER};
 
 // Looks again and again, first at once and then after short sleeps.
 static inline void comm_finish_request(MPI_Request *request) {
@@ -74,8 +82,12 @@ static inline void comm_do(const CommOp *op) {
         comm_finish_request(&request);
         comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
         return;
-    case COMM_ALL_GATHER: MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request)); break;
-    case COMM_GATHER: MPI_OK(MPI_Iallgather(op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request)); break;
+    case COMM_ALL_GATHER:
+        MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
+        break;
+    case COMM_GATHER:
+        MPI_OK(MPI_Iallgather(op->mine, count, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
+        break;
     case COMM_BROADCAST: MPI_OK(MPI_Ibcast(op->buffer, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request)); break;
     }
     comm_finish_request(&request);
@@ -127,7 +139,9 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= (size_t)comm.ranks * piece * sizeof(grad_t));
     return comm_begin(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
 }
-static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) { return comm_begin(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false); }
+static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
+    return comm_begin(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
+}
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
     if (comm.ranks == 1) memcpy(all, mine, bytes);
@@ -176,6 +190,7 @@ static inline void comm_open(void) {
     watch_open(comm.rank, comm.ranks, &l.address, NULL, 0);
     thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
     comm.on = true;
-    CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program"); // before the watchdog's: last in, first out
+    // before the watchdog's: last in, first out
+    CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program");
 }
 #endif

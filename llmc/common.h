@@ -85,13 +85,13 @@ static inline void warn(const char *fmt, ...) {
 }
 
 // A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.
-#define CHECK(cond, ...)        \
-    do {                        \
-        if (!(cond)) {          \
-            fflush(stdout);     \
-            warn(__VA_ARGS__);  \
-            exit(EXIT_FAILED);  \
-        }                       \
+#define CHECK(cond, ...)       \
+    do {                       \
+        if (!(cond)) {         \
+            fflush(stdout);    \
+            warn(__VA_ARGS__); \
+            exit(EXIT_FAILED); \
+        }                      \
     } while (0)
 
 // A thread that no signal reaches: those are for the main thread and the one that waits for them. `what` it does, for
@@ -136,10 +136,10 @@ static inline void out_of_memory(const char *memory, size_t bytes, const char *w
 }
 
 // A printf into a fixed array; a text that does not fit is a user's path that is too long, hence CHECK.
-#define FORMAT(array, ...)                                                                       \
-    do {                                                                                         \
-        int format_length = snprintf((array), sizeof(array), __VA_ARGS__);                       \
-        CHECK(format_length >= 0 && (size_t)format_length < sizeof(array),                       \
+#define FORMAT(array, ...)                                                                        \
+    do {                                                                                          \
+        int format_length = snprintf((array), sizeof(array), __VA_ARGS__);                        \
+        CHECK(format_length >= 0 && (size_t)format_length < sizeof(array),                        \
               "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, (array)); \
     } while (0)
 
@@ -166,8 +166,7 @@ static inline void buffer_free(void *p) { free(p); }
 static inline void buffer_zero(void *p, size_t bytes) {
     size_t pages = (bytes + 4095) / 4096;
 #pragma omp parallel for schedule(static)
-    for (size_t page = 0; page < pages; page++)
-        memset((char *)p + page * 4096, 0, min_size(4096, bytes - page * 4096));
+    for (size_t page = 0; page < pages; page++) memset((char *)p + page * 4096, 0, min_size(4096, bytes - page * 4096));
 }
 static inline void buffer_upload(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }

@@ -59,14 +59,9 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"sliding_window",        "null"    },
-    {"quantization_config",   "null"    },
-    {"num_local_experts",     "null"    },
-    {"attention_bias",        "false"   },
-    {"mlp_bias",              "false"   },
-    {"hidden_act",            "\"silu\""},
-    {"attention_dropout",     "0"       },
-    {"partial_rotary_factor", "1"       },
+    {"sliding_window", "null"},  {"quantization_config", "null"}, {"num_local_experts", "null"},
+    {"attention_bias", "false"}, {"mlp_bias", "false"},           {"hidden_act", "\"silu\""},
+    {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };
 

@@ -3,10 +3,10 @@ corpus.h: what --train-data and --val-data name: shards, corpus directories, or 
 
   text        GLOB | DIR | NAME=GLOB-or-DIR:WEIGHT NAME=...:WEIGHT ...
               A backslash makes the next character part of a path, for spaces. A weight is a share of the windows that
-              are read; their sum is taken for 1. A text that is the name of a file or directory is that alone, and so is
-              one without a colon: a pattern may begin with NAME=, as in lang=en/train_*.bin.
-  directory   train_*.bin, val_*.bin and corpus.json. data/prepare.py writes the last one last; a directory without it is
-              unfinished when it has what an interrupted program leaves, and else its shards are taken as they are.
+              are read; their sum is taken for 1. A text that is the name of a file or directory is that alone, and so
+              is one without a colon: a pattern may begin with NAME=, as in lang=en/train_*.bin.
+  directory   train_*.bin, val_*.bin and corpus.json. data/prepare.py writes the last one last; a directory without it
+              is unfinished when it has what an interrupted program leaves, and else its shards are taken as they are.
   corpus.json read here: "vocab_size" (every token id is below it), "separator" {"token", "place": "before" or
               "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
 
@@ -57,8 +57,9 @@ static inline bool corpus_is_mixture(const char *text) {
 static inline const char *corpus_parse_item(CorpusItem *item, const char *text, const char *whole) {
     size_t name = corpus_name_length(text), n = 0, colon = SIZE_MAX;
     CHECK(text[name] == '=' && name > 0 && name < CORPUS_NAME,
-          "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: several corpora are NAME=PATH:WEIGHT NAME=PATH:WEIGHT", whole,
-          (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
+          "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: several corpora are "
+          "NAME=PATH:WEIGHT NAME=PATH:WEIGHT",
+          whole, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
     memcpy(item->name, text, name);
     item->name[name] = 0;
     for (text += name + 1; *text && !strchr(" \t\n", *text); text++) {
@@ -71,8 +72,10 @@ static inline const char *corpus_parse_item(CorpusItem *item, const char *text, 
     char *end = NULL;
     const char *number = colon == SIZE_MAX ? "" : item->path + colon + 1;
     item->weight = strtod(number, &end);
-    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", whole, item->name, item->path, item->name);
-    CHECK(*number && strspn(number, "0123456789.eE+-") == strlen(number) && *end == 0 && item->weight > 0 && isfinite(item->weight),
+    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", whole, item->name,
+          item->path, item->name);
+    CHECK(*number && strspn(number, "0123456789.eE+-") == strlen(number) && *end == 0 && item->weight > 0 &&
+              isfinite(item->weight),
           "'%s': the weight '%s' of '%s' is no positive number", whole, number, item->name);
     item->path[colon] = 0;
     return text + strspn(text, " \t\n");
@@ -94,7 +97,8 @@ static inline CorpusList corpus_parse(const char *text) {
         at = corpus_parse_item(item, at, text);
         sum += item->weight;
         for (int i = 0; i + 1 < list.count; i++)
-            CHECK(strcmp(list.items[i].name, item->name) != 0, "'%s': '%s' is there twice; add its weights up", text, item->name);
+            CHECK(strcmp(list.items[i].name, item->name) != 0, "'%s': '%s' is there twice; add its weights up", text,
+                  item->name);
     }
     CHECK(isfinite(sum), "'%s': the weights add up to more than there are numbers: use smaller ones", text);
     for (int i = 0; i < list.count; i++) list.items[i].weight /= sum;
@@ -108,7 +112,8 @@ static inline Separator corpus_separator(const cJSON *json, const char *path, ui
     if (separator == NULL || cJSON_IsNull(separator)) return s;
     uint64_t token;
     const char *place = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(separator, "place"));
-    CHECK(json_get_u64(separator, "token", &token) && token <= INT_MAX && place && (!strcmp(place, "before") || !strcmp(place, "after")),
+    CHECK(json_get_u64(separator, "token", &token) && token <= INT_MAX && place &&
+              (!strcmp(place, "before") || !strcmp(place, "after")),
           "%s: its \"separator\" is not {\"token\": ID, \"place\": \"before\" or \"after\"}", path);
     CHECK(token < vocab, "%s: its separator %" PRIu64 " is no token of its vocabulary of %" PRIu64, path, token, vocab);
     s.token = (int)token;
@@ -125,7 +130,9 @@ static inline void corpus_refuse_unfinished(const char *path) {
         const char *name = entry->d_name, *suffix = strrchr(name, '.');
         bool split = strncmp(name, "train_", 6) == 0 || strncmp(name, "val_", 4) == 0;
         CHECK(strcmp(name, "progress.json") != 0 && !(split && suffix && strcmp(suffix, ".tmp") == 0),
-              "%s is not finished: it has %s and no corpus.json; run what makes it again, data/prepare.py goes on where it was", path, name);
+              "%s is not finished: it has %s and no corpus.json; run what makes it again, data/prepare.py goes on "
+              "where it was",
+              path, name);
     }
     closedir(directory);
 }
@@ -147,7 +154,8 @@ static inline cJSON *corpus_read(const char *path) {
     cJSON *json = json_parse(text, size);
     CHECK(json != NULL, "%s is not JSON: make the corpus again", name);
     uint64_t format = 0;
-    CHECK(json_get_u64(json, "format", &format) && format == 1, "%s has another \"format\" than 1: it is not for this version", name);
+    CHECK(json_get_u64(json, "format", &format) && format == 1,
+          "%s has another \"format\" than 1: it is not for this version", name);
     free(text);
     return json;
 }
@@ -161,7 +169,8 @@ static inline bool corpus_describe(const char *path, CorpusAbout *about) {
     cJSON *json = corpus_read(path);
     if (json == NULL) return false;
     FORMAT(name, "%s/corpus.json", path);
-    CHECK(json_get_u64(json, "vocab_size", &vocab) && vocab >= 1 && vocab <= INT_MAX, "%s has no \"vocab_size\" of 1 or more", name);
+    CHECK(json_get_u64(json, "vocab_size", &vocab) && vocab >= 1 && vocab <= INT_MAX,
+          "%s has no \"vocab_size\" of 1 or more", name);
     about->vocab_size = (int)vocab;
     about->separator = corpus_separator(json, name, vocab);
     cJSON_Delete(json);
@@ -177,7 +186,8 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
     cJSON_ArrayForEach(item, list) {
         const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
         uint64_t tokens = 0;
-        CHECK(file && strspn(file, CORPUS_LETTERS ".") == strlen(file) && strlen(file) < PATH_MAX && json_get_u64(item, "tokens", &tokens),
+        CHECK(file && strspn(file, CORPUS_LETTERS ".") == strlen(file) && strlen(file) < PATH_MAX &&
+                  json_get_u64(item, "tokens", &tokens),
               "%s/corpus.json: its \"shards\" are not [{\"file\": NAME, \"tokens\": NUMBER}, ...]", path);
         if (strncmp(file, split, strlen(split)) != 0 || file[strlen(split)] != '_') continue;
         char name[2 * PATH_MAX];
@@ -186,12 +196,15 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
         wanted.path = name;
         const Shard *found = (const Shard *)bsearch(&wanted, shards, count, sizeof(Shard), shard_compare_paths);
         CHECK(found != NULL, "%s is not there, and %s/corpus.json lists it: copy or make the corpus again", name, path);
-        CHECK(found->token_count == tokens, "%s has %zu tokens, and %s/corpus.json says %" PRIu64 ": copy or make the corpus again", name,
+        CHECK(found->token_count == tokens,
+              "%s has %zu tokens, and %s/corpus.json says %" PRIu64 ": copy or make the corpus again", name,
               found->token_count, path, tokens);
         listed++;
     }
-    CHECK(list == NULL || listed == count, "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others away, or name shards by a pattern",
-          path, count, split, listed);
+    CHECK(
+        list == NULL || listed == count,
+        "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others away, or name shards by a pattern",
+        path, count, split, listed);
     cJSON_Delete(json);
 }
 

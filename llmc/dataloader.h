@@ -16,8 +16,8 @@ dataloader.h: batches of token windows out of token shards, read ahead of the st
   mixture   Of several sources with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
             windows of source i: at every block's end less than one window from its weight, and less than two within
-            a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the order
-            that the source has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
+            a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the
+            order that the source has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
   reading   One thread fills DATALOADER_SLOTS batches ahead. Descriptors are bounded, so thousands
             of shards work. What goes wrong in the thread is kept and reported by the dataloader_next that
             would have returned that batch, in the caller's thread; so nothing waits for ever.
@@ -36,9 +36,9 @@ typedef struct {
     char name[CORPUS_NAME]; // empty for the only one
     const char *path;       // owned by the loader's list
     double weight;
-    uint64_t up_to; // its weight and those of the sources before it, in units of 2^-32
+    uint64_t up_to;             // its weight and those of the sources before it, in units of 2^-32
     uint64_t seed, fingerprint; // the latter by dataloader_fingerprint
-    uint64_t window_count; // W: one epoch
+    uint64_t window_count;      // W: one epoch
     size_t first_shard, shard_count, token_count;
     bool described; // by a corpus.json
     int vocab_size; // of corpus.json; 0: not known
@@ -89,10 +89,12 @@ static inline uint64_t mixture_windows(uint64_t up_to, uint64_t block) {
 static inline DataPlace dataloader_place(const DataLoader *l, uint64_t index) {
     DataPlace p = {l->sources, 0};
     if (l->source_count > 1) {
-        uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0; // places in the block and windows of the sources before
+        // places in the block and windows of the sources before
+        uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0;
         uint64_t place = dataloader_permute(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
         for (;; p.source++) { // the last one's ends at MIXTURE_BLOCK
-            uint64_t done = mixture_windows(p.source->up_to, block), high = mixture_windows(p.source->up_to, block + 1) - done;
+            uint64_t done = mixture_windows(p.source->up_to, block),
+                     high = mixture_windows(p.source->up_to, block + 1) - done;
             index = done - before + (place - low);
             if (place < high) break;
             low = high, before = done;
@@ -112,7 +114,8 @@ static inline void dataloader_share(DataLoader *l) {
         Source *s = &l->sources[i];
         sum += s->weight;
         s->up_to = i + 1 < l->source_count ? (uint64_t)(sum * (double)MIXTURE_WHOLE + 0.5) : MIXTURE_WHOLE;
-        CHECK(s->up_to >= before + MIXTURE_WHOLE / MIXTURE_BLOCK, "the weight of '%s' is less than 1/%d of all: leave it out", s->name, MIXTURE_BLOCK);
+        CHECK(s->up_to >= before + MIXTURE_WHOLE / MIXTURE_BLOCK,
+              "the weight of '%s' is less than 1/%d of all: leave it out", s->name, MIXTURE_BLOCK);
         s->weight = (double)(s->up_to - before) / (double)MIXTURE_WHOLE;
         before = s->up_to;
     }
@@ -122,7 +125,8 @@ static inline void dataloader_open_source(DataLoader *l, Source *source, const C
     CorpusAbout about;
     bool described = corpus_describe(item->path, &about);
     CHECK(about.vocab_size <= l->V,
-          "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more, or with --init data of the model's tokenizer",
+          "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more, or with --init "
+          "data of the model's tokenizer",
           item->path, about.vocab_size - 1, l->V, about.vocab_size);
     memcpy(source->name, item->name, sizeof(source->name));
     source->path = item->path;
@@ -146,7 +150,9 @@ static inline void dataloader_open_source(DataLoader *l, Source *source, const C
         source->token_count += s->token_count;
     }
     free(found.shards);
-    if (described) corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + source->first_shard, source->shard_count);
+    if (described)
+        corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + source->first_shard,
+                            source->shard_count);
     l->window_count += source->window_count;
     l->token_count += source->token_count;
 }
@@ -191,7 +197,8 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
     }
     if (l->open_files[place].fd < 0) return false;
     size_t first = (size_t)(at.window - s->first_window) * (size_t)l->T;
-    if (!shard_read_tokens(s, l->open_files[place].fd, first, (size_t)l->T + 1, l->V, l->raw, tokens, l->error)) return false;
+    if (!shard_read_tokens(s, l->open_files[place].fd, first, (size_t)l->T + 1, l->V, l->raw, tokens, l->error))
+        return false;
     if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.source->separator);
     return true;
 }

@@ -29,9 +29,9 @@ static inline void dataloader_first_tokens(const DataLoader *l, int *out, size_t
     free(raw);
 }
 
-// XXH3 over the number of a source's shards and, for each in order, token width, token count and 16 evenly spread blocks
-// of 4 KiB (all of a shard up to 64 KiB): tells other data from the same data elsewhere, at a cost that does not grow
-// with it.
+// XXH3 over the number of a source's shards and, for each in order, token width, token count and 16 evenly spread
+// blocks of 4 KiB (all of a shard up to 64 KiB): tells other data from the same data elsewhere, at a cost that does not
+// grow with it.
 static inline uint64_t source_fingerprint(const DataLoader *l, const Source *source) {
     char error[DATALOADER_ERROR_BYTES];
     unsigned char block[4096];
@@ -72,7 +72,9 @@ static inline uint64_t dataloader_fingerprint(DataLoader *l) {
 }
 
 // What a source is called where it need not be told from others: one alone has no name.
-static inline const char *source_name(const DataLoader *l, const Source *s) { return l->source_count > 1 ? s->name : ""; }
+static inline const char *source_name(const DataLoader *l, const Source *s) {
+    return l->source_count > 1 ? s->name : "";
+}
 
 // What a checkpoint says of the data beside its fingerprint, so that a resume can name what differs.
 static inline cJSON *dataloader_identity(const DataLoader *l) {
@@ -95,16 +97,16 @@ static inline void source_difference(const DataLoader *l, const Source *s, const
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name")), *shown = source_name(l, s);
     uint64_t shards = 0, tokens = 0, fingerprint = 0;
     double weight = 0;
-    if (!name || !json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) || !json_get_u64(item, "fingerprint", &fingerprint) ||
-        !json_get_number(item, "weight", &weight)) {
+    if (!name || !json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) ||
+        !json_get_u64(item, "fingerprint", &fingerprint) || !json_get_number(item, "weight", &weight)) {
         snprintf(text, size, ", and the \"data\" of its checkpoint cannot be read");
     } else if (strcmp(name, shown) != 0) {
         snprintf(text, size, ": there is '%s' where another name was", shown);
     } else if (weight != s->weight) {
         snprintf(text, size, ": the weight of '%s' was %.9g and is %.9g", shown, weight, s->weight);
     } else if (shards != s->shard_count || tokens != s->token_count) {
-        snprintf(text, size, ": %s had %" PRIu64 " tokens in %" PRIu64 " shards and has %zu in %zu", *shown ? shown : "it", tokens, shards,
-                 s->token_count, s->shard_count);
+        snprintf(text, size, ": %s had %" PRIu64 " tokens in %" PRIu64 " shards and has %zu in %zu",
+                 *shown ? shown : "it", tokens, shards, s->token_count, s->shard_count);
     } else if (fingerprint != s->fingerprint) {
         snprintf(text, size, ": %s had other tokens in its %zu shards", *shown ? shown : "it", s->shard_count);
     }
@@ -116,8 +118,8 @@ static inline void dataloader_difference(const DataLoader *l, const cJSON *ident
     int count = cJSON_GetArraySize(identity);
     text[0] = 0;
     if (count > 0 && count != l->source_count)
-        snprintf(text, size, ": it had %d cor%s and there %s %d now", count, count == 1 ? "pus" : "pora", l->source_count == 1 ? "is" : "are",
-                 l->source_count);
+        snprintf(text, size, ": it had %d cor%s and there %s %d now", count, count == 1 ? "pus" : "pora",
+                 l->source_count == 1 ? "is" : "are", l->source_count);
     for (int i = 0; !text[0] && count > 0 && i < l->source_count; i++)
         source_difference(l, &l->sources[i], cJSON_GetArrayItem(identity, i), text, size);
 }
@@ -128,10 +130,13 @@ static inline void dataloader_refuse_shared(const DataLoader *l) {
         for (size_t a = l->sources[i].first_shard; a < l->sources[i].first_shard + l->sources[i].shard_count; a++)
             for (size_t b = 0; b < l->sources[i].first_shard; b++)
                 CHECK(l->shards[a].device != l->shards[b].device || l->shards[a].inode != l->shards[b].inode,
-                      "token shard %s is in '%s' and in a corpus before it: name it in one and add the weights up", l->shards[a].path, l->sources[i].name);
+                      "token shard %s is in '%s' and in a corpus before it: name it in one and add the weights up",
+                      l->shards[a].path, l->sources[i].name);
 }
 
-static inline double source_epochs(const Source *s, double windows) { return windows * s->weight / (double)s->window_count; }
+static inline double source_epochs(const Source *s, double windows) {
+    return windows * s->weight / (double)s->window_count;
+}
 
 // For run.json; `windows` are those that the run reads, 0 when that is not known.
 static inline cJSON *dataloader_description(const DataLoader *l, double windows) {
@@ -161,8 +166,8 @@ static inline void dataloader_print(const DataLoader *l, double windows) {
         const Source *s = &l->sources[i];
         if (l->source_count > 1) printf("%-12s %6.2f%% of the windows, ", s->name, 100 * s->weight);
         else printf("training data: ");
-        printf("%zu tokens in %zu shard%s, %.2f epochs in this run (%s)\n", s->token_count, s->shard_count, s->shard_count == 1 ? "" : "s",
-               source_epochs(s, windows), s->path);
+        printf("%zu tokens in %zu shard%s, %.2f epochs in this run (%s)\n", s->token_count, s->shard_count,
+               s->shard_count == 1 ? "" : "s", source_epochs(s, windows), s->path);
     }
 }
 #endif

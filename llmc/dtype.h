@@ -24,10 +24,10 @@ typedef struct {
 } DTypeInfo;
 
 static const DTypeInfo dtype_table[DTYPE_COUNT] = {
-    {"F64",  "float64",  8},
-    {"F32",  "float32",  4},
+    {"F64", "float64", 8},
+    {"F32", "float32", 4},
     {"BF16", "bfloat16", 2},
-    {"F16",  "float16",  2},
+    {"F16", "float16", 2},
 };
 
 #define DTYPE_OF(type) (sizeof(type) == 2 ? DTYPE_BF16 : sizeof(type) == 4 ? DTYPE_F32 : DTYPE_F64)
@@ -87,20 +87,11 @@ static inline double element_load(const unsigned char *p, DType t) {
     float f;
     uint16_t h;
     switch (t) {
-    case DTYPE_F64:
-        memcpy(&d, p, 8);
-        return d;
-    case DTYPE_F32:
-        memcpy(&f, p, 4);
-        return (double)f;
-    case DTYPE_BF16:
-        memcpy(&h, p, 2);
-        return half_to_double(h, BF16_EXPONENT_BITS);
-    case DTYPE_F16:
-        memcpy(&h, p, 2);
-        return half_to_double(h, F16_EXPONENT_BITS);
-    default:
-        break;
+    case DTYPE_F64: memcpy(&d, p, 8); return d;
+    case DTYPE_F32: memcpy(&f, p, 4); return (double)f;
+    case DTYPE_BF16: memcpy(&h, p, 2); return half_to_double(h, BF16_EXPONENT_BITS);
+    case DTYPE_F16: memcpy(&h, p, 2); return half_to_double(h, F16_EXPONENT_BITS);
+    default: break;
     }
     assert(!"a known element type");
     return 0;
@@ -110,20 +101,11 @@ static inline void element_store(unsigned char *p, DType t, double x) {
     float f = (float)x;
     uint16_t h;
     switch (t) {
-    case DTYPE_F64:
-        memcpy(p, &x, 8);
-        return;
-    case DTYPE_F32:
-        memcpy(p, &f, 4);
-        return;
-    case DTYPE_BF16:
-        h = double_to_half(x, BF16_EXPONENT_BITS), memcpy(p, &h, 2);
-        return;
-    case DTYPE_F16:
-        h = double_to_half(x, F16_EXPONENT_BITS), memcpy(p, &h, 2);
-        return;
-    default:
-        assert(!"a known element type");
+    case DTYPE_F64: memcpy(p, &x, 8); return;
+    case DTYPE_F32: memcpy(p, &f, 4); return;
+    case DTYPE_BF16: h = double_to_half(x, BF16_EXPONENT_BITS), memcpy(p, &h, 2); return;
+    case DTYPE_F16: h = double_to_half(x, F16_EXPONENT_BITS), memcpy(p, &h, 2); return;
+    default: assert(!"a known element type");
     }
 }
 

@@ -10,7 +10,8 @@ gate: a sigmoid gate on the output heads, from the layer's input.
 #ifndef LLMC_GATE_H
 #define LLMC_GATE_H
 
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg, int width) {
+static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width) {
     assert(width == 1 || width == D);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
@@ -40,7 +41,7 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
                 real s = real_sigmoid(g[gate]), dot = 0;
 #pragma omp simd reduction(+ : dot)
                 for (int i = 0; i < D; i++) {
-                    dxh[i] = dyh[i] * s;  // x in y = x s
+                    dxh[i] = dyh[i] * s;   // x in y = x s
                     dot += dyh[i] * xh[i]; // s
                 }
                 dg[gate] = s * (1 - s) * dot; // s = sigmoid(g)

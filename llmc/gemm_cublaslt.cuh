@@ -1,7 +1,8 @@
 /*
 gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 
-  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A; our rows are its columns
+  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A; our rows are its
+             columns
   plans      the descriptors and the algorithm of a product are looked up once per (shape, alignment of its addresses)
              and kept. What cuBLASLt refuses (odd strides, perhaps) is computed by gemm_plain, and said in one line.
   workspace  GEMM_WORKSPACE_BYTES of device memory, which Hopper's kernels ask for, allocated before the first step
@@ -89,12 +90,10 @@ static inline void gemm_choose(GemmPlan *plan) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t name;
         unsigned bytes;
-    } alignments[] = {
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, plan->alignment[1]}, // its first operand is our B
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, plan->alignment[0]},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, plan->alignment[2]},
-        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, plan->alignment[2]}
-    };
+    } alignments[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, plan->alignment[1]}, // its first operand is our B
+                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, plan->alignment[0]},
+                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, plan->alignment[2]},
+                      {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, plan->alignment[2]}};
     size_t bytes = GEMM_WORKSPACE_BYTES;
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cublasLtMatmulPreference_t wish;

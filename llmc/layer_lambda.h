@@ -25,7 +25,9 @@ static inline real lambda_gradient(const floatX *dl, size_t count) {
     return (real)sum;
 }
 
-static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count) { fill_forward(l, lambda[0], count); }
+static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count) {
+    fill_forward(l, lambda[0], count);
+}
 
 static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, size_t count) {
     dlambda[0] += lambda_gradient(dl, count);

@@ -38,10 +38,11 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
                         const real *B, int ldb, real beta, real *C, int ldc) {
 #ifdef ONEDNN
     if (sizeof(real) == sizeof(float)) {
-        dnnl_status_t status = dnnl_sgemm(ta == CblasTrans ? 'T' : 'N', tb == CblasTrans ? 'T' : 'N', M, N, K, (float)alpha,
-                                          (const float *)(const void *)A, lda, (const float *)(const void *)B, ldb, (float)beta,
-                                          (float *)(void *)C, ldc);
-        CHECK(status == dnnl_success, "oneDNN failed to multiply %d x %d x %d (status %d): out of memory?", M, N, K, (int)status);
+        dnnl_status_t status = dnnl_sgemm(ta == CblasTrans ? 'T' : 'N', tb == CblasTrans ? 'T' : 'N', M, N, K,
+                                          (float)alpha, (const float *)(const void *)A, lda,
+                                          (const float *)(const void *)B, ldb, (float)beta, (float *)(void *)C, ldc);
+        CHECK(status == dnnl_success, "oneDNN failed to multiply %d x %d x %d (status %d): out of memory?", M, N, K,
+              (int)status);
         return;
     }
 #endif
@@ -55,7 +56,7 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 
 enum { BF16_ROWS = 16 };
 static const bool matmul_has_choice = true; // of the type that is multiplied: --gemm
-static bool matmul_in_bf16;     // --gemm bf16
+static bool matmul_in_bf16;                 // --gemm bf16
 static bool matmul_bf16_native; // and the CPU multiplies bf16; otherwise rounded numbers are multiplied in fp32
 
 static inline void matmul_use_bf16(bool on) {
@@ -88,25 +89,29 @@ static inline void matmul_rounded(Bf16Shape s, const char *A, const char *B, rea
         return;
     }
 #endif
-    gemm(s.ta ? CblasTrans : CblasNoTrans, s.tb ? CblasTrans : CblasNoTrans, s.M, s.N, s.K, 1, (const real *)(const void *)A, s.lda,
-         (const real *)(const void *)B, s.ldb, s.add ? 1 : 0, C, s.ldc);
+    gemm(s.ta ? CblasTrans : CblasNoTrans, s.tb ? CblasTrans : CblasNoTrans, s.M, s.N, s.K, 1,
+         (const real *)(const void *)A, s.lda, (const real *)(const void *)B, s.ldb, s.add ? 1 : 0, C, s.ldc);
 }
 
-static inline void matmul_forward_bf16(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+static inline void matmul_forward_bf16(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC,
+                                       int ldy) {
     int ldi = bf16_stride(IC);
-    char *x16 = (char *)ops_workspace_take(matmul_workspace_bytes(N, IC, OC)), *weight16 = matmul_round(x16, x, IC, N, IC);
+    char *x16 = (char *)ops_workspace_take(matmul_workspace_bytes(N, IC, OC)),
+         *weight16 = matmul_round(x16, x, IC, N, IC);
     matmul_round(weight16, weight, IC, OC, IC);
     Bf16Shape forward = {false, true, false, N, OC, IC, ldi, ldi, ldy};
     matmul_rounded(forward, x16, weight16, y);
 }
 
-static inline void matmul_backward_bf16(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                        int N, int IC, int OC, int ldy) {
+static inline void matmul_backward_bf16(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
+                                        const floatX *weight, int N, int IC, int OC, int ldy) {
     int ldi = bf16_stride(IC), ldo = bf16_stride(OC);
-    char *x16 = (char *)ops_workspace_take(matmul_workspace_bytes(N, IC, OC)), *weight16 = matmul_round(x16, x, IC, N, IC);
+    char *x16 = (char *)ops_workspace_take(matmul_workspace_bytes(N, IC, OC)),
+         *weight16 = matmul_round(x16, x, IC, N, IC);
     char *dy16 = matmul_round(weight16, weight, IC, OC, IC);
     matmul_round(dy16, dy, ldy, N, OC);
-    Bf16Shape to_input = {false, false, false, N, IC, OC, ldo, ldi, IC}, to_weight = {true, false, true, OC, IC, N, ldo, ldi, IC};
+    Bf16Shape to_input = {false, false, false, N, IC, OC, ldo, ldi, IC},
+              to_weight = {true, false, true, OC, IC, N, ldo, ldi, IC};
     matmul_rounded(to_input, dy16, weight16, dx);
     matmul_rounded(to_weight, dy16, x16, dweight);
 }
@@ -122,8 +127,8 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
         matmul_backward_bf16(dx, dweight, dy, x, weight, N, IC, OC, ldy);
         return;
     }
-    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);   // y = x weight^T
-    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, 1, dweight, IC);     // y = x weight^T
+    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC); // y = x weight^T
+    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, 1, dweight, IC);   // y = x weight^T
 }
 
 // To be called first in main. Sets OPENBLAS_CORETYPE and runs the program again when the library would leave
@@ -148,7 +153,9 @@ static inline void matmul_prepare(char **argv) {
 // Name, version and kernels of the library, for run.json.
 static inline const char *matmul_library(void) {
     static char text[256];
-    const char *bf16 = !matmul_in_bf16 ? "" : matmul_bf16_native ? ", bf16 products" : ", fp32 products of numbers rounded to bf16";
+    const char *bf16 = !matmul_in_bf16      ? ""
+                       : matmul_bf16_native ? ", bf16 products"
+                                            : ", fp32 products of numbers rounded to bf16";
 #ifdef ONEDNN
     const dnnl_version_t *version = dnnl_version();
     FORMAT(text, "oneDNN %d.%d.%d%s", version->major, version->minor, version->patch, bf16);
@@ -170,7 +177,9 @@ static inline double matmul_peak_gflops(void) {
         Bf16Shape shape = {false, true, false, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE};
         const char *A = (const char *)m, *B = (const char *)(m + SIZE * SIZE); // of whatever type: zeros
         if (matmul_in_bf16) matmul_rounded(shape, A, B, m + 2 * SIZE * SIZE);
-        else gemm(CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, m, SIZE, m + SIZE * SIZE, SIZE, 0, m + 2 * SIZE * SIZE, SIZE);
+        else
+            gemm(CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, m, SIZE, m + SIZE * SIZE, SIZE, 0, m + 2 * SIZE * SIZE,
+                 SIZE);
         double gflops = 2e-9 * SIZE * SIZE * SIZE / (now_seconds() - start);
         if (gflops > best) best = gflops;
     }

@@ -73,7 +73,8 @@ static struct {
 // The parts of the interface that differ between versions: descriptions of memory and of the product.
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Bf16Layout;
-static inline bool bf16_layout(Bf16Layout *layout, dnnl_data_type_t type, int rows, int columns, int row_stride, int column_stride) {
+static inline bool bf16_layout(Bf16Layout *layout, dnnl_data_type_t type, int rows, int columns, int row_stride,
+                               int column_stride) {
     dnnl_dims_t dims = {rows, columns}, strides = {row_stride, column_stride};
     return dnnl_memory_desc_create_with_strides(layout, 2, dims, type, strides) == dnnl_success;
 }
@@ -84,12 +85,14 @@ static inline bool bf16_memory(dnnl_memory_t *memory, Bf16Layout layout) {
 static inline bool bf16_add_to_result(dnnl_post_ops_t after) {
     return dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef) == dnnl_success;
 }
-static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C, dnnl_primitive_attr_t attr) {
+static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C,
+                                 dnnl_primitive_attr_t attr) {
     return dnnl_matmul_primitive_desc_create(description, bf16_state.engine, A, B, NULL, C, attr) == dnnl_success;
 }
 #else
 typedef dnnl_memory_desc_t Bf16Layout;
-static inline bool bf16_layout(Bf16Layout *layout, dnnl_data_type_t type, int rows, int columns, int row_stride, int column_stride) {
+static inline bool bf16_layout(Bf16Layout *layout, dnnl_data_type_t type, int rows, int columns, int row_stride,
+                               int column_stride) {
     dnnl_dims_t dims = {rows, columns}, strides = {row_stride, column_stride};
     return dnnl_memory_desc_init_by_strides(layout, 2, dims, type, strides) == dnnl_success;
 }
@@ -97,8 +100,11 @@ static inline void bf16_layout_free(Bf16Layout layout) { (void)layout; }
 static inline bool bf16_memory(dnnl_memory_t *memory, Bf16Layout layout) {
     return dnnl_memory_create(memory, &layout, bf16_state.engine, DNNL_MEMORY_NONE) == dnnl_success;
 }
-static inline bool bf16_add_to_result(dnnl_post_ops_t after) { return dnnl_post_ops_append_sum(after, 1) == dnnl_success; }
-static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C, dnnl_primitive_attr_t attr) {
+static inline bool bf16_add_to_result(dnnl_post_ops_t after) {
+    return dnnl_post_ops_append_sum(after, 1) == dnnl_success;
+}
+static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C,
+                                 dnnl_primitive_attr_t attr) {
     dnnl_matmul_desc_t product;
     return dnnl_matmul_desc_init(&product, &A, &B, NULL, &C) == dnnl_success &&
            dnnl_primitive_desc_create(description, &product, attr, bf16_state.engine, NULL) == dnnl_success;
@@ -125,9 +131,11 @@ static inline bool bf16_make(Bf16Product *p, Bf16Shape s) {
     if (!bf16_layout(&B, dnnl_bf16, s.K, s.N, s.tb ? 1 : s.ldb, s.tb ? s.ldb : 1)) return false;
     if (!bf16_layout(&C, dnnl_f32, s.M, s.N, s.ldc, 1)) return false;
     bool made = dnnl_primitive_attr_create(&attr) == dnnl_success && dnnl_post_ops_create(&after) == dnnl_success &&
-                (!s.add || bf16_add_to_result(after)) && dnnl_primitive_attr_set_post_ops(attr, after) == dnnl_success &&
-                bf16_describe(&description, A, B, C, attr) && dnnl_primitive_create(&p->primitive, description) == dnnl_success &&
-                bf16_memory(&p->A, A) && bf16_memory(&p->B, B) && bf16_memory(&p->C, C);
+                (!s.add || bf16_add_to_result(after)) &&
+                dnnl_primitive_attr_set_post_ops(attr, after) == dnnl_success &&
+                bf16_describe(&description, A, B, C, attr) &&
+                dnnl_primitive_create(&p->primitive, description) == dnnl_success && bf16_memory(&p->A, A) &&
+                bf16_memory(&p->B, B) && bf16_memory(&p->C, C);
     dnnl_primitive_desc_destroy(description);
     dnnl_post_ops_destroy(after);
     dnnl_primitive_attr_destroy(attr);
@@ -142,13 +150,14 @@ static inline Bf16Product *bf16_product(Bf16Shape s) {
     int kept = min_int(bf16_state.made, BF16_PRODUCTS);
     for (int i = 0; i < kept; i++) {
         const Bf16Shape *has = &bf16_state.products[i].shape;
-        if (has->ta == s.ta && has->tb == s.tb && has->add == s.add && has->M == s.M && has->N == s.N && has->K == s.K &&
-            has->lda == s.lda && has->ldb == s.ldb && has->ldc == s.ldc)
+        if (has->ta == s.ta && has->tb == s.tb && has->add == s.add && has->M == s.M && has->N == s.N &&
+            has->K == s.K && has->lda == s.lda && has->ldb == s.ldb && has->ldc == s.ldc)
             return &bf16_state.products[i];
     }
     Bf16Product *p = &bf16_state.products[bf16_state.made % BF16_PRODUCTS];
     if (bf16_state.made >= BF16_PRODUCTS) bf16_forget(p);
-    CHECK(bf16_make(p, s), "oneDNN makes no bf16 product %d x %d x %d on this CPU: train with --gemm fp32", s.M, s.N, s.K);
+    CHECK(bf16_make(p, s), "oneDNN makes no bf16 product %d x %d x %d on this CPU: train with --gemm fp32", s.M, s.N,
+          s.K);
     bf16_state.made++;
     return p;
 }
@@ -156,7 +165,8 @@ static inline Bf16Product *bf16_product(Bf16Shape s) {
 // Whether oneDNN has such products on this CPU, at whatever speed.
 static inline bool bf16_probe(void) {
     if (bf16_state.engine == NULL && dnnl_engine_create(&bf16_state.engine, dnnl_cpu, 0) != dnnl_success) return false;
-    if (bf16_state.stream == NULL && dnnl_stream_create(&bf16_state.stream, bf16_state.engine, dnnl_stream_default_flags) != dnnl_success)
+    if (bf16_state.stream == NULL &&
+        dnnl_stream_create(&bf16_state.stream, bf16_state.engine, dnnl_stream_default_flags) != dnnl_success)
         return false;
     Bf16Product probe;
     Bf16Shape shape = {true, false, true, 64, 64, 64, 64, 64, 64};

@@ -22,13 +22,13 @@ typedef struct {
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
     int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
-    int k_at, v_at, lambda_at, gate_at;      // where each begins; q is at 0
-    int fused_rows;                          // all of them
-    int gate_width;                          // gates per output head; 0: none
-    int norm_width;                          // elements of the context that are normalised together; 0: no norm
-    int norm_count;                          // norms per row: NH*D / norm_width; 0: no norm
-    int fused_ld;                            // row stride of the fused activation: fused_rows rounded up to 64
-    int pair_stride;                         // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
+    int k_at, v_at, lambda_at, gate_at;                 // where each begins; q is at 0
+    int fused_rows;                                     // all of them
+    int gate_width;                                     // gates per output head; 0: none
+    int norm_width;  // elements of the context that are normalised together; 0: no norm
+    int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
+    int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
+    int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
 
 static inline AttentionDims attention_dims(const ModelConfig *c) {
@@ -80,10 +80,12 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
                 "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
                 c->attention->merge, c->NH, c->NKV);
         PROBLEM(c->attention->pair == PAIR_HALF && c->NKV == 1,
-                "%s pairs heads of different key/value groups: with 1 key/value head there are none", c->attention->name);
+                "%s pairs heads of different key/value groups: with 1 key/value head there are none",
+                c->attention->name);
     }
-    PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split), "%s needs a head dimension that is a multiple of %d, not %d",
-            c->attention->name, 2 * c->attention->split, c->D);
+    PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
+            "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
+            c->D);
     // sizes are computed in int for one row and size_t beyond
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
                 c->T > 1 << 24,
@@ -92,14 +94,20 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     return n;
 }
 
+// clang-format off
 typedef enum { // names a tensor of a layer, or one of the whole model
     T_EMBED,
-    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2, T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
+    T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
     TENSOR_KINDS
 } TensorKind;
 
-typedef enum { DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR, DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT } Dim;
+typedef enum {
+    DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
+    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT
+} Dim;
+// clang-format on
 // 0; 1; normal(0, 0.02); the same over sqrt(2L); normal(0, 0.1); lambda_init of the layer
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
@@ -113,6 +121,7 @@ typedef struct {
     bool joined; // directly behind the previous tensor: the two are one matrix for a fused GEMM
 } TensorRow;
 
+// clang-format off
 static const TensorRow tensor_rows[] = {
     // kind        layer  name                                shape                    init           decay  joined
     {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false},
@@ -137,16 +146,17 @@ static const TensorRow tensor_rows[] = {
     {T_NORM_FINAL, false, "model.norm.weight",                {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
     {T_LM_HEAD,    false, "lm_head.weight",                   {DIM_HEAD, DIM_C},       INIT_NORMAL,   true,  false},
 };
+// clang-format on
 enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]) };
 
 typedef struct {
     char name[96];
     const TensorRow *row;
-    int layer;       // 0 .. L-1; -1 for the tensors before and L for those after the layers
-    int ndim;        // 1 or 2
+    int layer; // 0 .. L-1; -1 for the tensors before and L for those after the layers
+    int ndim;  // 1 or 2
     size_t shape[2];
-    size_t count;    // elements
-    size_t offset;   // first element in the buffers of parameters, gradients and moments
+    size_t count;  // elements
+    size_t offset; // first element in the buffers of parameters, gradients and moments
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
@@ -156,9 +166,10 @@ typedef struct {
     int count;
     size_t parameter_count; // elements of all tensors
     size_t buffer_count;    // the same with padding: what a buffer of parameters holds
-    size_t *group_offset;   // [L+3]: what stands before the layers begins at [0], layer l at [1+l], what follows at [L+1]
-    int ranks;              // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
-    int *index;             // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
+    // [L+3]: what stands before the layers begins at [0], layer l at [1+l], what follows at [L+1]
+    size_t *group_offset;
+    int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    int *index; // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
     int L;
 } TensorList;
 
@@ -201,7 +212,8 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
     for (int r = 0; r < TENSOR_ROW_COUNT;) {
         int group_end = r; // rows r .. group_end-1 are all per layer or all not
-        while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer) group_end++;
+        while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer)
+            group_end++;
         bool per_layer = tensor_rows[r].per_layer;
         for (int l = 0; l < (per_layer ? c->L : 1); l++) {
             list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = offset;
@@ -261,7 +273,8 @@ static inline ModelConfig model_as_baseline(const ModelConfig *c) {
 static inline int model_matched_ffn(const ModelConfig *c) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
     wider.F++;
-    size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own; // modulo 2^64, so may be negative
+    // modulo 2^64, so may be negative
+    size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own;
     return c->F + (int)floor((double)(int64_t)more / (double)(model_parameter_count(&wider) - own) + 0.5);
 }
 #endif

@@ -36,10 +36,11 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
 static inline size_t embedding_workspace_bytes(int N); // of the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps);
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps);
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
-static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
+static inline size_t rmsnorm_workspace_bytes(int C);                                       // of the backward
 // sum = a + b, y = rmsnorm(sum): bit for bit residual_forward, then rmsnorm_forward of what it stored
 static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
@@ -61,9 +62,9 @@ static inline void rope_backward(floatX *dx, const real *table, int B, int T, in
 // keys and values have first + T rows (first > 0 only in generation, with B = 1).
 typedef struct {
     int B, T, first;
-    int NQ, NKV, D, DV;                    // D: width of a query and key head, DV: of a value head
-    int ldq, ldkv, ldo;                    // row strides
-    int q_head, k_head, v_head, o_head;    // head strides
+    int NQ, NKV, D, DV;                 // D: width of a query and key head, DV: of a value head
+    int ldq, ldkv, ldo;                 // row strides
+    int q_head, k_head, v_head, o_head; // head strides
     real scale;
     const int *first_key; // (B,T): the first key that a row sees, not decreasing along T; NULL: 0 everywhere
 } AttentionShape;
@@ -76,9 +77,9 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv); // =, or with add_dv dv +=: a second key set reads
                                                                       // the same values; strides: of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
-// A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with either
-// add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there is no
-// choice.
+// A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
+// either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
+// is no choice.
 typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run
@@ -100,7 +101,8 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         int stride, bool sigmoid);
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
-                                         int N, int NH, int D, int ldl, int stride, bool sigmoid); // =; dl with the stride of l
+                                         int N, int NH, int D, int ldl, int stride,
+                                         bool sigmoid); // =; dl with the stride of l
 
 // l[:] = value                                               a lambda that is not projected; see layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
@@ -119,7 +121,8 @@ static inline void scale_inplace(floatX *x, real factor, size_t count);
 
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element
-static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg, int width);
+static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
+                                int width);
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
                                  int heads, int D, int ldg, int width); // =; dg with the stride of g
 
@@ -154,7 +157,8 @@ typedef struct {
     double largest, median; // of |x|
 } Magnitudes;
 typedef struct {
-    double first[2];        // mass on position 0 (of the row's document), of the first and the second map of each output head; NaN without one
+    // mass on position 0 (of the row's document), of the first and the second map of each output head; NaN without one
+    double first[2];
     double first_effective; // of A1 - s A2, in absolute value, normalised; with one map first[0]
     double largest_logit;   // |scale q.k|
 } AttentionStats;
@@ -168,8 +172,8 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 // On sampled query rows that see more than themselves, all NaN without any. s describes key set 0 of `key_sets`, whose
 // heads alternate within q and k; lse (key_sets, B, NQ, T). l, ldl, stride and sigmoid as for diff_combine_forward;
 // stride 0: one map, no l
-static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l, AttentionShape s,
-                                             int key_sets, int ldl, int stride, bool sigmoid);
+static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
+                                             AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid);
 
 // Called once before the first operation: threads to use, and the scratch memory that operations may share.
 static inline void ops_init(size_t workspace_bytes);
@@ -177,8 +181,8 @@ static inline void ops_free(void);
 // Returns when all operations so far are done: a device works through them while the program goes on.
 static inline void ops_wait(void);
 
-// Facts for run.json, --dry-run and messages. The device that operations run on, and what drives it, in words; false where
-// that is the CPU.
+// Facts for run.json, --dry-run and messages. The device that operations run on, and what drives it, in words; false
+// where that is the CPU.
 static inline bool ops_device(char *device, char *driver, size_t size);
 // GFLOP/s of its matrix products by its maker's document, and which; 0 where that is not known, and is to be measured.
 static inline double ops_rated_gflops(const char **document);

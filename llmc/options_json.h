@@ -15,13 +15,10 @@ static inline cJSON *option_to_json(const Options *o, int r) {
     if (!value) return cJSON_CreateNull();
     switch (option_rows[r].kind) {
     case OPTION_ACTION:
-    case OPTION_BOOL:
-        return cJSON_CreateBool(strcmp(value, "yes") == 0);
+    case OPTION_BOOL: return cJSON_CreateBool(strcmp(value, "yes") == 0);
     case OPTION_TEXT:
-    case OPTION_CHOICE:
-        return cJSON_CreateString(value);
-    default:
-        break;
+    case OPTION_CHOICE: return cJSON_CreateString(value);
+    default: break;
     }
     bool fits =
         option_rows[r].kind != OPTION_U64 || *(const uint64_t *)((const char *)o + option_rows[r].field) <= 1ull << 53;

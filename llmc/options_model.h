@@ -134,16 +134,23 @@ static inline int options_exclusions(const Options *o) {
     int problems = 0, modes = 0;
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
-    if (o->prompt && o->prompt_tokens) REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
-    if (o->ranks && !o->dry_run) REFUSE(problems, "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64, o->ranks, o->ranks, o->ranks);
-    if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1)) REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
+    if (o->prompt && o->prompt_tokens)
+        REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
+    if (o->ranks && !o->dry_run)
+        REFUSE(problems,
+               "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64,
+               o->ranks, o->ranks, o->ranks);
+    if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
+        REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
     if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
         REFUSE(problems, "--dump-grads, --generate and --dry-run are for one process, not for %d ranks", comm_ranks());
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
-        REFUSE(problems, "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d", o->rollback, ROLLBACK_LIMIT);
+        REFUSE(problems,
+               "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d",
+               o->rollback, ROLLBACK_LIMIT);
     OptionText list;
     list[0] = 0;
     static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};
@@ -177,7 +184,8 @@ static inline void options_finish(Options *o, int ranks) {
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) exit(EXIT_USAGE);
     if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
-    if (o->rollback && (!o->out || !o->checkpoint_every)) warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");
+    if (o->rollback && (!o->out || !o->checkpoint_every))
+        warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");
 }
 
 // The model of finished options. A combination that is no model: every problem is reported, then exit 2.

@@ -106,7 +106,9 @@ typedef enum { GEMM_FP32, GEMM_BF16 } GemmType;
 static inline const char *gemm_choice(int i) { return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : NULL; }
 
 typedef enum { SDPA_AUTO, SDPA_CUDNN, SDPA_OWN } SdpaChoice;
-static inline const char *sdpa_choice(int i) { return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_OWN ? "own" : NULL; }
+static inline const char *sdpa_choice(int i) {
+    return i == SDPA_AUTO ? "auto" : i == SDPA_CUDNN ? "cudnn" : i == SDPA_OWN ? "own" : NULL;
+}
 
 // clang-format off
 #define FIELD(name) offsetof(Options, name)
@@ -274,21 +276,14 @@ static inline const char *option_shown(OptionText out, const char *text) {
 static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     size_t n = 0;
     switch (row->kind) {
-    case OPTION_INT:
-        snprintf(out, sizeof(OptionText), "a whole number in %s", row->range);
-        break;
-    case OPTION_U64:
-        snprintf(out, sizeof(OptionText), "a whole number in [0, %" PRIu64 "]", UINT64_MAX);
-        break;
-    case OPTION_REAL:
-        snprintf(out, sizeof(OptionText), "a number in %s", row->range);
-        break;
+    case OPTION_INT: snprintf(out, sizeof(OptionText), "a whole number in %s", row->range); break;
+    case OPTION_U64: snprintf(out, sizeof(OptionText), "a whole number in [0, %" PRIu64 "]", UINT64_MAX); break;
+    case OPTION_REAL: snprintf(out, sizeof(OptionText), "a number in %s", row->range); break;
     case OPTION_CHOICE:
         for (int i = 0; row->choice(i) && n < sizeof(OptionText); i++)
             n += (size_t)snprintf(out + n, sizeof(OptionText) - n, "%s%s", i ? ", " : "one of ", row->choice(i));
         break;
-    default:
-        snprintf(out, sizeof(OptionText), "%s", row->placeholder ? "a text that is not empty" : "no value");
+    default: snprintf(out, sizeof(OptionText), "%s", row->placeholder ? "a text that is not empty" : "no value");
     }
     return out;
 }
@@ -308,8 +303,7 @@ static inline bool option_set(Options *o, int r, const char *text) {
     bool digits = *text && strspn(text, "0123456789") == strlen(text);
     errno = 0;
     switch (row->kind) {
-    case OPTION_ACTION:
-        return false; // has no value
+    case OPTION_ACTION: return false; // has no value
     case OPTION_BOOL:
         if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0) return false;
         *(bool *)field = text[0] == 'y';
@@ -360,24 +354,17 @@ static inline const char *option_text(OptionText out, const Options *o, int r) {
     const char *field = (const char *)o + row->field;
     if (!o->has[r]) return NULL;
     switch (row->kind) {
-    case OPTION_INT:
-        snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field);
-        break;
-    case OPTION_U64:
-        snprintf(out, sizeof(OptionText), "%" PRIu64, *(const uint64_t *)field);
-        break;
-    case OPTION_TEXT:
-        return *(const char *const *)field;
-    case OPTION_CHOICE:
-        return row->choice(*(const int *)field);
+    case OPTION_INT: snprintf(out, sizeof(OptionText), "%" PRId64, *(const int64_t *)field); break;
+    case OPTION_U64: snprintf(out, sizeof(OptionText), "%" PRIu64, *(const uint64_t *)field); break;
+    case OPTION_TEXT: return *(const char *const *)field;
+    case OPTION_CHOICE: return row->choice(*(const int *)field);
     case OPTION_REAL:
         for (int digits = 6; digits <= 17; digits++) {
             snprintf(out, sizeof(OptionText), "%.*g", digits, *(const double *)field);
             if (strtod(out, NULL) == *(const double *)field) break;
         }
         break;
-    default:
-        return *(const bool *)field ? "yes" : "no";
+    default: return *(const bool *)field ? "yes" : "no";
     }
     return out;
 }

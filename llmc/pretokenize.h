@@ -18,9 +18,9 @@ one of the others, and of H and T.
 
 // Valid UTF-8 as code points.
 typedef struct {
-    uint32_t *code;       // [count], then 0
-    unsigned char *kind;  // [count], then 0
-    size_t *at;           // [count + 1]: first byte of each
+    uint32_t *code;      // [count], then 0
+    unsigned char *kind; // [count], then 0
+    size_t *at;          // [count + 1]: first byte of each
     size_t count;
 } CodePoints;
 
@@ -63,7 +63,9 @@ static inline size_t run_of(const CodePoints *c, size_t i, int classes) {
     while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : (c->kind[i] & CLASS_BASE) == 0)) i++;
     return i;
 }
-static inline bool is_newline(const CodePoints *c, size_t i) { return i < c->count && (c->code[i] == '\r' || c->code[i] == '\n'); }
+static inline bool is_newline(const CodePoints *c, size_t i) {
+    return i < c->count && (c->code[i] == '\r' || c->code[i] == '\n');
+}
 
 // The end of 's 't 're 've 'm 'll 'd at i, or i.
 static inline size_t contraction(const CodePoints *c, size_t i, bool any_case) {
@@ -113,7 +115,9 @@ static inline size_t piece_without_word(const CodePoints *c, size_t i, int digit
 }
 
 // [^\r\n\p{L}\p{N}]: one such character may stand before a word and belong to it.
-static inline bool may_lead_word(const CodePoints *c, size_t i) { return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER)); }
+static inline bool may_lead_word(const CodePoints *c, size_t i) {
+    return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
+}
 
 static inline size_t piece_cl100k(const CodePoints *c, size_t i, int digits) {
     size_t end = contraction(c, i, true), begin = i + may_lead_word(c, i);

@@ -32,7 +32,12 @@ static inline void format_count(char *out, size_t size, double x) {
     static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
     int u = 0;
     for (; x >= 999.5 && u < 6; u++) x /= 1000;
-    snprintf(out, size, u == 0 && x == floor(x) ? "%.0f%s" : x < 9.995 ? "%.2f%s" : x < 99.95 ? "%.1f%s" : "%.0f%s", x, units[u]);
+    snprintf(out, size,
+             u == 0 && x == floor(x) ? "%.0f%s"
+             : x < 9.995             ? "%.2f%s"
+             : x < 99.95             ? "%.1f%s"
+                                     : "%.0f%s",
+             x, units[u]);
 }
 
 // share: of the measured peak, 0 .. 1, or negative when that is not known
@@ -46,8 +51,8 @@ static inline void progress_step(int64_t step, int64_t steps, double loss, doubl
     bool terminal = isatty(STDOUT_FILENO);
     int64_t stride = steps / 40 > 1 ? steps / 40 : 1;
     if (terminal) printf("\r\033[K");
-    printf("step %*" PRId64 "/%" PRId64 " | loss %7.4f | norm %7.3f | lr %.2e | %s tok/s%s | %s left", width, step, steps,
-           loss, grad_norm, lr, rate, peak, left);
+    printf("step %*" PRId64 "/%" PRId64 " | loss %7.4f | norm %7.3f | lr %.2e | %s tok/s%s | %s left", width, step,
+           steps, loss, grad_norm, lr, rate, peak, left);
     progress.open = terminal;
     if (!terminal || step % stride == 0 || step == steps) {
         printf("\n");

@@ -11,7 +11,9 @@ backend or resumed run draws the same ones.
 #define LLMC_RANDOM_H
 #include "common.h"
 
-static inline uint64_t random_key(const char *name, uint64_t seed) { return XXH3_64bits_withSeed(name, strlen(name), seed); }
+static inline uint64_t random_key(const char *name, uint64_t seed) {
+    return XXH3_64bits_withSeed(name, strlen(name), seed);
+}
 
 static inline uint64_t random_mix(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;

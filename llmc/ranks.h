@@ -1,8 +1,8 @@
 /*
 ranks.h: that the ranks of a run are alike: started alike, and bit for bit the same after an update.
 
-  void ranks_compare(text, remedy, status)    lines "NAME VALUE"; a rank whose text is not rank 0's ends the program with
-                                              the first line that differs
+  void ranks_compare(text, remedy, status)    lines "NAME VALUE"; a rank whose text is not rank 0's ends the program
+                                              with the first line that differs
   char *ranks_describe(options)               the build and the options of this rank, as such lines; free()
   void ranks_check(tensors, buffers, count, step)   hashes of every tensor in `count` buffers that all ranks hold whole;
                                               a difference ends the program with the first tensor that has one
@@ -28,7 +28,8 @@ static inline void ranks_compare(const char *text, const char *remedy, int statu
         int a_length = (int)strcspn(a, "\n"), b_length = (int)strcspn(b, "\n");
         if (a_length != b_length || strncmp(a, b, (size_t)a_length) != 0) {
             int name = (int)strcspn(*a ? a : b, " \n");
-            warn("%.*s is '%.*s' here and '%.*s' on rank 0: %s", name, *a ? a : b, a_length > name ? a_length - name - 1 : 0, a + min_int(name + 1, a_length),
+            warn("%.*s is '%.*s' here and '%.*s' on rank 0: %s", name, *a ? a : b,
+                 a_length > name ? a_length - name - 1 : 0, a + min_int(name + 1, a_length),
                  b_length > name ? b_length - name - 1 : 0, b + min_int(name + 1, b_length), remedy);
             exit(status);
         }
@@ -52,10 +53,13 @@ static inline char *ranks_describe(const Options *o) {
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     CHECK(f, "out of memory for the description of this rank");
-    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\n", REVISION, ranks_program_digest(), matmul_library());
+    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\n", REVISION, ranks_program_digest(),
+            matmul_library());
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText value;
-        const char *shown = option_rows[r].kind == OPTION_ACTION || strcmp(option_rows[r].name, "threads") == 0 ? NULL : option_text(value, o, r);
+        const char *shown = option_rows[r].kind == OPTION_ACTION || strcmp(option_rows[r].name, "threads") == 0
+                                ? NULL
+                                : option_text(value, o, r);
         if (shown) fprintf(f, "--%s %s\n", option_rows[r].name, shown);
     }
     CHECK(fclose(f) == 0, "out of memory for the description of this rank");
@@ -102,15 +106,18 @@ static inline void ranks_check(const TensorList *list, const RankBuffer *buffers
     for (int b = 0; b < count; b++)
         for (int i = 0; i < list->count; i++) {
             const Tensor *t = &list->tensors[i];
-            own[b * list->count + i] = ranks_hash((const char *)buffers[b].data + t->offset * buffers[b].element_bytes, t->count * buffers[b].element_bytes);
+            own[b * list->count + i] = ranks_hash((const char *)buffers[b].data + t->offset * buffers[b].element_bytes,
+                                                  t->count * buffers[b].element_bytes);
         }
     comm_gather(all, own, width * sizeof(uint64_t));
     for (size_t k = 0; k < width; k++) {
         uint64_t right = ranks_majority(all + k, ranks, width);
         for (int r = 0; r < ranks; r++)
             CHECK(all[(size_t)r * width + k] == right,
-                  "after step %" PRId64 " rank %d has other values in %s%s than %s: its memory or its processor is not sound; --resume goes on from the newest checkpoint",
-                  step, ranks == 2 ? 1 : r, buffers[k / (size_t)list->count].prefix, list->tensors[k % (size_t)list->count].name,
+                  "after step %" PRId64 " rank %d has other values in %s%s than %s: its memory or its processor is not "
+                  "sound; --resume goes on from the newest checkpoint",
+                  step, ranks == 2 ? 1 : r, buffers[k / (size_t)list->count].prefix,
+                  list->tensors[k % (size_t)list->count].name,
                   ranks == 2 ? "rank 0 (one of the two is wrong)" : "most ranks");
     }
     free(own);

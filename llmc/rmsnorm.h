@@ -8,8 +8,8 @@ rmsnorm: divide a row by its root mean square; also of a sum, where a residual i
               dx[c] = r g[c] + (sum_j g[j] x[j]) dr/dx[c] = r (g[c] - z[c] mean_j(g[j] z[j]))
             dx accumulates, since the row also flows past the norm (the residual stream).
   fused     sum = a + b, y = rmsnorm(sum) row by row, so that the norm reads the sum from cache. The norm is of the sum
-            as stored, by the code that rmsnorm_forward runs: a recomputed norm has the same bits. The backward of the sum
-            needs no operation, that of the norm is the one above.
+            as stored, by the code that rmsnorm_forward runs: a recomputed norm has the same bits. The backward of the
+            sum needs no operation, that of the norm is the one above.
   shapes    x, y (N,C), weight (C), rstd (N)
   numerics  sums in `real`; dweight is summed in a fixed number of parts of the rows, so the result does not depend on
             the number of threads
@@ -29,7 +29,8 @@ __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, co
     return r;
 }
 
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps) {
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
+                                   real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         size_t row = (size_t)n * (size_t)C;
@@ -72,7 +73,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
 #pragma omp simd
                 for (int c = 0; c < C; c++) {
                     real z = xn[c] * r;
-                    dw[c] += dyn[c] * z;                              // weight in y = z weight
+                    dw[c] += dyn[c] * z;                           // weight in y = z weight
                     dxn[c] += r * (dyn[c] * weight[c] - z * mean); // r in y = x r weight
                 }
             }

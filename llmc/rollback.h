@@ -10,7 +10,8 @@ follow the last one, so the windows in between are not seen again. Every rank de
   int64_t rollback_due(r, step)            the first of the bad steps; 0: nothing is due
   bool    rollback_to(r, step)             records that the run goes back to `step`; false when it has done so
                                            ROLLBACK_TIMES times in a row: another start from there would not help
-  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state of a checkpoint, so that a resumed run decides alike
+  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state of a checkpoint, so that a resumed run decides
+                                                                  alike
   source  the restarts of Chowdhery et al. 2022, "PaLM", section 5.1
 */
 #ifndef LLMC_ROLLBACK_H
@@ -31,7 +32,8 @@ typedef struct {
 static inline bool rollback_parse(const char *text, int64_t *count, int64_t *steps) {
     char end;
     bool digits = strspn(text, "0123456789:") == strlen(text) && isdigit((unsigned char)text[0]) && strlen(text) < 20;
-    return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 && *count <= *steps && *steps <= ROLLBACK_LIMIT;
+    return digits && sscanf(text, "%" SCNd64 ":%" SCNd64 "%c", count, steps, &end) == 2 && *count >= 1 &&
+           *count <= *steps && *steps <= ROLLBACK_LIMIT;
 }
 
 static inline void rollback_note(Rollback *r, int64_t step, bool bad) {
@@ -54,7 +56,8 @@ static inline bool rollback_to(Rollback *r, int64_t step) {
 
 static inline cJSON *rollback_to_json(const Rollback *r) {
     cJSON *json = cJSON_CreateObject(), *bad = cJSON_AddArrayToObject(json, "bad");
-    for (int i = 0; i < r->bad_count; i++) CHECK(cJSON_AddItemToArray(bad, cJSON_CreateNumber((double)r->bad[i])), "out of memory for a JSON text");
+    for (int i = 0; i < r->bad_count; i++)
+        CHECK(cJSON_AddItemToArray(bad, cJSON_CreateNumber((double)r->bad[i])), "out of memory for a JSON text");
     json_add_u64(json, "target", (uint64_t)r->target);
     json_add_u64(json, "times", (uint64_t)r->times);
     return json;
@@ -66,7 +69,8 @@ static inline bool rollback_from_json(Rollback *r, const cJSON *json) {
     const cJSON *bad = cJSON_GetObjectItemCaseSensitive(json, "bad"), *item;
     r->bad_count = 0;
     if (!json) return true;
-    if (!cJSON_IsArray(bad) || !json_get_u64(json, "target", &target) || !json_get_u64(json, "times", &times)) return false;
+    if (!cJSON_IsArray(bad) || !json_get_u64(json, "target", &target) || !json_get_u64(json, "times", &times))
+        return false;
     if (target > INT64_MAX || times > ROLLBACK_TIMES) return false;
     r->target = (int64_t)target, r->times = (int64_t)times;
     cJSON_ArrayForEach(item, bad) {

@@ -22,7 +22,8 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
         }
 }
 
-static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first, real sign) {
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
+                               real sign) {
     int half = D / 2;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {

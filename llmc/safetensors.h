@@ -25,7 +25,8 @@ safetensors.h: tensors read from files. safetensors_writer.h writes them.
 
 enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 100000000 };
 #ifndef SAFETENSORS_STAGING
-#define SAFETENSORS_STAGING (4 << 20) // bytes, for conversions; fuzzing makes it small, so that small files have several
+#define SAFETENSORS_STAGING \
+    (4 << 20) // bytes, for conversions; fuzzing makes it small, so that small files have several
 #endif
 
 typedef struct {

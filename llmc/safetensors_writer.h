@@ -2,7 +2,8 @@
 safetensors_writer.h: tensors written to a file in the format that safetensors.h states.
 
   SafeTensorsWriter *safetensors_create(path, specs, count, metadata)   `metadata`: with {"format":"pt"}
-  SafeTensorsWriter *safetensors_join(path, specs, count, metadata)     one that another process has created; regular files
+  SafeTensorsWriter *safetensors_join(path, specs, count, metadata)     one that another process has created; regular
+                                                                        files
   void safetensors_write(w, tensor, first, host, dtype, count)          converted to the tensor's type
   void safetensors_finish(w)                                            all must have been written; fsync, close
   void safetensors_leave(w)                                             likewise, when others write the rest
@@ -60,7 +61,8 @@ static inline char *safetensors_header(const SafeTensorSpec *specs, int count, b
     return text;
 }
 
-static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const SafeTensorSpec *specs, int count, bool metadata, bool create) {
+static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const SafeTensorSpec *specs, int count,
+                                                         bool metadata, bool create) {
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
@@ -68,7 +70,8 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     if (count) memcpy(w->specs, specs, (size_t)count * sizeof(SafeTensorSpec));
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
     w->fd = create ? file_create(path) : open(path, O_WRONLY | O_CLOEXEC);
-    CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path, strerror(errno));
+    CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
+          strerror(errno));
     w->regular = file_is_regular(w->fd);
     size_t size = 0;
     char *header = safetensors_header(specs, count, metadata, &size);
@@ -84,10 +87,12 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     for (int i = 0; i < count; i++) w->begin[i + 1] = w->begin[i] + spec_count(&specs[i]) * dtype_size(specs[i].dtype);
     return w;
 }
-static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count, bool metadata) {
+static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
+                                                    bool metadata) {
     return safetensors_open_writer(path, specs, count, metadata, true);
 }
-static inline SafeTensorsWriter *safetensors_join(const char *path, const SafeTensorSpec *specs, int count, bool metadata) {
+static inline SafeTensorsWriter *safetensors_join(const char *path, const SafeTensorSpec *specs, int count,
+                                                  bool metadata) {
     return safetensors_open_writer(path, specs, count, metadata, false);
 }
 

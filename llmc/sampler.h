@@ -21,7 +21,8 @@ static inline int compare_candidates(const void *a, const void *b) {
 
 // Draws from softmax(logits / temperature) over the top_k largest (0: all); temperature 0 takes the largest.
 // uniform in (0,1); candidates is scratch for V entries. Logits must be finite.
-static inline int sample_token(const float *logits, int V, double temperature, int top_k, double uniform, Candidate *candidates) {
+static inline int sample_token(const float *logits, int V, double temperature, int top_k, double uniform,
+                               Candidate *candidates) {
     for (int v = 0; v < V; v++) {
         candidates[v].logit = logits[v];
         candidates[v].token = v;
@@ -59,7 +60,8 @@ static inline void print_tokens(FILE *out, const int *tokens, int count, int V, 
     }
     int separator = tokenizer ? tokenizer->separator : DOCUMENT_SEPARATOR;
     for (int begin = 0, end; begin < count; begin = end + 1) {
-        for (end = begin; end < count && tokens[end] != separator; end++) {}
+        for (end = begin; end < count && tokens[end] != separator; end++) {
+        }
         unsigned char *bytes = NULL;
         size_t size = (size_t)(end - begin);
         if (tokenizer) bytes = (unsigned char *)tokenizer_decode(tokenizer, tokens + begin, size, &size);

@@ -46,7 +46,8 @@ static inline Sharding sharding_build(const TensorList *list, int rank, int leve
     s.own = list->buffer_count / (size_t)list->ranks;
     s.first = (int *)checked_calloc((size_t)s.groups + 1, sizeof(int));
     size_t step = (size_t)list->ranks * TENSOR_ALIGN;
-    size_t limit = list->ranks == 1 ? list->buffer_count : max_size(step, bucket_limit / step * step); // alone a group is one bucket
+    // alone a group is one bucket
+    size_t limit = list->ranks == 1 ? list->buffer_count : max_size(step, bucket_limit / step * step);
     for (int pass = 0; pass < 2; pass++) { // counts, then fills
         s.count = 0;
         for (int g = 0; g < s.groups; g++) {
@@ -109,7 +110,8 @@ static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r
 static inline uint64_t sharding_gather(const Sharding *s, int group, void *buffer, size_t element_bytes) {
     uint64_t ticket = 0;
     for (int b = s->first[group]; s->ranks > 1 && b < s->first[group + 1]; b++)
-        ticket = comm_all_gather((char *)buffer + s->buckets[b].begin * element_bytes, s->buckets[b].piece * element_bytes);
+        ticket =
+            comm_all_gather((char *)buffer + s->buckets[b].begin * element_bytes, s->buckets[b].piece * element_bytes);
     return ticket;
 }
 static inline void sharding_gather_all(const Sharding *s, void *buffer, size_t element_bytes) {

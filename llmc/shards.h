@@ -163,7 +163,10 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
         shards_add(&list, name);
     }
     closedir(directory);
-    CHECK(list.count > 0, "%s has no %s_*.bin: it is no corpus (shards and corpus.json); shards of other names are named by a pattern, '%s/*.bin'", path, split, path);
+    CHECK(list.count > 0,
+          "%s has no %s_*.bin: it is no corpus (shards and corpus.json); shards of other names are named by a pattern, "
+          "'%s/*.bin'",
+          path, split, path);
     return list;
 }
 
@@ -179,9 +182,9 @@ static inline ShardList shards_find(const char *pattern, const char *split) {
         memset(&found, 0, sizeof(found));
         int rc = glob(pattern, GLOB_BRACE | GLOB_TILDE | GLOB_NOSORT, NULL, &found);
         CHECK(rc != GLOB_NOSPACE, "out of memory while looking for token shards %s", pattern);
-        CHECK(rc == 0 && found.gl_pathc > 0,
-              "no file matches '%s': check the path; %s", pattern,
-              strchr(pattern, '=') ? "several corpora are NAME=PATH:WEIGHT NAME=PATH:WEIGHT" : "text_to_shards makes token shards from text");
+        CHECK(rc == 0 && found.gl_pathc > 0, "no file matches '%s': check the path; %s", pattern,
+              strchr(pattern, '=') ? "several corpora are NAME=PATH:WEIGHT NAME=PATH:WEIGHT"
+                                   : "text_to_shards makes token shards from text");
         for (size_t i = 0; i < found.gl_pathc; i++) shards_add(&list, found.gl_pathv[i]);
         globfree(&found);
     }

@@ -27,7 +27,10 @@ static inline void speech_adopt(Speech *s, const char *path) {
     Tokenizer *t = tokenizer_open(path);
     if (s->tokenizer) {
         bool same = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
-        CHECK(same, "%s and %s have different tokenizers: their tokens do not mean the same (--tokenizer FILE takes one of them all the same)", s->path, path);
+        CHECK(same,
+              "%s and %s have different tokenizers: their tokens do not mean the same (--tokenizer FILE takes one of "
+              "them all the same)",
+              s->path, path);
         tokenizer_close(t);
         return;
     }
@@ -60,7 +63,8 @@ static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
         char *end = NULL;
         errno = 0;
         long long id = strtoll(at, &end, 10);
-        CHECK(strspn(at, "0123456789") > 0 && !errno && (*end == ',' || *end == 0), "--prompt-tokens %.100s: not token numbers with commas between them", text);
+        CHECK(strspn(at, "0123456789") > 0 && !errno && (*end == ',' || *end == 0),
+              "--prompt-tokens %.100s: not token numbers with commas between them", text);
         CHECK(id < V, "--prompt-tokens: token %lld is outside the vocabulary of %d", id, V);
         tokens_add(&list, (int)id);
         at = end;
@@ -72,7 +76,9 @@ static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
 
 static inline void prompt_from_text(Speech *s, const char *text, int V) {
     CHECK(s->tokenizer || V == BYTE_VOCABULARY,
-          "--prompt is text, and there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or the prompt's tokens with --prompt-tokens", V);
+          "--prompt is text, and there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or the prompt's "
+          "tokens with --prompt-tokens",
+          V);
     size_t size = strlen(text);
     if (s->tokenizer) {
         s->prompt_length = (int)tokenizer_encode(s->tokenizer, text, size, &s->prompt);
@@ -93,8 +99,8 @@ static inline void speech_open(Speech *s, const Options *o, const char *loaded, 
         if (data && o->train_data) speech_look_in_corpora(s, o->train_data);
         if (data && o->val_data) speech_look_in_corpora(s, o->val_data);
     }
-    CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V, "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path,
-          s->tokenizer->vocab_size, V);
+    CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
+          "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
     if (o->prompt) prompt_from_text(s, o->prompt, V);
     else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
     // A text begins after a separator; where there is none and no prompt either, after token 0.

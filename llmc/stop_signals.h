@@ -72,6 +72,7 @@ static inline void stop_signals_catch(void) {
     sigemptyset(&action.sa_mask);
     stop_signals_caught = 1;
     for (int i = 0; i < STOP_SIGNAL_COUNT; i++)
-        CHECK(sigaction(stop_signals[i], &action, NULL) == 0, "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
+        CHECK(sigaction(stop_signals[i], &action, NULL) == 0, "cannot catch signal %d: %s", stop_signals[i],
+              strerror(errno));
 }
 #endif

@@ -25,8 +25,9 @@ enum { TILE_ROWS = 6, TILE_LANES = TILE_BYTES / (int)sizeof(real), TILE_COLUMNS 
 typedef real TileVector __attribute__((vector_size(TILE_BYTES), aligned(sizeof(real)), may_alias));
 
 // With constant `vectors`, `a_row` or `a_k` after inlining.
-static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K, const real *A, size_t a_row, size_t a_k,
-                                                              const real *B, size_t ldb, real *C, size_t ldc, bool add) {
+static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K, const real *A, size_t a_row,
+                                                              size_t a_k, const real *B, size_t ldb, real *C,
+                                                              size_t ldc, bool add) {
     TileVector sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 6
     for (int i = 0; i < TILE_ROWS; i++)
@@ -52,8 +53,9 @@ static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K
 }
 
 // `columns` columns of C, any multiple of TILE_LANES: tile after tile
-static inline __attribute__((always_inline)) void tile_product(int columns, int K, const real *A, size_t a_row, size_t a_k,
-                                                               const real *B, size_t ldb, real *C, size_t ldc, bool add) {
+static inline __attribute__((always_inline)) void tile_product(int columns, int K, const real *A, size_t a_row,
+                                                               size_t a_k, const real *B, size_t ldb, real *C,
+                                                               size_t ldc, bool add) {
     int c = 0;
     for (; c + TILE_COLUMNS <= columns; c += TILE_COLUMNS)
         tile_kernel(TILE_VECTORS, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add);
@@ -66,14 +68,14 @@ static inline __attribute__((always_inline)) void tile_product(int columns, int 
 }
 
 // C (TILE_ROWS, columns) = A B or, with add, += A B;  A (TILE_ROWS, K), B (K, columns)
-static inline void tile_multiply(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C, size_t ldc,
-                                 bool add) {
+static inline void tile_multiply(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C,
+                                 size_t ldc, bool add) {
     tile_product(columns, K, A, lda, 1, B, ldb, C, ldc, add);
 }
 
 // C (TILE_ROWS, columns) = A^T B or, with add, += A^T B;  A (K, TILE_ROWS), B (K, columns)
-static inline void tile_multiply_transposed(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C,
-                                            size_t ldc, bool add) {
+static inline void tile_multiply_transposed(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb,
+                                            real *C, size_t ldc, bool add) {
     tile_product(columns, K, A, 1, lda, B, ldb, C, ldc, add);
 }
 #endif

@@ -36,7 +36,7 @@ typedef struct {
     size_t at;
 } Proposal;
 typedef struct {
-    uint32_t *id;        // [size]; NO_RANK: merged into the one before
+    uint32_t *id;          // [size]; NO_RANK: merged into the one before
     size_t *next, *before; // places; `size` and SIZE_MAX at the ends
     Proposal *heap;        // [3 size]: each merge proposes at most two more
     size_t size, heap_count, room;
@@ -128,7 +128,10 @@ static inline void encode_text(const Tokenizer *t, const unsigned char *text, si
     size += prefix;
     CodePoints c;
     bool valid = codepoints_read(&c, t, bytes, size);
-    CHECK(valid, "text that is to be encoded is not UTF-8 at its byte %zu: give it as UTF-8, or its tokens with --prompt-tokens", c.at[c.count]);
+    CHECK(
+        valid,
+        "text that is to be encoded is not UTF-8 at its byte %zu: give it as UTF-8, or its tokens with --prompt-tokens",
+        c.at[c.count]);
     Piece p = {NULL, NULL, NULL, NULL, 0, 0, 0};
     for (size_t i = 0, end; i < c.count; i = end) {
         end = pretokenize(t, &c, i);
@@ -155,7 +158,8 @@ static inline int added_token(const Tokenizer *t, const unsigned char *text, siz
 }
 
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t size, int **ids) {
-    CHECK(t->reason[0] == 0, "text cannot be encoded exactly here: %s; give its tokens with --prompt-tokens", t->reason);
+    CHECK(t->reason[0] == 0, "text cannot be encoded exactly here: %s; give its tokens with --prompt-tokens",
+          t->reason);
     bool starts[256] = {false}; // of an added token
     for (int i = 0; i < t->added_count; i++) starts[t->tokens[t->token_at[t->added[i]]]] = true;
     const unsigned char *bytes = (const unsigned char *)text;

@@ -4,10 +4,11 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
   Tokenizer *tokenizer_open(path)        the file, or a directory that has tokenizer.bin; ends the program with one line
   void       tokenizer_close(t)
   const unsigned char *tokenizer_bytes(t, id, &length)   what a token stands for
-  int        tokenizer_class(t, codepoint)               CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, and parts of words
+  int        tokenizer_class(t, codepoint)               CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, and parts of
+                                                         words
 
-  format   little-endian. 8 bytes "DV2TOK\0\1"; 12 uint32: kind, vocab_size, pattern, flags, separator (2^32-1: none), merges,
-           added, ranges, reason_bytes, token_bytes, 0, 0; then
+  format   little-endian. 8 bytes "DV2TOK\0\1"; 12 uint32: kind, vocab_size, pattern, flags, separator (2^32-1: none),
+           merges, added, ranges, reason_bytes, token_bytes, 0, 0; then
              uint32 length[vocab_size]; the tokens' bytes one after another, padded to a multiple of 4;
              uint32 merge[merges][3]: left, right, result, the most frequent first;
              uint32 added[added]: ids of tokens that are looked for in the text before it is cut;
@@ -54,15 +55,15 @@ typedef struct {
     int vocab_size, separator; // -1: none
     const uint32_t *added, *ranges;
     int added_count, range_count;
-    char *reason;                // empty: text can be encoded
-    size_t *token_at;            // [vocab_size + 1], into `tokens`
+    char *reason;     // empty: text can be encoded
+    size_t *token_at; // [vocab_size + 1], into `tokens`
     const unsigned char *tokens;
-    Merge *merges;               // open addressing; rank 2^32-1: free
+    Merge *merges; // open addressing; rank 2^32-1: free
     size_t merge_mask;
-    uint32_t *words;             // ids by their bytes, likewise; only with TOKENIZER_IGNORE_MERGES
+    uint32_t *words; // ids by their bytes, likewise; only with TOKENIZER_IGNORE_MERGES
     size_t word_mask;
-    int byte_token[256];         // -1: none
-    unsigned char ascii[128];    // classes
+    int byte_token[256];      // -1: none
+    unsigned char ascii[128]; // classes
 } Tokenizer;
 
 static const uint32_t NO_RANK = UINT32_MAX; // of a place that is free, or a symbol that is gone
@@ -178,7 +179,8 @@ static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t cou
     t->added = count <= t->size / 4 ? (const uint32_t *)table_take(r, 4 * count) : NULL;
     t->added_count = (int)count;
     for (size_t i = 0; t->added && i < count; i++)
-        if (t->added[i] >= (uint32_t)t->vocab_size || t->token_at[t->added[i] + 1] == t->token_at[t->added[i]]) return false;
+        if (t->added[i] >= (uint32_t)t->vocab_size || t->token_at[t->added[i] + 1] == t->token_at[t->added[i]])
+            return false;
     return t->added != NULL;
 }
 
@@ -205,14 +207,14 @@ static inline bool tokenizer_read(Tokenizer *t) {
     memcpy(&stated, t->memory + t->size - 8, 8);
     if (XXH64(t->memory, t->size - 8, 0) != stated) return false;
     memcpy(h, t->memory + 8, sizeof(h));
-    bool plausible = h[0] < TOKENIZER_KIND_COUNT && h[1] >= 1 && h[1] <= t->size / 4 && h[2] < PATTERN_COUNT && h[3] <= TOKENIZER_FLAGS &&
-                     (h[4] == UINT32_MAX || h[4] < h[1]);
+    bool plausible = h[0] < TOKENIZER_KIND_COUNT && h[1] >= 1 && h[1] <= t->size / 4 && h[2] < PATTERN_COUNT &&
+                     h[3] <= TOKENIZER_FLAGS && (h[4] == UINT32_MAX || h[4] < h[1]);
     if (!plausible) return false;
     t->kind = (TokenizerKind)h[0], t->vocab_size = (int)h[1], t->pattern = (Pattern)h[2], t->flags = h[3];
     t->separator = h[4] == UINT32_MAX ? -1 : (int)h[4];
     TableReader r = {t, TOKENIZER_HEADER_BYTES};
-    if (!tokenizer_read_tokens(t, &r, h[9]) || !tokenizer_read_merges(t, &r, h[5]) || !tokenizer_read_added(t, &r, h[6]) ||
-        !tokenizer_read_ranges(t, &r, h[7]))
+    if (!tokenizer_read_tokens(t, &r, h[9]) || !tokenizer_read_merges(t, &r, h[5]) ||
+        !tokenizer_read_added(t, &r, h[6]) || !tokenizer_read_ranges(t, &r, h[7]))
         return false;
     const char *reason = (const char *)table_take(&r, h[8]);
     if (!reason || r.at != t->size - 8) return false;

@@ -23,7 +23,8 @@ typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
 // projected from the input, then a sigmoid or not; the constant 1; or one number per layer, learned itself or by
 // exp(q1.k1) - exp(q2.k2) + lambda_init
 typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR, LAMBDA_EXP } Lambda;
-typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm; // rmsnorm over all NH*D elements; over each head, times 1 - lambda_init
+// rmsnorm over all NH*D elements; over each head, times 1 - lambda_init
+typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
 
@@ -37,8 +38,8 @@ typedef struct {
     Sink sink;
 } AttentionVariant;
 
+// clang-format off
 static const AttentionVariant attention_variants[] = {
-    // clang-format off
     // name                   maps key_sets merge split pair       lambda          norm       gate       sink
     {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
     {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
@@ -51,8 +52,8 @@ static const AttentionVariant attention_variants[] = {
     {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_LEARNED},
     {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_HEAD, SINK_NONE},
     {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_ELEMENT, SINK_NONE},
-    // clang-format on
 };
+// clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
 
 // The first value of a layer's own lambda (layer from 0).

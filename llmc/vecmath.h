@@ -16,7 +16,7 @@ static inline float exp_float(float x) {
     clamped = clamped > 88.3f ? 88.3f : clamped;
     float shifted = clamped * 1.44269504f + round_magic;
     float n = shifted - round_magic;
-    float r = clamped - n * 0.693359375f;   // ln 2 in two parts: the first has 10 bits, so the product is exact
+    float r = clamped - n * 0.693359375f; // ln 2 in two parts: the first has 10 bits, so the product is exact
     r = r - n * -2.12194440e-4f;
     float p = 1.0f / 5040;
     p = p * r + 1.0f / 720;

@@ -4,7 +4,8 @@ watchdog.h: the ranks of a run watch one another, so that none waits for ever fo
 Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
 a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
 
-  void watch_open(rank, ranks, address, gift, bytes)   rank 0 has listened at `address`, the others connect to it; then all
+  void watch_open(rank, ranks, address, gift, bytes)   rank 0 has listened at `address`, the others connect to it; then
+                                                       all
                                            have rank 0's `gift`
   void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
@@ -72,7 +73,9 @@ static inline void watch_print_failure(WatchMessage *m) {
         fprintf(stderr, "diffv2: rank %d (%s): %s\n", m->rank, m->host, line);
         any = true;
     }
-    if (!any) fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host, m->status, m->step, phase_names[m->phase]);
+    if (!any)
+        fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host,
+                m->status, m->step, phase_names[m->phase]);
 }
 
 // ---- what rank 0 decides
@@ -84,12 +87,13 @@ __attribute__((noreturn)) static inline void watch_end(int status) {
         watch_send(&watch.peers[i], &end);
         if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR);
     }
-    // until they have ended by themselves, not by a launcher; what they send is taken, or else the connection would be reset
-    // and they might lose the end
+    // until they have ended by themselves, not by a launcher; what they send is taken, or else the connection would be
+    // reset and they might lose the end
     for (double until = now_seconds() + 0.1; now_seconds() < until; usleep(2000)) {
         char taken[4096];
         for (int i = 0; i < watch.peer_count; i++)
-            while (watch.peers[i].fd >= 0 && recv(watch.peers[i].fd, taken, sizeof(taken), MSG_DONTWAIT) > 0) {}
+            while (watch.peers[i].fd >= 0 && recv(watch.peers[i].fd, taken, sizeof(taken), MSG_DONTWAIT) > 0) {
+            }
     }
     watch_exit(status);
 }
@@ -122,8 +126,11 @@ __attribute__((noreturn)) static inline void watch_fail(WatchMessage *first, int
 static inline void watch_verdict(const WatchMessage *m, const char *what, double seconds) {
     char since[64] = "";
     if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
-    fprintf(stderr, "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64 ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
-            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step), phase_names[WATCH_GET(phase)]);
+    fprintf(stderr,
+            "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64
+            ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
+            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step),
+            phase_names[WATCH_GET(phase)]);
 }
 
 // Of the ranks that others wait for, the one that has come least far.
@@ -138,7 +145,10 @@ static inline void watch_judge_waiting(double limit) {
         if (behind || (m->collectives == slowest->collectives && free_now)) slowest = m;
     }
     if (longest < limit) return;
-    watch_verdict(slowest, slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for" : "does not come to where the others have waited for it for", longest);
+    watch_verdict(slowest,
+                  slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for"
+                                         : "does not come to where the others have waited for it for",
+                  longest);
     watch_end(EXIT_FAILED);
 }
 
@@ -146,7 +156,8 @@ static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
     if (!watch_receive(p->fd, &m)) {
         p->gone = true;
-        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED); // this one was stopped, and the others have said so
+        // this one was stopped, and the others have said so
+        if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
         watch_verdict(&p->last, "has ended without a word (killed?)", 0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
@@ -184,7 +195,8 @@ static inline void *watch_loop(void *unused) {
     struct pollfd *fds = (struct pollfd *)checked_calloc((size_t)watch.peer_count, sizeof(struct pollfd));
     double sent = 0, before = now_seconds();
     while (!WATCH_GET(leaving)) {
-        double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)), now = now_seconds();
+        double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)),
+               now = now_seconds();
         if (now - before > fmax(0.5, limit / 4)) watch_was_stopped(now);
         before = now;
         for (int i = 0; i < watch.peer_count; i++) {
@@ -212,15 +224,16 @@ static inline void *watch_loop(void *unused) {
 
 // ---- begin and end
 
-// Waits until the others have said farewell as well. A connection that is closed while something in it is unread is reset,
-// and the other end may lose what it has not read: the farewell, so that a good end looks like a death.
+// Waits until the others have said farewell as well. A connection that is closed while something in it is unread is
+// reset, and the other end may lose what it has not read: the farewell, so that a good end looks like a death.
 static inline void watch_part(void) {
     bool all = false;
     for (int i = 0; i < watch.peer_count; i++)
         if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // nothing follows it, no heartbeat either
     for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
         all = true;
-        for (int i = 0; i < watch.peer_count; i++) all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].gone, __ATOMIC_RELAXED));
+        for (int i = 0; i < watch.peer_count; i++)
+            all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].gone, __ATOMIC_RELAXED));
     }
 }
 

@@ -5,8 +5,16 @@ watchdog_peers.h: what the watchdogs of ranks are to each other: state, messages
 #define LLMC_WATCHDOG_PEERS_H
 #include "common.h"
 
-typedef enum { PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS, PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END } Phase;
-static const char *const phase_names[] = {"starting", "reading data", "in the forward", "in the backward", "reducing gradients", "updating weights", "gathering parameters", "validating", "comparing ranks", "saving a checkpoint", "writing the log", "ending"};
+// clang-format off
+typedef enum {
+    PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS,
+    PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END
+} Phase;
+// clang-format on
+static const char *const phase_names[] = {
+    "starting",           "reading data",        "in the forward",       "in the backward",
+    "reducing gradients", "updating weights",    "gathering parameters", "validating",
+    "comparing ranks",    "saving a checkpoint", "writing the log",      "ending"};
 
 enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_ADDRESSES = 8, WATCH_LINES = 64 };
 static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; the latter to hear of other ranks' failures
@@ -31,7 +39,9 @@ typedef struct {
     char text[WATCH_TEXT]; // of WATCH_FAILED: lines
 } WatchMessage;
 // a heartbeat goes without the text
-static inline size_t watch_bytes(int kind) { return kind == WATCH_FAILED ? sizeof(WatchMessage) : offsetof(WatchMessage, text); }
+static inline size_t watch_bytes(int kind) {
+    return kind == WATCH_FAILED ? sizeof(WatchMessage) : offsetof(WatchMessage, text);
+}
 
 typedef struct {
     int fd; // -1: closed
@@ -97,7 +107,8 @@ static inline WatchMessage watch_message(WatchKind kind) {
     WatchMessage m;
     memset(&m, 0, sizeof(m));
     double begin = watch_wait_start();
-    m.token = watch.token, m.kind = (int)kind, m.rank = watch.rank, m.status = watch.status, m.phase = WATCH_GET(phase), m.step = WATCH_GET(step);
+    m.token = watch.token, m.kind = (int)kind, m.rank = watch.rank, m.status = watch.status, m.phase = WATCH_GET(phase),
+    m.step = WATCH_GET(step);
     m.device = watch.device;
     m.collectives = WATCH_GET(collectives), m.waiting = begin > 0 ? now_seconds() - begin : 0;
     memcpy(m.host, watch.host, WATCH_HOST);
@@ -162,10 +173,12 @@ static inline void watch_listen(WatchAddress *a, uint16_t port) {
     in.sin_addr.s_addr = htonl(INADDR_ANY);
     in.sin_port = htons(port);
     watch.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (port) setsockopt(watch.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)); // the last run's port is this one's
-    CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 && listen(watch.listener, 1024) == 0 &&
-              getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
-          "cannot listen for the other ranks%s: %s", port ? " at the port that follows from the job (MASTER_PORT is another)" : "", strerror(errno));
+    // the last run's port is this one's
+    if (port) setsockopt(watch.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+    CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 &&
+              listen(watch.listener, 1024) == 0 && getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
+          "cannot listen for the other ranks%s: %s",
+          port ? " at the port that follows from the job (MASTER_PORT is another)" : "", strerror(errno));
     a->port = ntohs(in.sin_port);
 }
 
@@ -191,7 +204,8 @@ static inline int watch_connect(const WatchAddress *a) {
         for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
             if (watch_connect_to(a->ip[i], a->port, &fd)) return fd;
     } while (now_seconds() < until && usleep(100000) == 0);
-    CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port, strerror(errno));
+    CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port,
+          strerror(errno));
     return -1;
 }
 
@@ -205,7 +219,8 @@ static inline void watch_accept(void) {
         if (fd < 0) continue;
         setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
         WatchMessage m;
-        bool one_of_us = watch_receive(fd, &m) && m.kind == WATCH_HELLO && m.rank > 0 && m.rank < watch.ranks && watch.peers[m.rank].fd < 0;
+        bool one_of_us = watch_receive(fd, &m) && m.kind == WATCH_HELLO && m.rank > 0 && m.rank < watch.ranks &&
+                         watch.peers[m.rank].fd < 0;
         if (!one_of_us) {
             close(fd);
             continue;
@@ -223,8 +238,11 @@ static inline void watch_give(void *data, size_t bytes) {
     for (int i = 0; i < watch.peer_count; i++) {
         if (watch.peers[i].fd < 0 || bytes == 0) continue;
         ssize_t n = watch.rank == 0 ? send(watch.peers[i].fd, data, bytes, MSG_NOSIGNAL) : 0;
-        while (watch.rank > 0 && have < bytes && (n = recv(watch.peers[i].fd, (char *)data + have, bytes - have, 0)) > 0) have += (size_t)n;
-        CHECK(watch.rank == 0 ? n == (ssize_t)bytes : have == bytes, "rank %d has lost rank %d at the start", watch.rank, watch.rank == 0 ? i : 0);
+        while (watch.rank > 0 && have < bytes &&
+               (n = recv(watch.peers[i].fd, (char *)data + have, bytes - have, 0)) > 0)
+            have += (size_t)n;
+        CHECK(watch.rank == 0 ? n == (ssize_t)bytes : have == bytes, "rank %d has lost rank %d at the start",
+              watch.rank, watch.rank == 0 ? i : 0);
     }
 }
 #endif

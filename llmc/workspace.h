@@ -37,7 +37,8 @@ static inline double ops_rated_gflops(const char **document) {
 }
 
 static inline int ops_own_memory(MemoryPart *parts) {
-    parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true); // code, and the GEMM library's own (measured: dev/BENCH.md)
+    // code, and the GEMM library's own (measured: dev/BENCH.md)
+    parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true);
     return 1;
 }
 

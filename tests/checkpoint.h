@@ -334,14 +334,14 @@ static void ckpt_test_json_strings(void) {
     static const struct {
         const char *from, *to;
     } cases[] = {
-        {"a\"b\\c\n\t\x01\x7f",                    "a\\\"b\\\\c\\u000a\\u0009\\u0001\\u007f"},
-        {"\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80", "\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80" }, // 2, 3 and 4 bytes
-        {"\xC3",                                   "\xEF\xBF\xBD"                           }, // cut
-        {"\x80z",                                  "\xEF\xBF\xBDz"                          }, // no first byte
-        {"\xC0\xAF",                               "\xEF\xBF\xBD\xEF\xBF\xBD"               }, // overlong
-        {"\xE0\x80\x80",                           "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"   }, // overlong
-        {"\xED\xA0\x80",                           "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"   }, // a surrogate
-        {"\xF5\x80",                               "\xEF\xBF\xBD\xEF\xBF\xBD"               }, // beyond U+10FFFF
+        {"a\"b\\c\n\t\x01\x7f", "a\\\"b\\\\c\\u000a\\u0009\\u0001\\u007f"},
+        {"\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80", "\xC3\xA9 \xE2\x82\xAC \xF0\x9F\x98\x80"}, // 2, 3 and 4 bytes
+        {"\xC3", "\xEF\xBF\xBD"},                                                             // cut
+        {"\x80z", "\xEF\xBF\xBDz"},                                                           // no first byte
+        {"\xC0\xAF", "\xEF\xBF\xBD\xEF\xBF\xBD"},                                             // overlong
+        {"\xE0\x80\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},                             // overlong
+        {"\xED\xA0\x80", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"},                             // a surrogate
+        {"\xF5\x80", "\xEF\xBF\xBD\xEF\xBF\xBD"},                                             // beyond U+10FFFF
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char want[128];
@@ -440,41 +440,41 @@ static void ckpt_test_safetensors_hostile(void) {
         size_t data;
         const char *word;
     } cases[] = {
-        {"{\"a\":" ENTRY("F32",          "[2]",                  "0",                                   "8") "}", 7, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32",                             "[2]",                      "0",                                                           "8") "}", 9, "behind the last tensor"},
-        {"{\"a\":" ENTRY("F32","[2]","0","8") ",\"b\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "overlap"},
-        {"{\"a\":" ENTRY("F32",      "[2]",                            "0",                                             "8") ",\"b\":" ENTRY("F32", "[2]", "0", "8") "}", 8, "overlap"},
-        {"{\"a\":" ENTRY("F32",                           "[2]",                             "0",                                                                                                "8") ",\"b\":" ENTRY("F32", "[2]", "12", "20") "}", 20, "hole"},
-        {"{\"a\":" ENTRY("F32",                     "[2]",                                         "4",                                                                     "12") "}", 12, "hole"},
-        {"{\"a\":" ENTRY("F32",          "[2]",                      "8",                             "0") "}", 8, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32",                         "[2]",                                            "-8",                                                                         "0") "}", 8, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32",                     "[2]",                                           "0",                                                            "8.5") "}", 8, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32",                           "[2]","0","1e300") "}", 8, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32",                     "[3]",                                         "0",                                                                        "8") "}", 8, "need 3 elements"},
-        {"{\"a\":" ENTRY("F64",          "[2]",       "0", "8") "}", 8, "of F64"},
-        {"{\"a\":" ENTRY("F32",                            "[-2]",                                            "0",                                                                                 "8") "}", 8, "not a possible size"},
-        {"{\"a\":" ENTRY("F32",                "[\"2\"]",              "0",               "8") "}", 8, "not a possible size"},
-        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]",                       "0",                                        "0") "}", 0, "not a possible size"}, // 2^64 = 0
-        {"{\"a\":" ENTRY("F32",                          "[2147483648,2147483648]","0","0") "}", 0, "shape and dtype need"}, // 4 * 2^62 = 0
-        {"{\"a\":" ENTRY("F32",                              "[1,1,1,1,1,1,1,1,2]",                                "0",                                            "8") "}", 8, "more than 8 dimensions"},
-        {"{\"a\":" ENTRY("F32",                    "[1]",                                         "0","4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8,
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 7, "data_offsets are not within"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 9, "behind the last tensor"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "overlap"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "0", "8") "}", 8, "overlap"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "12", "20") "}", 20, "hole"},
+        {"{\"a\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "hole"},
+        {"{\"a\":" ENTRY("F32", "[2]", "8", "0") "}", 8, "data_offsets are not within"},
+        {"{\"a\":" ENTRY("F32", "[2]", "-8", "0") "}", 8, "data_offsets are not within"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8.5") "}", 8, "data_offsets are not within"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "1e300") "}", 8, "data_offsets are not within"},
+        {"{\"a\":" ENTRY("F32", "[3]", "0", "8") "}", 8, "need 3 elements"},
+        {"{\"a\":" ENTRY("F64", "[2]", "0", "8") "}", 8, "of F64"},
+        {"{\"a\":" ENTRY("F32", "[-2]", "0", "8") "}", 8, "not a possible size"},
+        {"{\"a\":" ENTRY("F32", "[\"2\"]", "0", "8") "}", 8, "not a possible size"},
+        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, "not a possible size"},  // 2^64 = 0
+        {"{\"a\":" ENTRY("F32", "[2147483648,2147483648]", "0", "0") "}", 0, "shape and dtype need"}, // 4 * 2^62 = 0
+        {"{\"a\":" ENTRY("F32", "[1,1,1,1,1,1,1,1,2]", "0", "8") "}", 8, "more than 8 dimensions"},
+        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8,
          "tensor a is there twice"},
-        {"{\"a\":" ENTRY("F32",          "[0]", "0",                                         "0") ",\"a\":" ENTRY("F32", "[0]", "0", "0") "}", 0,
+        {"{\"a\":" ENTRY("F32", "[0]", "0", "0") ",\"a\":" ENTRY("F32", "[0]", "0", "0") "}", 0,
          "tensor a is there twice"},
-        {"{\"a\\nb\":" ENTRY("F32",                             "[2]",                      "0",                                                           "8") "}", 8, "control characters"},
-        {"{\"a\":" ENTRY("F\\n32",     "[2]","0","8") "}", 8, "control characters"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}",             8,                                   "no dtype, shape and data_offsets"                                                   },
-        {"{\"a\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}",                           8,                                   "no dtype, shape and data_offsets"                                                                      },
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,8]}}",                              8,                                "data_offsets are not within"                                   },
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}",                      8,                                           "data_offsets are not within"},
-        {"{\"a\":8}",          8,        "no dtype, shape and data_offsets"                            },
-        {"{\"__metadata__\":[]}",                             0,                              "__metadata__ is not an object"                                                                  },
-        {"[]",     8,  "not a JSON object"},
-        {"  {}",         0,                               "not a JSON object"                                               },
-        {"{}{}",                           0,                                             "not a JSON object"                                                                                                                        },
-        {"{\"a\":",                              8,                                "not a JSON object"                  },
-        {"{\"a\":1,",                      8,                                           "not a JSON object"            },
-        {"{",          8,        "a header of 1 bytes" },
+        {"{\"a\\nb\":" ENTRY("F32", "[2]", "0", "8") "}", 8, "control characters"},
+        {"{\"a\":" ENTRY("F\\n32", "[2]", "0", "8") "}", 8, "control characters"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "no dtype, shape and data_offsets"},
+        {"{\"a\":{\"dtype\":7,\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "no dtype, shape and data_offsets"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,8]}}", 8, "data_offsets are not within"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0]}}", 8, "data_offsets are not within"},
+        {"{\"a\":8}", 8, "no dtype, shape and data_offsets"},
+        {"{\"__metadata__\":[]}", 0, "__metadata__ is not an object"},
+        {"[]", 8, "not a JSON object"},
+        {"  {}", 0, "not a JSON object"},
+        {"{}{}", 0, "not a JSON object"},
+        {"{\"a\":", 8, "not a JSON object"},
+        {"{\"a\":1,", 8, "not a JSON object"},
+        {"{", 8, "a header of 1 bytes"},
     };
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/x.safetensors", d.path);
@@ -561,14 +561,14 @@ static void ckpt_test_safetensors_sharded(void) {
     static const struct {
         const char *index, *word;
     } cases[] = {
-        {"{\"weight_map\":{\"a\":\"0.safetensors\"}}",                                                 "tensor a is not in 0.safetensors"},
-        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"1.safetensors\",\"c\":\"0.safetensors\"}}", "is not in"                       },
-        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}",                                              "names no file of this directory" },
-        {"{\"weight_map\":{\"a\":\"\"}}",                                                              "names no file of this directory" },
-        {"{\"weight_map\":{\"a\":1}}",                                                                 "names no file of this directory" },
-        {"{\"weight_map\":{\"a\":\"9.safetensors\"}}",                                                 "No such file"                    },
-        {"{\"weight_map\":[]}",                                                                        "no object weight_map"            },
-        {"{",                                                                                          "no object weight_map"            },
+        {"{\"weight_map\":{\"a\":\"0.safetensors\"}}", "tensor a is not in 0.safetensors"},
+        {"{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"1.safetensors\",\"c\":\"0.safetensors\"}}", "is not in"},
+        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}", "names no file of this directory"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "names no file of this directory"},
+        {"{\"weight_map\":{\"a\":1}}", "names no file of this directory"},
+        {"{\"weight_map\":{\"a\":\"9.safetensors\"}}", "No such file"},
+        {"{\"weight_map\":[]}", "no object weight_map"},
+        {"{", "no object weight_map"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         ckpt_write_text(index.text, cases[i].index);
@@ -642,19 +642,23 @@ static void ckpt_test_config_defaults(void) {
     static const struct {
         const char *without, *more, *want;
     } cases[] = {
-        {"",           "",                                                           "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n" },
+        {"", "", "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
         {"",
          "\"num_key_value_heads\": 2, \"head_dim\": 32, \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, "
-         "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"",             "baseline C 64 NH 4 NKV 2 D 32 theta 500000 eps 1e-05 tied 1\n"},
+         "\"tie_word_embeddings\": true, \"torch_dtype\": \"bfloat16\"",
+         "baseline C 64 NH 4 NKV 2 D 32 theta 500000 eps 1e-05 tied 1\n"},
         {"",
          "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 20000}, \"dtype\": \"float16\", "
          "\"rope_scaling\": null, \"head_dim\": null, \"sliding_window\": null, \"attention_dropout\": 0.0, "
-         "\"hidden_act\": \"silu\", \"attention_bias\": false, \"mlp_bias\": false", "baseline C 64 NH 4 NKV 4 D 16 theta 20000 eps 1e-06 tied 0\n" },
-        {"",           "\"rope_scaling\": {\"type\": \"default\", \"rope_theta\": 500}",    "baseline C 64 NH 4 NKV 4 D 16 theta 500 eps 1e-06 tied 0\n"   },
-        {"",           "\"rope_scaling\": {\"rope_type\": \"default\"}, \"rope_theta\": 5",  "baseline C 64 NH 4 NKV 4 D 16 theta 5 eps 1e-06 tied 0\n"     },
-        {"model_type", "\"attention\": \"diff_v2\"",                                 "diff_v2 C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"  },
+         "\"hidden_act\": \"silu\", \"attention_bias\": false, \"mlp_bias\": false",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 20000 eps 1e-06 tied 0\n"},
+        {"", "\"rope_scaling\": {\"type\": \"default\", \"rope_theta\": 500}",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 500 eps 1e-06 tied 0\n"},
+        {"", "\"rope_scaling\": {\"rope_type\": \"default\"}, \"rope_theta\": 5",
+         "baseline C 64 NH 4 NKV 4 D 16 theta 5 eps 1e-06 tied 0\n"},
+        {"model_type", "\"attention\": \"diff_v2\"", "diff_v2 C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
         {"model_type", "\"model_type\": \"gpt2\", \"attention\": \"baseline\"",
-         "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"                                                                             },
+         "baseline C 64 NH 4 NKV 4 D 16 theta 10000 eps 1e-06 tied 0\n"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -668,52 +672,53 @@ static void ckpt_test_config_refusals(void) {
     static const struct {
         const char *without, *more, *word;
     } cases[] = {
-        {"",                        "\"rope_scaling\": {\"rope_type\": \"llama3\"}",                   "rope_scaling has rope_type = \"llama3\""               },
-        {"",                        "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}",         "rope_scaling has type = \"linear\""                   },
-        {"",                        "\"rope_scaling\": \"linear\"",                                  "rope_scaling is \"linear\"; it must be an object"     },
-        {"",                        "\"rope_scaling\": {\"rope_theta\": 1}, \"rope_theta\": 2",        "rope_theta is 2, but 1 inside rope_scaling"           },
-        {"",                        "\"rope_parameters\": {\"rope_type\": \"yarn\"}",                  "rope_type = \"yarn\""                                 },
-        {"",                        "\"rope_parameters\": {\"factor\": 8}",                            "factor = 8"                                           },
-        {"",                        "\"rope_parameters\": 5",                                          "rope_parameters is 5"                                 },
-        {"",                        "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}",           "partial_rotary_factor = 0.5"                          },
-        {"",                        "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}", "rope_theta is 10000, but 20000 inside rope_parameters"},
-        {"",                        "\"rope_theta\": 0",                                               "rope theta must be positive"                          },
-        {"",                        "\"rope_theta\": 1e999",                                           "rope_theta is"                                        },
-        {"",                        "\"rope_theta\": \"10000\"",                                       "rope_theta is \"10000\""                              },
-        {"",                        "\"attention_bias\": true",                                        "attention_bias is true"                               },
-        {"",                        "\"mlp_bias\": true",                                              "mlp_bias is true"                                     },
-        {"",                        "\"hidden_act\": \"gelu\"",                                        "hidden_act is \"gelu\""                               },
-        {"",                        "\"sliding_window\": 4096",                                        "sliding_window is 4096"                               },
-        {"",                        "\"attention_dropout\": 0.1",                                      "attention_dropout is 0.1"                             },
-        {"",                        "\"quantization_config\": {}",                                     "quantization_config is {}"                            },
-        {"",                        "\"partial_rotary_factor\": 0.5",                                  "partial_rotary_factor is 0.5"                         },
-        {"",                        "\"num_local_experts\": 8",                                        "num_local_experts is 8"                               },
-        {"",                        "\"attention\": \"diff_v9\"",                                      "attention is \"diff_v9\"; known are baseline, diff_v2"},
-        {"",                        "\"attention\": 2",                                                "attention is 2; known are"                            },
-        {"model_type",              "\"model_type\": \"gpt2\"",                                        "model_type is \"gpt2\""                               },
-        {"model_type",              "",                                                                "the key model_type is missing"                        },
-        {"vocab_size",              "",                                                                "the key vocab_size is missing"                        },
-        {"hidden_size",             "",                                                                "the key hidden_size is missing"                       },
-        {"num_hidden_layers",       "",                                                                "the key num_hidden_layers is missing"                 },
-        {"num_attention_heads",     "",                                                                "the key num_attention_heads is missing"               },
-        {"intermediate_size",       "",                                                                "the key intermediate_size is missing"                 },
-        {"max_position_embeddings", "",                                                                "the key max_position_embeddings is missing"           },
-        {"vocab_size",              "\"vocab_size\": 32.5",                                            "vocab_size is 32.5"                                   },
-        {"vocab_size",              "\"vocab_size\": \"32\"",                                          "vocab_size is \"32\""                                 },
-        {"vocab_size",              "\"vocab_size\": 0",                                               "vocab_size is 0"                                      },
-        {"vocab_size",              "\"vocab_size\": -1",                                              "vocab_size is -1"                                     },
-        {"vocab_size",              "\"vocab_size\": 1e10",                                            "vocab_size is 10000000000"                            },
-        {"vocab_size",              "\"vocab_size\": null",                                            "the key vocab_size is missing"                        },
-        {"hidden_size",             "\"hidden_size\": 65",                                             "the key head_dim is missing"                          },
-        {"",                        "\"hidden_size\": 64",                                             "hidden_size is there twice"                           },
-        {"",                        "\"num_key_value_heads\": 3",                                      "not a multiple of 3 key/value heads"                  },
-        {"",                        "\"head_dim\": 7",                                                 "head dimension must be even"                          },
-        {"",                        "\"rms_norm_eps\": -1",                                            "rms_norm_eps must be in"                              },
-        {"",                        "\"tie_word_embeddings\": 1",                                      "tie_word_embeddings is 1"                             },
-        {"",                        "\"torch_dtype\": \"int8\"",                                       "torch_dtype is \"int8\""                              },
-        {"",                        "\"dtype\": 5",                                                    "dtype is 5"                                           },
-        {"",                        "\"rope_parameters\": {\"a\\nb\": 1}",                             "has a key = 1"                                        },
-        {"",                        "x",                                                               "is not a JSON object"                                 },
+        {"", "\"rope_scaling\": {\"rope_type\": \"llama3\"}", "rope_scaling has rope_type = \"llama3\""},
+        {"", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_scaling has type = \"linear\""},
+        {"", "\"rope_scaling\": \"linear\"", "rope_scaling is \"linear\"; it must be an object"},
+        {"", "\"rope_scaling\": {\"rope_theta\": 1}, \"rope_theta\": 2", "rope_theta is 2, but 1 inside rope_scaling"},
+        {"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}", "rope_type = \"yarn\""},
+        {"", "\"rope_parameters\": {\"factor\": 8}", "factor = 8"},
+        {"", "\"rope_parameters\": 5", "rope_parameters is 5"},
+        {"", "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor = 0.5"},
+        {"", "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}",
+         "rope_theta is 10000, but 20000 inside rope_parameters"},
+        {"", "\"rope_theta\": 0", "rope theta must be positive"},
+        {"", "\"rope_theta\": 1e999", "rope_theta is"},
+        {"", "\"rope_theta\": \"10000\"", "rope_theta is \"10000\""},
+        {"", "\"attention_bias\": true", "attention_bias is true"},
+        {"", "\"mlp_bias\": true", "mlp_bias is true"},
+        {"", "\"hidden_act\": \"gelu\"", "hidden_act is \"gelu\""},
+        {"", "\"sliding_window\": 4096", "sliding_window is 4096"},
+        {"", "\"attention_dropout\": 0.1", "attention_dropout is 0.1"},
+        {"", "\"quantization_config\": {}", "quantization_config is {}"},
+        {"", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
+        {"", "\"num_local_experts\": 8", "num_local_experts is 8"},
+        {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; known are baseline, diff_v2"},
+        {"", "\"attention\": 2", "attention is 2; known are"},
+        {"model_type", "\"model_type\": \"gpt2\"", "model_type is \"gpt2\""},
+        {"model_type", "", "the key model_type is missing"},
+        {"vocab_size", "", "the key vocab_size is missing"},
+        {"hidden_size", "", "the key hidden_size is missing"},
+        {"num_hidden_layers", "", "the key num_hidden_layers is missing"},
+        {"num_attention_heads", "", "the key num_attention_heads is missing"},
+        {"intermediate_size", "", "the key intermediate_size is missing"},
+        {"max_position_embeddings", "", "the key max_position_embeddings is missing"},
+        {"vocab_size", "\"vocab_size\": 32.5", "vocab_size is 32.5"},
+        {"vocab_size", "\"vocab_size\": \"32\"", "vocab_size is \"32\""},
+        {"vocab_size", "\"vocab_size\": 0", "vocab_size is 0"},
+        {"vocab_size", "\"vocab_size\": -1", "vocab_size is -1"},
+        {"vocab_size", "\"vocab_size\": 1e10", "vocab_size is 10000000000"},
+        {"vocab_size", "\"vocab_size\": null", "the key vocab_size is missing"},
+        {"hidden_size", "\"hidden_size\": 65", "the key head_dim is missing"},
+        {"", "\"hidden_size\": 64", "hidden_size is there twice"},
+        {"", "\"num_key_value_heads\": 3", "not a multiple of 3 key/value heads"},
+        {"", "\"head_dim\": 7", "head dimension must be even"},
+        {"", "\"rms_norm_eps\": -1", "rms_norm_eps must be in"},
+        {"", "\"tie_word_embeddings\": 1", "tie_word_embeddings is 1"},
+        {"", "\"torch_dtype\": \"int8\"", "torch_dtype is \"int8\""},
+        {"", "\"dtype\": 5", "dtype is 5"},
+        {"", "\"rope_parameters\": {\"a\\nb\": 1}", "has a key = 1"},
+        {"", "x", "is not a JSON object"},
     };
     TestDirectory d = test_make_directory();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -966,17 +971,17 @@ static void ckpt_test_prune(void) {
         int64_t keep, step; // of the steps 10, 20, 30, 40 and some foreign names
         const char *left;
     } cases[] = {
-        {2,         40, "30 40 "      },
-        {1,         40, "40 "         },
-        {4,         40, "10 20 30 40 "},
-        {5,         40, "10 20 30 40 "},
-        {1000,      40, "10 20 30 40 "},
-        {0,         40, "10 20 30 40 "},
-        {-1,        40, "10 20 30 40 "},
+        {2, 40, "30 40 "},
+        {1, 40, "40 "},
+        {4, 40, "10 20 30 40 "},
+        {5, 40, "10 20 30 40 "},
+        {1000, 40, "10 20 30 40 "},
+        {0, 40, "10 20 30 40 "},
+        {-1, 40, "10 20 30 40 "},
         {INT64_MIN, 40, "10 20 30 40 "},
         {INT64_MAX, 40, "10 20 30 40 "},
-        {1,         20, "20 30 40 "   }, // 30 and 40 are broken ones of an earlier life: 20 is the newest that is whole
-        {2,         30, "20 30 40 "   },
+        {1, 20, "20 30 40 "}, // 30 and 40 are broken ones of an earlier life: 20 is the newest that is whole
+        {2, 30, "20 30 40 "},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
@@ -1020,15 +1025,15 @@ static void ckpt_test_wrong_tensors(void) {
     static const struct {
         const char *remove, *add, *reshape, *word;
     } cases[] = {
-        {"",                                            "lm_head.weight",                               "",                          "lm_head.weight is there, but config.json has tie_word_embeddings true"},
-        {"",                                            "score.weight",                                 "",                          "there is no place for tensor score.weight"                            },
-        {"",                                            "model.layers.2.input_layernorm.weight",        "",                          "no place for tensor model.layers.2.input_layernorm.weight"            },
-        {"model.layers.1.self_attn.lambda_proj.weight", "",                                             "",
-         "model.layers.1.self_attn.lambda_proj.weight is missing"                                                                                                                                           },
-        {"model.norm.weight",                           "model.norm.weights",                           "",                          "model.norm.weight is missing"                                         },
-        {"",                                            "",                                             "model.norm.weight",         "model.norm.weight has the shape [1,12]; [12] follows"                 },
-        {"",                                            "",                                             "model.embed_tokens.weight", "model.embed_tokens.weight has the shape [12,11]; [11,12] follows"     },
-        {"",                                            "model.layers.0.self_attn.rotary_emb.inv_freq", "",                          NULL                                                                   },
+        {"", "lm_head.weight", "", "lm_head.weight is there, but config.json has tie_word_embeddings true"},
+        {"", "score.weight", "", "there is no place for tensor score.weight"},
+        {"", "model.layers.2.input_layernorm.weight", "", "no place for tensor model.layers.2.input_layernorm.weight"},
+        {"model.layers.1.self_attn.lambda_proj.weight", "", "",
+         "model.layers.1.self_attn.lambda_proj.weight is missing"},
+        {"model.norm.weight", "model.norm.weights", "", "model.norm.weight is missing"},
+        {"", "", "model.norm.weight", "model.norm.weight has the shape [1,12]; [12] follows"},
+        {"", "", "model.embed_tokens.weight", "model.embed_tokens.weight has the shape [12,11]; [11,12] follows"},
+        {"", "model.layers.0.self_attn.rotary_emb.inv_freq", "", NULL},
     };
     make_directories(other.text);
     CkptModel m = ckpt_model("diff_v2", true, 3);
@@ -1208,15 +1213,15 @@ static void ckpt_test_log_resume(void) {
         const char *add, *left; // behind the records of steps 1 to 4, with a checkpoint at step 2
         int warnings;
     } cases[] = {
-        {"",                                                                      "",                                   0},
-        {"{\"kind\": \"train\", \"step\": 2, \"lo",                               "",                                   0},
-        {"{\"kind\": \"train\", \"step\": 2}",                                    "",                                   0}, // whole but for its newline
-        {"{\"kind\": \"val\", \"step\": 2}\n",                                    "{\"kind\": \"val\", \"step\": 2}\n", 0},
-        {"{\"kind\": \"tr\n{\"kind\": \"val\", \"step\": 1}\n",                   "{\"kind\": \"val\", \"step\": 1}\n", 1},
+        {"", "", 0},
+        {"{\"kind\": \"train\", \"step\": 2, \"lo", "", 0},
+        {"{\"kind\": \"train\", \"step\": 2}", "", 0}, // whole but for its newline
+        {"{\"kind\": \"val\", \"step\": 2}\n", "{\"kind\": \"val\", \"step\": 2}\n", 0},
+        {"{\"kind\": \"tr\n{\"kind\": \"val\", \"step\": 1}\n", "{\"kind\": \"val\", \"step\": 1}\n", 1},
         {"{\"kind\": \"val\", \"step\": 10}\n{\"kind\": \"val\", \"step\": 1}\n", "{\"kind\": \"val\", \"step\": 1}\n",
-         0                                                                                                               },
-        {"\n",                                                                    "",                                   0},
-        {"[1]\n",                                                                 "",                                   0},
+         0},
+        {"\n", "", 0},
+        {"[1]\n", "", 0},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
@@ -1273,36 +1278,36 @@ static void ckpt_test_run_directories(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 static const Test checkpoint_tests[] = {
-    {"every 16-bit pattern is the number that its format says, and comes back",                   ckpt_test_halves_come_back        },
+    {"every 16-bit pattern is the number that its format says, and comes back", ckpt_test_halves_come_back},
     {"a conversion to 16 bits goes to the nearest, ties to even, beyond the largest to infinity",
-     ckpt_test_halves_round                                                                                                         },
-    {"a double is rounded once, not by way of a float",                                           ckpt_test_one_rounding            },
-    {"numbers in JSON come back bit for bit",                                                     ckpt_test_json_exact              },
-    {"strings in JSON are escaped and are UTF-8",                                                 ckpt_test_json_strings            },
+     ckpt_test_halves_round},
+    {"a double is rounded once, not by way of a float", ckpt_test_one_rounding},
+    {"numbers in JSON come back bit for bit", ckpt_test_json_exact},
+    {"strings in JSON are escaped and are UTF-8", ckpt_test_json_strings},
     {"tensors of every type come back from a safetensors file with the expected header",
-     ckpt_test_safetensors_round_trip                                                                                               },
-    {"a hostile safetensors header is refused with one line",                                     ckpt_test_safetensors_hostile     },
-    {"a tensor of an unknown type is refused when it is asked for, not before",                   ckpt_test_safetensors_unknown_type},
-    {"a damaged safetensors file ends with a message, never with a signal",                       ckpt_test_safetensors_damaged     },
-    {"shards with an index read as one file, and an index that lies is refused",                  ckpt_test_safetensors_sharded     },
-    {"config.json has the fixed keys in their order and comes back",                              ckpt_test_config_round_trip       },
-    {"a Llama's config.json is read with Llama's defaults",                                       ckpt_test_config_defaults         },
-    {"what the model does not have is refused by key and value",                                  ckpt_test_config_refusals         },
-    {"a checkpoint comes back bit for bit",                                                       ckpt_test_round_trip              },
-    {"two checkpoints of the same are the same bytes",                                            ckpt_test_same_bytes              },
-    {"trainer_state.json ends in the checksums of all files and its own",                         ckpt_test_state_format            },
-    {"a file of more than one chunk has a digest of each",                                        ckpt_test_digests_of_chunks       },
-    {"a flipped bit, a lost or an added byte in any file is noticed",                             ckpt_test_flipped_bytes           },
-    {"the newest checkpoint that verifies is found, and broken ones are named",                   ckpt_test_newest                  },
-    {"a checkpoint replaces what an interrupted or broken one left",                              ckpt_test_leftovers               },
-    {"a process killed while saving leaves only whole checkpoints",                               ckpt_test_killed_while_saving     },
-    {"pruning keeps the newest, and everything when it should keep more than there is",           ckpt_test_prune                   },
-    {"a missing, extra or misshaped tensor is named",                                             ckpt_test_wrong_tensors           },
-    {"weights of all types are read from shards",                                                 ckpt_test_weights_of_all_types    },
-    {"a gradient dump has the loss and every gradient, to a file, a device or a pipe",            ckpt_test_dump                    },
-    {"a log record is one line of valid JSON",                                                    ckpt_test_log_records             },
-    {"a resumed log drops a torn line and the records after its checkpoint",                      ckpt_test_log_resume              },
-    {"a directory that is a run is not started anew, and one that is none is not resumed",        ckpt_test_run_directories         },
+     ckpt_test_safetensors_round_trip},
+    {"a hostile safetensors header is refused with one line", ckpt_test_safetensors_hostile},
+    {"a tensor of an unknown type is refused when it is asked for, not before", ckpt_test_safetensors_unknown_type},
+    {"a damaged safetensors file ends with a message, never with a signal", ckpt_test_safetensors_damaged},
+    {"shards with an index read as one file, and an index that lies is refused", ckpt_test_safetensors_sharded},
+    {"config.json has the fixed keys in their order and comes back", ckpt_test_config_round_trip},
+    {"a Llama's config.json is read with Llama's defaults", ckpt_test_config_defaults},
+    {"what the model does not have is refused by key and value", ckpt_test_config_refusals},
+    {"a checkpoint comes back bit for bit", ckpt_test_round_trip},
+    {"two checkpoints of the same are the same bytes", ckpt_test_same_bytes},
+    {"trainer_state.json ends in the checksums of all files and its own", ckpt_test_state_format},
+    {"a file of more than one chunk has a digest of each", ckpt_test_digests_of_chunks},
+    {"a flipped bit, a lost or an added byte in any file is noticed", ckpt_test_flipped_bytes},
+    {"the newest checkpoint that verifies is found, and broken ones are named", ckpt_test_newest},
+    {"a checkpoint replaces what an interrupted or broken one left", ckpt_test_leftovers},
+    {"a process killed while saving leaves only whole checkpoints", ckpt_test_killed_while_saving},
+    {"pruning keeps the newest, and everything when it should keep more than there is", ckpt_test_prune},
+    {"a missing, extra or misshaped tensor is named", ckpt_test_wrong_tensors},
+    {"weights of all types are read from shards", ckpt_test_weights_of_all_types},
+    {"a gradient dump has the loss and every gradient, to a file, a device or a pipe", ckpt_test_dump},
+    {"a log record is one line of valid JSON", ckpt_test_log_records},
+    {"a resumed log drops a torn line and the records after its checkpoint", ckpt_test_log_resume},
+    {"a directory that is a run is not started anew, and one that is none is not resumed", ckpt_test_run_directories},
 };
 enum { CHECKPOINT_TEST_COUNT = sizeof(checkpoint_tests) / sizeof(checkpoint_tests[0]) };
 #endif

@@ -36,7 +36,8 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At every block's end the windows are within one of their weights, and those of a source are the next of its own order.
+// At every block's end the windows are within one of their weights, and those of a source are the next of its own
+// order.
 static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     TestDirectory d = test_make_directory();
     char text[2000], path[700];
@@ -44,7 +45,8 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     static const char *const names[SOURCES] = {"web", "code", "books"};
     const int first[SOURCES] = {0, 10000, 20000}, shards[SOURCES] = {4, 2, 1};
     const double want[SOURCES] = {0.7, 0.29, 0.01};
-    for (int s = 0; s < SOURCES; s++) corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
+    for (int s = 0; s < SOURCES; s++)
+        corpora_make(d.path, names[s], shards[s], (uint32_t)first[s], "{\"format\": 1, \"vocab_size\": 65536}");
     FORMAT(text, "web=%s/web:7 code=%s/co\\de:2.9  books=%s/books/train_*.bin:.1", d.path, d.path, d.path);
     int *starts = (int *)checked_calloc(COUNT, sizeof(int)), *alone = (int *)checked_calloc(COUNT, sizeof(int));
     for (int shuffle = 0; shuffle < 2; shuffle++) {
@@ -63,11 +65,12 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
                 }
                 runs += own && i > 0 && starts[i - 1] / 10000 == s;
                 if (i % MIXTURE_BLOCK == MIXTURE_BLOCK - 1)
-                    EXPECT(fabs(seen - want[s] * (i + 1)) < 1 && sum == 0, "%d windows of %s after %d; %lld from its next ones", seen,
-                           names[s], i + 1, (long long)sum);
+                    EXPECT(fabs(seen - want[s] * (i + 1)) < 1 && sum == 0,
+                           "%d windows of %s after %d; %lld from its next ones", seen, names[s], i + 1, (long long)sum);
             }
             double expected = COUNT * want[s] * want[s], deviation = sqrt(expected);
-            EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed", names[s], runs, expected);
+            EXPECT(fabs(runs - expected) < 6 * deviation + 3, "%s follows itself %d times, not %.0f: it is not mixed",
+                   names[s], runs, expected);
         }
     }
     corpora_windows(alone, text, 4, COUNT, true);
@@ -122,20 +125,23 @@ static void a_mixture_is_what_a_simulation_gives(void) {
             for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) {
                 uint64_t at = dataloader_permute(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block);
                 const Source *s = &l.sources[lies[at]];
-                uint64_t n = number[at], W = s->window_count, want = l.shuffle ? dataloader_permute(n % W, W, s->seed, n / W) : n % W;
+                uint64_t n = number[at], W = s->window_count,
+                         want = l.shuffle ? dataloader_permute(n % W, W, s->seed, n / W) : n % W;
                 DataPlace p = dataloader_place(&l, block * MIXTURE_BLOCK + i);
-                EXPECT(p.source == s && p.window == want, "round %d block %d place %d: source %d window %d, not %d %d", round, (int)block, (int)i,
-                       (int)(p.source - l.sources), (int)p.window, lies[at], (int)want);
+                EXPECT(p.source == s && p.window == want, "round %d block %d place %d: source %d window %d, not %d %d",
+                       round, (int)block, (int)i, (int)(p.source - l.sources), (int)p.window, lies[at], (int)want);
                 visits[p.source - l.sources][p.window]++;
             }
             for (int i = 0; i < count; i++)
-                EXPECT(fabs((double)served[i] - l.sources[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1, "round %d block %d: %d windows of %d for %g",
-                       round, (int)block, (int)served[i], i, l.sources[i].weight);
+                EXPECT(fabs((double)served[i] - l.sources[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1,
+                       "round %d block %d: %d windows of %d for %g", round, (int)block, (int)served[i], i,
+                       l.sources[i].weight);
         }
         for (int i = 0; i < count; i++)
             for (uint64_t w = 0; w < l.sources[i].window_count; w++) {
                 int epochs = (int)(served[i] / l.sources[i].window_count);
-                EXPECT(visits[i][w] == epochs || visits[i][w] == epochs + 1, "source %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
+                EXPECT(visits[i][w] == epochs || visits[i][w] == epochs + 1,
+                       "source %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
             }
         free(l.sources);
     }
@@ -143,10 +149,11 @@ static void a_mixture_is_what_a_simulation_gives(void) {
     DataLoader l = corpora_bare(far, 3, WINDOWS, true);
     for (int k = 0; k < 20; k++) { // as far as an index goes
         uint64_t block = ((1ull << 62) >> k) / MIXTURE_BLOCK - 1 + (uint64_t)(k % 3), counts[3] = {0, 0, 0};
-        for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) counts[dataloader_place(&l, block * MIXTURE_BLOCK + i).source - l.sources]++;
+        for (uint64_t i = 0; i < MIXTURE_BLOCK; i++)
+            counts[dataloader_place(&l, block * MIXTURE_BLOCK + i).source - l.sources]++;
         for (int i = 0; i < 3; i++)
-            EXPECT(fabs((double)counts[i] - l.sources[i].weight * MIXTURE_BLOCK) < 2, "block %llu: %d windows of source %d", (unsigned long long)block,
-                   (int)counts[i], i);
+            EXPECT(fabs((double)counts[i] - l.sources[i].weight * MIXTURE_BLOCK) < 2,
+                   "block %llu: %d windows of source %d", (unsigned long long)block, (int)counts[i], i);
     }
     free(l.sources);
 }
@@ -164,7 +171,8 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
             size_t at = (size_t)(base + rank * B) * CORPORA_T;
             dataloader_next(&l, inputs + at, targets, starts + at);
             for (size_t i = 0; i < row; i++)
-                EXPECT(i % CORPORA_T == CORPORA_T - 1 || targets[i] == inputs[at + i + 1], "the target of input %zu is %d", at + i, targets[i]);
+                EXPECT(i % CORPORA_T == CORPORA_T - 1 || targets[i] == inputs[at + i + 1],
+                       "the target of input %zu is %d", at + i, targets[i]);
         }
         dataloader_close(&l);
     }
@@ -176,8 +184,10 @@ static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(vo
     enum { COUNT = MIXTURE_BLOCK + 240 };
     TestDirectory d = test_make_directory();
     char text[1500], path[700];
-    corpora_make(d.path, "a", 2, 0, "{\"format\": 1, \"vocab_size\": 7, \"separator\": {\"token\": 3, \"place\": \"before\"}}");
-    corpora_make(d.path, "b", 3, 0, "{\"format\": 1, \"vocab_size\": 20, \"separator\": {\"token\": 12, \"place\": \"after\"}}");
+    corpora_make(d.path, "a", 2, 0,
+                 "{\"format\": 1, \"vocab_size\": 7, \"separator\": {\"token\": 3, \"place\": \"before\"}}");
+    corpora_make(d.path, "b", 3, 0,
+                 "{\"format\": 1, \"vocab_size\": 20, \"separator\": {\"token\": 12, \"place\": \"after\"}}");
     for (int i = 1; i < 3; i++) {
         FORMAT(path, "%s/a/train_%06d.bin", d.path, i);
         data_write_shard(path, 2, (uint32_t)i, 7, 300);
@@ -203,17 +213,19 @@ static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(vo
             bool other = row[0] >= 10;
             int want = t;
             while (want > 0 && (other ? row[want - 1] != 12 : row[want] != 3)) want--;
-            EXPECT(starts[i * CORPORA_T + t] == want, "window %d token %d: its document begins at %d, not %d", i, t, starts[i * CORPORA_T + t], want);
+            EXPECT(starts[i * CORPORA_T + t] == want, "window %d token %d: its document begins at %d, not %d", i, t,
+                   starts[i * CORPORA_T + t], want);
             others += other;
         }
     EXPECT(others > COUNT * CORPORA_T / 4 && others < COUNT * CORPORA_T / 2, "%d tokens of the second corpus", others);
-    static const int B[] = {1, 4, 2, 3, 12, 8}, ranks[] = {1, 1, 3, 1, 1, 3}, places[] = {0, 1, 77, MIXTURE_BLOCK - 24, MIXTURE_BLOCK - 1, MIXTURE_BLOCK};
+    static const int B[] = {1, 4, 2, 3, 12, 8}, ranks[] = {1, 1, 3, 1, 1, 3},
+                     places[] = {0, 1, 77, MIXTURE_BLOCK - 24, MIXTURE_BLOCK - 1, MIXTURE_BLOCK};
     for (size_t k = 0; k < sizeof(B) / sizeof(B[0]); k++)
         for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
             size_t at = (size_t)places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
             corpora_gather(again, starts_again, text, B[k], ranks[k], (uint64_t)places[i], 48);
-            EXPECT(memcmp(again, inputs + at, bytes) == 0 && memcmp(starts_again, starts + at, bytes) == 0, "B %d ranks %d from %d: other windows", B[k],
-                   ranks[k], places[i]);
+            EXPECT(memcmp(again, inputs + at, bytes) == 0 && memcmp(starts_again, starts + at, bytes) == 0,
+                   "B %d ranks %d from %d: other windows", B[k], ranks[k], places[i]);
         }
     free(inputs);
     test_remove_directory(&d);
@@ -258,15 +270,17 @@ static void document_starts_are_those_of_a_search_backwards(void) {
                 while (expected > 0 && tokens[expected - 1] != 3) expected--;
             else
                 while (expected > 0 && tokens[expected] != 3) expected--;
-            EXPECT(start[t] == expected, "%s: token %d begins at %d, not %d", s.after ? "after" : "before", t, start[t], expected);
+            EXPECT(start[t] == expected, "%s: token %d begins at %d, not %d", s.after ? "after" : "before", t, start[t],
+                   expected);
         }
     }
     Separator s;
-    EXPECT(separator_parse("50256", &s) && s.token == 50256 && !s.after && separator_parse("7:after", &s) && s.token == 7 && s.after &&
-               separator_parse("0:before", &s) && s.token == 0 && !s.after,
+    EXPECT(separator_parse("50256", &s) && s.token == 50256 && !s.after && separator_parse("7:after", &s) &&
+               s.token == 7 && s.after && separator_parse("0:before", &s) && s.token == 0 && !s.after,
            "a separator is read as %d", s.token);
     static const char *const bad[] = {"", "x", "-1", "5:", "5:behind", "99999999999", "5 "};
-    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) EXPECT(!separator_parse(bad[i], &s), "'%s' is a separator", bad[i]);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
+        EXPECT(!separator_parse(bad[i], &s), "'%s' is a separator", bad[i]);
 }
 
 // The loss of packed documents is that of each alone, and so are the gradients: nothing crosses.
@@ -303,12 +317,14 @@ static void packed_documents_train_as_each_alone(void) {
             largest = fmax(largest, fabs((double)alone.grads[e]));
         }
         double tolerance = sizeof(real) == 8 ? 1e-12 : 1e-5;
-        EXPECT(fabs(loss - sum) < tolerance * sum && worst < tolerance * largest, "%s: loss %.9g, alone %.9g; gradients differ by %.2g of %.2g",
-               c.attention->name, loss, sum, worst, largest);
+        EXPECT(fabs(loss - sum) < tolerance * sum && worst < tolerance * largest,
+               "%s: loss %.9g, alone %.9g; gradients differ by %.2g of %.2g", c.attention->name, loss, sum, worst,
+               largest);
         buffer_zero(packed.acts.losses, T * sizeof(real));
         model_micro_step(&packed, tokens, tokens + 1, NULL, 1, T, T);
         double whole = model_loss_sum(&packed, T);
-        EXPECT(fabs(whole - sum) > 20 * tolerance * sum, "%s: loss %.9g within documents, %.9g across them", c.attention->name, sum, whole);
+        EXPECT(fabs(whole - sum) > 20 * tolerance * sum, "%s: loss %.9g within documents, %.9g across them",
+               c.attention->name, sum, whole);
         free(tokens);
         model_free(&packed, true);
         case_close(&alone);
@@ -316,8 +332,10 @@ static void packed_documents_train_as_each_alone(void) {
 }
 
 static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *options) {
-    run_command(r, "cd '%s' && %s --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 --warmup 1 "
-                   "--threads 1 %s",
+    run_command(r,
+                "cd '%s' && %s --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 "
+                "--batch-size 4 --warmup 1 "
+                "--threads 1 %s",
                 d->path, test_program_path(), options);
 }
 
@@ -331,9 +349,9 @@ static void corpora_check_run_json(const TestDirectory *d) {
     const cJSON *y = cJSON_GetArrayItem(cJSON_GetObjectItem(cJSON_GetObjectItem(json, "data"), "train"), 1);
     double tokens = 0, windows = 0, weight = 0, epochs = 0;
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(y, "name"));
-    EXPECT(name && strcmp(name, "y") == 0 && json_get_number(y, "tokens", &tokens) && json_get_number(y, "windows", &windows) &&
-               json_get_number(y, "weight", &weight) && json_get_number(y, "epochs", &epochs) && tokens == 202 && windows == 12 && weight == 0.75 &&
-               epochs == 1,
+    EXPECT(name && strcmp(name, "y") == 0 && json_get_number(y, "tokens", &tokens) &&
+               json_get_number(y, "windows", &windows) && json_get_number(y, "weight", &weight) &&
+               json_get_number(y, "epochs", &epochs) && tokens == 202 && windows == 12 && weight == 0.75 && epochs == 1,
            "run.json: tokens %g, windows %g, weight %g, epochs %g", tokens, windows, weight, epochs);
     cJSON_Delete(json);
     free(text);
@@ -343,7 +361,8 @@ static void corpora_check_run_json(const TestDirectory *d) {
 static void corpora_refuse_directories(const TestDirectory *d) {
     ProgramResult r;
     corpora_run(&r, d, "--train-data open --steps 1");
-    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open: no corpus.json"), "status %d, %.300s", r.status, r.err);
+    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open: no corpus.json"), "status %d, %.300s",
+           r.status, r.err);
     corpora_run(&r, d, "--train-data './x=1/*.bin' --steps 1");
     EXPECT_ONE_LINE(r, 1, "no file matches './x=1/*.bin'");
     run_command(&r, "cd '%s' && mkdir lang=en && cp open/train_*.bin lang=en", d->path);
@@ -355,10 +374,15 @@ static void corpora_refuse_directories(const TestDirectory *d) {
         {"touch open/progress.json", "progress.json"},
         {"touch open/train_000002.bin.tmp", "train_000002.bin.tmp"},
         {"mkdir open/corpus.json", "open/corpus.json"},
-        {"echo '{\"format\": 1, \"vocab_size\": 103, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 102}]}' >open/corpus.json", "101 tokens"},
+        {"echo '{\"format\": 1, \"vocab_size\": 103, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 102}]}' "
+         ">open/corpus.json",
+         "101 tokens"},
         {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 101}, "
-         "{\"file\": \"train_000007.bin\", \"tokens\": 101}]}' >open/corpus.json", "train_000007.bin is not there"},
-        {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}]}' >open/corpus.json", "lists 0 of them"},
+         "{\"file\": \"train_000007.bin\", \"tokens\": 101}]}' >open/corpus.json",
+         "train_000007.bin is not there"},
+        {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}]}' "
+         ">open/corpus.json",
+         "lists 0 of them"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         run_command(&r, "cd '%s' && rm -rf open/*.json open/*.tmp && %s", d->path, cases[i].before);
@@ -366,8 +390,11 @@ static void corpora_refuse_directories(const TestDirectory *d) {
         corpora_run(&r, d, "--train-data open --vocab 300 --steps 1");
         EXPECT_ONE_LINE(r, 1, cases[i].words);
     }
-    run_command(&r, "cd '%s' && echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}, "
-                    "{\"file\": \"train_000001.bin\", \"tokens\": 101}]}' >open/corpus.json", d->path);
+    run_command(&r,
+                "cd '%s' && echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", "
+                "\"tokens\": 101}, "
+                "{\"file\": \"train_000001.bin\", \"tokens\": 101}]}' >open/corpus.json",
+                d->path);
     corpora_run(&r, d, "--train-data open --val-data open --steps 1");
     EXPECT_STATUS(r, 0);
 }
@@ -392,7 +419,8 @@ static void the_vocabulary_is_that_of_the_data(void) {
         {"--train-data plain", 0, " vocab=256 "},
         {"--train-data plain/train_000001.bin --preset 124m", 0, " vocab=50257 "},
         {"--train-data 'x=a:1 y=plain:1'", 0, " vocab=256 "},
-        {"--train-data b --init run/checkpoints/step_00000001", 1, "go up to 203 and the model has a vocabulary of 203"},
+        {"--train-data b --init run/checkpoints/step_00000001", 1,
+         "go up to 203 and the model has a vocabulary of 203"},
         {"--train-data b --vocab 203", 1, "--vocab 204"},
         {"--train-data a --val-data b --vocab 203", 1, "--vocab 204"},
     };
@@ -403,8 +431,8 @@ static void the_vocabulary_is_that_of_the_data(void) {
         FORMAT(command, "%s --steps 1", cases[i].options);
         corpora_run(&r, &d, command);
         for (char *c = r.out; *c; c++) *c = *c == '\n' ? ' ' : *c;
-        EXPECT(r.status == cases[i].status && strstr(r.status ? r.err : r.out, cases[i].words), "%s: status %d, no '%s': %.200s", cases[i].options,
-               r.status, cases[i].words, r.err);
+        EXPECT(r.status == cases[i].status && strstr(r.status ? r.err : r.out, cases[i].words),
+               "%s: status %d, no '%s': %.200s", cases[i].options, r.status, cases[i].words, r.err);
     }
     test_remove_directory(&d);
 }
@@ -412,15 +440,21 @@ static void the_vocabulary_is_that_of_the_data(void) {
 static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
-    corpora_make(d.path, "a", 3, 1, "{\"format\": 1, \"vocab_size\": 700, \"separator\": {\"token\": 110, \"place\": \"before\"}}");
+    corpora_make(d.path, "a", 3, 1,
+                 "{\"format\": 1, \"vocab_size\": 700, \"separator\": {\"token\": 110, \"place\": \"before\"}}");
     corpora_make(d.path, "b", 2, 200, "{\"format\": 1, \"vocab_size\": 800, \"separator\": null}");
     corpora_make(d.path, "open", 1, 1, NULL);
-    corpora_run(&r, &d, "--train-data a --val-data a --preset small --steps 2 --out run && grep -o '\"vocab_size\": [0-9]*' run/checkpoints/*/config.json");
+    corpora_run(&r, &d,
+                "--train-data a --val-data a --preset small --steps 2 --out run && grep -o '\"vocab_size\": [0-9]*' "
+                "run/checkpoints/*/config.json");
     EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 700"), "status %d, %.300s", r.status, r.err);
     corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 2 --dry-run --vocab 900");
     EXPECT_STATUS(r, 0);
-    corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' mix/checkpoints/*/config.json");
-    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"), "status %d, %.300s %.300s", r.status, r.out, r.err);
+    corpora_run(&r, &d,
+                "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' "
+                "mix/checkpoints/*/config.json");
+    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"),
+           "status %d, %.300s %.300s", r.status, r.out, r.err);
     corpora_make(d.path, "c", 2, 300, NULL);
     corpora_check_run_json(&d);
     static const struct {
@@ -434,7 +468,8 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"x=a:1 y=c:3", ": y had other tokens in its 2 shards;"},
     };
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(), others[i].data);
+        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(),
+                    others[i].data);
         EXPECT_ONE_LINE(r, 1, others[i].words);
     }
     run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
@@ -445,13 +480,17 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         char options[200];
         FORMAT(options, "--val-data a --init run/checkpoints/step_00000002 --eval %s", masks[i]);
         run_command(&r, "cd '%s' && %s --threads 1 %s", d.path, test_program_path(), options);
-        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s", r.status, r.out, r.err);
+        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s",
+               r.status, r.out, r.err);
     }
-    EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0], loss[1]);
+    EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0],
+           loss[1]);
     corpora_run(&r, &d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
     EXPECT_STATUS(r, 0);
-    corpora_run(&r, &d, "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' $run/log.jsonl > $run.losses; done; "
-                        "cmp masked.losses plain.losses");
+    corpora_run(&r, &d,
+                "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' "
+                "$run/log.jsonl > $run.losses; done; "
+                "cmp masked.losses plain.losses");
     EXPECT(r.status == 1 && strstr(r.out, "differ"), "attention within documents gives the same losses: %.300s", r.out);
     static const struct {
         const char *options, *words;
@@ -477,18 +516,23 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     };
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         corpora_run(&r, &d, refused[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words), "%s: status %d, stderr %.300s", refused[i].options,
-               r.status, r.err);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
+               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
     }
     corpora_run(&r, &d, "--train-data b --separator 5:behind");
     EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
     corpora_refuse_directories(&d);
-    static const char *const broken[] = {"", "{", "{\"format\": 2, \"vocab_size\": 5}", "{\"format\": 1}", "{\"format\": 1, \"vocab_size\": 0}",
-                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
-                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}",
-                                         "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 5, \"place\": \"after\"}}",
-                                         "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": 5, \"tokens\": 101}]}",
-                                         "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
+    static const char *const broken[] = {
+        "",
+        "{",
+        "{\"format\": 2, \"vocab_size\": 5}",
+        "{\"format\": 1}",
+        "{\"format\": 1, \"vocab_size\": 0}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 5, \"place\": \"after\"}}",
+        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": 5, \"tokens\": 101}]}",
+        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
     for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
         char path[700];
         FORMAT(path, "%s/open/corpus.json", d.path);
@@ -500,17 +544,23 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
 }
 
 static const Test corpora_tests[] = {
-    {"a mixture keeps its weights in every block, and each corpus its order", a_mixture_keeps_its_weights_in_every_block_and_each_order},
-    {"a mixture is what a step-by-step simulation gives, and every epoch of a corpus is whole", a_mixture_is_what_a_simulation_gives},
-    {"a mixture goes on anywhere, for any batch and rank count, with each corpus's own separator", a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
+    {"a mixture keeps its weights in every block, and each corpus its order",
+     a_mixture_keeps_its_weights_in_every_block_and_each_order},
+    {"a mixture is what a step-by-step simulation gives, and every epoch of a corpus is whole",
+     a_mixture_is_what_a_simulation_gives},
+    {"a mixture goes on anywhere, for any batch and rank count, with each corpus's own separator",
+     a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
     {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
     {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
-    {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order", the_vocabulary_is_that_of_the_data},
-    {"a run takes its vocabulary and separator from the corpus, and refuses bad ones", a_run_takes_its_vocabulary_and_separator_from_the_corpus},
+    {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order",
+     the_vocabulary_is_that_of_the_data},
+    {"a run takes its vocabulary and separator from the corpus, and refuses bad ones",
+     a_run_takes_its_vocabulary_and_separator_from_the_corpus},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {
-    {"packed documents give the loss and the gradients of each alone, in every variant", packed_documents_train_as_each_alone},
+    {"packed documents give the loss and the gradients of each alone, in every variant",
+     packed_documents_train_as_each_alone},
 };
 enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };
 #endif

@@ -7,21 +7,23 @@ cuda_collectives.h: NCCL as far as one device shows it.
 #include "harness.h"
 
 #ifdef USE_NCCL
-// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams and
-// events are in order, and the thread that watches ends.
+// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams
+// and events are in order, and the thread that watches ends.
 static void collectives_of_one_rank(size_t count) {
     CUDA_CHECK(cudaGetDevice(&nccl.device));
     comm.on = true;
     NCCL_CHECK(ncclGetUniqueId(&nccl.id));
     nccl_start();
     nccl_try(count * sizeof(grad_t));
-    grad_t *bucket = (grad_t *)buffer_alloc(count * sizeof(grad_t), "a test"), *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), *sum;
+    grad_t *bucket = (grad_t *)buffer_alloc(count * sizeof(grad_t), "a test"),
+           *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), *sum;
     nccl.received_bytes = count * sizeof(grad_t);
     nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "a test");
     sum = (grad_t *)buffer_alloc(count * sizeof(grad_t), "a test");
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 65536);
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    uint64_t first = comm_reduce_scatter(bucket, count, sum, true), second = comm_reduce_scatter(bucket, count, sum, true);
+    uint64_t first = comm_reduce_scatter(bucket, count, sum, true),
+             second = comm_reduce_scatter(bucket, count, sum, true);
     EXPECT(second == first + 1, "tickets %d and %d", (int)first, (int)second);
     comm_wait(comm_all_gather(sum, count * sizeof(grad_t)));
     buffer_download(host, sum, count * sizeof(grad_t));
@@ -32,7 +34,8 @@ static void collectives_of_one_rank(size_t count) {
         }
     double until = now_seconds() + 5;
     while (WATCH_GET(collectives) < second && now_seconds() < until) usleep(1000);
-    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives", (int)WATCH_GET(collectives));
+    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives",
+           (int)WATCH_GET(collectives));
     buffer_free(bucket);
     buffer_free(sum);
     free(host);

@@ -1,7 +1,7 @@
 /*
-cuda_ranks.h: the CUDA trainer on many GPUs, one process each: on the machine's, or where dev/cuda_on_cpu stands in for GPUs
-and NCCL. What many ranks compute is what one computes, whatever --zero; a wait that is missing between the streams shows;
-a rank that is killed, stopped or whose device hangs is named; and what cannot be started is refused in a line.
+cuda_ranks.h: the CUDA trainer on many GPUs, one process each: on the machine's, or where dev/cuda_on_cpu stands in for
+GPUs and NCCL. What many ranks compute is what one computes, whatever --zero; a wait that is missing between the streams
+shows; a rank that is killed, stopped or whose device hangs is named; and what cannot be started is refused in a line.
 
 Processes are started with the variables that srun sets, and once by mpirun.
 */
@@ -25,32 +25,43 @@ static bool has_gpus(int count) {
 #endif
 }
 
-static const char *const cuda_ranks_model =
-    "--layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 --vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1";
+static const char *const cuda_ranks_model = "--layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
+                                            "--vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1";
 
-// `environment` are assignments; the status is the first that is not 0. Then the others have 2 seconds, as a launcher gives.
+// `environment` are assignments; the status is the first that is not 0. Then the others have 2 seconds, as a launcher
+// gives.
 PRINTF_LIKE(6, 7)
-static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const char *environment, int status, const char *fmt, ...) {
+static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const char *environment, int status,
+                      const char *fmt, ...) {
     static int job;
     char options[2048];
     va_list args;
     va_start(args, fmt);
     vsnprintf(options, sizeof(options), fmt, args);
     va_end(args);
-    run_command(r, "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
-                   "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
-                   "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { s=$?; [ $status -gt 0 ] || { status=$s; { sleep 2; kill -KILL $pids; } & }; }; done >&- 2>&-; "
-                   "kill $killer; exit $status",
+    run_command(r,
+                "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d "
+                "SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
+                "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 "
+                "OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
+                "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { "
+                "s=$?; [ $status -gt 0 ] || { status=$s; { sleep 2; kill -KILL $pids; } & }; }; done >&- 2>&-; "
+                "kill $killer; exit $status",
                 d->path, ranks - 1, (int)getpid(), ++job, ranks, ranks, ranks, environment, device_trainer(), options);
-    if (status >= 0) EXPECT(r->status == status, "%d ranks, %s %s: status %d, not %d: %.600s", ranks, environment, options, r->status, status, r->err);
+    if (status >= 0)
+        EXPECT(r->status == status, "%d ranks, %s %s: status %d, not %d: %.600s", ranks, environment, options,
+               r->status, status, r->err);
     return r->status == status;
 }
 
 static void expect_same_state(const TestDirectory *d, int step, const char *a, const char *b, bool same) {
     ProgramResult r;
-    run_command(&r, "cd '%s' && for f in model optimizer; do cmp %s/checkpoints/step_%08d/$f.safetensors %s/checkpoints/step_%08d/$f.safetensors || exit 1; done", d->path, a,
-                step, b, step);
-    EXPECT((r.status == 0) == same, "%s and %s are %s: %.300s%.300s", a, b, same ? "not the same" : "the same", r.out, r.err);
+    run_command(&r,
+                "cd '%s' && for f in model optimizer; do cmp %s/checkpoints/step_%08d/$f.safetensors "
+                "%s/checkpoints/step_%08d/$f.safetensors || exit 1; done",
+                d->path, a, step, b, step);
+    EXPECT((r.status == 0) == same, "%s and %s are %s: %.300s%.300s", a, b, same ? "not the same" : "the same", r.out,
+           r.err);
 }
 
 static void device_ranks_have_the_losses_of_the_cpu(void) {
@@ -58,8 +69,11 @@ static void device_ranks_have_the_losses_of_the_cpu(void) {
     if (!has_gpus(2)) return;
     for (int zero = 0; zero <= 2; zero++) {
         TestDirectory d = cuda_data(43);
-        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 8 --steps 3 --out cpu", cuda_ranks_model);
-        run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s --batch-size 2 --total-batch 56 --steps 3 --zero %d --check-ranks-every 1 --out device",
+        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 8 --steps 3 --out cpu",
+               cuda_ranks_model);
+        run_ranks(&r, &d, 2, "", 0,
+                  "--train-data data.bin %s --batch-size 2 --total-batch 56 --steps 3 --zero %d --check-ranks-every 1 "
+                  "--out device",
                   cuda_ranks_model, zero);
         compare_records(&d, "2 ranks", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         double waits[8];
@@ -85,8 +99,10 @@ static void zero_levels_give_the_same_bits_on_devices(void) {
             for (int zero = 0; zero <= 2; zero++) {
                 char out[20];
                 FORMAT(out, "z%d%d", order, zero);
-                run_ranks(&r, &d, 2, orders[order], 0, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d --check-ranks-every 1 --out %s", cuda_ranks_model,
-                          zero, out);
+                run_ranks(&r, &d, 2, orders[order], 0,
+                          "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d "
+                          "--check-ranks-every 1 --out %s",
+                          cuda_ranks_model, zero, out);
                 if (order + zero > 0) expect_same_state(&d, 3, "z00", out, true);
             }
     test_remove_directory(&d);
@@ -97,10 +113,15 @@ static void devices_resume_what_others_have_written(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     if (has_gpus(3)) {
-        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 6 --total-batch 42 --steps 6 --out cpu", cuda_ranks_model);
-        run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s --batch-size 1 --total-batch 42 --steps 6 --zero 2 --stop-after 2 --out device", cuda_ranks_model);
+        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 6 --total-batch 42 --steps 6 --out cpu",
+               cuda_ranks_model);
+        run_ranks(
+            &r, &d, 2, "", 0,
+            "--train-data data.bin %s --batch-size 1 --total-batch 42 --steps 6 --zero 2 --stop-after 2 --out device",
+            cuda_ranks_model);
         for (int k = 1; k < 3; k++)
-            run_ranks(&r, &d, ranks[k], "", 0, "--out device --resume --zero %d %s", zero[k], k < 2 ? "--stop-after 4" : "");
+            run_ranks(&r, &d, ranks[k], "", 0, "--out device --resume --zero %d %s", zero[k],
+                      k < 2 ? "--stop-after 4" : "");
         compare_records(&d, "2, 1, 3 ranks", "train", 6, cuda_fp32 ? 2e-4 : 0.03);
     }
     test_remove_directory(&d);
@@ -112,7 +133,10 @@ static void devices_resume_what_others_have_written(void) {
 static void two_devices_end_well(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    run_ranks(&r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0, "--train-data data.bin %s --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 --out run", cuda_ranks_model);
+    run_ranks(
+        &r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0,
+        "--train-data data.bin %s --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 --out run",
+        cuda_ranks_model);
     run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
     EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
     test_remove_directory(&d);
@@ -123,25 +147,31 @@ static void a_missing_wait_between_streams_shows(void) {
     static const struct {
         const char *environment;
         int zero;
-    } cases[] = {{"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 0}, // sums what the backward has not written yet
-                 {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 1}, // gathers what the update has not written yet
-                 {"MISSING_WAIT=operations", 0},                            // updates by gradients that are not summed yet
-                 {"MISSING_WAIT=operations", 1}};                           // reads weights that are not gathered yet
+    } cases[] = {
+        {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 0}, // sums what the backward has not written yet
+        {"MISSING_WAIT=collectives CUDA_ON_CPU_STREAMS=hasty", 1}, // gathers what the update has not written yet
+        {"MISSING_WAIT=operations", 0},                            // updates by gradients that are not summed yet
+        {"MISSING_WAIT=operations", 1}};                           // reads weights that are not gathered yet
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --out right", cuda_ranks_model);
+    run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --out right",
+              cuda_ranks_model);
     for (int c = 0; c < 4; c++) {
         char out[20];
         FORMAT(out, "wrong%d", c);
-        run_ranks(&r, &d, 2, cases[c].environment, -1, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d --out %s", cuda_ranks_model, cases[c].zero, out);
+        run_ranks(&r, &d, 2, cases[c].environment, -1,
+                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d --out %s",
+                  cuda_ranks_model, cases[c].zero, out);
         if (r.status == 0) expect_same_state(&d, 3, "right", out, false);
-        else EXPECT(r.status == 1 && strstr(r.err, "diffv2:"), "%s: status %d, %.300s", cases[c].environment, r.status, r.err); // weights that are not finite, say
+        else
+            EXPECT(r.status == 1 && strstr(r.err, "diffv2:"), "%s: status %d, %.300s", cases[c].environment, r.status,
+                   r.err); // weights that are not finite, say
     }
     test_remove_directory(&d);
 }
 
-// A rank that is killed may have been heard of a few steps before; another, which does not wait for its device, may have
-// begun the next.
+// A rank that is killed may have been heard of a few steps before; another, which does not wait for its device, may
+// have begun the next.
 static bool names_about_step(const char *line, int step) {
     static const char heard_text[] = "last heard at step ", now_text[] = " is at step ";
     const char *heard = strstr(line, heard_text), *now = strstr(line, now_text);
@@ -164,9 +194,11 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
         const char *const options = "--batch-size 2 --steps 6 --checkpoint-every 2 --timeout 2";
         FORMAT(environment, "FAULT=%s CUDA_ON_CPU_NCCL_ABORTS=aborts", cases[c].fault);
         double begin = now_seconds();
-        run_ranks(&r, &d, 2, environment, -1, "--train-data data.bin %s %s --zero %d --out run", cuda_ranks_model, options, c % 3);
+        run_ranks(&r, &d, 2, environment, -1, "--train-data data.bin %s %s --zero %d --out run", cuda_ranks_model,
+                  options, c % 3);
         double seconds = now_seconds() - begin;
-        EXPECT(r.status != 0 && strstr(r.err, cases[c].word) && names_about_step(r.err, 3), "%s: status %d, %.400s", cases[c].fault, r.status, r.err);
+        EXPECT(r.status != 0 && strstr(r.err, cases[c].word) && names_about_step(r.err, 3), "%s: status %d, %.400s",
+               cases[c].fault, r.status, r.err);
         EXPECT(c == 1 || strstr(r.err, "rank 1 ("), "%s: the wrong rank is named: %.400s", cases[c].fault, r.err);
         EXPECT(seconds < 20, "%s: %.0f s until the others noticed", cases[c].fault, seconds);
         FORMAT(path, "%s/aborts", d.path);
@@ -198,18 +230,27 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         {2, 2, "", "--seed $((i + 1))", "--seed is '2' here and '1' on rank 0"},
     };
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        run_ranks(&r, &d, cases[c].ranks, cases[c].environment, cases[c].status, "--train-data data.bin %s --batch-size 2 --steps 1 %s", cuda_ranks_model, cases[c].options);
-        EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s %s: %.400s", cases[c].environment, cases[c].options, r.err);
+        run_ranks(&r, &d, cases[c].ranks, cases[c].environment, cases[c].status,
+                  "--train-data data.bin %s --batch-size 2 --steps 1 %s", cuda_ranks_model, cases[c].options);
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s %s: %.400s", cases[c].environment,
+               cases[c].options, r.err);
     }
     static const struct {
         const char *variables, *word;
-    } wrong[] = {{"SLURM_PROCID=x SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_STEP_NODELIST=localhost", "SLURM_PROCID is 'x'"},
-                 {"SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2,x SLURM_NODEID=1 SLURM_STEP_NODELIST=localhost", "SLURM_STEP_TASKS_PER_NODE is '2,x'"},
-                 {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_STEP_NODELIST=no-such-machine.invalid", "no-such-machine.invalid is not known"},
-                 {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"}};
+    } wrong[] = {
+        {"SLURM_PROCID=x SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 SLURM_STEP_NODELIST=localhost",
+         "SLURM_PROCID is 'x'"},
+        {"SLURM_PROCID=0 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE=2,x SLURM_NODEID=1 SLURM_STEP_NODELIST=localhost",
+         "SLURM_STEP_TASKS_PER_NODE is '2,x'"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 "
+         "SLURM_STEP_NODELIST=no-such-machine.invalid",
+         "no-such-machine.invalid is not known"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"}};
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
-        run_command(&r, "cd '%s' && env SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 %s %s --train-data data.bin %s", d.path, wrong[c].variables, trainer, cuda_ranks_model);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s", wrong[c].variables, r.status, r.err);
+        run_command(&r, "cd '%s' && env SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 %s %s --train-data data.bin %s", d.path,
+                    wrong[c].variables, trainer, cuda_ranks_model);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s",
+               wrong[c].variables, r.status, r.err);
     }
     // the same for a program without NCCL, which else is a whole one
     FORMAT(program, "%s", trainer + 1);
@@ -217,9 +258,11 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
     CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
     for (int launched = 0; launched < 2; launched++) {
-        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path, launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
+        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path,
+                    launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
         EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
-        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")), "a program without NCCL: %.400s", r.err);
+        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")),
+               "a program without NCCL: %.400s", r.err);
     }
     test_remove_directory(&d);
 }
@@ -231,8 +274,11 @@ static void mpirun_starts_what_srun_starts(void) {
     char options[600];
     FORMAT(options, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 2 --zero 1", cuda_ranks_model);
     run_ranks(&r, &d, 2, "", 0, "%s --out by_srun", options);
-    run_command(&r, "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none "
-                    "CUDA_ON_CPU_DEVICES=2 BUCKET=1024 OMP_NUM_THREADS=1 && mpirun -q -n 2 %s %s --threads 1 --out by_mpirun && mpirun -q -n 2 %s --help",
+    run_command(&r,
+                "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
+                "OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none "
+                "CUDA_ON_CPU_DEVICES=2 BUCKET=1024 OMP_NUM_THREADS=1 && mpirun -q -n 2 %s %s --threads 1 --out "
+                "by_mpirun && mpirun -q -n 2 %s --help",
                 d.path, device_trainer(), options, device_trainer());
     EXPECT(r.status == 0 && strstr(r.out, "Usage") && strstr(r.out, "NCCL 2."), "status %d, %.400s", r.status, r.err);
     expect_same_state(&d, 2, "by_srun", "by_mpirun", true);
@@ -246,11 +292,14 @@ static void a_communicator_of_one_rank_sums_and_gathers(void) { collectives_of_o
 static void the_lists_of_slurm_are_read(void) {
     static const struct {
         const char *list, *first;
-    } machines[] = {{"gpu003", "gpu003"}, {"gpu[003-007,9]", "gpu003"}, {"gpu[12]-x,login", "gpu12-x"}, {"a,b[1-2]", "a"}, {"rack[1-2]node[03,4]", "rack1node03"}, {"", ""}, {"x[3", "x3"}};
+    } machines[] = {{"gpu003", "gpu003"}, {"gpu[003-007,9]", "gpu003"},           {"gpu[12]-x,login", "gpu12-x"},
+                    {"a,b[1-2]", "a"},    {"rack[1-2]node[03,4]", "rack1node03"}, {"", ""},
+                    {"x[3", "x3"}};
     static const struct {
         const char *list;
         int machine, count;
-    } counts[] = {{"4", 0, 4}, {"4(x3),2", 0, 4}, {"4(x3),2", 2, 4}, {"4(x3),2", 3, 2}, {"4(x3),2", 4, -1}, {"1,8,2", 1, 8}, {"", 0, -1}, {"x", 0, -1}, {"2;3", 1, -1}, {"0", 0, -1}};
+    } counts[] = {{"4", 0, 4},     {"4(x3),2", 0, 4}, {"4(x3),2", 2, 4}, {"4(x3),2", 3, 2}, {"4(x3),2", 4, -1},
+                  {"1,8,2", 1, 8}, {"", 0, -1},       {"x", 0, -1},      {"2;3", 1, -1},    {"0", 0, -1}};
     char name[40];
     for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++) {
         launch_first_machine(machines[i].list, name, sizeof(name));
@@ -259,20 +308,27 @@ static void the_lists_of_slurm_are_read(void) {
     launch_first_machine("a-name-that-is-longer-than-forty-characters", name, sizeof(name));
     EXPECT(strlen(name) == sizeof(name) - 1, "a long name is not cut: %s", name);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-        EXPECT(launch_from_counts(counts[i].list, counts[i].machine) == counts[i].count, "machine %d of %s has %d processes", counts[i].machine, counts[i].list,
+        EXPECT(launch_from_counts(counts[i].list, counts[i].machine) == counts[i].count,
+               "machine %d of %s has %d processes", counts[i].machine, counts[i].list,
                launch_from_counts(counts[i].list, counts[i].machine));
 }
 
 static const CudaTest cuda_ranks_tests[] = {
-    {{"many devices have the losses of the CPU, with every --zero", device_ranks_have_the_losses_of_the_cpu}, BOTH_PRECISIONS},
-    {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams", zero_levels_give_the_same_bits_on_devices}, BF16_ALONE},
-    {{"any number of devices resumes what others have written", devices_resume_what_others_have_written}, BOTH_PRECISIONS},
+    {{"many devices have the losses of the CPU, with every --zero", device_ranks_have_the_losses_of_the_cpu},
+     BOTH_PRECISIONS},
+    {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams",
+      zero_levels_give_the_same_bits_on_devices},
+     BF16_ALONE},
+    {{"any number of devices resumes what others have written", devices_resume_what_others_have_written},
+     BOTH_PRECISIONS},
     {{"a communicator of one rank sums and gathers", a_communicator_of_one_rank_sums_and_gathers}, BF16_ALONE},
     {{"the lists that srun sets are read", the_lists_of_slurm_are_read}, BF16_ALONE},
 #ifdef CUDA_ON_CPU
     {{"two devices end well, and so does one whose peer is gone", two_devices_end_well}, SANITIZED},
     {{"a missing wait between streams shows", a_missing_wait_between_streams_shows}, BF16_ALONE},
-    {{"a rank whose process or device is gone is named, and a restart goes on", a_rank_whose_process_or_device_is_gone_is_named}, BF16_ALONE},
+    {{"a rank whose process or device is gone is named, and a restart goes on",
+      a_rank_whose_process_or_device_is_gone_is_named},
+     BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
 #ifdef USE_MPI
     {{"mpirun starts what srun starts", mpirun_starts_what_srun_starts}, BF16_ALONE},

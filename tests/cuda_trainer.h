@@ -19,11 +19,17 @@ typedef struct {
 } CudaCase;
 static const CudaCase cuda_cases[] = {
     {"39 rows, V % 8 = 3, widths no multiple of 8, groups of 3",
-     "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 --no-tie-embeddings", 43},
+     "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 "
+     "--no-tie-embeddings",
+     43},
     {"packs of 16 bytes everywhere, one past a tile of rows",
-     "--layers 2 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 65 --batch-size 2 --tie-embeddings", 256},
+     "--layers 2 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 65 --batch-size 2 "
+     "--tie-embeddings",
+     256},
     {"one row, five tokens, one layer",
-     "--layers 1 --hidden 16 --heads 2 --kv-heads 2 --head-dim 8 --ffn 12 --vocab 5 --seq-len 1 --batch-size 1 --tie-embeddings", 5},
+     "--layers 1 --hidden 16 --heads 2 --kv-heads 2 --head-dim 8 --ffn 12 --vocab 5 --seq-len 1 --batch-size 1 "
+     "--tie-embeddings",
+     5},
 };
 enum { CUDA_CASES = sizeof(cuda_cases) / sizeof(cuda_cases[0]) };
 
@@ -52,7 +58,8 @@ static TestDirectory cuda_data(int vocab) {
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
     for (int i = 0; i < TOKENS; i++) {
-        uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab)); // small ones are likelier
+        // small ones are likelier
+        uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab));
         CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
     }
     CHECK(fclose(f) == 0, "cannot write %s", path);
@@ -73,9 +80,9 @@ static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer
 }
 
 // Two dumps of gradients. fp32: to rounding, which grows with the depth of the model, not with the length of its sums
-// here. bf16 rounds each activation to 8 bits: directions agree to `cosine`, and lengths to 15%; that of one scalar (lambda_q1
-// has its direction from k1) to 40%, since much of it cancels, and cuDNN rounds probabilities too (24% was seen, and less
-// than 15% without that). Exact factors are the fp32 build's to test.
+// here. bf16 rounds each activation to 8 bits: directions agree to `cosine`, and lengths to 15%; that of one scalar
+// (lambda_q1 has its direction from k1) to 40%, since much of it cancels, and cuDNN rounds probabilities too (24% was
+// seen, and less than 15% without that). Exact factors are the fp32 build's to test.
 static void compare_dumps(const char *what, double cosine, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
@@ -85,22 +92,28 @@ static void compare_dumps(const char *what, double cosine, const char *cpu, cons
             const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
             EXPECT(u && u->count == t->count, "%s: the device has no %s of this size", what, t->name);
             if (!u || u->count != t->count) continue;
-            double *x = (double *)checked_calloc(t->count, sizeof(double)), *y = (double *)checked_calloc(t->count, sizeof(double));
+            double *x = (double *)checked_calloc(t->count, sizeof(double)),
+                   *y = (double *)checked_calloc(t->count, sizeof(double));
             double xx = 0, yy = 0, xy = 0, error = 0;
             safetensors_read(a, t->name, 0, t->count, x, DTYPE_F64);
             safetensors_read(b, t->name, 0, t->count, y, DTYPE_F64);
-            for (size_t e = 0; e < t->count; e++) xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e], error += (x[e] - y[e]) * (x[e] - y[e]);
+            for (size_t e = 0; e < t->count; e++)
+                xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e], error += (x[e] - y[e]) * (x[e] - y[e]);
             free(x);
             free(y);
             double norm = sqrt(xx), epsilon = cuda_fp32 ? 0x1p-23 : 0x1p-8;
             bool loss = strcmp(t->name, "loss") == 0;
             if (pass == 0) largest = loss ? largest : fmax(largest, norm);
-            else if (loss) EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
+            else if (loss)
+                EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
             else if (cuda_fp32)
-                EXPECT(sqrt(error) <= 64 * epsilon * norm + 4 * epsilon * largest, "%s: %s is off by %.3g of its norm", what, t->name, sqrt(error) / norm);
+                EXPECT(sqrt(error) <= 64 * epsilon * norm + 4 * epsilon * largest, "%s: %s is off by %.3g of its norm",
+                       what, t->name, sqrt(error) / norm);
             else if (norm > 1e-3 * largest)
-                EXPECT(xy >= cosine * sqrt(xx * yy) && fabs(sqrt(yy) / norm - 1) < (strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k") ? 0.4 : 0.15), "%s: %s: cosine %.5f, %.3f times as long", what, t->name,
-                       xy / sqrt(xx * yy), sqrt(yy) / norm);
+                EXPECT(xy >= cosine * sqrt(xx * yy) &&
+                           fabs(sqrt(yy) / norm - 1) <
+                               (strstr(t->name, ".lambda_q") || strstr(t->name, ".lambda_k") ? 0.4 : 0.15),
+                       "%s: %s: cosine %.5f, %.3f times as long", what, t->name, xy / sqrt(xx * yy), sqrt(yy) / norm);
         }
     safetensors_close(a);
     safetensors_close(b);
@@ -132,9 +145,11 @@ static void gradients_equal_the_cpus(void) {
             FORMAT(options, "%s/batch.json", path);
             test_read_file(options, text, sizeof(text));
             cJSON *batch = cJSON_Parse(text);
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T), "%s cannot be read", options);
+            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
+                  "%s cannot be read", options);
             cJSON_Delete(batch);
-            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B, (int)T);
+            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B,
+                   (int)T);
             FORMAT(what, "%s_%c", name, "ab"[s]);
             dump_both(&d, &attention_variants[v], what, options);
             test_remove_directory(&d);
@@ -165,20 +180,26 @@ static int read_records(const TestDirectory *d, const char *run, const char *kin
     return count;
 }
 
-// Every number of the records, but for the times, within `tolerance` of its size; bf16 at least finite where the CPU's is.
+// Every number of the records, but for the times, within `tolerance` of its size; bf16 at least finite where the CPU's
+// is.
 static void compare_records(const TestDirectory *d, const char *what, const char *kind, int wanted, double tolerance) {
     enum { LIMIT = 64 };
     cJSON *cpu[LIMIT], *gpu[LIMIT];
-    int cpu_count = read_records(d, "cpu", kind, cpu, LIMIT), device_count = read_records(d, "device", kind, gpu, LIMIT);
-    EXPECT(cpu_count == wanted && device_count == wanted, "%s: %d and %d %s records, not %d", what, cpu_count, device_count, kind, wanted);
+    int cpu_count = read_records(d, "cpu", kind, cpu, LIMIT),
+        device_count = read_records(d, "device", kind, gpu, LIMIT);
+    EXPECT(cpu_count == wanted && device_count == wanted, "%s: %d and %d %s records, not %d", what, cpu_count,
+           device_count, kind, wanted);
     for (int i = 0; i < min_int(cpu_count, device_count); i++)
         for (const cJSON *x = cpu[i]->child; x; x = x->next) {
             const cJSON *y = cJSON_GetObjectItemCaseSensitive(gpu[i], x->string);
-            if (strstr(x->string, "ms") || strcmp(x->string, "tokens_per_s") == 0 || strcmp(x->string, "flops_util") == 0) continue;
+            if (strstr(x->string, "ms") || strcmp(x->string, "tokens_per_s") == 0 ||
+                strcmp(x->string, "flops_util") == 0)
+                continue;
             EXPECT(y && x->type == y->type, "%s: %s of %s is of another kind", what, x->string, kind);
             if (y && cJSON_IsNumber(x))
-                EXPECT(fabs(x->valuedouble - y->valuedouble) <= tolerance * fabs(x->valuedouble) + 1e-6, "%s: %s record %d: %s is %.9g, on the CPU %.9g",
-                       what, kind, i, x->string, y->valuedouble, x->valuedouble);
+                EXPECT(fabs(x->valuedouble - y->valuedouble) <= tolerance * fabs(x->valuedouble) + 1e-6,
+                       "%s: %s record %d: %s is %.9g, on the CPU %.9g", what, kind, i, x->string, y->valuedouble,
+                       x->valuedouble);
         }
     for (int i = 0; i < cpu_count; i++) cJSON_Delete(cpu[i]);
     for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
@@ -192,8 +213,9 @@ static void three_steps_have_the_losses_of_the_cpu(void) {
         const char *name = attention_variants[v].name;
         for (int gpu = 0; gpu < 2; gpu++)
             run_in(&r, &d, gpu ? device_trainer() : cpu_trainer(), 0,
-                   "--train-data data.bin --val-data data.bin --val-steps 1 --attention %s %s --steps 3 --lr 3e-3 --warmup 1 --stats-every 3 %s --out %s", name,
-                   cuda_cases[0].options, v % 2 ? "--doc-mask --separator 0" : "", gpu ? "device" : "cpu");
+                   "--train-data data.bin --val-data data.bin --val-steps 1 --attention %s %s --steps 3 --lr 3e-3 "
+                   "--warmup 1 --stats-every 3 %s --out %s",
+                   name, cuda_cases[0].options, v % 2 ? "--doc-mask --separator 0" : "", gpu ? "device" : "cpu");
         compare_records(&d, name, "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         compare_records(&d, name, "val", 2, cuda_fp32 ? 1e-5 : 0.01);
         compare_records(&d, name, "stats", 3, cuda_fp32 ? 2e-3 : 0.3);
@@ -214,7 +236,9 @@ static void recomputing_gives_the_same_bits_on_the_device(void) {
         TestDirectory d = cuda_data(43);
         const char *name = attention_variants[v].name;
         for (int level = 0; level < 3; level++)
-            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d", name, cuda_cases[0].options, level, level);
+            run_in(&r, &d, device_trainer(), 0,
+                   "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d", name,
+                   cuda_cases[0].options, level, level);
         expect_same_files(&d, name, "0", "1");
         expect_same_files(&d, name, "0", "2");
         test_remove_directory(&d);
@@ -231,7 +255,8 @@ static void gradients_do_not_depend_on_the_order_of_threads(void) {
         TestDirectory d = cuda_data(43);
         for (int o = 0; o < 3; o++) {
             setenv("CUDA_ON_CPU_ORDER", orders[o], 1);
-            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --dump-grads %d", names[v], cuda_cases[0].options, o);
+            run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --dump-grads %d", names[v],
+                   cuda_cases[0].options, o);
         }
         unsetenv("CUDA_ON_CPU_ORDER");
         expect_same_files(&d, names[v], "0", "1");
@@ -254,7 +279,8 @@ static void expect_attention(const char *cudnn, const char *options, const char 
     EXPECT(strcmp(first, line) == 0, "%s: '%s', not '%s'", options, first, line);
     bool diff_v1 = strstr(options, "diff_v1") != NULL;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) // where widths differ
-        if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0) dump_both(&d, &attention_variants[v], line, all);
+        if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0)
+            dump_both(&d, &attention_variants[v], line, all);
     unsetenv("CUDA_ON_CPU_CUDNN");
     test_remove_directory(&d);
 }
@@ -263,20 +289,26 @@ static void a_run_says_what_computes_attention(void) {
     static const char fp32[] = "attention: our own kernel (an fp32 build; cuDNN's is bf16)";
     static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
     expect_attention(NULL, "", fp32, cudnn);
-    expect_attention("16,16", "--attention diff_v1", fp32, "attention: loops in the place of cuDNN, values in halves, deterministic backward");
-    expect_attention("32,16", "--attention diff_v1", fp32, "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+    expect_attention("16,16", "--attention diff_v1", fp32,
+                     "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+    expect_attention("32,16", "--attention diff_v1", fp32,
+                     "attention: loops in the place of cuDNN, values in halves, deterministic backward");
     expect_attention("32,8", "--attention diff_v1", fp32,
                      "attention: loops in the place of cuDNN; backward by our own kernel (heads are too wide)");
     expect_attention("8,8", "--attention diff_v1", fp32, "attention: our own kernel (heads are too wide)");
-    expect_attention(NULL, "--no-deterministic", fp32, "attention: loops in the place of cuDNN, not deterministic backward");
-    expect_attention(NULL, "--sdpa own", "attention: our own kernel (--sdpa own)", "attention: our own kernel (--sdpa own)");
-    expect_attention(NULL, "--doc-mask --separator 0", fp32, "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
+    expect_attention(NULL, "--no-deterministic", fp32,
+                     "attention: loops in the place of cuDNN, not deterministic backward");
+    expect_attention(NULL, "--sdpa own", "attention: our own kernel (--sdpa own)",
+                     "attention: our own kernel (--sdpa own)");
+    expect_attention(NULL, "--doc-mask --separator 0", fp32,
+                     "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: forward"), "stderr: %.300s", r.err);
     run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: this program computes on the CPU"), "stderr: %.300s", r.err);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: this program computes on the CPU"), "stderr: %.300s",
+           r.err);
     test_remove_directory(&d);
 }
 
@@ -292,7 +324,8 @@ static double dry_run_total(const TestDirectory *d, const char *options) {
 
 // What the message offers is what --dry-run says of it.
 static void too_little_memory_is_said(void) {
-    static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --total-batch 2600 --steps 1";
+    static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab "
+                                       "43 --seq-len 13 --total-batch 2600 --steps 1";
     static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 100"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -301,18 +334,22 @@ static void too_little_memory_is_said(void) {
     setenv("CUDA_ON_CPU_MEMORY", "6", 1); // MiB
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 200", options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "wanted for activations") && strstr(r.err, "of 6.0 MiB free"),
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
+               strstr(r.err, "wanted for activations") && strstr(r.err, "of 6.0 MiB free"),
            "stderr: %.600s", r.err);
     FORMAT(text, "%s --batch-size 200", options);
     const char *needs = strstr(r.err, "the run needs ");
-    EXPECT(needs && sscanf(needs, "the run needs %lf MiB: parameters", &needed) == 1 && fabs(needed - dry_run_total(&d, text)) < 0.11, "stderr: %.600s", r.err);
+    EXPECT(needs && sscanf(needs, "the run needs %lf MiB: parameters", &needed) == 1 &&
+               fabs(needed - dry_run_total(&d, text)) < 0.11,
+           "stderr: %.600s", r.err);
     for (int i = 0; i < 3; i++) {
         FORMAT(text, "%s %s %s", options, i < 2 ? "--batch-size 200" : "", offers[i]);
         FORMAT(offer, "%s (", offers[i]);
         const char *at = strstr(r.err, offer);
         EXPECT(at && sscanf(at + strlen(offer), "%lf MiB)", &saved) == 1, "no %s in: %.600s", offers[i], r.err);
         double then = dry_run_total(&d, text);
-        EXPECT(saved > 1 && fabs(needed - saved - then) < 0.21, "%s is said to save %.1f of %.1f MiB, and leaves %.1f", offers[i], saved, needed, then);
+        EXPECT(saved > 1 && fabs(needed - saved - then) < 0.21, "%s is said to save %.1f of %.1f MiB, and leaves %.1f",
+               offers[i], saved, needed, then);
     }
     EXPECT(!strstr(r.err, "--zero"), "--zero is offered to one rank: %.600s", r.err);
     run_command(&r, "test ! -e '%s/run'", d.path);
@@ -327,7 +364,9 @@ static void a_library_that_finds_no_memory_is_named(void) {
     setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 %s", cuda_cases[0].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") && strstr(r.err, "the run needs "), "stderr: %.600s", r.err);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") &&
+               strstr(r.err, "the run needs "),
+           "stderr: %.600s", r.err);
     test_remove_directory(&d);
 }
 
@@ -335,7 +374,8 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
     static const struct {
         const char *name, *from;
         double gflops; // 0: measured
-    } devices[] = {{"NVIDIA B200", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3}, {"NVIDIA B2000", "measured", 0}};
+    } devices[] = {{"NVIDIA B200", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3},
+                   {"NVIDIA B2000", "measured", 0}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (int i = 0; i < 2; i++) {
@@ -347,13 +387,16 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run%d", cuda_cases[0].options, i);
         unsetenv("CUDA_ON_CPU_NAME");
         const char *peak = strstr(r.out, "; peak ");
-        EXPECT(peak && sscanf(peak, "; peak %lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from), "no peak: %.800s", r.out);
-        EXPECT(devices[i].gflops > 0 ? printed == devices[i].gflops : printed > 0, "%s has a peak of %.0f GFLOP/s", devices[i].name, printed);
+        EXPECT(peak && sscanf(peak, "; peak %lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from),
+               "no peak: %.800s", r.out);
+        EXPECT(devices[i].gflops > 0 ? printed == devices[i].gflops : printed > 0, "%s has a peak of %.0f GFLOP/s",
+               devices[i].name, printed);
         EXPECT(strstr(r.out, "% of peak"), "no share of the peak: %.800s", r.out);
         FORMAT(path, "%s/run%d/run.json", d.path, i);
         test_read_file(path, text, sizeof(text));
         cJSON *json = cJSON_Parse(text), *of = cJSON_GetObjectItemCaseSensitive(json, "peak");
-        EXPECT(json_get_number(of, "gflops", &said) && fabs(said - printed) <= 0.5, "run.json has a peak of %.1f GFLOP/s", said);
+        EXPECT(json_get_number(of, "gflops", &said) && fabs(said - printed) <= 0.5,
+               "run.json has a peak of %.1f GFLOP/s", said);
         cJSON_Delete(json);
         FORMAT(path, "run%d", i);
         int count = read_records(&d, path, "train", steps, 4);
@@ -366,26 +409,31 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
 static void a_dry_run_counts_all_that_is_allocated(void) {
-    static const char *const options[] = {"--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
+    static const char *const options[] = {"--recompute 1 --sample-every 3",
+                                          "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
                                           "--attention diff_v1 --stats-every 1 --total-batch 78"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         cJSON *events[8];
         double used = 0, at_start = 0, planned = 0, estimated = 0, said = 0;
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 1 --out run", cuda_cases[0].options, options[i]);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 1 --out run", cuda_cases[0].options,
+               options[i]);
         EXPECT(strstr(r.out, "device memory: "), "%s: the memory in use is not said: %.800s", options[i], r.out);
         int count = read_records(&d, "run", "event", events, 8);
-        EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) && json_get_number(events[0], "at_start_bytes", &at_start) &&
-                   json_get_number(events[0], "planned_bytes", &planned) && json_get_number(events[0], "estimated_bytes", &estimated),
+        EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) &&
+                   json_get_number(events[0], "at_start_bytes", &at_start) &&
+                   json_get_number(events[0], "planned_bytes", &planned) &&
+                   json_get_number(events[0], "estimated_bytes", &estimated),
                "%s: %d events, not the memory's alone", options[i], count);
-        EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0, "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start,
-               planned - estimated);
+        EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0,
+               "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start, planned - estimated);
         for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
         char text[512];
         FORMAT(text, "--train-data data.bin %s %s --steps 1", cuda_cases[0].options, options[i]);
         said = dry_run_total(&d, text);
-        EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i], said, planned / 1048576);
+        EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i],
+               said, planned / 1048576);
         run_command(&r, "rm -r '%s/run'", d.path);
     }
     test_remove_directory(&d);
@@ -398,10 +446,14 @@ static void a_dry_run_is_right_to_two_percent(void) {
     ProgramResult r;
     cJSON *events[8];
     double used = 0, planned = 0;
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --preset 124m --vocab 50257 --batch-size 8 --seq-len 1024 --steps 2 --out run");
+    run_in(&r, &d, device_trainer(), 0,
+           "--train-data data.bin --preset 124m --vocab 50257 --batch-size 8 --seq-len 1024 --steps 2 --out run");
     int count = read_records(&d, "run", "event", events, 8);
-    EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) && json_get_number(events[0], "planned_bytes", &planned), "%d events", count);
-    EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576, strstr(r.out, "device memory"));
+    EXPECT(count == 1 && json_get_number(events[0], "used_bytes", &used) &&
+               json_get_number(events[0], "planned_bytes", &planned),
+           "%d events", count);
+    EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576,
+           strstr(r.out, "device memory"));
     for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
     test_remove_directory(&d);
 }
@@ -413,8 +465,13 @@ static void a_resumed_run_is_the_same_run(void) {
     for (int v = 0; v < 2; v++) {
         TestDirectory d = cuda_data(43);
         const char *options = cuda_cases[0].options, *name = names[v];
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --out whole", name, options);
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --stop-after 2 --out parts", name, options);
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --out whole",
+               name, options);
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin --attention %s %s --total-batch 78 --steps 4 --checkpoint-every 2 --stop-after 2 "
+               "--out parts",
+               name, options);
         run_in(&r, &d, device_trainer(), 0, "--resume --out parts");
         expect_same_files(&d, name, "whole/checkpoints", "parts/checkpoints");
         test_remove_directory(&d);
@@ -426,10 +483,12 @@ static void small_updates_reach_the_master_weights(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     char path[600];
-    const char *name = "model.layers.0.mlp.down_proj.weight", *master_name = "master.model.layers.0.mlp.down_proj.weight";
+    const char *name = "model.layers.0.mlp.down_proj.weight",
+               *master_name = "master.model.layers.0.mlp.down_proj.weight";
     for (int i = 0; i < 2; i++)
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps %d --lr %s --warmup 0 --schedule constant --out run%d", cuda_cases[0].options, i ? 3 : 1,
-               i ? "1e-6" : "0", i);
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin %s --steps %d --lr %s --warmup 0 --schedule constant --out run%d",
+               cuda_cases[0].options, i ? 3 : 1, i ? "1e-6" : "0", i);
     float weights[2][20 * 27], master[2][20 * 27], rounded[20 * 27];
     for (int i = 0; i < 2; i++) {
         FORMAT(path, "%s/run%d/checkpoints/step_0000000%d", d.path, i, i ? 3 : 1);
@@ -443,10 +502,12 @@ static void small_updates_reach_the_master_weights(void) {
         uint16_t half_bits[20 * 27];
         convert_elements(half_bits, DTYPE_BF16, master[i], DTYPE_F32, 20 * 27);
         convert_elements(rounded, DTYPE_F32, half_bits, DTYPE_BF16, 20 * 27);
-        EXPECT(memcmp(rounded, weights[i], sizeof(rounded)) == 0, "run %d: the weights are not the rounded master weights", i);
+        EXPECT(memcmp(rounded, weights[i], sizeof(rounded)) == 0,
+               "run %d: the weights are not the rounded master weights", i);
     }
     int moved = 0, masters_moved = 0;
-    for (int e = 0; e < 20 * 27; e++) moved += weights[0][e] != weights[1][e], masters_moved += master[0][e] != master[1][e];
+    for (int e = 0; e < 20 * 27; e++)
+        moved += weights[0][e] != weights[1][e], masters_moved += master[0][e] != master[1][e];
     EXPECT(masters_moved > 500 && moved < 100, "of 540 weights %d moved, of their masters %d", moved, masters_moved);
     test_remove_directory(&d);
 }
@@ -460,13 +521,16 @@ static void the_cpu_continues_what_the_device_has_written(void) {
     run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 3 --out run", cuda_cases[0].options);
     for (int gpu = 0; gpu < 2; gpu++) {
         const char *trainer = gpu ? device_trainer() : cpu_trainer();
-        run_in(&r, &d, trainer, 0, "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 2 --batch-size 3 --eval");
+        run_in(&r, &d, trainer, 0,
+               "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 2 --batch-size 3 --eval");
         const char *at = strstr(r.out, "validation loss ");
         EXPECT(at && sscanf(at, "validation loss %lf", &loss[gpu]) == 1, "no loss: %.300s", r.out);
-        run_in(&r, &d, trainer, 0, "--init run/checkpoints/step_00000003 --generate 30 --prompt-tokens 1,2,3 --temperature 0");
+        run_in(&r, &d, trainer, 0,
+               "--init run/checkpoints/step_00000003 --generate 30 --prompt-tokens 1,2,3 --temperature 0");
         memcpy(text[gpu], r.out, sizeof(r.out));
     }
-    EXPECT(fabs(loss[0] - loss[1]) <= (cuda_fp32 ? 1e-6 : 1e-2) * loss[0], "loss %.9g on the CPU, %.9g on the device", loss[0], loss[1]);
+    EXPECT(fabs(loss[0] - loss[1]) <= (cuda_fp32 ? 1e-6 : 1e-2) * loss[0], "loss %.9g on the CPU, %.9g on the device",
+           loss[0], loss[1]);
     EXPECT(!cuda_fp32 || strcmp(text[0], text[1]) == 0, "the CPU says %.100s, the device %.100s", text[0], text[1]);
     run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --sample-every 1", cuda_cases[0].options);
     EXPECT(strstr(r.out, "--- sample after step 1"), "no sample: %.300s", r.out);
@@ -482,15 +546,19 @@ static void a_run_says_what_it_ran_on(void) {
     FORMAT(path, "%s/run/run.json", d.path);
     test_read_file(path, text, sizeof(text));
     cJSON *json = cJSON_Parse(text);
-    const cJSON *devices = cJSON_GetObjectItemCaseSensitive(json, "devices"), *libraries = cJSON_GetObjectItemCaseSensitive(json, "libraries");
+    const cJSON *devices = cJSON_GetObjectItemCaseSensitive(json, "devices"),
+                *libraries = cJSON_GetObjectItemCaseSensitive(json, "libraries");
     const char *gpu = cJSON_GetStringValue(cJSON_GetArrayItem(devices, 0));
     const char *cuda = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(libraries, "cuda"));
-    const char *gemm = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "options"), "gemm"));
-    EXPECT(cJSON_GetArraySize(devices) == 2 && gpu && strstr(gpu, "multiprocessors"), "devices: %s", gpu ? gpu : "none");
+    const char *gemm = cJSON_GetStringValue(
+        cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "options"), "gemm"));
+    EXPECT(cJSON_GetArraySize(devices) == 2 && gpu && strstr(gpu, "multiprocessors"), "devices: %s",
+           gpu ? gpu : "none");
     EXPECT(cuda && strstr(cuda, "runtime") && strstr(cuda, cuda_precision), "libraries.cuda: %s", cuda ? cuda : "none");
     EXPECT(gemm && strcmp(gemm, cuda_precision) == 0, "--gemm is said to be %s", gemm ? gemm : "nothing");
     cJSON_Delete(json);
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --gemm %s", cuda_cases[0].options, cuda_fp32 ? "bf16" : "fp32");
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --gemm %s", cuda_cases[0].options,
+           cuda_fp32 ? "bf16" : "fp32");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "PRECISION="), "stderr: %.300s", r.err);
     run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[0].options);
     EXPECT(!strstr(r.out, "master weights") == cuda_fp32, "--dry-run: %.600s", r.out);
@@ -499,7 +567,9 @@ static void a_run_says_what_it_ran_on(void) {
 
 static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     enum { B = 3, T = 13, MICRO_STEPS = 12 }; // more uploads than buffers for them
-    char arguments[] = "x --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 --train-data x", *argv[32];
+    char arguments[] = "x --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 "
+                       "--batch-size 3 --train-data x",
+         *argv[32];
     int argc = 0, tokens[B * T + 1];
     for (char *word = strtok(arguments, " "); word; word = strtok(NULL, " ")) argv[argc++] = word;
     Options o;
@@ -517,7 +587,8 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
         host_waits = 0;
         buffer_zero(m.grads, m.grads_bytes);
         buffer_zero(m.acts.losses, B * T * sizeof(real));
-        for (int micro = 0; micro < MICRO_STEPS; micro++) model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
+        for (int micro = 0; micro < MICRO_STEPS; micro++)
+            model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
         EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
         double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T), norm = model_grad_norm(&m);
         EXPECT(host_waits == 2, "%d waits for the loss and the norm", host_waits);
@@ -536,9 +607,11 @@ static void three_steps_at_odd_shapes_end_well(void) {
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         run_in(&r, &d, device_trainer(), 0,
-               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 11 --seq-len 7 "
+               "--train-data data.bin --attention %s --layers 2 --hidden 20 --heads 4 --kv-heads 2 --head-dim 12 --ffn "
+               "27 --vocab 11 --seq-len 7 "
                "--batch-size 2 --steps 3 --recompute %d %s %s",
-               attention_variants[v].name, v % 3, v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
+               attention_variants[v].name, v % 3,
+               v % 2 ? "--doc-mask --separator 0" : "--val-data data.bin --val-steps 1",
                v % 4 ? "" : "--stats-every 3 --out run --sample-every 3 && rm -r run");
     test_remove_directory(&d);
 }
@@ -560,23 +633,31 @@ typedef struct {
     CudaBuild build;
 } CudaTest;
 static const CudaTest cuda_trainer_tests[] = {
-    {{"a step waits for the device only to read the loss and the norm", a_step_waits_only_to_read_the_loss_and_the_norm}, BOTH_PRECISIONS},
-    {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu}, BOTH_PRECISIONS},
+    {{"a step waits for the device only to read the loss and the norm",
+      a_step_waits_only_to_read_the_loss_and_the_norm},
+     BOTH_PRECISIONS},
+    {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu},
+     BOTH_PRECISIONS},
     {{"gradients of every variant equal the CPU trainer's", gradients_equal_the_cpus}, BOTH_PRECISIONS},
-    {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device}, BF16_ALONE},
+    {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device},
+     BF16_ALONE},
 #ifdef CUDA_ON_CPU
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
-    {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention}, BOTH_PRECISIONS},
-    {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said}, BF16_ALONE},
+    {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention},
+     BOTH_PRECISIONS},
+    {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said},
+     BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
-    {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers}, BOTH_PRECISIONS},
+    {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
+     BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
 #else
     {{"a dry run is right to two percent of what is in use", a_dry_run_is_right_to_two_percent}, BOTH_PRECISIONS},
 #endif
     {{"a resumed run is the same run, bit for bit", a_resumed_run_is_the_same_run}, BF16_ALONE},
     {{"updates too small for bf16 reach the master weights", small_updates_reach_the_master_weights}, BF16_ALONE},
-    {{"the CPU trainer continues what the device has written", the_cpu_continues_what_the_device_has_written}, BOTH_PRECISIONS},
+    {{"the CPU trainer continues what the device has written", the_cpu_continues_what_the_device_has_written},
+     BOTH_PRECISIONS},
     {{"a run says what it ran on, and --gemm cannot contradict it", a_run_says_what_it_ran_on}, BOTH_PRECISIONS},
     {{"three steps of every variant at odd shapes end well", three_steps_at_odd_shapes_end_well}, SANITIZED},
 };

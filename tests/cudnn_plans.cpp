@@ -20,11 +20,7 @@ struct Device {
     const char *name;
 };
 static const Device devices[] = {
-    {80,  108, 166912, "A100"    },
-    {90,  132, 232448, "H200"    },
-    {100, 148, 232448, "B200"    },
-    {120, 170, 101376, "RTX 5090"}
-};
+    {80, 108, 166912, "A100"}, {90, 132, 232448, "H200"}, {100, 148, 232448, "B200"}, {120, 170, 101376, "RTX 5090"}};
 
 enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7 };
 struct Row {
@@ -32,6 +28,7 @@ struct Row {
     int B, T, NQ, NKV, D, DV, sets;
     int on_80, on_90, on_100, on_120; // what is taken there
 };
+// clang-format off
 static const Row rows[] = {
     {"124M, diff_v2",                           8, 1024, 24, 6,  64,  64,  1, ALL,     ALL,     ALL,     ALL    },
     {"1.4B, diff_v2",                           4, 2048, 32, 8,  128, 128, 1, ALL,     ALL,     ALL,     ALL    },
@@ -48,6 +45,7 @@ static const Row rows[] = {
     {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0,       0,       0,       0      },
     {"one position",                            3, 1,    2,  1,  16,  16,  1, FORWARD, FORWARD, FORWARD, FORWARD},
 };
+// clang-format on
 
 // As the trainer lays it out: rows [q | k | v], key sets whose heads alternate.
 static CudnnAttention attention_of(const Row &r, int direction) {

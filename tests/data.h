@@ -300,19 +300,19 @@ static void test_data_refused_shards(void) {
         int64_t bytes;
         const char *word;
     } cases[] = {
-        {"an empty file",                               0,                   0, 0,   0,    "0 bytes"       },
-        {"half a header",                               20240520,            1, 100, 512,  "512 bytes"     },
-        {"text instead of a shard",                     0x6e652065,          1, 100, 1224, "no token shard"},
-        {"the magic number of the other byte order",    (int32_t)0x98d83401, 1, 100, 1224, "no token shard"},
-        {"uint16 with a later version",                 20240520,            2, 100, 1224, "version 2"     },
-        {"uint32 with the version of uint16",           20240801,            1, 100, 1424, "version 1"     },
-        {"one byte missing",                            20240520,            1, 100, 1223, "1224"          },
-        {"one token too many",                          20240520,            1, 100, 1226, "1226"          },
-        {"uint32 tokens with the size of uint16",       20240801,            7, 100, 1224, "1424"          },
-        {"a negative count",                            20240520,            1, -1,  1022, "1022 bytes"    },
-        {"a negative count, nothing behind the header", 20240520,            1, -1,  1024, "4294967295"    },
-        {"no tokens",                                   20240520,            1, 0,   1024, "0 tokens"      },
-        {"as many tokens as a window less one",         20240520,            1, 5,   1034, "--seq-len"     },
+        {"an empty file", 0, 0, 0, 0, "0 bytes"},
+        {"half a header", 20240520, 1, 100, 512, "512 bytes"},
+        {"text instead of a shard", 0x6e652065, 1, 100, 1224, "no token shard"},
+        {"the magic number of the other byte order", (int32_t)0x98d83401, 1, 100, 1224, "no token shard"},
+        {"uint16 with a later version", 20240520, 2, 100, 1224, "version 2"},
+        {"uint32 with the version of uint16", 20240801, 1, 100, 1424, "version 1"},
+        {"one byte missing", 20240520, 1, 100, 1223, "1224"},
+        {"one token too many", 20240520, 1, 100, 1226, "1226"},
+        {"uint32 tokens with the size of uint16", 20240801, 7, 100, 1224, "1424"},
+        {"a negative count", 20240520, 1, -1, 1022, "1022 bytes"},
+        {"a negative count, nothing behind the header", 20240520, 1, -1, 1024, "4294967295"},
+        {"no tokens", 20240520, 1, 0, 1024, "0 tokens"},
+        {"as many tokens as a window less one", 20240520, 1, 5, 1034, "--seq-len"},
     };
     TestDirectory d = test_make_directory();
     static ProgramResult r;
@@ -455,12 +455,12 @@ static void test_data_changing_files(void) {
     static const struct {
         const char *label, *action, *word;
     } cases[] = {
-        {"a shard is cut off",                     "truncate -s -2 '%s/001.bin'",                      "001.bin"            },
-        {"a shard is emptied",                     "truncate -s 0 '%s/001.bin'",                       "has 0 now"          },
-        {"a shard grows",                          "truncate -s +2 '%s/001.bin'",                      "001.bin"            },
-        {"a shard that was in use is removed",     "rm '%s/000.bin'",                                  "removed or replaced"},
-        {"a shard that was not in use is removed", "rm '%s/001.bin'",                                  "cannot open"        },
-        {"a shard is replaced",                    "cp '%s/000.bin' '%s/x' && mv '%s/x' '%s/000.bin'", "removed or replaced"},
+        {"a shard is cut off", "truncate -s -2 '%s/001.bin'", "001.bin"},
+        {"a shard is emptied", "truncate -s 0 '%s/001.bin'", "has 0 now"},
+        {"a shard grows", "truncate -s +2 '%s/001.bin'", "001.bin"},
+        {"a shard that was in use is removed", "rm '%s/000.bin'", "removed or replaced"},
+        {"a shard that was not in use is removed", "rm '%s/001.bin'", "cannot open"},
+        {"a shard is replaced", "cp '%s/000.bin' '%s/x' && mv '%s/x' '%s/000.bin'", "removed or replaced"},
     };
     static ProgramResult r;
     char path[600], action[3000];
@@ -551,14 +551,8 @@ static void test_data_fingerprint(void) {
         const char *file;
         int64_t offset;
     } changes[] = {
-        {"a.bin", 0                      },
-        {"a.bin", 4095                   },
-        {"a.bin", (2 * COUNT - 4096) / 15},
-        {"a.bin", 2 * COUNT - 1          },
-        {"b.bin", 0                      },
-        {"b.bin", 33                     },
-        {"b.bin", 61                     }
-    };
+        {"a.bin", 0},  {"a.bin", 4095}, {"a.bin", (2 * COUNT - 4096) / 15}, {"a.bin", 2 * COUNT - 1}, {"b.bin", 0},
+        {"b.bin", 33}, {"b.bin", 61}};
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
         unsigned char byte[1];
         FORMAT(path, "%s/%s", copy.path, changes[i].file);
@@ -586,11 +580,7 @@ static void test_data_fingerprint(void) {
     static const struct {
         int token_bytes;
         size_t count;
-    } zeros[] = {
-        {2, 60000},
-        {2, 60002},
-        {4, 30000}
-    }; // the same blocks; the same bytes
+    } zeros[] = {{2, 60000}, {2, 60002}, {4, 30000}}; // the same blocks; the same bytes
     uint64_t fingerprints[3];
     FORMAT(path, "%s/b.bin", copy.path);
     for (int i = 0; i < 3; i++) {
@@ -702,12 +692,12 @@ static void test_converter_delimiters(void) {
     static const struct {
         const char *delimiter, *text;
     } cases[] = {
-        {"\n\n",    "one\n\ntwo\n\n\n\nthree\n" },
-        {"\n\n",    "\n\n\n"                    },
-        {"aab",     "aaabaaab"                  },
-        {"aab",     "xaa"                       },
-        {"abab",    "abaabababb"                },
-        {"%",       "%a%%b%"                    },
+        {"\n\n", "one\n\ntwo\n\n\n\nthree\n"},
+        {"\n\n", "\n\n\n"},
+        {"aab", "aaabaaab"},
+        {"aab", "xaa"},
+        {"abab", "abaabababb"},
+        {"%", "%a%%b%"},
         {"<|end|>", "a<|end|>b<|end<|end|>c<|en"},
     };
     TestDirectory d = test_make_directory();
@@ -784,13 +774,11 @@ static void test_converter_validation(void) {
     static const struct {
         const char *options;
         double fraction, tokens; // what is wanted
-    } cases[] = {
-        {"",                      0.01,   0   },
-        {"--val-fraction 0.2",    0.2,    0   },
-        {"--val-tokens 5000",     0,      5000},
-        {"--val-tokens 1",        0,      1   },
-        {"--val-fraction 0.9999", 0.9999, 0   }
-    };
+    } cases[] = {{"", 0.01, 0},
+                 {"--val-fraction 0.2", 0.2, 0},
+                 {"--val-tokens 5000", 0, 5000},
+                 {"--val-tokens 1", 0, 1},
+                 {"--val-fraction 0.9999", 0.9999, 0}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         size_t tokens[2];
         run_command(&r,
@@ -845,43 +833,43 @@ static void test_converter_errors(void) {
         int status;
         const char *word;
     } cases[] = {
-        {"no option",                     "@",                                                                      2, "no input"               },
-        {"no --out",                      "$T2S t",                                                                 2, "--out"                  },
-        {"an unknown option",             "@ --sharding 3 t",                                                       2, "--sharding"             },
-        {"an unknown letter",             "@ -x t",                                                                 2, "-x"                     },
-        {"a missing value",               "@ t --delimiter",                                                        2, "--delimiter"            },
-        {"a value where none is",         "@ --force=1 t",                                                          2, "--force=1"              },
-        {"no number",                     "@ --shard-tokens many t",                                                2, "many"                   },
-        {"a number with a tail",          "@ --shard-tokens 10x t",                                                 2, "10x"                    },
-        {"a negative number",             "@ --val-tokens -5 t",                                                    2, "-5"                     },
-        {"no shard tokens",               "@ --shard-tokens 0 t",                                                   2, "--shard-tokens 0"       },
-        {"more than a header can say",    "@ --shard-tokens 3G t",                                                  2, "3G"                     },
-        {"more than 64 bits",             "@ --val-tokens 99999999999999999999 t",                                  2, "--val-tokens"           },
-        {"a fraction of 1",               "@ --val-fraction 1 t",                                                   2, "--val-fraction 1"       },
-        {"a fraction that is no number",  "@ --val-fraction nan t",                                                 2, "nan"                    },
-        {"two ways to say it",            "@ --val-fraction 0.1 --val-tokens 10 t",                                 2, "exclude"                },
-        {"an empty delimiter",            "@ --delimiter '' t",                                                     2, "empty"                  },
-        {"an unknown escape",             "@ --delimiter 'a\\q' t",                                                 2, "\\q"                    },
-        {"an escaped NUL",                "@ --delimiter '\\x00' t",                                                2, "\\x00"                  },
-        {"stdin twice",                   "@ - -",                                                                  2, "once"                   },
-        {"a missing file",                "@ t nowhere",                                                            1, "nowhere"                },
-        {"an empty file",                 "@ t e",                                                                  1, "e is empty"             },
-        {"empty stdin",                   "@ -",                                                                    1, "stdin is empty"         },
-        {"a directory without text",      "mkdir d ; cp e d ; @ d",                                                 1, "no text"                },
-        {"a file of NUL bytes",           "head -c 10 /dev/zero > z ; @ z",                                         1, "no text"                },
-        {"a broken link in a directory",  "mkdir d ; ln -s nowhere d/link ; @ d",                                   1, "d/link"                 },
-        {"--out is a file",               "$T2S --out t t",                                                         1, "cannot open directory t"},
-        {"--out below nothing",           "$T2S --out no/where t",                                                  1, "no/where"               },
-        {"shards are there",              "@ t 2>n ; @ t",                                                          1, "--force"                },
-        {"a shard as input",              "$T2S --out o2 t 2>n ; @ o2/train_000000.bin",                            1, "token shard already"    },
-        {"too much validation",           "@ --val-tokens 1000 t",                                                  1, "1000"                   },
-        {"a full disk while spooling",    "head -c 90000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 8 ; @ l )",       1, "out"                    },
+        {"no option", "@", 2, "no input"},
+        {"no --out", "$T2S t", 2, "--out"},
+        {"an unknown option", "@ --sharding 3 t", 2, "--sharding"},
+        {"an unknown letter", "@ -x t", 2, "-x"},
+        {"a missing value", "@ t --delimiter", 2, "--delimiter"},
+        {"a value where none is", "@ --force=1 t", 2, "--force=1"},
+        {"no number", "@ --shard-tokens many t", 2, "many"},
+        {"a number with a tail", "@ --shard-tokens 10x t", 2, "10x"},
+        {"a negative number", "@ --val-tokens -5 t", 2, "-5"},
+        {"no shard tokens", "@ --shard-tokens 0 t", 2, "--shard-tokens 0"},
+        {"more than a header can say", "@ --shard-tokens 3G t", 2, "3G"},
+        {"more than 64 bits", "@ --val-tokens 99999999999999999999 t", 2, "--val-tokens"},
+        {"a fraction of 1", "@ --val-fraction 1 t", 2, "--val-fraction 1"},
+        {"a fraction that is no number", "@ --val-fraction nan t", 2, "nan"},
+        {"two ways to say it", "@ --val-fraction 0.1 --val-tokens 10 t", 2, "exclude"},
+        {"an empty delimiter", "@ --delimiter '' t", 2, "empty"},
+        {"an unknown escape", "@ --delimiter 'a\\q' t", 2, "\\q"},
+        {"an escaped NUL", "@ --delimiter '\\x00' t", 2, "\\x00"},
+        {"stdin twice", "@ - -", 2, "once"},
+        {"a missing file", "@ t nowhere", 1, "nowhere"},
+        {"an empty file", "@ t e", 1, "e is empty"},
+        {"empty stdin", "@ -", 1, "stdin is empty"},
+        {"a directory without text", "mkdir d ; cp e d ; @ d", 1, "no text"},
+        {"a file of NUL bytes", "head -c 10 /dev/zero > z ; @ z", 1, "no text"},
+        {"a broken link in a directory", "mkdir d ; ln -s nowhere d/link ; @ d", 1, "d/link"},
+        {"--out is a file", "$T2S --out t t", 1, "cannot open directory t"},
+        {"--out below nothing", "$T2S --out no/where t", 1, "no/where"},
+        {"shards are there", "@ t 2>n ; @ t", 1, "--force"},
+        {"a shard as input", "$T2S --out o2 t 2>n ; @ o2/train_000000.bin", 1, "token shard already"},
+        {"too much validation", "@ --val-tokens 1000 t", 1, "1000"},
+        {"a full disk while spooling", "head -c 90000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 8 ; @ l )", 1, "out"},
         {"a full disk while writing",
-         "head -c 9000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 20 ; @ --val-fraction 0 l )",                       1,
-         "cannot write shard 0"                                                                                                                 },
+         "head -c 9000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 20 ; @ --val-fraction 0 l )", 1,
+         "cannot write shard 0"},
         {"a full disk at the last flush",
-         "head -c 1400 /dev/zero | tr '\\0' a > l ; ( ulimit -f 4 ; @ --val-fraction 0 l )",                        1, "cannot write shard 0"   },
-        {"a signal",                      "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"              },
+         "head -c 1400 /dev/zero | tr '\\0' a > l ; ( ulimit -f 4 ; @ --val-fraction 0 l )", 1, "cannot write shard 0"},
+        {"a signal", "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"},
     };
     static ProgramResult r;
     char converter[PATH_MAX], command[2000];
@@ -940,26 +928,26 @@ static void test_converter_force_and_nul(void) {
 }
 
 static const Test data_tests[] = {
-    {"an unshuffled loader reads the windows of its shards in order, in both formats",   test_data_windows_in_order  },
-    {"the windows of an update do not depend on the micro-batch and the rank count",     test_data_order_of_ranks    },
-    {"a loader that starts at any window continues exactly, across the ends of epochs",  test_data_resume            },
-    {"every window occurs once in an epoch, and epochs and seeds differ in their order", test_data_epochs            },
-    {"the shuffle is uniform over places, successors and distances",                     test_data_mixing            },
-    {"the order of a seed is the one that existing checkpoints rely on",                 test_data_order_is_kept     },
-    {"what is not a whole shard is refused with one line that names it",                 test_data_refused_shards    },
-    {"shards are taken in the byte order of their names",                                test_data_names             },
-    {"a token outside the vocabulary is an error at its batch that names its place",     test_data_vocabulary        },
-    {"shards beyond 2 and 4 GiB are read at their far end",                              test_data_large_shards      },
-    {"hundreds of shards need few descriptors",                                          test_data_many_shards       },
-    {"a shard that changes or disappears during a run ends it with one line",            test_data_changing_files    },
-    {"batches are read ahead and only waiting is counted as waiting",                    test_data_reads_ahead       },
-    {"the first tokens are in file order, across shards",                                test_data_first_tokens      },
-    {"the fingerprint follows the content and not the place of the data",                test_data_fingerprint       },
-    {"the converter keeps every byte and puts a 0 before each document",                 test_converter_bytes        },
-    {"the converter cuts documents at every delimiter",                                  test_converter_delimiters   },
-    {"the converter sets a repeatable spread of documents aside for validation",         test_converter_validation   },
-    {"the converter refuses bad options and bad input and leaves nothing behind",        test_converter_errors       },
-    {"the converter replaces shards only when told to and says what it drops",           test_converter_force_and_nul},
+    {"an unshuffled loader reads the windows of its shards in order, in both formats", test_data_windows_in_order},
+    {"the windows of an update do not depend on the micro-batch and the rank count", test_data_order_of_ranks},
+    {"a loader that starts at any window continues exactly, across the ends of epochs", test_data_resume},
+    {"every window occurs once in an epoch, and epochs and seeds differ in their order", test_data_epochs},
+    {"the shuffle is uniform over places, successors and distances", test_data_mixing},
+    {"the order of a seed is the one that existing checkpoints rely on", test_data_order_is_kept},
+    {"what is not a whole shard is refused with one line that names it", test_data_refused_shards},
+    {"shards are taken in the byte order of their names", test_data_names},
+    {"a token outside the vocabulary is an error at its batch that names its place", test_data_vocabulary},
+    {"shards beyond 2 and 4 GiB are read at their far end", test_data_large_shards},
+    {"hundreds of shards need few descriptors", test_data_many_shards},
+    {"a shard that changes or disappears during a run ends it with one line", test_data_changing_files},
+    {"batches are read ahead and only waiting is counted as waiting", test_data_reads_ahead},
+    {"the first tokens are in file order, across shards", test_data_first_tokens},
+    {"the fingerprint follows the content and not the place of the data", test_data_fingerprint},
+    {"the converter keeps every byte and puts a 0 before each document", test_converter_bytes},
+    {"the converter cuts documents at every delimiter", test_converter_delimiters},
+    {"the converter sets a repeatable spread of documents aside for validation", test_converter_validation},
+    {"the converter refuses bad options and bad input and leaves nothing behind", test_converter_errors},
+    {"the converter replaces shards only when told to and says what it drops", test_converter_force_and_nul},
 };
 enum { DATA_TEST_COUNT = sizeof(data_tests) / sizeof(data_tests[0]) };
 #endif

@@ -6,35 +6,60 @@ device.h: what is known of GPUs without one: the table of peaks, and which names
 #include "harness.h"
 #include "../llmc/device_peak.h"
 
-// The rule of the whitepapers, from the numbers of multiprocessors and the boost clocks of NVIDIA's product pages. The table
-// has what the whitepapers print, so that a slip in either shows.
+// The rule of the whitepapers, from the numbers of multiprocessors and the boost clocks of NVIDIA's product pages. The
+// table has what the whitepapers print, so that a slip in either shows.
 static void peaks_of_cards_follow_from_their_clocks(void) {
     static const struct {
         const char *name;
         int multiprocessors, boost_mhz, flops; // per multiprocessor and cycle
     } cards[] = {
-        {"RTX 3060", 28, 1777, 512},          {"RTX 3060 Ti", 38, 1665, 512},   {"RTX 3070", 46, 1725, 512},       {"RTX 3070 Ti", 48, 1770, 512},
-        {"RTX 3080", 68, 1710, 512},          {"RTX 3080", 70, 1710, 512},      {"RTX 3080 Ti", 80, 1665, 512},    {"RTX 3090", 82, 1695, 512},
-        {"RTX 3090 Ti", 84, 1860, 512},       {"RTX 4060", 24, 2460, 512},      {"RTX 4060 Ti", 34, 2535, 512},    {"RTX 4070", 46, 2475, 512},
-        {"RTX 4070 SUPER", 56, 2475, 512},    {"RTX 4070 Ti", 60, 2610, 512},   {"RTX 4070 Ti SUPER", 66, 2610, 512}, {"RTX 4080", 76, 2505, 512},
-        {"RTX 4080 SUPER", 80, 2550, 512},    {"RTX 4090", 128, 2520, 512},     {"RTX 5060", 30, 2497, 512},       {"RTX 5060 Ti", 36, 2572, 512},
-        {"RTX 5070", 48, 2512, 512},          {"RTX 5070 Ti", 70, 2452, 512},   {"RTX 5080", 84, 2617, 512},       {"RTX 5090", 170, 2407, 512},
-        {"RTX A6000", 84, 1800, 1024},        {"RTX 6000 Ada Generation", 142, 2505, 1024},
-        {"A100-SXM4-80GB", 108, 1410, 2048},  {"H100 80GB HBM3", 132, 1830, 4096}, {"H100 PCIe", 114, 1620, 4096}, {"L40S", 142, 2490, 1024},
+        {"RTX 3060", 28, 1777, 512},
+        {"RTX 3060 Ti", 38, 1665, 512},
+        {"RTX 3070", 46, 1725, 512},
+        {"RTX 3070 Ti", 48, 1770, 512},
+        {"RTX 3080", 68, 1710, 512},
+        {"RTX 3080", 70, 1710, 512},
+        {"RTX 3080 Ti", 80, 1665, 512},
+        {"RTX 3090", 82, 1695, 512},
+        {"RTX 3090 Ti", 84, 1860, 512},
+        {"RTX 4060", 24, 2460, 512},
+        {"RTX 4060 Ti", 34, 2535, 512},
+        {"RTX 4070", 46, 2475, 512},
+        {"RTX 4070 SUPER", 56, 2475, 512},
+        {"RTX 4070 Ti", 60, 2610, 512},
+        {"RTX 4070 Ti SUPER", 66, 2610, 512},
+        {"RTX 4080", 76, 2505, 512},
+        {"RTX 4080 SUPER", 80, 2550, 512},
+        {"RTX 4090", 128, 2520, 512},
+        {"RTX 5060", 30, 2497, 512},
+        {"RTX 5060 Ti", 36, 2572, 512},
+        {"RTX 5070", 48, 2512, 512},
+        {"RTX 5070 Ti", 70, 2452, 512},
+        {"RTX 5080", 84, 2617, 512},
+        {"RTX 5090", 170, 2407, 512},
+        {"RTX A6000", 84, 1800, 1024},
+        {"RTX 6000 Ada Generation", 142, 2505, 1024},
+        {"A100-SXM4-80GB", 108, 1410, 2048},
+        {"H100 80GB HBM3", 132, 1830, 4096},
+        {"H100 PCIe", 114, 1620, 4096},
+        {"L40S", 142, 2490, 1024},
         {"L4", 58, 2040, 1024},
     };
     char name[64];
     int rows = 0;
     for (size_t i = 0; i < sizeof(cards) / sizeof(cards[0]); i++) {
         double tflops = 1e-6 * cards[i].multiprocessors * cards[i].boost_mhz * cards[i].flops;
-        bool gaming = strncmp(cards[i].name, "RTX ", 4) == 0 && isdigit((unsigned char)cards[i].name[4]) && !strstr(cards[i].name, "Ada");
+        bool gaming = strncmp(cards[i].name, "RTX ", 4) == 0 && isdigit((unsigned char)cards[i].name[4]) &&
+                      !strstr(cards[i].name, "Ada");
         FORMAT(name, "NVIDIA %s%s", gaming ? "GeForce " : "", cards[i].name);
         const DevicePeak *row = device_peak_find(name, cards[i].multiprocessors);
-        EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s by its clock, %.1f in the table", name, tflops, row ? row->tflops : 0);
+        EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s by its clock, %.1f in the table", name,
+               tflops, row ? row->tflops : 0);
         rows += row && gaming;
     }
     for (int i = 0; i < DEVICE_PEAK_COUNT; i++) rows -= device_peaks[i].source >= WHITEPAPER_GA102;
-    EXPECT(rows == -2, "%d cards of the whitepapers are not among those of this test", -2 - rows); // the two that are no GeForce
+    // the two that are no GeForce
+    EXPECT(rows == -2, "%d cards of the whitepapers are not among those of this test", -2 - rows);
 }
 
 // Names as CUDA gives them.
@@ -85,20 +110,26 @@ static void a_device_has_the_peak_of_its_full_name_or_none(void) {
     };
     for (size_t i = 0; i < sizeof(devices) / sizeof(devices[0]); i++) {
         const DevicePeak *row = device_peak_find(devices[i].name, devices[i].multiprocessors);
-        EXPECT((row ? row->tflops : 0) == devices[i].tflops, "'%s' with %d multiprocessors has %.1f TFLOP/s, not %.1f", devices[i].name,
-               devices[i].multiprocessors, row ? row->tflops : 0, devices[i].tflops);
+        EXPECT((row ? row->tflops : 0) == devices[i].tflops, "'%s' with %d multiprocessors has %.1f TFLOP/s, not %.1f",
+               devices[i].name, devices[i].multiprocessors, row ? row->tflops : 0, devices[i].tflops);
     }
 }
 
-// With a limit on the process's addresses, which AddressSanitizer takes far more of. (The device's twin: cuda_trainer.h.)
+// With a limit on the process's addresses, which AddressSanitizer takes far more of. (The device's twin:
+// cuda_trainer.h.)
 static void too_little_memory_on_the_cpu_is_said(void) {
 #ifndef __SANITIZE_ADDRESS__
     ProgramData d = program_data();
     ProgramResult r;
-    run_command(&r, "cd '%s' && ulimit -v 4000000 && '%s' --train-data train.bin --layers 2 --hidden 64 --heads 4 --kv-heads 2 --head-dim 16 --ffn 128 --seq-len 64 "
-                "--batch-size 40000 --steps 1 --threads 2 --out run", d.dir.path, test_program_path());
-    EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "out of memory: ") && strstr(r.err, "wanted for activations; the run needs ") &&
-               strstr(r.err, "--recompute 1 (") && strstr(r.err, "--batch-size 20000 ("), "status %d: %.600s", r.status, r.err);
+    run_command(&r,
+                "cd '%s' && ulimit -v 4000000 && '%s' --train-data train.bin --layers 2 --hidden 64 --heads 4 "
+                "--kv-heads 2 --head-dim 16 --ffn 128 --seq-len 64 "
+                "--batch-size 40000 --steps 1 --threads 2 --out run",
+                d.dir.path, test_program_path());
+    EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "out of memory: ") &&
+               strstr(r.err, "wanted for activations; the run needs ") && strstr(r.err, "--recompute 1 (") &&
+               strstr(r.err, "--batch-size 20000 ("),
+           "status %d: %.600s", r.status, r.err);
     run_command(&r, "test ! -e '%s/run'", d.dir.path);
     EXPECT(r.status == 0, "a run that could not start left a directory");
     test_remove_directory(&d.dir);

@@ -11,12 +11,7 @@ computes, and what the program writes.
 static void a_recall_sequence_asks_for_every_key_once(void) {
     int symbols[90], tokens[256], again[256], other[256];
     for (int i = 0; i < 90; i++) symbols[i] = 1000 + 3 * i;
-    static const RecallCell cells[] = {
-        {4,  0  },
-        {4,  240},
-        {32, 128},
-        {45, 0  }
-    };
+    static const RecallCell cells[] = {{4, 0}, {4, 240}, {32, 128}, {45, 0}};
     for (int c = 0; c < 4; c++) {
         RecallCell cell = cells[c];
         int n = recall_length(cell), P = cell.pairs;
@@ -220,11 +215,11 @@ static void eval_writes_what_it_measured(void) {
 }
 
 static const Test evaluation_tests[] = {
-    {"a recall sequence asks for every key once",           a_recall_sequence_asks_for_every_key_once          },
+    {"a recall sequence asks for every key once", a_recall_sequence_asks_for_every_key_once},
     {"recall takes the most frequent tokens and what fits", recall_takes_the_most_frequent_tokens_and_what_fits},
-    {"a recall score is what one counts by hand",           a_recall_score_is_what_one_counts_by_hand          },
-    {"attention maps times values are the heads' outputs",  attention_maps_times_values_are_the_heads_outputs  },
-    {"first mass of known maps",                            first_mass_of_known_maps                           },
+    {"a recall score is what one counts by hand", a_recall_score_is_what_one_counts_by_hand},
+    {"attention maps times values are the heads' outputs", attention_maps_times_values_are_the_heads_outputs},
+    {"first mass of known maps", first_mass_of_known_maps},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 static const Test evaluation_program_tests[] = {

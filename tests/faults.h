@@ -18,11 +18,12 @@ static ProgramData fault_data(void) {
     return d;
 }
 static const char *const fault_options = "--steps 12 --total-batch 128 --batch-size 4";
-static const char *const fault_model = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
+static const char *const fault_model =
+    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
 
 static void fault_run(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
-    run_command(r, "cd '%s' && %s --train-data train.bin %s %s --out '%s' %s", d->dir.path, test_program_path(), fault_model,
-                fault_options, out, options);
+    run_command(r, "cd '%s' && %s --train-data train.bin %s %s --out '%s' %s", d->dir.path, test_program_path(),
+                fault_model, fault_options, out, options);
 }
 static void fault_resume(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
     run_command(r, "cd '%s' && %s --out '%s' --resume --threads 1 %s", d->dir.path, test_program_path(), out, options);
@@ -35,8 +36,11 @@ static void expect_whole(const ProgramData *d, const char *out) {
     FORMAT(b, "%s/checkpoints/step_%08d", out, 12);
     expect_same_directories(d, a, b);
     ProgramResult r; // times differ, all else in the records of steps must not
-    run_command(&r, "cd '%s' && for run in whole '%s'; do grep '\"train\"' $run/log.jsonl | sed -E 's/\"(tokens_per_s|ms|flops_util|comm_ms)\": *[^,]*,//g' > $run.steps; done; "
-                    "cmp whole.steps '%s.steps'", d->dir.path, out, out);
+    run_command(&r,
+                "cd '%s' && for run in whole '%s'; do grep '\"train\"' $run/log.jsonl | sed -E "
+                "'s/\"(tokens_per_s|ms|flops_util|comm_ms)\": *[^,]*,//g' > $run.steps; done; "
+                "cmp whole.steps '%s.steps'",
+                d->dir.path, out, out);
     EXPECT(r.status == 0, "the records of %s are not those of the uninterrupted run: %s%s", out, r.out, r.err);
 }
 
@@ -63,21 +67,31 @@ static void old_checkpoints_are_removed_and_foreign_files_are_left(void) {
     ProgramResult r;
     fault_run(&r, &d, "run", "--checkpoint-every 2 --keep 2 --stop-after 5");
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && mkdir checkpoints/step_1 checkpoints/step_00000099.tmp checkpoints/notes && "
-                    "echo mine > checkpoints/step_00000007 && echo mine > checkpoints/notes/a && echo mine > plan.txt", d.dir.path);
+    run_command(&r,
+                "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && mkdir checkpoints/step_1 "
+                "checkpoints/step_00000099.tmp checkpoints/notes && "
+                "echo mine > checkpoints/step_00000007 && echo mine > checkpoints/notes/a && echo mine > plan.txt",
+                d.dir.path);
     EXPECT(strcmp(r.out, "step_00000004 step_00000005 ") == 0, "with --keep 2 there are: %s", r.out);
     fault_resume(&r, &d, "run", "");
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && cat checkpoints/step_00000007 checkpoints/notes/a plan.txt", d.dir.path);
-    EXPECT(strcmp(r.out, "notes step_00000007 step_00000010 step_00000012 step_1 mine\nmine\nmine\n") == 0, "left are: %s", r.out);
+    run_command(
+        &r,
+        "cd '%s/run' && ls checkpoints | tr '\\n' ' ' && cat checkpoints/step_00000007 checkpoints/notes/a plan.txt",
+        d.dir.path);
+    EXPECT(strcmp(r.out, "notes step_00000007 step_00000010 step_00000012 step_1 mine\nmine\nmine\n") == 0,
+           "left are: %s", r.out);
     test_remove_directory(&d.dir);
 }
 
 // Starts a run of 12 steps with a checkpoint after each in the background, does `fault` (with $pid) and waits for it.
-static void fault_in_background(ProgramResult *r, const ProgramData *d, const char *out, const char *steps, const char *fault) {
-    run_command(r, "cd '%s' && { %s --train-data train.bin %s %s --out '%s' --checkpoint-every 1 > printed & } && pid=$! && %s; "
-                   "wait $pid; status=$?; cat printed; exit $status",
-                d->dir.path, test_program_path(), fault_model, steps, out, fault);
+static void fault_in_background(ProgramResult *r, const ProgramData *d, const char *out, const char *steps,
+                                const char *fault) {
+    run_command(
+        r,
+        "cd '%s' && { %s --train-data train.bin %s %s --out '%s' --checkpoint-every 1 > printed & } && pid=$! && %s; "
+        "wait $pid; status=$?; cat printed; exit $status",
+        d->dir.path, test_program_path(), fault_model, steps, out, fault);
 }
 #define WAIT_FOR_STEP "until grep -qs '\"step\": *3,' run/log.jsonl; do sleep 0.01; done"
 
@@ -89,8 +103,10 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
         char fault[200];
         // enough steps that the signal arrives in the middle; the schedule is constant so that --steps may differ
         FORMAT(fault, WAIT_FOR_STEP "; kill -%s $pid", signals[i]);
-        fault_in_background(&r, &d, "run", "--steps 1000000 --schedule constant --total-batch 128 --batch-size 4", fault);
-        EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i], r.status, r.err);
+        fault_in_background(&r, &d, "run", "--steps 1000000 --schedule constant --total-batch 128 --batch-size 4",
+                            fault);
+        EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i],
+               r.status, r.err);
         double step = 0, after = 0;
         log_records(&d, "run", "train", "step", &step);
         char options[64];
@@ -98,11 +114,16 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
         fault_resume(&r, &d, "run", options);
         EXPECT_STATUS(r, 0);
         int records = log_records(&d, "run", "train", "step", &after);
-        EXPECT(after == step + 2 && records == (int)after, "SIG%s at step %g: %d records up to step %g", signals[i], step, records, after);
-        run_command(&r, "cd '%s' && %s --train-data train.bin %s --steps %d --schedule constant --total-batch 128 --batch-size 4 --out whole",
+        EXPECT(after == step + 2 && records == (int)after, "SIG%s at step %g: %d records up to step %g", signals[i],
+               step, records, after);
+        run_command(&r,
+                    "cd '%s' && %s --train-data train.bin %s --steps %d --schedule constant --total-batch 128 "
+                    "--batch-size 4 --out whole",
                     d.dir.path, test_program_path(), fault_model, (int)step + 2);
         EXPECT_STATUS(r, 0);
-        run_command(&r, "cd '%s' && last=$(ls run/checkpoints | tail -n 1) && diff -rq run/checkpoints/$last whole/checkpoints/$last | grep -v trainer_state",
+        run_command(&r,
+                    "cd '%s' && last=$(ls run/checkpoints | tail -n 1) && diff -rq run/checkpoints/$last "
+                    "whole/checkpoints/$last | grep -v trainer_state",
                     d.dir.path);
         EXPECT(r.out[0] == 0, "SIG%s: after the resume the weights differ: %s", signals[i], r.out);
         test_remove_directory(&d.dir);
@@ -114,13 +135,15 @@ static void a_second_signal_ends_the_run_at_once(void) {
     ProgramResult r;
     // one step that takes long: many micro-steps, so that the first signal is still waiting for its end
     fault_in_background(&r, &d, "run", "--steps 10 --batch-size 1 --total-batch 16000000",
-                        "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; sleep 1; kill -TERM $pid");
+                        "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; "
+                        "sleep 1; kill -TERM $pid");
     EXPECT(r.status == 1 && strstr(r.err, "second signal"), "status %d, stderr %.200s", r.status, r.err);
     test_remove_directory(&d.dir);
 }
 
-// Products of a width at which oneDNN computes with its stack pointer in a buffer on the heap, where a signal handler must
-// not run; and a signal comes more than once, as when a launcher passes on what a scheduler has sent to all processes.
+// Products of a width at which oneDNN computes with its stack pointer in a buffer on the heap, where a signal handler
+// must not run; and a signal comes more than once, as when a launcher passes on what a scheduler has sent to all
+// processes.
 static void a_signal_in_the_middle_of_a_product_harms_nothing(void) {
 #ifdef __SANITIZE_ADDRESS__
     enum { ROUNDS = 2 }; // each takes ten times as long
@@ -130,15 +153,20 @@ static void a_signal_in_the_middle_of_a_product_harms_nothing(void) {
     for (int i = 0; i < ROUNDS; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
-        run_command(&r, "cd '%s' && { %s --preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --steps 1000000 --threads 1 "
-                        "--train-data train.bin --out run > printed & } && pid=$! && until grep -qs '\"step\": *2,' run/log.jsonl; do sleep 0.01; done; "
-                        "kill -USR1 $pid; sleep 0.0%d; kill -TERM $pid; wait $pid", d.dir.path, test_program_path(), i);
+        run_command(&r,
+                    "cd '%s' && { %s --preset tiny --layers 2 --seq-len 128 --batch-size 2 --total-batch 2048 --steps "
+                    "1000000 --threads 1 "
+                    "--train-data train.bin --out run > printed & } && pid=$! && until grep -qs '\"step\": *2,' "
+                    "run/log.jsonl; do sleep 0.01; done; "
+                    "kill -USR1 $pid; sleep 0.0%d; kill -TERM $pid; wait $pid",
+                    d.dir.path, test_program_path(), i);
         EXPECT(r.status == EXIT_SIGNALLED, "round %d: status %d, stderr %.300s", i, r.status, r.err);
         test_remove_directory(&d.dir);
     }
 }
 
-// Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another begins.
+// Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another
+// begins.
 static void kill_9_never_leaves_half_a_checkpoint(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -150,17 +178,21 @@ static void kill_9_never_leaves_half_a_checkpoint(void) {
     // machines differ much, and so do their minutes: what a run takes is learnt as the starts go on
     double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     char start[1500]; // the first start makes the run; a later one resumes it
-    FORMAT(start, "if test -e run/run.json; then start='--out run --resume --threads 1'; "
-                  "else start=\"--train-data train.bin %s %s --out run --checkpoint-every 1\"; fi", fault_model, fault_options);
+    FORMAT(start,
+           "if test -e run/run.json; then start='--out run --resume --threads 1'; "
+           "else start=\"--train-data train.bin %s %s --out run --checkpoint-every 1\"; fi",
+           fault_model, fault_options);
     enum { KILLS = 25 };
     int killed = 0;
     for (int i = 0; i < KILLS; i++) {
-        run_command(&r, "cd '%s' && if test -e run/checkpoints/step_00000012; then rm -r run; fi; %s; "
-                        "{ %s $start & } && pid=$! && sleep %.4f; kill -9 $pid; wait $pid",
+        run_command(&r,
+                    "cd '%s' && if test -e run/checkpoints/step_00000012; then rm -r run; fi; %s; "
+                    "{ %s $start & } && pid=$! && sleep %.4f; kill -9 $pid; wait $pid",
                     d.dir.path, start, test_program_path(), seconds * (0.1 + 0.9 * (i * 7 % KILLS) / KILLS));
         bool refused = strstr(r.err, "diffv2: ") && !strstr(r.err, "passed over");
         EXPECT(!refused, "after kill %d the run was refused: %.300s", i, r.err);
-        EXPECT(!strstr(r.err, "passed over"), "kill %d left a broken checkpoint under its final name: %.300s", i, r.err);
+        EXPECT(!strstr(r.err, "passed over"), "kill %d left a broken checkpoint under its final name: %.300s", i,
+               r.err);
         if (r.status == 128 + 9) killed++;
         seconds *= r.status == 128 + 9 ? 1.1 : 0.7;
     }
@@ -174,25 +206,34 @@ static void kill_9_never_leaves_half_a_checkpoint(void) {
 }
 
 static void a_broken_checkpoint_is_passed_over_by_name(void) {
-    static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors", "trainer_state.json"};
+    static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                        "trainer_state.json"};
     ProgramData d = fault_data();
     ProgramResult r;
     fault_run(&r, &d, "whole", "--checkpoint-every 4");
     EXPECT_STATUS(r, 0);
     for (int i = 0; i < 4; i++)
         for (int place = 0; place < 3; place++) { // flipped near the start, in the middle, at the end; then cut short
-            run_command(&r, "cd '%s' && rm -rf run && cp -r whole run && f=run/checkpoints/step_00000012/%s && n=$(stat -c %%s $f) && "
-                            "at=$((n * %d / 2 - (%d > 0))) && b=$(od -An -tu1 -j $at -N 1 $f) && "
-                            "printf \"\\\\$(printf %%o $((b ^ 1)))\" | dd of=$f bs=1 seek=$at conv=notrunc status=none", d.dir.path, files[i], place, place);
+            run_command(&r,
+                        "cd '%s' && rm -rf run && cp -r whole run && f=run/checkpoints/step_00000012/%s && n=$(stat -c "
+                        "%%s $f) && "
+                        "at=$((n * %d / 2 - (%d > 0))) && b=$(od -An -tu1 -j $at -N 1 $f) && "
+                        "printf \"\\\\$(printf %%o $((b ^ 1)))\" | dd of=$f bs=1 seek=$at conv=notrunc status=none",
+                        d.dir.path, files[i], place, place);
             EXPECT_STATUS(r, 0);
             fault_resume(&r, &d, "run", "");
-            EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step_00000012 is passed over") && strstr(r.err, files[i]),
+            EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step_00000012 is passed over") &&
+                       strstr(r.err, files[i]),
                    "%s, place %d: status %d, stderr %.300s", files[i], place, r.status, r.err);
             expect_whole(&d, "run");
         }
-    run_command(&r, "cd '%s' && rm -rf run && cp -r whole run && for c in run/checkpoints/*; do truncate -s -1 $c/model.safetensors; done", d.dir.path);
+    run_command(&r,
+                "cd '%s' && rm -rf run && cp -r whole run && for c in run/checkpoints/*; do truncate -s -1 "
+                "$c/model.safetensors; done",
+                d.dir.path);
     fault_resume(&r, &d, "run", "");
-    EXPECT(r.status == 1 && count_lines(r.err) == 4, "no checkpoint is whole: status %d, stderr %.500s", r.status, r.err);
+    EXPECT(r.status == 1 && count_lines(r.err) == 4, "no checkpoint is whole: status %d, stderr %.500s", r.status,
+           r.err);
     test_remove_directory(&d.dir);
 }
 
@@ -202,15 +243,16 @@ static void two_processes_do_not_share_a_run(void) {
     char fault[300];
     FORMAT(fault, WAIT_FOR_STEP "; %s --out run --resume; echo second $? >&2; kill -TERM $pid", test_program_path());
     fault_in_background(&r, &d, "run", "--steps 1000000 --total-batch 128 --batch-size 4", fault);
-    EXPECT(r.status == EXIT_SIGNALLED && strstr(r.err, "second 1") && count_lines(r.err) == 2, "status %d, stderr %.300s", r.status, r.err);
+    EXPECT(r.status == EXIT_SIGNALLED && strstr(r.err, "second 1") && count_lines(r.err) == 2,
+           "status %d, stderr %.300s", r.status, r.err);
     test_remove_directory(&d.dir);
 }
 
 static void a_shard_that_changes_during_the_run_stops_it_with_one_line(void) {
     static const char *const faults[] = {
-        "rm train.bin",                                                    // vanishes
-        "truncate -s 1100 train.bin",                                      // shrinks
-        "cp train.bin other && printf x >> other && mv other train.bin",   // is replaced
+        "rm train.bin",                                                  // vanishes
+        "truncate -s 1100 train.bin",                                    // shrinks
+        "cp train.bin other && printf x >> other && mv other train.bin", // is replaced
     };
     for (int i = 0; i < 3; i++) {
         ProgramData d = fault_data();
@@ -218,7 +260,8 @@ static void a_shard_that_changes_during_the_run_stops_it_with_one_line(void) {
         char fault[300];
         FORMAT(fault, WAIT_FOR_STEP "; %s", faults[i]);
         fault_in_background(&r, &d, "run", "--steps 1000000 --total-batch 128 --batch-size 4", fault);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "train.bin"), "%s: status %d, stderr %.300s", faults[i], r.status, r.err);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "train.bin"), "%s: status %d, stderr %.300s",
+               faults[i], r.status, r.err);
         test_remove_directory(&d.dir);
     }
 }
@@ -235,31 +278,41 @@ static void a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing(void) {
     }
     fault_run(&r, &d, "whole", "--checkpoint-every 1 --keep 0");
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && mkdir disk && unshare -rm sh -c 'mount -t tmpfs -o size=400k tmpfs disk && %s --train-data train.bin %s %s --out disk/run "
-                    "--checkpoint-every 1 --keep 0; echo status $? >&2; ls disk/run/checkpoints; cp -r disk/run run'",
+    run_command(&r,
+                "cd '%s' && mkdir disk && unshare -rm sh -c 'mount -t tmpfs -o size=400k tmpfs disk && %s --train-data "
+                "train.bin %s %s --out disk/run "
+                "--checkpoint-every 1 --keep 0; echo status $? >&2; ls disk/run/checkpoints; cp -r disk/run run'",
                 d.dir.path, test_program_path(), fault_model, fault_options);
-    EXPECT(strstr(r.err, "status 1") && count_lines(r.err) == 2 && strstr(r.err, "No space left"), "a full disk: stderr %.300s", r.err);
+    EXPECT(strstr(r.err, "status 1") && count_lines(r.err) == 2 && strstr(r.err, "No space left"),
+           "a full disk: stderr %.300s", r.err);
     EXPECT(strstr(r.out, "step_00000001\n"), "no checkpoint was saved before the disk was full: %.300s", r.out);
     fault_resume(&r, &d, "run", "");
     EXPECT_STATUS(r, 0);
     expect_whole(&d, "run");
-    run_command(&r, "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o ro tmpfs disk && %s --train-data train.bin %s %s --out disk/run'", d.dir.path,
-                test_program_path(), fault_model, fault_options);
+    run_command(&r,
+                "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o ro tmpfs disk && %s --train-data train.bin %s %s "
+                "--out disk/run'",
+                d.dir.path, test_program_path(), fault_model, fault_options);
     EXPECT_ONE_LINE(r, 1, "disk/run");
     test_remove_directory(&d.dir);
 }
 
 static const Test faults_tests[] = {
-    {"a run resumes bitwise at every step, with accumulation and across an epoch's end", a_run_resumes_bitwise_at_every_step},
+    {"a run resumes bitwise at every step, with accumulation and across an epoch's end",
+     a_run_resumes_bitwise_at_every_step},
     {"old checkpoints are removed, foreign files are left", old_checkpoints_are_removed_and_foreign_files_are_left},
     {"a signal saves, and a resume continues bitwise", a_signal_saves_and_a_resume_continues_bitwise},
-    {"a signal in the middle of a product harms nothing, nor does it when it is sent twice", a_signal_in_the_middle_of_a_product_harms_nothing},
+    {"a signal in the middle of a product harms nothing, nor does it when it is sent twice",
+     a_signal_in_the_middle_of_a_product_harms_nothing},
     {"a second signal ends the run at once", a_second_signal_ends_the_run_at_once},
     {"kill -9 never leaves half a checkpoint", kill_9_never_leaves_half_a_checkpoint},
-    {"a broken checkpoint is passed over by name, and an older one continues bitwise", a_broken_checkpoint_is_passed_over_by_name},
+    {"a broken checkpoint is passed over by name, and an older one continues bitwise",
+     a_broken_checkpoint_is_passed_over_by_name},
     {"two processes do not share a run", two_processes_do_not_share_a_run},
-    {"a shard that changes during the run stops it with one line", a_shard_that_changes_during_the_run_stops_it_with_one_line},
-    {"a full or read-only disk ends in one line and loses nothing", a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing},
+    {"a shard that changes during the run stops it with one line",
+     a_shard_that_changes_during_the_run_stops_it_with_one_line},
+    {"a full or read-only disk ends in one line and loses nothing",
+     a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing},
 };
 enum { FAULTS_TEST_COUNT = sizeof(faults_tests) / sizeof(faults_tests[0]) };
 #endif

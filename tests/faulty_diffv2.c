@@ -28,8 +28,9 @@ static void faulty_embedding_backward(grad_t *dweight, const floatX *dx, const i
     if (fault_is("nan", NULL)) dweight[0] = (grad_t)NAN;
 }
 
-static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count, double grad_scale, double lr,
-                         double beta1, double beta2, double eps, double weight_decay, int64_t step) {
+static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
+                         double grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay,
+                         int64_t step) {
     static int64_t flipped;
     adamw_update(params, master, grads, m, v, count, grad_scale, lr, beta1, beta2, eps, weight_decay, step);
     if (flipped || !fault_is("flip", NULL)) return;

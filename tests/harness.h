@@ -24,8 +24,8 @@ static inline void test_failed(const char *file, int line, const char *fmt, ...)
     printf("\n");
     va_end(args);
 }
-#define EXPECT(cond, ...)                                        \
-    do {                                                         \
+#define EXPECT(cond, ...)                                          \
+    do {                                                           \
         if (!(cond)) test_failed(__FILE__, __LINE__, __VA_ARGS__); \
     } while (0)
 

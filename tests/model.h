@@ -49,7 +49,8 @@ static inline void case_randomise(Model *model, uint64_t seed) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
         double scale = t->ndim == 2 ? 1 / sqrt((double)t->shape[1]) : 0.2, centre = t->row->init == INIT_ONE ? 1 : 0;
-        for (size_t e = 0; e < t->count; e++) model->params[t->offset + e] = (floatX)(centre + scale * random_normal(key, e));
+        for (size_t e = 0; e < t->count; e++)
+            model->params[t->offset + e] = (floatX)(centre + scale * random_normal(key, e));
     }
 }
 
@@ -115,7 +116,8 @@ static void gradients_equal_finite_differences(void) {
                 EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
                        "%s, %s: %s: %.12g by differences, %.12g by the backward", attention_variants[v].name, mc->why,
                        t->name, difference, dot);
-                EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why, t->name);
+                EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why,
+                       t->name);
             }
             free(tokens);
             case_close(&model);
@@ -135,11 +137,13 @@ static inline void compare_with_fixture(const char *directory, const Model *mode
     char path[600];
     FORMAT(path, "%s/grads.safetensors", directory);
     SafeTensors *file = safetensors_open(path);
-    double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0, expected_loss;
+    double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0,
+           expected_loss;
     safetensors_read(file, "loss", 0, 1, &expected_loss, DTYPE_F64);
-    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", directory, loss, expected_loss);
-    EXPECT(file->count == (size_t)model->tensors.count + 1, "%s: the reference has %zu gradients, the model %d", directory,
-           file->count - 1, model->tensors.count);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g",
+           directory, loss, expected_loss);
+    EXPECT(file->count == (size_t)model->tensors.count + 1, "%s: the reference has %zu gradients, the model %d",
+           directory, file->count - 1, model->tensors.count);
     for (int pass = 0; pass < 2; pass++) // the largest norm first
         for (int i = 0; i < model->tensors.count; i++) {
             const Tensor *t = &model->tensors.tensors[i];
@@ -152,8 +156,8 @@ static inline void compare_with_fixture(const char *directory, const Model *mode
             if (pass == 0) largest = norm > largest ? norm : largest;
             for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
             double error = norm_of(expected, t->count);
-            EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest, "%s: %s: error %.3g of a norm of %.3g",
-                   directory, t->name, error, norm);
+            EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest,
+                   "%s: %s: error %.3g of a norm of %.3g", directory, t->name, error, norm);
             free(expected);
         }
     safetensors_close(file);
@@ -170,7 +174,8 @@ static void gradients_equal_the_reference(void) {
             test_read_file(path, text, sizeof(text));
             cJSON *batch = cJSON_Parse(text);
             double B = 0, T = 0;
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T), "%s cannot be read", path);
+            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
+                  "%s cannot be read", path);
             Model model;
             case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
             CheckpointBuffers buffers = checkpoint_buffers(&model);
@@ -208,7 +213,8 @@ static void gradients_add_up_over_micro_steps(void) {
         norm += pow((double)whole[i], 2);
     }
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
-    EXPECT(norm > 0 && sqrt(error) <= 50 * epsilon * sqrt(norm), "two sequences at once or one by one: relative difference %.3g", sqrt(error / norm));
+    EXPECT(norm > 0 && sqrt(error) <= 50 * epsilon * sqrt(norm),
+           "two sequences at once or one by one: relative difference %.3g", sqrt(error / norm));
     free(whole);
     free(tokens);
     case_close(&model);
@@ -232,7 +238,8 @@ static void no_position_sees_a_later_one(void) {
             int t = changed[i], old = tokens[t];
             tokens[t] = (old + 1) % mc->V;
             case_loss(&model, tokens, 1, mc->T, false);
-            EXPECT(memcmp(before, model.acts.norm_final, (size_t)t * row) == 0, "%s: token %d moved an earlier position", attention_variants[v].name, t);
+            EXPECT(memcmp(before, model.acts.norm_final, (size_t)t * row) == 0,
+                   "%s: token %d moved an earlier position", attention_variants[v].name, t);
             EXPECT(memcmp(before + (size_t)t * row, (char *)model.acts.norm_final + (size_t)t * row, row) != 0,
                    "%s: token %d did not move its own position", attention_variants[v].name, t);
             tokens[t] = old;
@@ -262,12 +269,13 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
     const AttentionDims *d = &model.dims;
     for (int n = 0; n < mc->B * mc->T; n++)
         for (int h = 0; h < config.NH; h++) {
-            double l = (double)a->fused[(size_t)(n * d->fused_ld + d->fused_rows - d->lambda_rows + h)], s = 1 / (1 + exp(-l));
+            double l = (double)a->fused[(size_t)(n * d->fused_ld + d->fused_rows - d->lambda_rows + h)],
+                   s = 1 / (1 + exp(-l));
             for (int i = 0; i < config.D; i++) {
                 double first = (double)a->heads[(n * d->NQ + 2 * h) * d->DV + i];
                 double context = (double)a->context[(n * config.NH + h) * d->DV + i];
-                EXPECT(fabs(context - (1 - s) * first) <= 1e-5 * fabs(first) + 1e-7, "row %d, head %d, element %d: %g, not %g", n, h, i,
-                       context, (1 - s) * first);
+                EXPECT(fabs(context - (1 - s) * first) <= 1e-5 * fabs(first) + 1e-7,
+                       "row %d, head %d, element %d: %g, not %g", n, h, i, context, (1 - s) * first);
             }
         }
     free(tokens);
@@ -324,8 +332,10 @@ static void sinks_far_below(Model *a, Model *b) {
 }
 static void copy_common(Model *b, const Model *a) {
     for (int i = 0; i < b->tensors.count; i++) {
-        const Tensor *t = &b->tensors.tensors[i], *from = tensor_of(&a->tensors, t->row->kind, max_int(0, min_int(t->layer, a->config.L - 1)));
-        if (from && from->count == t->count) memcpy(b->params + t->offset, a->params + from->offset, t->count * sizeof(floatX));
+        const Tensor *t = &b->tensors.tensors[i],
+                     *from = tensor_of(&a->tensors, t->row->kind, max_int(0, min_int(t->layer, a->config.L - 1)));
+        if (from && from->count == t->count)
+            memcpy(b->params + t->offset, a->params + from->offset, t->count * sizeof(floatX));
     }
 }
 static void gates_open(Model *a, Model *b) {
@@ -381,8 +391,9 @@ static const struct {
     const char *a, *b;
     void (*make)(Model *a, Model *b);
     int layers;
-    bool exact;      // the same bits; else equal to rounding, as the fused GEMMs have other shapes
-    unsigned except; // tensors whose gradients differ, since only one of the two has a gradient through lambda, or moves
+    bool exact; // the same bits; else equal to rounding, as the fused GEMMs have other shapes
+    // tensors whose gradients differ, since only one of the two has a gradient through lambda, or moves
+    unsigned except;
 } identities[] = {
     {"off_by_one", "sink", sinks_at_zero, 2, true, 0},
     {"sink", "baseline", sinks_far_below, 2, true, 0},
@@ -412,8 +423,8 @@ static void variants_become_each_other_where_they_should(void) {
         identities[i].make(&a, &b);
         int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8), compared = 0;
         double a_loss = case_loss(&a, tokens, mc->B, mc->T, true), b_loss = case_loss(&b, tokens, mc->B, mc->T, true);
-        EXPECT(fabs(a_loss - b_loss) <= (identities[i].exact ? 0 : 20 * epsilon * b_loss), "%s has the loss %.12g, %s %.12g", a_name,
-               a_loss, b_name, b_loss);
+        EXPECT(fabs(a_loss - b_loss) <= (identities[i].exact ? 0 : 20 * epsilon * b_loss),
+               "%s has the loss %.12g, %s %.12g", a_name, a_loss, b_name, b_loss);
         for (int t = 0; t < a.tensors.count; t++) {
             const Tensor *ta = &a.tensors.tensors[t], *tb = NULL;
             for (int u = 0; u < b.tensors.count; u++)
@@ -425,7 +436,8 @@ static void variants_become_each_other_where_they_should(void) {
                 norm += pow((double)b.grads[tb->offset + e], 2);
             }
             EXPECT(norm > 0 && sqrt(error) <= (identities[i].exact ? 0 : 100 * epsilon * sqrt(norm)),
-                   "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name, sqrt(error / norm));
+                   "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name,
+                   sqrt(error / norm));
             compared++;
         }
         EXPECT(compared >= 3 + 3 * a_config.L, "%s and %s: only %d gradients were compared", a_name, b_name, compared);
@@ -453,8 +465,9 @@ static void cached_generation_equals_the_uncached_logits(void) {
             float largest = 0;
             for (int i = 0; i < mc->V; i++) largest = fmaxf(largest, fabsf(b[i]));
             for (int i = 0; i < mc->V; i++)
-                EXPECT(fabsf(a[i] - b[i]) <= 1e-5f * largest, "%s: position %d, logit %d: %g with the cache, %g without",
-                       attention_variants[v].name, end - 1, i, (double)a[i], (double)b[i]);
+                EXPECT(fabsf(a[i] - b[i]) <= 1e-5f * largest,
+                       "%s: position %d, logit %d: %g with the cache, %g without", attention_variants[v].name, end - 1,
+                       i, (double)a[i], (double)b[i]);
         }
         free(tokens);
         model_free(&fresh, false);
@@ -473,7 +486,8 @@ static void generation_goes_on_beyond_the_context(void) {
     for (int i = 0; i < 2; i++) {
         tokens[i][0] = 1;
         model_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
-        for (int t = 0; t <= COUNT; t++) EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
+        for (int t = 0; t <= COUNT; t++)
+            EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
     }
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
     model_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
@@ -514,12 +528,13 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
             double g = (double)model.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
             double decay = t->ndim == 2 ? o.weight_decay : 0;
             double expected = w - lr * (g / (fabs(g) + o.eps) + decay * w); // the first step: m^ = g, sqrt(v^) = |g|
-            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s: %g became %g, not %g", t->name, w,
-                   (double)model.params[e], expected);
+            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s: %g became %g, not %g",
+                   t->name, w, (double)model.params[e], expected);
         }
     }
     model.grads[3] = (grad_t)NAN;
-    EXPECT(!isfinite(model_grad_norm(&model)), "the norm of a gradient that is not a number is %g", model_grad_norm(&model));
+    EXPECT(!isfinite(model_grad_norm(&model)), "the norm of a gradient that is not a number is %g",
+           model_grad_norm(&model));
     free(before);
     free(tokens);
     options_free(&o);
@@ -560,13 +575,15 @@ static const Test model_tests[] = {
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
     {"no position sees a later one", no_position_sees_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
-    {"variants become each other where sinks, gates or lambdas make them so", variants_become_each_other_where_they_should},
+    {"variants become each other where sinks, gates or lambdas make them so",
+     variants_become_each_other_where_they_should},
     {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
     {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
     {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",
      an_update_decays_matrices_only_and_applies_the_clipped_gradient},
-    {"initial values agree between variants where names and shapes do", initial_values_agree_between_variants_where_names_and_shapes_do},
+    {"initial values agree between variants where names and shapes do",
+     initial_values_agree_between_variants_where_names_and_shapes_do},
 };
 enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
 

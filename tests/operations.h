@@ -25,10 +25,10 @@ static void test_embedding(void) {
     static const OpKind kind = {
         "embedding", "N V C", embedding_setup, embedding_run_forward, embedding_run_backward, embedding_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,   1,   1  }, // the smallest of everything
-        {129, 3,   37 }, // few tokens, each many times; C one block of columns and a rest
-        {7,   257, 64 }, // most rows never seen: their gradient stays as it was
-        {13,  5,   100}, // C no multiple of 16, 32 or 64
+        {1, 1, 1},    // the smallest of everything
+        {129, 3, 37}, // few tokens, each many times; C one block of columns and a rest
+        {7, 257, 64}, // most rows never seen: their gradient stays as it was
+        {13, 5, 100}, // C no multiple of 16, 32 or 64
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -80,11 +80,11 @@ static void test_rmsnorm(void) {
     static const OpKind kind = {"rmsnorm",           "N C 1/scale",        rmsnorm_setup,
                                 rmsnorm_run_forward, rmsnorm_run_backward, rmsnorm_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,   1,   200}, // one element: but for eps, its gradient would vanish
-        {7,   64,  1  }, // exactly one block of columns
-        {13,  130, 1  }, // C two blocks of 64 and a rest of 2
-        {3,   37,  200}, // rows so small that eps counts as much as they do
-        {129, 100, 1  }, // C no multiple of 16; many rows for dweight
+        {1, 1, 200},   // one element: but for eps, its gradient would vanish
+        {7, 64, 1},    // exactly one block of columns
+        {13, 130, 1},  // C two blocks of 64 and a rest of 2
+        {3, 37, 200},  // rows so small that eps counts as much as they do
+        {129, 100, 1}, // C no multiple of 16; many rows for dweight
     };
     OP_CHECK_ALL(kind, shapes);
     real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd; // a row of zeros
@@ -122,11 +122,11 @@ static void test_matmul(void) {
     static const OpKind kind = {"matmul",           "N IC OC ldy",       matmul_setup,
                                 matmul_run_forward, matmul_run_backward, matmul_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1,   1,   1  }, // the smallest
-        {7,  37,  5,   64 }, // a fused row padded to 64: columns 5 .. 63 belong to nobody
-        {67, 64,  129, 192}, // one past a multiple of 64, padded
-        {13, 300, 1,   64 }, // one output column, as lambda has with one head
-        {1,  16,  48,  48 }, // one row, as in generation; no padding
+        {1, 1, 1, 1},       // the smallest
+        {7, 37, 5, 64},     // a fused row padded to 64: columns 5 .. 63 belong to nobody
+        {67, 64, 129, 192}, // one past a multiple of 64, padded
+        {13, 300, 1, 64},   // one output column, as lambda has with one head
+        {1, 16, 48, 48},    // one row, as in generation; no padding
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -134,10 +134,13 @@ static void test_matmul(void) {
 // bf16 has the upper half of a float's bits: against the conversion of files, which goes by the exact value.
 static void test_bf16_rounding(void) {
     enum { N = 100000, COLUMNS = 100, LD = 104 };
-    float *in = (float *)checked_calloc(N, sizeof(float)), *wide = (float *)checked_calloc(N / COLUMNS * LD, sizeof(float));
+    float *in = (float *)checked_calloc(N, sizeof(float)),
+          *wide = (float *)checked_calloc(N / COLUMNS * LD, sizeof(float));
     bf16_t *narrow = (bf16_t *)checked_calloc(N / COLUMNS * LD, sizeof(bf16_t));
-    static const uint32_t special[] = {0, 0x80000000, 0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, // zero, infinite, largest, NaN
-                                       0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 1, 0x8000, 0x807F8000, 0x007FFFFF};       // ties, subnormal
+    static const uint32_t special[] = {0,          0x80000000, 0x7F800000, 0xFF800000,
+                                       0x7F7FFFFF, 0x7FC00000, 0x7F800001, 0xFFFFFFFF, // zero, infinite, largest, NaN
+                                       0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF,
+                                       1,          0x8000,     0x807F8000, 0x007FFFFF}; // ties, subnormal
     TestRandom random = {16};
     for (int i = 0; i < N; i++) {
         uint32_t bits = (uint32_t)test_random_bits(&random);
@@ -156,7 +159,8 @@ static void test_bf16_rounding(void) {
         wrong += narrow[at] != expected;
         different += bits != (uint32_t)narrow[at] << 16;
     }
-    EXPECT(wrong == 0 && different == 0, "of %d numbers %d are rounded wrongly, %d differently when they stay wide", N, wrong, different);
+    EXPECT(wrong == 0 && different == 0, "of %d numbers %d are rounded wrongly, %d differently when they stay wide", N,
+           wrong, different);
     free(in);
     free(wide);
     free(narrow);
@@ -193,7 +197,8 @@ static void test_matmul_bf16(void) {
         matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY);
         scratch_check(need, "matmul in bf16");
         double worst[3] = {0, 0, 0};
-        for (int i = 0; i < ROWS * OC; i++) worst[0] = fmax(worst[0], fabs((double)(y[0][i / OC * LDY + i % OC] - y[1][i / OC * LDY + i % OC])));
+        for (int i = 0; i < ROWS * OC; i++)
+            worst[0] = fmax(worst[0], fabs((double)(y[0][i / OC * LDY + i % OC] - y[1][i / OC * LDY + i % OC])));
         for (int i = 0; i < ROWS * IC; i++) worst[1] = fmax(worst[1], fabs((double)(dx[0][i] - dx[1][i])));
         for (int i = 0; i < OC * IC; i++) worst[2] = fmax(worst[2], fabs((double)(dw[0][i] - dw[1][i])));
         EXPECT(worst[0] < 1e-5 && worst[1] < 1e-5 && worst[2] < 1e-5, "%s: y, dx, dweight differ by %.2g, %.2g, %.2g",
@@ -202,7 +207,8 @@ static void test_matmul_bf16(void) {
         matmul_use_bf16(false);
         matmul_forward(dy[1], x[0], w[0], BF16_ROWS - 1, IC, OC, LDY);
         bool same = true;
-        for (int i = 0; i < (BF16_ROWS - 1) * OC; i++) same &= y[0][i / OC * LDY + i % OC] == dy[1][i / OC * LDY + i % OC];
+        for (int i = 0; i < (BF16_ROWS - 1) * OC; i++)
+            same &= y[0][i / OC * LDY + i % OC] == dy[1][i / OC * LDY + i % OC];
         EXPECT(same, "%d rows were rounded", BF16_ROWS - 1);
     }
     matmul_use_bf16(false);
@@ -245,11 +251,11 @@ static void test_rope(void) {
     static const OpKind kind = {"rope",           "B T heads D ldx first", rope_setup,
                                 rope_run_forward, rope_run_backward,       rope_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1,  1, 2,   2,   0  }, // one position, one pair
-        {3, 7,  2, 8,   40,  0  }, // each of several sequences starts at `first`; columns beyond the heads
-        {1, 13, 5, 40,  200, 0  }, // D no power of two
-        {2, 3,  1, 6,   64,  0  }, // an odd number of pairs
-        {1, 7,  2, 256, 512, 130}, // the widest head, far positions
+        {1, 1, 1, 2, 2, 0},       // one position, one pair
+        {3, 7, 2, 8, 40, 0},      // each of several sequences starts at `first`; columns beyond the heads
+        {1, 13, 5, 40, 200, 0},   // D no power of two
+        {2, 3, 1, 6, 64, 0},      // an odd number of pairs
+        {1, 7, 2, 256, 512, 130}, // the widest head, far positions
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -372,17 +378,17 @@ static void test_attention(void) {
     static const OpKind kind = {"attention",           "B T NQ NKV D DV maps padding", attention_setup,
                                 attention_run_forward, attention_run_backward,         attention_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1,   1, 1, 8,   8,   1, 0 }, // one key: the output is its value, dq = dk = 0
-        {1, 7,   6, 1, 16,  16,  1, 13}, // one KV head for all queries; padded rows, as for lambda
-        {3, 13,  2, 2, 8,   8,   1, 0 }, // several sequences, NKV = NQ, prime T
-        {1, 64,  3, 3, 8,   8,   1, 64}, // exactly one panel of keys (fp32, AVX-512)
-        {1, 96,  6, 2, 16,  16,  1, 5 }, // exactly one block of rows; groups of 3
-        {2, 97,  2, 1, 40,  40,  1, 0 }, // one past it; D no multiple of a vector
-        {1, 193, 2, 2, 24,  72,  1, 0 }, // one past a block of keys; wider values
-        {1, 389, 2, 1, 16,  16,  1, 3 }, // three blocks of keys, five of rows, prime T
-        {1, 13,  2, 1, 256, 256, 1, 0 }, // the widest head
-        {3, 7,   4, 2, 8,   16,  2, 6 }, // diff_v1: interleaved key sets, value heads of width 2D
-        {1, 199, 2, 1, 8,   16,  2, 0 }, // the same beyond one block of keys
+        {1, 1, 1, 1, 8, 8, 1, 0},      // one key: the output is its value, dq = dk = 0
+        {1, 7, 6, 1, 16, 16, 1, 13},   // one KV head for all queries; padded rows, as for lambda
+        {3, 13, 2, 2, 8, 8, 1, 0},     // several sequences, NKV = NQ, prime T
+        {1, 64, 3, 3, 8, 8, 1, 64},    // exactly one panel of keys (fp32, AVX-512)
+        {1, 96, 6, 2, 16, 16, 1, 5},   // exactly one block of rows; groups of 3
+        {2, 97, 2, 1, 40, 40, 1, 0},   // one past it; D no multiple of a vector
+        {1, 193, 2, 2, 24, 72, 1, 0},  // one past a block of keys; wider values
+        {1, 389, 2, 1, 16, 16, 1, 3},  // three blocks of keys, five of rows, prime T
+        {1, 13, 2, 1, 256, 256, 1, 0}, // the widest head
+        {3, 7, 4, 2, 8, 16, 2, 6},     // diff_v1: interleaved key sets, value heads of width 2D
+        {1, 199, 2, 1, 8, 16, 2, 0},   // the same beyond one block of keys
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -444,11 +450,11 @@ static void test_attention_sets(void) {
     static const OpKind kind = {"attention of two key sets", "B T NQ NKV D DV maps padding", attention_sets_setup,
                                 attention_sets_run_forward,  attention_sets_run_backward,    attention_sets_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1,  1, 1, 8,   16,  2, 0 }, // one key: dv is the sum of both gradients of the output
-        {2, 13, 6, 2, 8,   16,  2, 11}, // diff_v1: values of width 2D, groups of 3, padded rows
-        {1, 7,  3, 3, 20,  40,  2, 64}, // diff_scalar: half-width keys, values of a whole head; D no multiple of 16
-        {1, 199, 2, 1, 8,  16,  2, 0 }, // beyond one block of keys
-        {1, 5,  2, 1, 256, 512, 2, 0 }, // the widest head, values of twice its width
+        {1, 1, 1, 1, 8, 16, 2, 0},    // one key: dv is the sum of both gradients of the output
+        {2, 13, 6, 2, 8, 16, 2, 11},  // diff_v1: values of width 2D, groups of 3, padded rows
+        {1, 7, 3, 3, 20, 40, 2, 64},  // diff_scalar: half-width keys, values of a whole head; D no multiple of 16
+        {1, 199, 2, 1, 8, 16, 2, 0},  // beyond one block of keys
+        {1, 5, 2, 1, 256, 512, 2, 0}, // the widest head, values of twice its width
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -478,7 +484,8 @@ static AttentionSequence attention_sequence(int T, double scale) {
 }
 static void test_attention_is_causal(void) {
     enum { T = 295 };
-    static const int last[] = {0, 12, 94, 95, 96, 190, 191, 192, 293}; // the first, around the blocks' ends, all but one
+    // the first, around the blocks' ends, all but one
+    static const int last[] = {0, 12, 94, 95, 96, 190, 191, 192, 293};
     for (size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++) {
         AttentionSequence a = attention_sequence(T, 2);
         size_t rows = (size_t)last[i] + 1, at = rows * (size_t)a.s.ldq;
@@ -548,16 +555,18 @@ static void test_attention_documents(void) {
         one.T = starts[d + 1] - starts[d];
         real *o = op_alloc((size_t)(one.T * s.ldo)), *l = op_alloc((size_t)(one.T * s.NQ));
         attention_forward(o, l, a.q + q, a.k + kv, a.v + kv, one);
-        attention_backward(alone + q, alone + a.q_count + kv, alone + a.q_count + a.kv_count + kv, dout + q, o, l, a.q + q,
-                           a.k + kv, a.v + kv, one, false);
+        attention_backward(alone + q, alone + a.q_count + kv, alone + a.q_count + a.kv_count + kv, dout + q, o, l,
+                           a.q + q, a.k + kv, a.v + kv, one, false);
         for (int h = 0; h < s.NQ; h++)
-            for (int t = 0; t < one.T; t++, at++) error = fmax(error, fabs((double)l[at] - (double)lse[h * T + starts[d] + t]));
+            for (int t = 0; t < one.T; t++, at++)
+                error = fmax(error, fabs((double)l[at] - (double)lse[h * T + starts[d] + t]));
         for (int i = 0; i < one.T * s.ldo; i++) error = fmax(error, fabs((double)o[i] - (double)out[q + (size_t)i]));
     }
     EXPECT(error <= tolerance, "outputs are %.3g off those of the documents alone, tolerance %.3g", error, tolerance);
     error = 0;
     for (size_t i = 0; i < count; i++) error = fmax(error, fabs((double)dx[i] - (double)alone[i]));
-    EXPECT(error <= 4 * tolerance, "gradients are %.3g off those of the documents alone, tolerance %.3g", error, 4 * tolerance);
+    EXPECT(error <= 4 * tolerance, "gradients are %.3g off those of the documents alone, tolerance %.3g", error,
+           4 * tolerance);
     op_free("attention");
 }
 static void test_attention_large_scores(void) {
@@ -624,12 +633,12 @@ static void test_sink(void) {
     static const OpKind kind = {
         "sink", "B T NQ NKV D DV learned padding", sink_setup, sink_run_forward, sink_run_backward, sink_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1,  1, 1, 8,   8,   0, 0}, // one key beside the sink: dq and dk are no longer 0
-        {1, 1,  1, 1, 8,   8,   1, 0}, // the same, learned
-        {2, 13, 6, 2, 16,  16,  0, 9}, // off_by_one: groups, padded rows
-        {2, 13, 6, 2, 16,  16,  1, 9}, // several sequences add to one gradient of a sink
-        {1, 67, 5, 1, 8,   40,  1, 0}, // beyond one block; values wider than keys, no multiple of 16
-        {1, 7,  2, 1, 256, 256, 1, 0}, // the widest head
+        {1, 1, 1, 1, 8, 8, 0, 0},     // one key beside the sink: dq and dk are no longer 0
+        {1, 1, 1, 1, 8, 8, 1, 0},     // the same, learned
+        {2, 13, 6, 2, 16, 16, 0, 9},  // off_by_one: groups, padded rows
+        {2, 13, 6, 2, 16, 16, 1, 9},  // several sequences add to one gradient of a sink
+        {1, 67, 5, 1, 8, 40, 1, 0},   // beyond one block; values wider than keys, no multiple of 16
+        {1, 7, 2, 1, 256, 256, 1, 0}, // the widest head
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -697,19 +706,19 @@ static void test_diff_combine(void) {
     static const OpKind kind = {"diff_combine",           "N NH D ldl stride sigmoid", diff_combine_setup,
                                 diff_combine_run_forward, diff_combine_run_backward,   diff_combine_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1, 1,   1,  1, 1}, // one pair of one element
-        {7,  3, 8,   64, 1, 1}, // odd NH; l in a row padded to 64
-        {13, 4, 40,  4,  1, 1}, // D no multiple of 16
-        {7,  3, 8,   64, 3, 1}, // pairs (h, h + NH)
-        {3,  5, 256, 5,  5, 1}, // the widest head
-        {7,  3, 8,   64, 1, 0}, // the factor is l itself
+        {1, 1, 1, 1, 1, 1},   // one pair of one element
+        {7, 3, 8, 64, 1, 1},  // odd NH; l in a row padded to 64
+        {13, 4, 40, 4, 1, 1}, // D no multiple of 16
+        {7, 3, 8, 64, 3, 1},  // pairs (h, h + NH)
+        {3, 5, 256, 5, 5, 1}, // the widest head
+        {7, 3, 8, 64, 1, 0},  // the factor is l itself
     };
     OP_CHECK_ALL(kind, shapes);
 }
 static void test_diff_combine_pairs(void) {
     enum { NH = 4 };
     static const int pairs[][1 + 2 * NH] = {
-  // stride, then the two heads of each pair
+        // stride, then the two heads of each pair
         {1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
         {2, 0, 2, 1, 3, 4, 6, 5, 7}, // between the two
         {4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
@@ -776,8 +785,8 @@ static void test_layer_lambda(void) {
         "lambda_scalar",        "count", lambda_scalar_setup, lambda_scalar_run_forward, lambda_scalar_run_backward,
         lambda_scalar_reference};
     static const int exp_shapes[][OP_DIMS] = {
-        {1,   1,    0 }, // the smallest; the first layer, whose init is 0.2
-        {40,  67,   5 }, // no multiple of 16
+        {1, 1, 0},       // the smallest; the first layer, whose init is 0.2
+        {40, 67, 5},     // no multiple of 16
         {256, 4099, 30}, // the widest head, many rows; a layer whose init is 0.8 to within 1e-4
     };
     static const int scalar_shapes[][OP_DIMS] = {{1}, {13}, {4099}}; // the smallest, less than a vector, past a page
@@ -814,10 +823,10 @@ static void test_scale(void) {
     static const OpKind kind = {"scale_inplace",   "count 10*factor",  scale_setup,
                                 scale_run_forward, scale_run_backward, scale_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,    8 }, // the smallest; 1 - lambda_init of the first layer
-        {13,   -3}, // less than a vector
-        {4099, 2 }, // one page and a rest; 1 - lambda_init of a late layer
-        {67,   0 }, // everything becomes 0
+        {1, 8},    // the smallest; 1 - lambda_init of the first layer
+        {13, -3},  // less than a vector
+        {4099, 2}, // one page and a rest; 1 - lambda_init of a late layer
+        {67, 0},   // everything becomes 0
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -851,13 +860,13 @@ static void test_gate(void) {
     static const OpKind kind = {"gate",           "N heads D ldg width", gate_setup,
                                 gate_run_forward, gate_run_backward,     gate_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1, 1,   1,   1  }, // one element: both kinds of gate in one
-        {7,  3, 8,   64,  1  }, // a gate per head, in a row padded to 64
-        {7,  3, 8,   64,  8  }, // a gate per element, padded
-        {13, 4, 40,  4,   1  }, // D no multiple of 16
-        {13, 4, 40,  160, 40 }, // the same per element, rows without padding
-        {3,  5, 256, 64,  1  }, // the widest head
-        {2,  2, 256, 512, 256}, // per element
+        {1, 1, 1, 1, 1},       // one element: both kinds of gate in one
+        {7, 3, 8, 64, 1},      // a gate per head, in a row padded to 64
+        {7, 3, 8, 64, 8},      // a gate per element, padded
+        {13, 4, 40, 4, 1},     // D no multiple of 16
+        {13, 4, 40, 160, 40},  // the same per element, rows without padding
+        {3, 5, 256, 64, 1},    // the widest head
+        {2, 2, 256, 512, 256}, // per element
     };
     OP_CHECK_ALL(kind, shapes);
     // saturated gates let everything or nothing through and have no gradient; halves are exact
@@ -893,9 +902,9 @@ static void test_swiglu(void) {
     static const OpKind kind = {"swiglu",           "N F scale",         swiglu_setup,
                                 swiglu_run_forward, swiglu_run_backward, swiglu_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1,   1 }, // the smallest
-        {13, 37,  4 }, // F no multiple of 16
-        {3,  257, 30}, // sigmoids that are 0 or 1 to within rounding
+        {1, 1, 1},    // the smallest
+        {13, 37, 4},  // F no multiple of 16
+        {3, 257, 30}, // sigmoids that are 0 or 1 to within rounding
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -931,7 +940,8 @@ static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
         size_t count = (size_t)N * (size_t)C;
         real *a = op_alloc_random(&random, count, 1), *b = op_alloc_random(&random, count, 2);
         real *weight = op_alloc_random(&random, (size_t)C, 1), *sum[2], *y[2], *rstd[2];
-        for (int fused = 0; fused < 2; fused++) sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
+        for (int fused = 0; fused < 2; fused++)
+            sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
         residual_forward(sum[0], a, b, count);
         rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)RMSNORM_EPS);
         for (int threads = 1; threads <= OP_THREADS; threads++) {
@@ -979,8 +989,8 @@ static void test_cross_entropy(void) {
         "cross_entropy",        "N V Vp", cross_entropy_setup, cross_entropy_run_forward, cross_entropy_run_backward,
         cross_entropy_reference};
     static const int shapes[][OP_DIMS] = {
-        {1,  1,   64 }, // one class: loss 0, gradient 0
-        {7,  3,   64 }, // mostly padding
+        {1, 1, 64},     // one class: loss 0, gradient 0
+        {7, 3, 64},     // mostly padding
         {13, 257, 320}, // bytes and a separator, padded to a multiple of 64
         {67, 100, 100}, // no padding
     };
@@ -993,10 +1003,10 @@ static void test_cross_entropy_extremes(void) {
         int target;
         double loss, gradient[V];
     } cases[] = {
-        {{1e4, -1e4, 0, 0},        1, 2e4,         {1, -1, 0, 0}        }, // sure and wrong
-        {{1e4, -1e4, 0, 0},        0, 0,           {0, 0, 0, 0}         }, // sure and right
+        {{1e4, -1e4, 0, 0}, 1, 2e4, {1, -1, 0, 0}},                        // sure and wrong
+        {{1e4, -1e4, 0, 0}, 0, 0, {0, 0, 0, 0}},                           // sure and right
         {{-3e4, -3e4, -3e4, -3e4}, 2, 1.386294361, {.25, .25, -.75, .25}}, // all far below 0: log 4
-        {{1e30, 1e30, -1e30, 0},   0, 0.693147181, {-.5, .5, 0, 0}      }, // a tie at the top: log 2
+        {{1e30, 1e30, -1e30, 0}, 0, 0.693147181, {-.5, .5, 0, 0}},         // a tie at the top: log 2
     };
     for (int k = 0; k < (int)(sizeof(cases) / sizeof(cases[0])); k++) {
         real x[V], loss = 0;
@@ -1050,10 +1060,10 @@ static void test_adamw(void) {
         int count;
         double grad_scale, lr, beta1, beta2, eps, weight_decay;
     } cases[] = {
-        {1,    1,    1e-3, 0.9, 0.95,  1e-8, 0  }, // a single element
-        {257,  0.37, 1e-2, 0.9, 0.95,  1e-8, 0.1}, // a scale below 1, as clipping makes it; no multiple of a vector
-        {67,   1,    1e-2, 0.9, 0.999, 0.5,  0.1}, // eps as large as the gradients: it stands outside the root
-        {4099, 8,    1e-2, 0,   0.5,   1e-8, 3  }, // no momentum, a decay that shows
+        {1, 1, 1e-3, 0.9, 0.95, 1e-8, 0},        // a single element
+        {257, 0.37, 1e-2, 0.9, 0.95, 1e-8, 0.1}, // a scale below 1, as clipping makes it; no multiple of a vector
+        {67, 1, 1e-2, 0.9, 0.999, 0.5, 0.1},     // eps as large as the gradients: it stands outside the root
+        {4099, 8, 1e-2, 0, 0.5, 1e-8, 3},        // no momentum, a decay that shows
     };
     enum { STEPS = 5 };
     for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
@@ -1106,8 +1116,10 @@ static void master_weights_decide(void) {
     }
     for (int64_t step = 1; step <= 3; step++) {
         for (int i = 0; i < COUNT; i++) w[1][i] = (real)NAN;
-        for (int i = 0; i < 2; i++) adamw_update(w[i], i ? master : NULL, g, m[i], v[i], COUNT, 0.5, 0.1, 0.9, 0.95, 1e-8, 0.1, step);
-        EXPECT(op_same(w[0], w[1], COUNT) && op_same(w[0], master, COUNT), "step %d: the weights are not the master's", (int)step);
+        for (int i = 0; i < 2; i++)
+            adamw_update(w[i], i ? master : NULL, g, m[i], v[i], COUNT, 0.5, 0.1, 0.9, 0.95, 1e-8, 0.1, step);
+        EXPECT(op_same(w[0], w[1], COUNT) && op_same(w[0], master, COUNT), "step %d: the weights are not the master's",
+               (int)step);
     }
     op_free("adamw with master weights");
 }
@@ -1192,38 +1204,39 @@ static void test_sigmoid(void) {
 }
 
 static const Test operations_tests[] = {
-    {"exp is within 2 ulp, 0 far below, finite far above, and keeps NaN",       test_exp                   },
-    {"the sigmoid is right to rounding everywhere and saturates",               test_sigmoid               },
-    {"the embedding copies rows and its backward adds repeated tokens up",      test_embedding             },
-    {"rmsnorm and its backward agree with the definition",                      test_rmsnorm               },
-    {"matmul and its backward agree with the definition",                       test_matmul                },
-    {"rounding to bf16 is to the nearest, and keeps NaN and infinity",          test_bf16_rounding         },
-    {"matmul in bf16 multiplies rounded matrices, by oneDNN and without it",    test_matmul_bf16           },
-    {"rope and its backward agree with the definition",                         test_rope                  },
-    {"rope keeps norms, is undone by its backward and sees distances only",     test_rope_properties       },
-    {"attention and its backward agree with the definition",                    test_attention             },
-    {"attention never looks ahead, to the last bit",                            test_attention_is_causal   },
-    {"attention from a position on gives the rows of the whole sequence",       test_attention_generates   },
-    {"attention within documents is attention of each document alone",          test_attention_documents   },
-    {"attention survives scores of 100,000",                                    test_attention_large_scores},
-    {"attention of two key sets adds both gradients of the values they share",  test_attention_sets        },
-    {"a sink and its backward agree with a softmax of one more column",         test_sink                  },
-    {"a sink far below the scores is none, one far above takes everything",     test_sink_extremes         },
-    {"diff_combine and its backward agree with the definition",                 test_diff_combine          },
-    {"diff_combine pairs the heads that the variants name",                     test_diff_combine_pairs    },
-    {"layer lambdas and their backwards agree with the definitions",            test_layer_lambda          },
-    {"scale_inplace multiplies and takes the gradient back",                    test_scale                 },
-    {"the gates and their backward agree with the definition",                  test_gate                  },
-    {"swiglu and its backward agree with the definition",                       test_swiglu                },
-    {"the residual adds with one rounding",                                     test_residual              },
-    {"the fused norm of a sum equals the two operations, bit for bit",          the_fused_norm_of_a_sum_equals_the_two_operations},
-    {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy         },
-    {"cross_entropy of extreme logits is finite and right",                     test_cross_entropy_extremes},
-    {"cross_entropy does not change when all logits grow alike",                test_cross_entropy_offset  },
-    {"cross_entropy of a row with a NaN or an infinity is NaN",                 test_cross_entropy_nan     },
-    {"adamw agrees with a loop in double over several steps",                   test_adamw                 },
-    {"with master weights an update is theirs, and the parameters follow",      master_weights_decide      },
-    {"sum_of_squares is exact on integers, for any threads, and shows NaN",     test_sum_of_squares        },
+    {"exp is within 2 ulp, 0 far below, finite far above, and keeps NaN", test_exp},
+    {"the sigmoid is right to rounding everywhere and saturates", test_sigmoid},
+    {"the embedding copies rows and its backward adds repeated tokens up", test_embedding},
+    {"rmsnorm and its backward agree with the definition", test_rmsnorm},
+    {"matmul and its backward agree with the definition", test_matmul},
+    {"rounding to bf16 is to the nearest, and keeps NaN and infinity", test_bf16_rounding},
+    {"matmul in bf16 multiplies rounded matrices, by oneDNN and without it", test_matmul_bf16},
+    {"rope and its backward agree with the definition", test_rope},
+    {"rope keeps norms, is undone by its backward and sees distances only", test_rope_properties},
+    {"attention and its backward agree with the definition", test_attention},
+    {"attention never looks ahead, to the last bit", test_attention_is_causal},
+    {"attention from a position on gives the rows of the whole sequence", test_attention_generates},
+    {"attention within documents is attention of each document alone", test_attention_documents},
+    {"attention survives scores of 100,000", test_attention_large_scores},
+    {"attention of two key sets adds both gradients of the values they share", test_attention_sets},
+    {"a sink and its backward agree with a softmax of one more column", test_sink},
+    {"a sink far below the scores is none, one far above takes everything", test_sink_extremes},
+    {"diff_combine and its backward agree with the definition", test_diff_combine},
+    {"diff_combine pairs the heads that the variants name", test_diff_combine_pairs},
+    {"layer lambdas and their backwards agree with the definitions", test_layer_lambda},
+    {"scale_inplace multiplies and takes the gradient back", test_scale},
+    {"the gates and their backward agree with the definition", test_gate},
+    {"swiglu and its backward agree with the definition", test_swiglu},
+    {"the residual adds with one rounding", test_residual},
+    {"the fused norm of a sum equals the two operations, bit for bit",
+     the_fused_norm_of_a_sum_equals_the_two_operations},
+    {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy},
+    {"cross_entropy of extreme logits is finite and right", test_cross_entropy_extremes},
+    {"cross_entropy does not change when all logits grow alike", test_cross_entropy_offset},
+    {"cross_entropy of a row with a NaN or an infinity is NaN", test_cross_entropy_nan},
+    {"adamw agrees with a loop in double over several steps", test_adamw},
+    {"with master weights an update is theirs, and the parameters follow", master_weights_decide},
+    {"sum_of_squares is exact on integers, for any threads, and shows NaN", test_sum_of_squares},
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };
 #endif

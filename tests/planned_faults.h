@@ -14,7 +14,8 @@ Include before the trainer, whose watch_phase is then the place for them.
 static bool fault_is(const char *kind, const char *where) {
     const char *all = getenv("FAULT");
     char wanted[100];
-    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, watch.rank, WATCH_GET(step), where ? ":" : "", where ? where : "");
+    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, watch.rank, WATCH_GET(step),
+                     where ? ":" : "", where ? where : "");
     for (const char *at = all; at && (at = strstr(at, wanted)); at++)
         if ((at == all || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
     return false;
@@ -26,7 +27,8 @@ static void fault_at(const char *where) {
 }
 
 static const char *fault_place(Phase phase) {
-    static const char *const names[] = {"start", "data", "forward", "backward", "gradients", "update", "parameters", "validation", "check", "save", "log", "end"};
+    static const char *const names[] = {"start",      "data",       "forward", "backward", "gradients", "update",
+                                        "parameters", "validation", "check",   "save",     "log",       "end"};
     return names[phase];
 }
 

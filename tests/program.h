@@ -52,17 +52,19 @@ static ProgramData program_data(void) {
 }
 
 // A model of a few thousand parameters, for runs of a few milliseconds a step.
-static const char *const small_model = "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
-                                       "--schedule constant --warmup 2 --threads 2";
+static const char *const small_model =
+    "--layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
+    "--schedule constant --warmup 2 --threads 2";
 
-#define EXPECT_STATUS(r, wanted)                                                                                    \
+#define EXPECT_STATUS(r, wanted) \
     EXPECT((r).status == (wanted), "exit status %d, not %d; stderr: %.200s", (r).status, (int)(wanted), (r).err)
-#define EXPECT_ONE_LINE(r, wanted, words)                                                                           \
+#define EXPECT_ONE_LINE(r, wanted, words)                                                                              \
     EXPECT((r).status == (wanted) && count_lines((r).err) == 1 && strstr((r).err, words), "status %d, stderr: %.300s", \
            (r).status, (r).err)
 
 static void run_trainer(ProgramResult *r, const ProgramData *d, const char *out, const char *options) {
-    run_command(r, "%s --train-data '%s/train.bin' %s --out '%s/%s' %s", test_program(), d->dir.path, small_model, d->dir.path, out, options);
+    run_command(r, "%s --train-data '%s/train.bin' %s --out '%s/%s' %s", test_program(), d->dir.path, small_model,
+                d->dir.path, out, options);
 }
 
 static void expect_same_directories(const ProgramData *d, const char *a, const char *b) {
@@ -102,7 +104,9 @@ static void the_same_seed_gives_the_same_bits(void) {
     run_trainer(&r, &d, "other", "--steps 6 --seed 6");
     EXPECT_STATUS(r, 0);
     expect_same_directories(&d, "one/checkpoints", "two/checkpoints");
-    run_command(&r, "cmp '%s/one/checkpoints/step_00000006/model.safetensors' '%s/other/checkpoints/step_00000006/model.safetensors'",
+    run_command(&r,
+                "cmp '%s/one/checkpoints/step_00000006/model.safetensors' "
+                "'%s/other/checkpoints/step_00000006/model.safetensors'",
                 d.dir.path, d.dir.path);
     EXPECT(r.status == 1, "another seed gave the same weights");
     test_remove_directory(&d.dir);
@@ -128,8 +132,10 @@ static void a_resumed_run_is_the_uninterrupted_one(void) {
     int records = log_records(&d, "parts", "train", "step", &step);
     EXPECT(records == 7 && step == 7, "%d train records in the log of 7 steps, the last of step %g", records, step);
 
-    run_command(&r, "cp -r '%s/parts' '%s/before' && %s --out '%s/parts' --resume", d.dir.path, d.dir.path, test_program(), d.dir.path);
-    EXPECT(r.status == 0 && strstr(r.out, "nothing to do"), "resume of a finished run: status %d, %.200s", r.status, r.out);
+    run_command(&r, "cp -r '%s/parts' '%s/before' && %s --out '%s/parts' --resume", d.dir.path, d.dir.path,
+                test_program(), d.dir.path);
+    EXPECT(r.status == 0 && strstr(r.out, "nothing to do"), "resume of a finished run: status %d, %.200s", r.status,
+           r.out);
     expect_same_directories(&d, "parts", "before");
     test_remove_directory(&d.dir);
 }
@@ -140,14 +146,16 @@ static void matched_parameters_survive_a_resume(void) {
     ProgramResult r;
     char path[600];
     run_trainer(&r, &d, "whole", "--match-params --steps 3");
-    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.2000s%.200s", r.status, r.out, r.err);
+    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.2000s%.200s",
+           r.status, r.out, r.err);
     run_trainer(&r, &d, "parts", "--match-params --steps 2");
     EXPECT_STATUS(r, 0);
     run_trainer(&r, &d, "parts", "--match-params --steps 3 --resume"); // the command line of the start
     EXPECT_STATUS(r, 0);
     expect_same_directories(&d, "whole/checkpoints/step_00000003", "parts/checkpoints/step_00000003");
-    run_command(&r, "cp -r '%s/parts' '%s/again' && rm -r '%s/again/checkpoints' && %s --out '%s/again' --resume --threads 2", d.dir.path,
-                d.dir.path, d.dir.path, test_program(), d.dir.path); // from run.json alone
+    run_command(
+        &r, "cp -r '%s/parts' '%s/again' && rm -r '%s/again/checkpoints' && %s --out '%s/again' --resume --threads 2",
+        d.dir.path, d.dir.path, d.dir.path, test_program(), d.dir.path); // from run.json alone
     EXPECT(r.status == 0 && strstr(r.out, "from step 0"), "status %d: %.300s%.200s", r.status, r.out, r.err);
     FORMAT(path, "%s/again/checkpoints/step_00000002", d.dir.path);
     EXPECT(config_json_read(path).F == 34, "started again, the run has an MLP of %d", config_json_read(path).F);
@@ -161,7 +169,8 @@ static void matched_parameters_survive_a_resume(void) {
     EXPECT(strstr(r.out, "MLP 34,"), "%.300s", r.out);
     EXPECT_ONE_LINE(r, 0, "--match-params: the MLP width stays the loaded model's 34");
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 40", test_program(), path);
-    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status, r.out, r.err);
+    EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status,
+           r.out, r.err);
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 34", test_program(), path);
     EXPECT_ONE_LINE(r, 2, "--match-params makes an MLP width of 28 of --ffn 34; the loaded model has 34");
     test_remove_directory(&d.dir);
@@ -182,7 +191,8 @@ static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) 
     EXPECT_ONE_LINE(r, 2, "--seed");
     run_command(&r, "%s --out '%s/run' --resume --steps 3 --seq-len 8", test_program(), d.dir.path);
     EXPECT_ONE_LINE(r, 2, "--seq-len");
-    run_command(&r, "%s --out '%s/run' --resume --steps 3 --train-data '%s/val.bin'", test_program(), d.dir.path, d.dir.path);
+    run_command(&r, "%s --out '%s/run' --resume --steps 3 --train-data '%s/val.bin'", test_program(), d.dir.path,
+                d.dir.path);
     EXPECT_ONE_LINE(r, 1, "not the data");
     run_command(&r, "%s --out '%s/run' --resume --steps 3 --hidden 32", test_program(), d.dir.path);
     EXPECT(r.status == 2 && strstr(r.err, "--hidden"), "status %d, stderr: %.300s", r.status, r.err);
@@ -198,9 +208,11 @@ static void a_run_without_a_checkpoint_starts_again_and_says_so(void) {
     EXPECT_STATUS(r, 0);
     char options[700]; // weights of another run, which starting again must not forget
     FORMAT(options, "--steps 4 --init '%s/first/checkpoints/step_00000002'", d.dir.path);
-    run_command(&r, "%s --train-data '%s/train.bin' --batch-size 4 --threads 2 --out '%s/run' %s", test_program(), d.dir.path, d.dir.path, options);
+    run_command(&r, "%s --train-data '%s/train.bin' --batch-size 4 --threads 2 --out '%s/run' %s", test_program(),
+                d.dir.path, d.dir.path, options);
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && cp -r run/checkpoints saved && rm -r run/checkpoints && cp run/log.jsonl log", d.dir.path);
+    run_command(&r, "cd '%s' && cp -r run/checkpoints saved && rm -r run/checkpoints && cp run/log.jsonl log",
+                d.dir.path);
     EXPECT_STATUS(r, 0);
     run_command(&r, "%s --out '%s/run' --resume --threads 2", test_program(), d.dir.path);
     EXPECT(r.status == 0 && strstr(r.out, "from step 0"), "status %d, stdout: %.300s", r.status, r.out);
@@ -233,22 +245,29 @@ static void the_log_has_a_record_of_every_step_and_validation(void) {
     FORMAT(path, "%s/run/run.json", d.dir.path);
     test_read_file(path, text, sizeof(text));
     cJSON *json = cJSON_Parse(text);
-    static const char *const wanted[] = {"command_line", "options", "revision", "host", "devices", "libraries", "data_fingerprint"};
-    for (int i = 0; i < 7; i++) EXPECT(cJSON_GetObjectItemCaseSensitive(json, wanted[i]), "run.json has no %s", wanted[i]);
+    static const char *const wanted[] = {"command_line", "options",   "revision",        "host",
+                                         "devices",      "libraries", "data_fingerprint"};
+    for (int i = 0; i < 7; i++)
+        EXPECT(cJSON_GetObjectItemCaseSensitive(json, wanted[i]), "run.json has no %s", wanted[i]);
     const cJSON *size = cJSON_GetObjectItemCaseSensitive(json, "model");
     double parameters = 0, flops = 0;
     json_get_number(size, "parameters", &parameters);
     json_get_number(size, "flops_per_token", &flops);
-    EXPECT(parameters > 0 && flops > 6 * parameters, "run.json: %g parameters and %g FLOPs per token", parameters, flops);
+    EXPECT(parameters > 0 && flops > 6 * parameters, "run.json: %g parameters and %g FLOPs per token", parameters,
+           flops);
     cJSON_Delete(json);
 
     // --eval of the checkpoint is the run's last validation, and the sums do not depend on the batch size
     for (int B = 4; B >= 3; B--) {
-        run_command(&r, "%s --init '%s/run/checkpoints/step_00000005' --eval --val-data '%s/val.bin' --val-steps %d --batch-size %d --threads 2",
+        run_command(&r,
+                    "%s --init '%s/run/checkpoints/step_00000005' --eval --val-data '%s/val.bin' --val-steps %d "
+                    "--batch-size %d --threads 2",
                     test_program(), d.dir.path, d.dir.path, 12 / B, B);
         double evaluated = 0;
-        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &evaluated) == 1, "status %d: %.200s", r.status, r.out);
-        EXPECT(fabs(evaluated - loss) < 1e-6 * loss, "--eval with batch size %d gives %.9g, the run logged %.9g", B, evaluated, loss);
+        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &evaluated) == 1, "status %d: %.200s", r.status,
+               r.out);
+        EXPECT(fabs(evaluated - loss) < 1e-6 * loss, "--eval with batch size %d gives %.9g, the run logged %.9g", B,
+               evaluated, loss);
     }
     test_remove_directory(&d.dir);
 }
@@ -258,7 +277,8 @@ static void losses_do_not_depend_on_the_micro_batch(void) {
     ProgramData d = program_data();
     ProgramResult r;
     double loss[3] = {0, 0, 0};
-    static const char *const options[] = {"--steps 6 --total-batch 128", "--steps 6 --total-batch 192", "--steps 6 --total-batch 128"};
+    static const char *const options[] = {"--steps 6 --total-batch 128", "--steps 6 --total-batch 192",
+                                          "--steps 6 --total-batch 128"};
     static const char *const names[] = {"a", "b", "c"};
     for (int i = 0; i < 3; i++) {
         char text[200];
@@ -272,9 +292,12 @@ static void losses_do_not_depend_on_the_micro_batch(void) {
         char out[16];
         double other = 0;
         FORMAT(out, "B%d", B);
-        run_command(&r, "%s --train-data '%s/train.bin' --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 --seq-len 16 "
-                        "--schedule constant --warmup 2 --threads 2 --steps 6 --total-batch 128 --batch-size %d --out '%s/%s'",
-                    test_program(), d.dir.path, B, d.dir.path, out);
+        run_command(
+            &r,
+            "%s --train-data '%s/train.bin' --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8 --ffn 40 "
+            "--seq-len 16 "
+            "--schedule constant --warmup 2 --threads 2 --steps 6 --total-batch 128 --batch-size %d --out '%s/%s'",
+            test_program(), d.dir.path, B, d.dir.path, out);
         EXPECT_STATUS(r, 0);
         log_records(&d, out, "train", "loss", &other);
         EXPECT(fabs(other - loss[0]) < 1e-5 * loss[0], "micro-batch %d gives %.9g, 4 gives %.9g", B, other, loss[0]);
@@ -288,7 +311,8 @@ static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
     ProgramResult r;
     if (sizeof(real) != sizeof(float)) {
         run_trainer(&r, &d, "rounded", "--gemm bf16");
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "--gemm"), "status %d, stderr %.200s", r.status, r.err);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "--gemm"), "status %d, stderr %.200s",
+               r.status, r.err);
         test_remove_directory(&d.dir);
         return;
     }
@@ -303,7 +327,8 @@ static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
     EXPECT_STATUS(r, 0);
     static const char *const names[] = {"exact", "rounded", "stopped"};
     for (int i = 0; i < 3; i++) log_records(&d, names[i], "train", "loss", &loss[i]);
-    EXPECT(loss[1] != loss[0] && fabs(loss[1] - loss[0]) < 0.01 * loss[0], "the last loss is %.9g in fp32, %.9g in bf16", loss[0], loss[1]);
+    EXPECT(loss[1] != loss[0] && fabs(loss[1] - loss[0]) < 0.01 * loss[0],
+           "the last loss is %.9g in fp32, %.9g in bf16", loss[0], loss[1]);
     EXPECT(loss[2] == loss[1], "the last loss is %.9g, after a resume %.9g", loss[1], loss[2]);
     run_command(&r, "grep -c 'bf16' '%s/rounded/run.json'", d.dir.path);
     EXPECT(atoi(r.out) >= 2, "run.json does not say that products are of bf16: %s", r.out);
@@ -319,14 +344,17 @@ static void tiny_learns_a_grammar_down_to_near_its_entropy(void) {
     } golden[] = {{"diff_v2", 0.40}, {"baseline", 0.40}};
     for (int i = 0; i < 2; i++) {
         ProgramResult r;
-        run_command(&r, "%s --train-data '%s/train.bin' --val-data '%s/val.bin' --attention %s --seq-len 64 --batch-size 8 --steps 200 "
-                        "--lr 3e-3 --val-steps 30 --out '%s/%s'",
+        run_command(&r,
+                    "%s --train-data '%s/train.bin' --val-data '%s/val.bin' --attention %s --seq-len 64 --batch-size 8 "
+                    "--steps 200 "
+                    "--lr 3e-3 --val-steps 30 --out '%s/%s'",
                     test_program(), d.dir.path, d.dir.path, golden[i].attention, d.dir.path, golden[i].attention);
         EXPECT_STATUS(r, 0);
         double loss = 0;
         log_records(&d, golden[i].attention, "val", "loss", &loss);
-        EXPECT(loss < golden[i].below && loss > d.entropy, "%s: validation loss %.4f, wanted below %.4f and above the entropy %.4f",
-               golden[i].attention, loss, golden[i].below, d.entropy);
+        EXPECT(loss < golden[i].below && loss > d.entropy,
+               "%s: validation loss %.4f, wanted below %.4f and above the entropy %.4f", golden[i].attention, loss,
+               golden[i].below, d.entropy);
     }
     test_remove_directory(&d.dir);
 }
@@ -337,8 +365,9 @@ static void the_program_dumps_the_gradients_of_the_reference(void) {
     const char *fixture = "dev/reference/fixtures/diff_v2_a";
     char path[700];
     ModelConfig config = config_json_read(fixture);
-    run_command(&r, "%s --init %s --train-data %s/tokens.bin --batch-size 2 --seq-len %d --dump-grads '%s/grads' --threads 2", test_program(),
-                fixture, fixture, config.T, d.path);
+    run_command(
+        &r, "%s --init %s --train-data %s/tokens.bin --batch-size 2 --seq-len %d --dump-grads '%s/grads' --threads 2",
+        test_program(), fixture, fixture, config.T, d.path);
     EXPECT_STATUS(r, 0);
     FORMAT(path, "%s/grads", d.path);
     SafeTensors *dump = safetensors_open(path);
@@ -347,14 +376,17 @@ static void the_program_dumps_the_gradients_of_the_reference(void) {
     EXPECT(dump->count == reference->count, "%zu tensors, the reference has %zu", dump->count, reference->count);
     for (size_t i = 0; i < dump->count && i < reference->count; i++) {
         const SafeTensor *t = &dump->tensors[i], *u = safetensors_find(reference, t->name);
-        EXPECT(t->dtype == DTYPE_F32 && u && u->count == t->count && u->ndim == t->ndim, "%s is not F32 of the reference's shape", t->name);
+        EXPECT(t->dtype == DTYPE_F32 && u && u->count == t->count && u->ndim == t->ndim,
+               "%s is not F32 of the reference's shape", t->name);
         if (!u || u->count != t->count) continue;
-        double *a = (double *)checked_calloc(t->count, sizeof(double)), *b = (double *)checked_calloc(t->count, sizeof(double));
+        double *a = (double *)checked_calloc(t->count, sizeof(double)),
+               *b = (double *)checked_calloc(t->count, sizeof(double));
         safetensors_read(dump, t->name, 0, t->count, a, DTYPE_F64);
         safetensors_read(reference, t->name, 0, t->count, b, DTYPE_F64);
         double norm = norm_of(b, t->count);
         for (size_t e = 0; e < t->count; e++) a[e] -= b[e];
-        EXPECT(norm > 0 && norm_of(a, t->count) <= 2e-4 * norm, "%s: error %.3g of a norm of %.3g", t->name, norm_of(a, t->count), norm);
+        EXPECT(norm > 0 && norm_of(a, t->count) <= 2e-4 * norm, "%s: error %.3g of a norm of %.3g", t->name,
+               norm_of(a, t->count), norm);
         free(a);
         free(b);
     }
@@ -369,8 +401,10 @@ static void generation_prints_text_and_depends_on_the_seed_alone(void) {
     run_trainer(&a, &d, "run", "--steps 2 --sample-every 1 --prompt 'The '");
     EXPECT(a.status == 0 && strstr(a.out, "The "), "status %d: %.200s", a.status, a.err);
     for (int seed = 1; seed <= 2; seed++) {
-        run_command(&a, "%s --init '%s/run/checkpoints/step_00000002' --generate 60 --prompt 'every king' --seed %d", test_program(), d.dir.path, seed);
-        run_command(&b, "%s --init '%s/run/checkpoints/step_00000002' --generate 60 --prompt 'every king' --seed 1", test_program(), d.dir.path);
+        run_command(&a, "%s --init '%s/run/checkpoints/step_00000002' --generate 60 --prompt 'every king' --seed %d",
+                    test_program(), d.dir.path, seed);
+        run_command(&b, "%s --init '%s/run/checkpoints/step_00000002' --generate 60 --prompt 'every king' --seed 1",
+                    test_program(), d.dir.path);
         EXPECT(a.status == 0 && strncmp(a.out, "every king", 10) == 0, "status %d, output %.100s", a.status, a.out);
         EXPECT((strcmp(a.out, b.out) == 0) == (seed == 1), "seeds 1 and %d: %.100s and %.100s", seed, a.out, b.out);
     }
@@ -409,7 +443,9 @@ static void weights_are_compared_with_config_json_before_memory_is_allocated(voi
     const char *fixture = "dev/reference/fixtures/diff_v2_a";
     TestDirectory d = test_make_directory();
     ProgramResult r;
-    run_command(&r, "cp %s/* '%s' && sed -i -e '/intermediate_size/s/10/16000000/' -e '/num_hidden_layers/s/2/9000/' '%s/config.json'",
+    run_command(&r,
+                "cp %s/* '%s' && sed -i -e '/intermediate_size/s/10/16000000/' -e '/num_hidden_layers/s/2/9000/' "
+                "'%s/config.json'",
                 fixture, d.path, d.path);
     EXPECT_STATUS(r, EXIT_DONE);
     run_command(&r, "%s --init '%s' --train-data '%s/tokens.bin' --batch-size 2", test_program(), d.path, d.path);
@@ -419,19 +455,26 @@ static void weights_are_compared_with_config_json_before_memory_is_allocated(voi
 
 static const Test program_tests[] = {
     {"the same seed gives the same bits, another does not", the_same_seed_gives_the_same_bits},
-    {"a resumed run is the uninterrupted one, and a finished one stays as it is", a_resumed_run_is_the_uninterrupted_one},
-    {"parameters that were matched stay so through a resume, and are not matched twice", matched_parameters_survive_a_resume},
-    {"a run is never started or resumed silently in the wrong place", a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
+    {"a resumed run is the uninterrupted one, and a finished one stays as it is",
+     a_resumed_run_is_the_uninterrupted_one},
+    {"parameters that were matched stay so through a resume, and are not matched twice",
+     matched_parameters_survive_a_resume},
+    {"a run is never started or resumed silently in the wrong place",
+     a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
-    {"the log has a record of every step and validation, and --eval agrees with it", the_log_has_a_record_of_every_step_and_validation},
+    {"the log has a record of every step and validation, and --eval agrees with it",
+     the_log_has_a_record_of_every_step_and_validation},
     {"losses do not depend on the micro-batch", losses_do_not_depend_on_the_micro_batch},
-    {"200 steps of tiny learn a grammar to near its entropy and not below", tiny_learns_a_grammar_down_to_near_its_entropy},
+    {"200 steps of tiny learn a grammar to near its entropy and not below",
+     tiny_learns_a_grammar_down_to_near_its_entropy},
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
     {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
     {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
-    {"weights are compared with config.json before memory is allocated", weights_are_compared_with_config_json_before_memory_is_allocated},
-    {"tokens beyond the vocabulary, missing data and a full stdout are refused", tokens_beyond_the_vocabulary_are_refused},
+    {"weights are compared with config.json before memory is allocated",
+     weights_are_compared_with_config_json_before_memory_is_allocated},
+    {"tokens beyond the vocabulary, missing data and a full stdout are refused",
+     tokens_beyond_the_vocabulary_are_refused},
 };
 enum { PROGRAM_TEST_COUNT = sizeof(program_tests) / sizeof(program_tests[0]) };
 #endif

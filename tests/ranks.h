@@ -2,7 +2,8 @@
 ranks.h: runs of many ranks. What they compute is what one rank computes; what they hold is the same on all; and when
 one of them is killed, stopped, refused or wrong, all of them end with a line that names it, and a restart goes on.
 
-Programs are started by mpirun on this machine; faults are caused by tests/faulty_diffv2.c, the trainer with planned ones.
+Programs are started by mpirun on this machine; faults are caused by tests/faulty_diffv2.c, the trainer with planned
+ones.
 */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
@@ -26,14 +27,16 @@ static void every_element_has_one_owner(void) {
                 for (int rank = 0; rank < ranks; rank++) {
                     Sharding s = sharding_build(&list, rank, level, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
-                    EXPECT(s.own * (size_t)ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own, list.buffer_count);
+                    EXPECT(s.own * (size_t)ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks,
+                           s.own, list.buffer_count);
                     for (int i = 0; i < list.count; i++) {
                         const Tensor *t = &list.tensors[i];
                         for (OwnRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
                             for (size_t e = 0; e < r.count; e++) {
-                                EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.own && !used[r.compact_at + e],
-                                       "%s of %s, rank %d of %d: element %zu is in place %zu of %zu", t->name, attention_variants[v].name, rank,
-                                       ranks, r.begin + e, r.compact_at + e, s.own);
+                                EXPECT(r.at + e == t->offset + r.begin + e && r.compact_at + e < s.own &&
+                                           !used[r.compact_at + e],
+                                       "%s of %s, rank %d of %d: element %zu is in place %zu of %zu", t->name,
+                                       attention_variants[v].name, rank, ranks, r.begin + e, r.compact_at + e, s.own);
                                 used[min_size(r.compact_at + e, s.own - 1)] = 1;
                                 owners[r.at + e]++;
                             }
@@ -43,8 +46,8 @@ static void every_element_has_one_owner(void) {
                 }
                 for (int i = 0; i < list.count; i++)
                     for (size_t e = 0; e < list.tensors[i].count; e++)
-                        EXPECT(owners[list.tensors[i].offset + e] == 1, "element %zu of %s has %d owners of %d ranks", e, list.tensors[i].name,
-                               owners[list.tensors[i].offset + e], ranks);
+                        EXPECT(owners[list.tensors[i].offset + e] == 1, "element %zu of %s has %d owners of %d ranks",
+                               e, list.tensors[i].name, owners[list.tensors[i].offset + e], ranks);
                 free(owners);
                 tensor_list_free(&list);
             }
@@ -53,16 +56,20 @@ static void every_element_has_one_owner(void) {
 static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
-    EXPECT(rollback_parse("3:5", &r.count, &r.steps) && r.count == 3 && r.steps == 5, "3:5 is %" PRId64 ":%" PRId64, r.count, r.steps);
-    static const char *const wrong[] = {"", ":", "3", "3:", ":5", "0:5", "6:5", "3:5x", "3:5:7", "-1:5", "1:1001", "3 :5"};
+    EXPECT(rollback_parse("3:5", &r.count, &r.steps) && r.count == 3 && r.steps == 5, "3:5 is %" PRId64 ":%" PRId64,
+           r.count, r.steps);
+    static const char *const wrong[] = {"",    ":",    "3",     "3:",   ":5",     "0:5",
+                                        "6:5", "3:5x", "3:5:7", "-1:5", "1:1001", "3 :5"};
     int64_t a, b;
-    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) EXPECT(!rollback_parse(wrong[i], &a, &b), "'%s' was accepted", wrong[i]);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        EXPECT(!rollback_parse(wrong[i], &a, &b), "'%s' was accepted", wrong[i]);
     static const int bad[] = {3, 7, 9, 11}, due_at = 11; // 3, 7, 9 span seven steps, 7, 9, 11 five
     for (int step = 1, next = 0; step <= due_at; step++) {
         bool is_bad = next < 4 && bad[next] == step;
         next += is_bad;
         rollback_note(&r, step, is_bad);
-        EXPECT(rollback_due(&r, step) == (step == due_at ? 7 : 0), "at step %d: %" PRId64, step, rollback_due(&r, step));
+        EXPECT(rollback_due(&r, step) == (step == due_at ? 7 : 0), "at step %d: %" PRId64, step,
+               rollback_due(&r, step));
     }
     EXPECT(rollback_due(&r, 12) == 0, "a step later the first one is too far back");
     cJSON *json = rollback_to_json(&r);
@@ -98,15 +105,18 @@ static const char *ranks_program(const char *name) {
     return path;
 }
 
-static const char *const ranks_environment = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
-                                             "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive";
-static const char *const ranks_model = "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
+static const char *const ranks_environment =
+    "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1 "
+    "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive";
+static const char *const ranks_model =
+    "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
 // stderr without what mpirun and OpenMPI themselves say of a process that is gone
 static const char *const ranks_filter = "2> raw; status=$?; grep -a '^diffv2: ' raw >&2; (exit $status)";
 
 // `fault` is an environment, FAULT=... or PEAK=...
 static void ranks_run(ProgramResult *r, const ProgramData *d, int ranks, const char *fault, const char *options) {
-    run_command(r, "cd '%s' && %s && %s timeout 120 mpirun -q -n %d %s %s", d->dir.path, ranks_environment, fault, ranks, ranks_program("faulty_diffv2"), options);
+    run_command(r, "cd '%s' && %s && %s timeout 120 mpirun -q -n %d %s %s", d->dir.path, ranks_environment, fault,
+                ranks, ranks_program("faulty_diffv2"), options);
     char *kept = r->err, *line = r->err;
     while (*line) { // without what mpirun and OpenMPI say of processes that are gone
         size_t n = strcspn(line, "\n") + 1;
@@ -115,7 +125,8 @@ static void ranks_run(ProgramResult *r, const ProgramData *d, int ranks, const c
     }
     *kept = 0;
 }
-static void ranks_train(ProgramResult *r, const ProgramData *d, int ranks, const char *fault, const char *out, const char *options) {
+static void ranks_train(ProgramResult *r, const ProgramData *d, int ranks, const char *fault, const char *out,
+                        const char *options) {
     char text[1000];
     FORMAT(text, "--train-data train.bin %s --out '%s' %s", ranks_model, out, options);
     ranks_run(r, d, ranks, fault, text);
@@ -135,7 +146,8 @@ static int ranks_log(const ProgramData *d, const char *out, const char *key, dou
     while (f && fgets(line, sizeof(line), f) && count < limit) {
         cJSON *record = cJSON_Parse(line);
         const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
-        if (kind && strcmp(kind, "train") == 0 && !json_get_number(record, key, &values[count++])) values[count - 1] = NAN;
+        if (kind && strcmp(kind, "train") == 0 && !json_get_number(record, key, &values[count++]))
+            values[count - 1] = NAN;
         cJSON_Delete(record);
     }
     if (f) fclose(f);
@@ -148,14 +160,17 @@ static void expect_losses(const ProgramData *d, const char *a, const char *b, do
         int count = ranks_log(d, a, keys[k], x, 100);
         EXPECT(count > 0 && ranks_log(d, b, keys[k], y, 100) == count, "%s has %d steps, %s has others", a, count, b);
         for (int i = 0; i < count; i++)
-            EXPECT(fabs(x[i] - y[i]) <= tolerance * fabs(x[i]), "%s of step %d: %.9g in %s, %.9g in %s", keys[k], i + 1, x[i], a, y[i], b);
+            EXPECT(fabs(x[i] - y[i]) <= tolerance * fabs(x[i]), "%s of step %d: %.9g in %s, %.9g in %s", keys[k], i + 1,
+                   x[i], a, y[i], b);
     }
 }
 static void expect_same_weights(const ProgramData *d, const char *a, const char *b, int step) {
     static const char *const files[] = {"model", "optimizer"};
     ProgramResult r;
     for (int i = 0; i < 2; i++) {
-        run_command(&r, "cd '%s' && cmp %s/checkpoints/step_%08d/%s.safetensors %s/checkpoints/step_%08d/%s.safetensors", d->dir.path, a, step, files[i], b, step, files[i]);
+        run_command(&r,
+                    "cd '%s' && cmp %s/checkpoints/step_%08d/%s.safetensors %s/checkpoints/step_%08d/%s.safetensors",
+                    d->dir.path, a, step, files[i], b, step, files[i]);
         EXPECT(r.status == 0, "%s", r.out[0] ? r.out : r.err);
     }
 }
@@ -166,19 +181,25 @@ static const double RANKS_TOLERANCE = 2e-4;
 static void ranks_and_micro_batches_give_the_same_losses(void) {
     static const struct {
         const char *variant, *more;
-    } cases[] = {{"diff_v2", ""}, {"diff_v1", ""}, {"baseline", "--no-tie-embeddings"}, {"sink", "--doc-mask --separator 10 --recompute 2"}};
+    } cases[] = {{"diff_v2", ""},
+                 {"diff_v1", ""},
+                 {"baseline", "--no-tie-embeddings"},
+                 {"sink", "--doc-mask --separator 10 --recompute 2"}};
     for (int c = 0; c < 4; c++) {
         ProgramData d = fault_data();
         ProgramResult r;
         char options[400];
-        FORMAT(options, "--steps 12 --total-batch 192 --batch-size 12 --attention %s %s", cases[c].variant, cases[c].more);
+        FORMAT(options, "--steps 12 --total-batch 192 --batch-size 12 --attention %s %s", cases[c].variant,
+               cases[c].more);
         ranks_train(&r, &d, 1, "", "one", options);
         EXPECT_STATUS(r, 0);
         for (int k = 0; k < 4; k++) {
             static const int ranks[] = {2, 3, 4, 2}, batch[] = {2, 4, 1, 6}, zero[] = {0, 1, 2, 2};
             char out[20];
             FORMAT(out, "run%d", k);
-            FORMAT(options, "--steps 12 --total-batch 192 --batch-size %d --attention %s %s --zero %d --check-ranks-every 1", batch[k], cases[c].variant, cases[c].more, zero[k]);
+            FORMAT(options,
+                   "--steps 12 --total-batch 192 --batch-size %d --attention %s %s --zero %d --check-ranks-every 1",
+                   batch[k], cases[c].variant, cases[c].more, zero[k]);
             ranks_train(&r, &d, ranks[k], "", out, options);
             EXPECT_STATUS(r, 0);
             expect_losses(&d, "one", out, RANKS_TOLERANCE);
@@ -212,12 +233,14 @@ static void validation_is_the_same_for_any_number_of_ranks(void) {
     for (int ranks = 1; ranks <= 4; ranks++) {
         char out[20], options[200];
         FORMAT(out, "v%d", ranks); // 5 x 3 windows: with any of the counts some batches are partial or missing
-        FORMAT(options, "--steps 2 --batch-size 3 --total-batch 576 --val-data train.bin --val-steps 5 --zero %d", ranks == 3 ? 2 : 0);
+        FORMAT(options, "--steps 2 --batch-size 3 --total-batch 576 --val-data train.bin --val-steps 5 --zero %d",
+               ranks == 3 ? 2 : 0);
         ranks_train(&r, &d, ranks, "", out, options);
         EXPECT_STATUS(r, 0);
         log_records(&d, out, "val", "loss", &loss);
         if (ranks == 1) first = loss;
-        EXPECT(fabs(loss - first) <= 1e-5 * first, "%d ranks: validation loss %.9g, one rank: %.9g", ranks, loss, first);
+        EXPECT(fabs(loss - first) <= 1e-5 * first, "%d ranks: validation loss %.9g, one rank: %.9g", ranks, loss,
+               first);
     }
     test_remove_directory(&d.dir);
 }
@@ -236,7 +259,10 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
         char out[20];
         FORMAT(out, "plan%d", p);
         for (int k = 0; k < 3; k++) {
-            FORMAT(text, "%s --zero %d %s", k ? "" : options, plans[p][k].zero, k == 0 ? "--stop-after 3" : k == 1 ? "--stop-after 7" : "");
+            FORMAT(text, "%s --zero %d %s", k ? "" : options, plans[p][k].zero,
+                   k == 0   ? "--stop-after 3"
+                   : k == 1 ? "--stop-after 7"
+                            : "");
             if (k == 0) ranks_train(&r, &d, plans[p][k].ranks, "", out, text);
             else ranks_resume(&r, &d, plans[p][k].ranks, out, text);
             EXPECT_STATUS(r, 0);
@@ -253,11 +279,13 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
     test_remove_directory(&d.dir);
 }
 
-// What a rank that is killed or stopped leaves to the others: a line with its number and the step, and a run that goes on.
+// What a rank that is killed or stopped leaves to the others: a line with its number and the step, and a run that goes
+// on.
 static void expect_fault(const ProgramData *d, int ranks, const char *fault, const char *word, const char *out) {
     ProgramResult r;
     double begin = now_seconds();
-    ranks_train(&r, d, ranks, fault, out, "--steps 12 --total-batch 192 --batch-size 2 --checkpoint-every 2 --timeout 2");
+    ranks_train(&r, d, ranks, fault, out,
+                "--steps 12 --total-batch 192 --batch-size 2 --checkpoint-every 2 --timeout 2");
     double seconds = now_seconds() - begin;
     int lines = count_lines(r.err);
     EXPECT(r.status != 0 && strstr(r.err, word), "%s: status %d, stderr: %.300s", fault, r.status, r.err);
@@ -294,17 +322,23 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
 }
 
 static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
-    static const char *const kills[] = {"kill -TERM $(echo $pids | cut -d' ' -f2)", "kill -USR1 $(echo $pids | cut -d' ' -f1)", "kill -INT $pids",
+    static const char *const kills[] = {"kill -TERM $(echo $pids | cut -d' ' -f2)",
+                                        "kill -USR1 $(echo $pids | cut -d' ' -f1)", "kill -INT $pids",
                                         "kill -USR1 $launcher", "kill -TERM $launcher"};
     for (int i = 0; i < 5; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
         // mpirun forwards SIGUSR1, and answers SIGTERM by ending its processes, of which the newest checkpoint survives
-        run_command(&r, "cd '%s' && %s && { mpirun -q -n 2 %s --train-data train.bin %s --steps 1000000 --schedule constant --batch-size 2 --checkpoint-every 3 --out run > printed & } && "
-                        "launcher=$! && until grep -qs '\"step\": *5,' run/log.jsonl; do sleep 0.02; done; pids=$(pgrep -P $launcher -f faulty_diffv2); %s; wait $launcher; "
-                        "status=$?; cat printed; exit $status",
+        run_command(&r,
+                    "cd '%s' && %s && { mpirun -q -n 2 %s --train-data train.bin %s --steps 1000000 --schedule "
+                    "constant --batch-size 2 --checkpoint-every 3 --out run > printed & } && "
+                    "launcher=$! && until grep -qs '\"step\": *5,' run/log.jsonl; do sleep 0.02; done; pids=$(pgrep -P "
+                    "$launcher -f faulty_diffv2); %s; wait $launcher; "
+                    "status=$?; cat printed; exit $status",
                     d.dir.path, ranks_environment, ranks_program("faulty_diffv2"), ranks_model, kills[i]);
-        if (i < 4) EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "%s: status %d, %.200s", kills[i], r.status, r.err);
+        if (i < 4)
+            EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "%s: status %d, %.200s", kills[i], r.status,
+                   r.err);
         else EXPECT(r.status != 0, "%s: status %d", kills[i], r.status);
         double saved = 0, step = 0;
         run_command(&r, "ls '%s/run/checkpoints' | grep -v tmp | tail -n 1 | tr -dc 0-9", d.dir.path);
@@ -314,7 +348,8 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
         ranks_resume(&r, &d, 2, "run", options);
         EXPECT_STATUS(r, 0);
         int records = log_records(&d, "run", "train", "step", &step);
-        EXPECT(saved > 0 && step == saved + 3 && records == (int)step, "%s: resumed from %g, %d records up to step %g", kills[i], saved, records, step);
+        EXPECT(saved > 0 && step == saved + 3 && records == (int)step, "%s: resumed from %g, %d records up to step %g",
+               kills[i], saved, records, step);
         test_remove_directory(&d.dir);
     }
 }
@@ -325,26 +360,36 @@ static void ranks_that_are_not_alike_are_refused(void) {
     char common[600];
     FORMAT(common, "--train-data train.bin %s --batch-size 2 --steps 3", ranks_model);
     const char *trainer = test_program_path();
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s --lr 1e-3 : -n 1 %s %s --lr 2e-3 %s", d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s --lr 1e-3 : -n 1 %s %s --lr 2e-3 %s", d.dir.path,
+                ranks_environment, trainer, common, trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "--lr is '0.002' here and '0.001' on rank 0");
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 %s %s %s", d.dir.path, ranks_environment, trainer, common, ranks_program("faulty_diffv2"), common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 %s %s %s", d.dir.path, ranks_environment, trainer,
+                common, ranks_program("faulty_diffv2"), common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "program is '");
-    run_command(&r, "cd '%s' && %s && mkdir other && cp train.bin other && printf x | dd of=other/train.bin bs=1 seek=1100 conv=notrunc status=none && "
-                    "mpirun -q -n 1 %s %s : -n 1 sh -c 'cd other && exec \"$@\"' sh %s %s %s",
+    run_command(&r,
+                "cd '%s' && %s && mkdir other && cp train.bin other && printf x | dd of=other/train.bin bs=1 seek=1100 "
+                "conv=notrunc status=none && "
+                "mpirun -q -n 1 %s %s : -n 1 sh -c 'cd other && exec \"$@\"' sh %s %s %s",
                 d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 1, "the-fingerprint-of-the-training-data is '");
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 3 %s %s --batch-sizes 3 %s", d.dir.path, ranks_environment, trainer, common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 3 %s %s --batch-sizes 3 %s", d.dir.path, ranks_environment, trainer,
+                common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "unknown option --batch-sizes"); // once, though all three say it
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --total-batch 96 %s", d.dir.path, ranks_environment, trainer, common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --total-batch 96 %s", d.dir.path, ranks_environment, trainer,
+                common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "not a multiple");
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer, common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer,
+                common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "are for one process, not for 2 ranks");
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s --help %s", d.dir.path, ranks_environment, trainer, ranks_filter);
-    EXPECT(r.status == 0 && strncmp(r.out, "Usage", 5) == 0 && !strstr(r.out + 5, "Usage: "), "--help of two ranks: status %d, %.100s", r.status, r.out);
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s --help %s", d.dir.path, ranks_environment, trainer,
+                ranks_filter);
+    EXPECT(r.status == 0 && strncmp(r.out, "Usage", 5) == 0 && !strstr(r.out + 5, "Usage: "),
+           "--help of two ranks: status %d, %.100s", r.status, r.out);
     // a build without MPI, and a launcher that MPI knows nothing of
     run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("alone_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
-    run_command(&r, "cd '%s' && %s && SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 %s %s %s", d.dir.path, ranks_environment, trainer, common, ranks_filter);
+    run_command(&r, "cd '%s' && %s && SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 %s %s %s", d.dir.path, ranks_environment,
+                trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 1, "started as one of 4 processes");
     test_remove_directory(&d.dir);
 }
@@ -357,7 +402,8 @@ static void a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all(void)
         FORMAT(out, "nan%d", zero);
         FORMAT(options, "--steps 8 --batch-size 2 --zero %d --check-ranks-every 1", zero);
         ranks_train(&r, &d, 3, "FAULT=nan:2:4", out, options);
-        EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step 4:") && strstr(r.err, "not finite"), "--zero %d: status %d, %.300s", zero, r.status, r.err);
+        EXPECT(r.status == 0 && count_lines(r.err) == 1 && strstr(r.err, "step 4:") && strstr(r.err, "not finite"),
+               "--zero %d: status %d, %.300s", zero, r.status, r.err);
     }
     expect_same_weights(&d, "nan0", "nan1", 8);
     test_remove_directory(&d.dir);
@@ -366,8 +412,10 @@ static void a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all(void)
 static void a_bit_that_flips_on_one_rank_is_found(void) {
     ProgramData d = fault_data();
     ProgramResult r;
-    ranks_train(&r, &d, 3, "FAULT=flip:1:5", "run", "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100");
-    EXPECT_ONE_LINE(r, 1, "after step 6 rank 1 has other values in model.embed_tokens.weight than most ranks"); // before the checkpoint of step 6
+    ranks_train(&r, &d, 3, "FAULT=flip:1:5", "run",
+                "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100");
+    // before the checkpoint of step 6
+    EXPECT_ONE_LINE(r, 1, "after step 6 rank 1 has other values in model.embed_tokens.weight than most ranks");
     ranks_train(&r, &d, 3, "", "whole", "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100");
     ranks_resume(&r, &d, 3, "run", "");
     EXPECT_STATUS(r, 0);
@@ -382,8 +430,9 @@ static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
     const char *trainer = ranks_program("faulty_diffv2");
     FORMAT(common, "--train-data train.bin %s --batch-size 2 --steps 12 --checkpoint-every 5 --out run", ranks_model);
     // a limit on the size of files is as good as a full disk: a write fails, on this rank only
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 sh -c 'trap \"\" XFSZ; ulimit -f 4; exec \"$@\"' sh %s %s %s", d.dir.path, ranks_environment, trainer,
-                common, trainer, common, ranks_filter);
+    run_command(
+        &r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 sh -c 'trap \"\" XFSZ; ulimit -f 4; exec \"$@\"' sh %s %s %s",
+        d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 1, "diffv2: rank 1 (");
     EXPECT(strstr(r.err, "cannot write run/checkpoints/step_00000005.tmp"), "stderr: %.300s", r.err);
     run_command(&r, "ls '%s/run/checkpoints' | grep -cv tmp", d.dir.path);
@@ -399,27 +448,33 @@ static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // steps 7 and 8 are bad, so from step 8 back to the checkpoint of step 6, and on with window 48
-    const char *const options = "--steps 12 --batch-size 2 --total-batch 96 --checkpoint-every 3 --schedule constant --rollback 2:4";
+    const char *const options =
+        "--steps 12 --batch-size 2 --total-batch 96 --checkpoint-every 3 --schedule constant --rollback 2:4";
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         char out[20], text[300];
         FORMAT(out, "run%d", ranks);
         ranks_train(&r, &d, ranks, "FAULT=nan:0:7,nan:0:8", out, options);
         // the fault depends on the step, so it comes again twice: the third time round the run gives up
-        EXPECT(r.status == 1 && strstr(r.err, "does not help"), "%d ranks: status %d, stderr %.400s", ranks, r.status, r.err);
-        EXPECT(strstr(r.err, "back to the checkpoint of step 6, on with the data that follow (window 48)"), "stderr %.400s", r.err);
-        ranks_resume(&r, &d, ranks, out, ""); // without the fault: goes on from step 6, with the data behind the last bad step
+        EXPECT(r.status == 1 && strstr(r.err, "does not help"), "%d ranks: status %d, stderr %.400s", ranks, r.status,
+               r.err);
+        EXPECT(strstr(r.err, "back to the checkpoint of step 6, on with the data that follow (window 48)"),
+               "stderr %.400s", r.err);
+        // without the fault: goes on from step 6, with the data behind the last bad step
+        ranks_resume(&r, &d, ranks, out, "");
         EXPECT(r.status == 0 && strstr(r.out, "training from step 6"), "status %d, %.300s", r.status, r.err);
         double step = 0, at = 0;
         EXPECT(log_records(&d, out, "train", "step", &step) == 12 && step == 12, "the log ends at step %g", step);
         int events = log_records(&d, out, "event", "from_step", &at);
         EXPECT(events >= 1 && at == 8, "%d events, the last from step %g", events, at);
-        run_command(&r, "grep -h -m 1 next_window '%s/%s/checkpoints/step_00000012/trainer_state.json' | tr -dc 0-9", d.dir.path, out);
+        run_command(&r, "grep -h -m 1 next_window '%s/%s/checkpoints/step_00000012/trainer_state.json' | tr -dc 0-9",
+                    d.dir.path, out);
         FORMAT(text, "%d", 12 * 6 + 3 * 2 * 6); // three times two steps of six windows were passed over and saved
         EXPECT(strcmp(r.out, text) == 0, "%d ranks: the next window is %s, not %s", ranks, r.out, text);
     }
     expect_losses(&d, "run1", "run3", RANKS_TOLERANCE);
     ranks_train(&r, &d, 1, "FAULT=nan:0:2", "early", "--steps 12 --batch-size 2 --checkpoint-every 6 --rollback 1:1");
-    EXPECT(r.status == 0 && strstr(r.err, "there is no checkpoint before step 2: going on"), "status %d, %.300s", r.status, r.err);
+    EXPECT(r.status == 0 && strstr(r.err, "there is no checkpoint before step 2: going on"), "status %d, %.300s",
+           r.status, r.err);
     test_remove_directory(&d.dir);
 }
 
@@ -427,28 +482,36 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // so many parameters that memory is that of buffers, and so many layers that two of them are few
-    const char *const model = "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 --seq-len 32 --batch-size 1";
+    const char *const model = "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 "
+                              "--seq-len 32 --batch-size 1";
     for (int zero = 0; zero <= 2; zero++) {
-        run_command(&r, "%s %s --dry-run --ranks 2 --zero %d --link-gbs 10", ranks_program("faulty_diffv2"), model, zero);
+        run_command(&r, "%s %s --dry-run --ranks 2 --zero %d --link-gbs 10", ranks_program("faulty_diffv2"), model,
+                    zero);
         EXPECT_STATUS(r, 0);
-        const char *memory = strstr(r.out, "memory of one of 2 ranks"), *total = memory ? strstr(memory, "  total") : NULL;
+        const char *memory = strstr(r.out, "memory of one of 2 ranks"),
+                   *total = memory ? strstr(memory, "  total") : NULL;
         double predicted = total ? atof(total + 7) : 0, by_level[3] = {0}, sent[3] = {0}, ms[3] = {0};
         const char *table = strstr(r.out, "by --zero level");
         for (int z = 0; table && z <= 2; z++) {
             table = strchr(table, '\n') + 1;
             int level = -1, fields = sscanf(table, "%d %lf MiB %lf MiB %lf ms", &level, &by_level[z], &sent[z], &ms[z]);
             EXPECT(fields == 4 && level == z, "no row of level %d: %.100s", z, table);
-            EXPECT(fabs(ms[z] - sent[z] * 1.048576 / 10) < 0.1, "level %d: %g MiB take %g ms at 10 GB/s", z, sent[z], ms[z]);
+            EXPECT(fabs(ms[z] - sent[z] * 1.048576 / 10) < 0.1, "level %d: %g MiB take %g ms at 10 GB/s", z, sent[z],
+                   ms[z]);
         }
-        EXPECT(fabs(predicted - by_level[zero]) < 0.2, "the total is %g MiB, in the table %g", predicted, by_level[zero]);
-        EXPECT(sent[0] == sent[1] && sent[2] == sent[1] && by_level[1] < by_level[0] && by_level[2] < by_level[1], "sent %g %g %g, memory %g %g %g", sent[0], sent[1],
-               sent[2], by_level[0], by_level[1], by_level[2]);
-        run_command(&r, "cd '%s' && rm -f peak && %s && PEAK=peak mpirun -q -n 2 %s --train-data train.bin %s --threads 1 --steps 3 --zero %d && sort -n peak | tail -n 1", d.dir.path,
-                    ranks_environment, ranks_program("faulty_diffv2"), model, zero);
+        EXPECT(fabs(predicted - by_level[zero]) < 0.2, "the total is %g MiB, in the table %g", predicted,
+               by_level[zero]);
+        EXPECT(sent[0] == sent[1] && sent[2] == sent[1] && by_level[1] < by_level[0] && by_level[2] < by_level[1],
+               "sent %g %g %g, memory %g %g %g", sent[0], sent[1], sent[2], by_level[0], by_level[1], by_level[2]);
+        run_command(&r,
+                    "cd '%s' && rm -f peak && %s && PEAK=peak mpirun -q -n 2 %s --train-data train.bin %s --threads 1 "
+                    "--steps 3 --zero %d && sort -n peak | tail -n 1",
+                    d.dir.path, ranks_environment, ranks_program("faulty_diffv2"), model, zero);
         const char *last = r.out + strlen(r.out);
         while (last > r.out + 1 && last[-2] != '\n') last--;
         double peak = atof(last > r.out ? last - 1 : last) / 1024;
-        EXPECT(fabs(peak - predicted) < 0.1 * predicted + 24, "--zero %d: a rank took %.1f MiB, the dry run says %.1f", zero, peak, predicted);
+        EXPECT(fabs(peak - predicted) < 0.1 * predicted + 24, "--zero %d: a rank took %.1f MiB, the dry run says %.1f",
+               zero, peak, predicted);
     }
     run_command(&r, "%s --dry-run --ranks 4 --link-gbs 0", test_program());
     EXPECT_ONE_LINE(r, 2, "--link-gbs");
@@ -462,10 +525,13 @@ static const Test ranks_program_tests[] = {
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
     {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
-    {"a rank that is killed or stopped is named, and a restart resumes bitwise", a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
-    {"a signal to one rank, to all or to the launcher leaves a checkpoint", a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
+    {"a rank that is killed or stopped is named, and a restart resumes bitwise",
+     a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
+    {"a signal to one rank, to all or to the launcher leaves a checkpoint",
+     a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
     {"ranks that are not alike are refused, with what differs", ranks_that_are_not_alike_are_refused},
-    {"a gradient that is not a number on one rank is left out by all", a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
+    {"a gradient that is not a number on one rank is left out by all",
+     a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
     {"a bit that flips on one rank is found", a_bit_that_flips_on_one_rank_is_found},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},

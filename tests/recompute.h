@@ -25,7 +25,8 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
 }
 
 static void recomputing_gives_the_same_bits(void) {
-    static const ModelCase deep = {"three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
+    static const ModelCase deep = {
+        "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c <= MODEL_CASE_COUNT; c++) {
             const ModelCase *mc = c < MODEL_CASE_COUNT ? &model_cases[c] : &deep;
@@ -40,17 +41,19 @@ static void recomputing_gives_the_same_bits(void) {
                 model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level);
                 model_alloc(&m, NULL);
                 ops_init(m.workspace_bytes);
-                memset(m.activations_memory + m.activations_bytes / 2, 0xFF, m.activations_bytes / 2); // but for the tables
+                // but for the tables
+                memset(m.activations_memory + m.activations_bytes / 2, 0xFF, m.activations_bytes / 2);
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
-                EXPECT(isfinite(model_grad_norm(&m)) && model_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g", attention_variants[v].name,
-                       mc->why, model_grad_norm(&m));
+                EXPECT(isfinite(model_grad_norm(&m)) && model_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
+                       attention_variants[v].name, mc->why, model_grad_norm(&m));
                 if (level == 0) kept = m.grads, m.grads = NULL;
                 else
                     for (int i = 0; i < m.tensors.count; i++) {
                         const Tensor *t = &m.tensors.tensors[i];
                         EXPECT(memcmp(kept + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
-                               "%s, %s: --recompute %d gives %s other bits", attention_variants[v].name, mc->why, level, t->name);
+                               "%s, %s: --recompute %d gives %s other bits", attention_variants[v].name, mc->why, level,
+                               t->name);
                     }
                 EXPECT(memcmp(stats[0], stats[level], (size_t)config.L * sizeof(LayerStats)) == 0,
                        "%s, %s: --recompute %d gives other statistics", attention_variants[v].name, mc->why, level);
@@ -77,15 +80,18 @@ static void what_is_not_kept_takes_no_memory(void) {
         }
         const AttentionDims *d = &m.dims;
         const AttentionVariant *a = config.attention;
-        size_t norms = 2 * tensor_bytes(N, 24) + 2 * tensor_bytes(N, 1), mlp = tensor_bytes(N, 40) + tensor_bytes(N, 20);
+        size_t norms = 2 * tensor_bytes(N, 24) + 2 * tensor_bytes(N, 1),
+               mlp = tensor_bytes(N, 40) + tensor_bytes(N, 20);
         if (d->norm_width) norms += tensor_bytes(N, NHD) + tensor_bytes(N, (size_t)d->norm_count);
-        size_t rest = tensor_bytes(N, (size_t)d->fused_ld) + tensor_bytes(N, (size_t)(d->NQ * d->DV)) + tensor_bytes(N, (size_t)d->NQ) +
-                      tensor_bytes(N, 24);
+        size_t rest = tensor_bytes(N, (size_t)d->fused_ld) + tensor_bytes(N, (size_t)(d->NQ * d->DV)) +
+                      tensor_bytes(N, (size_t)d->NQ) + tensor_bytes(N, 24);
         if (d->pair_stride) rest += tensor_bytes(N, NHD);
         if (d->pair_stride && !d->lambda_rows) rest += tensor_bytes(N, (size_t)d->OH);
         if (d->gate_width) rest += tensor_bytes(N, NHD);
-        EXPECT(bytes[0] - bytes[1] == 4 * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name, bytes[0] - bytes[1], 4 * (norms + mlp));
-        EXPECT(bytes[1] - bytes[2] == 4 * rest, "%s: level 2 saves %zu bytes more, not %zu", a->name, bytes[1] - bytes[2], 4 * rest);
+        EXPECT(bytes[0] - bytes[1] == 4 * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name,
+               bytes[0] - bytes[1], 4 * (norms + mlp));
+        EXPECT(bytes[1] - bytes[2] == 4 * rest, "%s: level 2 saves %zu bytes more, not %zu", a->name,
+               bytes[1] - bytes[2], 4 * rest);
         model_free(&m, true);
         for (Purpose p = FOR_EVALUATION; p <= FOR_GENERATION; p = (Purpose)(p + 1)) {
             size_t other[2];
@@ -106,7 +112,8 @@ static double resident_peak(pid_t pid) {
     double kib = 0;
     FORMAT(path, "/proc/%d/status", (int)pid);
     FILE *f = fopen(path, "r");
-    while (f && fgets(line, sizeof(line), f) && sscanf(line, "VmHWM: %lf", &kib) != 1) {}
+    while (f && fgets(line, sizeof(line), f) && sscanf(line, "VmHWM: %lf", &kib) != 1) {
+    }
     if (f) fclose(f);
     return 1024 * kib;
 }
@@ -118,8 +125,8 @@ static double recompute_peak(const ProgramData *d, const char *model, int level,
     double peak = 0, now;
     int status = -1;
     FORMAT(path, "%s/out", d->dir.path);
-    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s --recompute %d %s >'%s' 2>&1", test_program(), d->dir.path, model, level,
-           dry ? "--dry-run" : "", path);
+    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s --recompute %d %s >'%s' 2>&1", test_program(),
+           d->dir.path, model, level, dry ? "--dry-run" : "", path);
     pid_t pid = fork(), ended;
     CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
     if (pid == 0) {
@@ -142,7 +149,8 @@ static double recompute_peak(const ProgramData *d, const char *model, int level,
 
 // The difference between two levels, so that what the libraries take falls out.
 static void the_process_shrinks_as_a_dry_run_says(void) {
-    const char *model = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 --batch-size 32 --steps 1 --threads 2";
+    const char *model = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 "
+                        "--batch-size 32 --steps 1 --threads 2";
     ProgramData d = program_data();
     double peak[RECOMPUTE_LEVELS], said[RECOMPUTE_LEVELS];
     for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
@@ -151,14 +159,15 @@ static void the_process_shrinks_as_a_dry_run_says(void) {
     }
     for (int level = 1; level < RECOMPUTE_LEVELS; level++) {
         double less = peak[level - 1] - peak[level], wanted = said[level - 1] - said[level];
-        EXPECT(wanted > 40e6 && fabs(less - wanted) < 0.2 * wanted, "level %d: %.1f MB less than level %d, --dry-run says %.1f", level, less / 1e6,
-               level - 1, wanted / 1e6);
+        EXPECT(wanted > 40e6 && fabs(less - wanted) < 0.2 * wanted,
+               "level %d: %.1f MB less than level %d, --dry-run says %.1f", level, less / 1e6, level - 1, wanted / 1e6);
     }
     test_remove_directory(&d.dir);
 }
 
-static const char *const recompute_model = "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
-                                           "--schedule constant --warmup 2 --threads 2";
+static const char *const recompute_model =
+    "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
+    "--schedule constant --warmup 2 --threads 2";
 
 // The level is how a run is computed, not what it is: it may change on a resume, and the bits stay.
 static void a_run_is_the_same_at_every_level(void) {
@@ -168,13 +177,18 @@ static void a_run_is_the_same_at_every_level(void) {
     static const char *const names[] = {"diff_v2", "diff_v1"};
     for (int v = 0; v < 2; v++) {
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-            run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --total-batch 128 --doc-mask --separator 10:after "
-                        "--stats-every 1 --steps 4 --out '%s/%s%d' --recompute %d", test_program(), d.dir.path, recompute_model, names[v], d.dir.path,
-                        names[v], level, level);
+            run_command(
+                &r,
+                "%s --train-data '%s/train.bin' %s --attention %s --total-batch 128 --doc-mask --separator 10:after "
+                "--stats-every 1 --steps 4 --out '%s/%s%d' --recompute %d",
+                test_program(), d.dir.path, recompute_model, names[v], d.dir.path, names[v], level, level);
             EXPECT_STATUS(r, 0);
         }
-        run_command(&r, "cd '%s' && rm -rf resumed && cp -r %s0 resumed && rm -r resumed/checkpoints/step_*", d.dir.path, names[v]);
-        run_command(&r, "%s --train-data '%s/train.bin' --out '%s/resumed' --resume --recompute 1 --stop-after 2 --threads 2", test_program(), d.dir.path, d.dir.path);
+        run_command(&r, "cd '%s' && rm -rf resumed && cp -r %s0 resumed && rm -r resumed/checkpoints/step_*",
+                    d.dir.path, names[v]);
+        run_command(
+            &r, "%s --train-data '%s/train.bin' --out '%s/resumed' --resume --recompute 1 --stop-after 2 --threads 2",
+            test_program(), d.dir.path, d.dir.path);
         EXPECT_STATUS(r, 0);
         run_command(&r, "%s --out '%s/resumed' --resume --recompute 2 --threads 2", test_program(), d.dir.path);
         EXPECT_STATUS(r, 0);
@@ -183,11 +197,15 @@ static void a_run_is_the_same_at_every_level(void) {
             char name[64];
             FORMAT(name, other < RECOMPUTE_LEVELS ? "%s%d" : "resumed", names[v], other);
             for (int f = 0; f < 2; f++) {
-                run_command(&r, "cd '%s' && cmp %s0/checkpoints/step_00000004/%s %s/checkpoints/step_00000004/%s", d.dir.path, names[v], files[f], name, files[f]);
+                run_command(&r, "cd '%s' && cmp %s0/checkpoints/step_00000004/%s %s/checkpoints/step_00000004/%s",
+                            d.dir.path, names[v], files[f], name, files[f]);
                 EXPECT(r.status == 0, "%s of %s differs from %s0's: %.200s", files[f], name, names[v], r.out);
             }
-            run_command(&r, "cd '%s' && for r in %s0 %s; do grep -e '\"train\"' -e '\"stats\"' $r/log.jsonl | sed 's/\"tokens_per_s.*\"loss_z/\"loss_z/' > $r/records; done; "
-                        "test $(wc -l < %s/records) = 16 && cmp %s0/records %s/records", d.dir.path, names[v], name, name, names[v], name);
+            run_command(&r,
+                        "cd '%s' && for r in %s0 %s; do grep -e '\"train\"' -e '\"stats\"' $r/log.jsonl | sed "
+                        "'s/\"tokens_per_s.*\"loss_z/\"loss_z/' > $r/records; done; "
+                        "test $(wc -l < %s/records) = 16 && cmp %s0/records %s/records",
+                        d.dir.path, names[v], name, name, names[v], name);
             EXPECT(r.status == 0, "the log of %s differs from %s0's: %.300s%.300s", name, names[v], r.out, r.err);
         }
     }

@@ -25,7 +25,8 @@ static void the_z_of_a_ramp_is_its_closed_form(void) {
         for (int i = 0; i < n; i++) spike_accept(&d, from + slope * i);
         for (int i = -1; i <= 1; i++) {
             double x = from + slope * (n - 1) / 2 + 5 * i * deviation, z = spike_z(&d, x);
-            double tolerance = 8 * DBL_EPSILON * (1 + (fabs(from) + n * fabs(slope)) / deviation) * 5; // rounding of x and the values
+            // rounding of x and the values
+            double tolerance = 8 * DBL_EPSILON * (1 + (fabs(from) + n * fabs(slope)) / deviation) * 5;
             EXPECT(fabs(z - 5 * i) <= tolerance, "n %d from %g by %g: z %.17g, not %d", n, from, slope, z, 5 * i);
         }
     }
@@ -38,7 +39,8 @@ static void seven_deviations_are_a_spike_and_just_below_are_not(void) {
         memset(&d, 0, sizeof(d));
         accept_series(&d, counts[k], 2, 4); // mean 3, deviation 1, without rounding
         double at = spike_judge(&d, 10), below = spike_judge(&d, nextafter(10, 0)), low = spike_judge(&d, -100);
-        EXPECT(at == 7 && below < 7 && below > 6.99 && low == -103, "n %d: z %.17g, %.17g, %.17g", counts[k], at, below, low);
+        EXPECT(at == 7 && below < 7 && below > 6.99 && low == -103, "n %d: z %.17g, %.17g, %.17g", counts[k], at, below,
+               low);
         EXPECT(d.spikes == 1 && d.judged == 3 && d.count == counts[k], "%d spikes of %d", (int)d.spikes, (int)d.judged);
         EXPECT(fabs(spike_score(&d) - 100.0 / 3) < 1e-12, "the score is %.17g", spike_score(&d));
     }
@@ -48,7 +50,8 @@ static void a_z_needs_128_values(void) {
     SpikeDetector d;
     memset(&d, 0, sizeof(d));
     accept_series(&d, 127, 2, 4);
-    EXPECT(isnan(spike_judge(&d, 3)) && isnan(spike_judge(&d, 1e9)) && d.judged == 0 && isnan(spike_score(&d)), "a z with 127 values");
+    EXPECT(isnan(spike_judge(&d, 3)) && isnan(spike_judge(&d, 1e9)) && d.judged == 0 && isnan(spike_score(&d)),
+           "a z with 127 values");
     spike_accept(&d, 4);
     EXPECT(spike_judge(&d, 3) == 0 && d.judged == 1 && spike_score(&d) == 0, "no z with 128 values");
     EXPECT(isnan(spike_judge(&d, NAN)) && isnan(spike_judge(&d, INFINITY)) && d.judged == 1 && d.spikes == 0,
@@ -62,7 +65,8 @@ static void a_window_of_equal_values_gives_finite_scores(void) {
         memset(&d, 0, sizeof(d));
         accept_series(&d, 1000, values[k], values[k]);
         double x = values[k], up = spike_z(&d, nextafter(x, DBL_MAX)), down = spike_z(&d, nextafter(x, -DBL_MAX));
-        EXPECT(spike_z(&d, x) == 0 && up == DBL_MAX && down == -DBL_MAX, "%g: z %g, above %g, below %g", x, spike_z(&d, x), up, down);
+        EXPECT(spike_z(&d, x) == 0 && up == DBL_MAX && down == -DBL_MAX, "%g: z %g, above %g, below %g", x,
+               spike_z(&d, x), up, down);
     }
 }
 
@@ -72,9 +76,11 @@ static void the_window_has_1000_values(void) {
     memset(&d, 0, sizeof(d));
     spike_accept(&d, 1000);
     accept_series(&d, 999, 0, 0); // mean 1, variance (999^2 + 999) / 1000 = 999
-    EXPECT(fabs(spike_z(&d, 1 + 3 * sqrt(999.0)) - 3) < 1e-12, "z %.17g with the first of 1000", spike_z(&d, 1 + 3 * sqrt(999.0)));
+    EXPECT(fabs(spike_z(&d, 1 + 3 * sqrt(999.0)) - 3) < 1e-12, "z %.17g with the first of 1000",
+           spike_z(&d, 1 + 3 * sqrt(999.0)));
     spike_accept(&d, 0);
-    EXPECT(d.count == 1000 && spike_z(&d, 0) == 0 && spike_z(&d, 1e-9) == DBL_MAX, "the first of 1001 values is still there");
+    EXPECT(d.count == 1000 && spike_z(&d, 0) == 0 && spike_z(&d, 1e-9) == DBL_MAX,
+           "the first of 1001 values is still there");
 }
 
 // A long series against the definition, from an array, in extended precision.
@@ -98,7 +104,8 @@ static void a_long_series_agrees_with_the_definition(void) {
         spikes += i >= 128 && want >= 7;
         spike_accept(&d, x[i]);
     }
-    EXPECT(d.spikes == spikes && spikes > 10 && d.judged == COUNT - 128, "%d spikes of %d, not %d", (int)d.spikes, (int)d.judged, (int)spikes);
+    EXPECT(d.spikes == spikes && spikes > 10 && d.judged == COUNT - 128, "%d spikes of %d, not %d", (int)d.spikes,
+           (int)d.judged, (int)spikes);
 }
 
 static Guard guard_with(int count) {
@@ -111,25 +118,31 @@ static Guard guard_with(int count) {
 static bool same_windows(const Guard *a, const Guard *b) {
     return memcmp(a->loss.window, b->loss.window, sizeof(a->loss.window)) == 0 && a->loss.count == b->loss.count &&
            memcmp(a->grad_norm.window, b->grad_norm.window, sizeof(a->grad_norm.window)) == 0 &&
-           a->grad_norm.count == b->grad_norm.count && a->loss.oldest == b->loss.oldest && a->grad_norm.oldest == b->grad_norm.oldest;
+           a->grad_norm.count == b->grad_norm.count && a->loss.oldest == b->loss.oldest &&
+           a->grad_norm.oldest == b->grad_norm.oldest;
 }
 
 static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors(void) {
-    static const double bad[][2] = {{NAN, 1}, {-NAN, 1}, {INFINITY, 1}, {-INFINITY, 1}, {3, NAN}, {3, INFINITY}, {NAN, NAN}};
+    static const double bad[][2] = {{NAN, 1}, {-NAN, 1},     {INFINITY, 1}, {-INFINITY, 1},
+                                    {3, NAN}, {3, INFINITY}, {NAN, NAN}};
     for (int count = 0; count <= 1000; count += 500) { // before there is a z, with one, and with a full window
         Guard g = guard_with(count), before = g;
         for (int i = 0; i < 7; i++) {
             Verdict v = guard_judge(&g, bad[i][0], bad[i][1], 0, 0);
-            EXPECT(!v.apply && !v.finite && same_windows(&g, &before), "%d values: loss %g, norm %g was applied", count, bad[i][0], bad[i][1]);
-            EXPECT(isnan(v.loss_z) == (count == 0 || !isfinite(bad[i][0])), "%d values: loss %g has z %g", count, bad[i][0], v.loss_z);
-            EXPECT(g.not_finite == i + 1 && g.not_finite_in_row == i + 1 && g.skipped == 0, "%d not finite, %d in a row", (int)g.not_finite,
-                   (int)g.not_finite_in_row);
+            EXPECT(!v.apply && !v.finite && same_windows(&g, &before), "%d values: loss %g, norm %g was applied", count,
+                   bad[i][0], bad[i][1]);
+            EXPECT(isnan(v.loss_z) == (count == 0 || !isfinite(bad[i][0])), "%d values: loss %g has z %g", count,
+                   bad[i][0], v.loss_z);
+            EXPECT(g.not_finite == i + 1 && g.not_finite_in_row == i + 1 && g.skipped == 0,
+                   "%d not finite, %d in a row", (int)g.not_finite, (int)g.not_finite_in_row);
         }
         Verdict v = guard_judge(&g, 10, 0.5, 0, 0);
-        EXPECT(v.apply && v.finite && (count == 0 || (v.loss_z == 7 && v.grad_z == 0)), "%d values: afterwards z %g and %g", count, v.loss_z, v.grad_z);
+        EXPECT(v.apply && v.finite && (count == 0 || (v.loss_z == 7 && v.grad_z == 0)),
+               "%d values: afterwards z %g and %g", count, v.loss_z, v.grad_z);
         EXPECT(g.not_finite == 7 && g.not_finite_in_row == 0 && g.loss.spikes == (count > 0), "%d in a row, %d spikes",
                (int)g.not_finite_in_row, (int)g.loss.spikes);
-        EXPECT(!same_windows(&g, &before) && g.loss.count == min_int(count + 1, 1000), "a spike that was applied did not enter");
+        EXPECT(!same_windows(&g, &before) && g.loss.count == min_int(count + 1, 1000),
+               "a spike that was applied did not enter");
     }
 }
 
@@ -138,22 +151,20 @@ static void a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter(v
         double loss, grad_norm, skip_loss_z, skip_grad_z;
         bool apply;
     } cases[] = {
-        {1e6, 1e6, 0, 0, true},               // off
-        {6, 0.5, 3, 0, false},                // z = 3 exactly
-        {6, 0.5, 3.0001, 0, true},
-        {-1e6, -1e6, 0.1, 0.1, true},         // only what is above the mean
-        {3, 2, 0, 3, false},
-        {3, 2, 0, 3.0001, true},
-        {3, 2, 3, 0, true},                   // each by its own
-        {6, 0.5, 0, 3, true},
-        {6, 2, 3, 3, false},
+        {1e6, 1e6, 0, 0, true},                                                      // off
+        {6, 0.5, 3, 0, false},                                                       // z = 3 exactly
+        {6, 0.5, 3.0001, 0, true}, {-1e6, -1e6, 0.1, 0.1, true},                     // only what is above the mean
+        {3, 2, 0, 3, false},       {3, 2, 0, 3.0001, true},      {3, 2, 3, 0, true}, // each by its own
+        {6, 0.5, 0, 3, true},      {6, 2, 3, 3, false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Guard g = guard_with(200), before = g;
         g.not_finite_in_row = g.not_finite = 5;
         Verdict v = guard_judge(&g, cases[i].loss, cases[i].grad_norm, cases[i].skip_loss_z, cases[i].skip_grad_z);
-        EXPECT(v.finite && v.apply == cases[i].apply, "case %zu: z %g and %g, applied %d", i, v.loss_z, v.grad_z, v.apply);
-        EXPECT(same_windows(&g, &before) == !v.apply && g.skipped == !v.apply, "case %zu: %d skipped", i, (int)g.skipped);
+        EXPECT(v.finite && v.apply == cases[i].apply, "case %zu: z %g and %g, applied %d", i, v.loss_z, v.grad_z,
+               v.apply);
+        EXPECT(same_windows(&g, &before) == !v.apply && g.skipped == !v.apply, "case %zu: %d skipped", i,
+               (int)g.skipped);
         EXPECT(g.not_finite == 5 && g.not_finite_in_row == 0, "case %zu: a finite step does not end the row", i);
     }
     Guard g = guard_with(127);
@@ -167,7 +178,8 @@ static void the_state_comes_back_bit_for_bit(void) {
         Guard g, h;
         memset(&g, 0, sizeof(g));
         for (int i = 0; i < counts[k]; i++)
-            guard_judge(&g, i == 9 ? NAN : 3 + test_random_real(&r), i == 11 ? 5e-324 : ldexp(1 + test_random_real(&r), i % 60), 0, 1.5);
+            guard_judge(&g, i == 9 ? NAN : 3 + test_random_real(&r),
+                        i == 11 ? 5e-324 : ldexp(1 + test_random_real(&r), i % 60), 0, 1.5);
         size_t size = 0, again_size = 0;
         cJSON *json = guard_to_json(&g);
         char *text = json_text(json, &size);
@@ -176,14 +188,18 @@ static void the_state_comes_back_bit_for_bit(void) {
         EXPECT(guard_from_json(&h, parsed), "%d steps: refused", counts[k]);
         cJSON *again = guard_to_json(&h);
         char *again_text = json_text(again, &again_size);
-        EXPECT(size == again_size && memcmp(text, again_text, size) == 0, "%d steps: the second text is another", counts[k]);
+        EXPECT(size == again_size && memcmp(text, again_text, size) == 0, "%d steps: the second text is another",
+               counts[k]);
         for (int i = 0; i < 300; i++) {
             double loss = 3 + test_random_real(&r), norm = 1e9 * test_random_real(&r);
             Verdict a = guard_judge(&g, loss, norm, 0, 1.5), b = guard_judge(&h, loss, norm, 0, 1.5);
-            bool same = memcmp(&a.loss_z, &b.loss_z, 8) == 0 && memcmp(&a.grad_z, &b.grad_z, 8) == 0 && a.apply == b.apply;
-            EXPECT(same || (isnan(a.loss_z) && isnan(b.loss_z)), "%d steps and %d more: z %.17g and %.17g", counts[k], i, a.loss_z, b.loss_z);
+            bool same =
+                memcmp(&a.loss_z, &b.loss_z, 8) == 0 && memcmp(&a.grad_z, &b.grad_z, 8) == 0 && a.apply == b.apply;
+            EXPECT(same || (isnan(a.loss_z) && isnan(b.loss_z)), "%d steps and %d more: z %.17g and %.17g", counts[k],
+                   i, a.loss_z, b.loss_z);
         }
-        EXPECT(g.skipped == h.skipped && g.not_finite == h.not_finite && g.loss.judged == h.loss.judged && g.grad_norm.spikes == h.grad_norm.spikes,
+        EXPECT(g.skipped == h.skipped && g.not_finite == h.not_finite && g.loss.judged == h.loss.judged &&
+                   g.grad_norm.spikes == h.grad_norm.spikes,
                "%d steps: the counts differ", counts[k]);
         cJSON_Delete(json), cJSON_Delete(parsed), cJSON_Delete(again);
         free(text), free(again_text);
@@ -191,31 +207,57 @@ static void the_state_comes_back_bit_for_bit(void) {
 }
 
 #define DETECTOR(judged, spikes, window) "{\"judged\": " judged ", \"spikes\": " spikes ", \"window\": " window "}"
-#define GUARD(in_row, loss, grad_norm) \
-    "{\"skipped\": 1, \"not_finite\": 9, \"not_finite_in_row\": " in_row ", \"loss\": " loss ", \"grad_norm\": " grad_norm "}"
+#define GUARD(in_row, loss, grad_norm)                                                       \
+    "{\"skipped\": 1, \"not_finite\": 9, \"not_finite_in_row\": " in_row ", \"loss\": " loss \
+    ", \"grad_norm\": " grad_norm "}"
 static void a_state_of_another_make_is_refused(void) {
     static const char good[] = DETECTOR("5", "2", "[1, 2.5]");
     static const char *const wrong[] = {
-        "null", "[]", "3", "{}", GUARD("10", DETECTOR("5", "2", "[1, 2.5]"), DETECTOR("5", "2", "[1, 2.5]")),
+        "null",
+        "[]",
+        "3",
+        "{}",
+        GUARD("10", DETECTOR("5", "2", "[1, 2.5]"), DETECTOR("5", "2", "[1, 2.5]")),
         GUARD("-1", DETECTOR("5", "2", "[1, 2.5]"), DETECTOR("5", "2", "[1, 2.5]")),
         GUARD("0.5", DETECTOR("5", "2", "[1, 2.5]"), DETECTOR("5", "2", "[1, 2.5]")),
         GUARD("\"1\"", DETECTOR("5", "2", "[1, 2.5]"), DETECTOR("5", "2", "[1, 2.5]")),
-        "{\"skipped\": 1, \"not_finite\": 2, \"not_finite_in_row\": 3, \"loss\": " DETECTOR("0", "0", "[]") ", \"grad_norm\": " DETECTOR("0", "0", "[]") "}",
-        "{\"not_finite\": 2, \"not_finite_in_row\": 1, \"loss\": " DETECTOR("0", "0", "[]") ", \"grad_norm\": " DETECTOR("0", "0", "[]") "}",
+        "{\"skipped\": 1, \"not_finite\": 2, \"not_finite_in_row\": 3, \"loss\": " DETECTOR(
+            "0", "0", "[]") ", \"grad_norm\": " DETECTOR("0", "0", "[]") "}",
+        "{\"not_finite\": 2, \"not_finite_in_row\": 1, \"loss\": " DETECTOR(
+            "0", "0", "[]") ", \"grad_norm\": " DETECTOR("0", "0", "[]") "}",
     };
     static const char *const wrong_detectors[] = {
-        "null", "[]", "\"\"", "{}", "{\"judged\": 5, \"spikes\": 2}", "{\"judged\": 5, \"window\": [1, 2]}", "{\"spikes\": 2, \"window\": [1, 2]}",
-        DETECTOR("5", "6", "[1, 2.5]"), DETECTOR("-1", "-1", "[1, 2.5]"), DETECTOR("1e17", "2", "[1, 2.5]"), DETECTOR("5.5", "2", "[1, 2.5]"),
-        DETECTOR("null", "2", "[1, 2.5]"), DETECTOR("5", "true", "[1, 2.5]"), DETECTOR("5", "2", "[1]"), DETECTOR("5", "2", "[1, 2, 3]"),
-        DETECTOR("5", "2", "{\"a\": 1, \"b\": 2}"), DETECTOR("5", "2", "[1, null]"), DETECTOR("5", "2", "[1, 1e999]"),
-        DETECTOR("5", "2", "[1, \"2\"]"), DETECTOR("5", "2", "[1, [2]]"), DETECTOR("5", "2", "null"),
+        "null",
+        "[]",
+        "\"\"",
+        "{}",
+        "{\"judged\": 5, \"spikes\": 2}",
+        "{\"judged\": 5, \"window\": [1, 2]}",
+        "{\"spikes\": 2, \"window\": [1, 2]}",
+        DETECTOR("5", "6", "[1, 2.5]"),
+        DETECTOR("-1", "-1", "[1, 2.5]"),
+        DETECTOR("1e17", "2", "[1, 2.5]"),
+        DETECTOR("5.5", "2", "[1, 2.5]"),
+        DETECTOR("null", "2", "[1, 2.5]"),
+        DETECTOR("5", "true", "[1, 2.5]"),
+        DETECTOR("5", "2", "[1]"),
+        DETECTOR("5", "2", "[1, 2, 3]"),
+        DETECTOR("5", "2", "{\"a\": 1, \"b\": 2}"),
+        DETECTOR("5", "2", "[1, null]"),
+        DETECTOR("5", "2", "[1, 1e999]"),
+        DETECTOR("5", "2", "[1, \"2\"]"),
+        DETECTOR("5", "2", "[1, [2]]"),
+        DETECTOR("5", "2", "null"),
     };
     Guard g = guard_with(3), before = g;
     char text[60000];
-    int count = (int)(sizeof(wrong) / sizeof(wrong[0])), detectors = (int)(sizeof(wrong_detectors) / sizeof(wrong_detectors[0]));
+    int count = (int)(sizeof(wrong) / sizeof(wrong[0])),
+        detectors = (int)(sizeof(wrong_detectors) / sizeof(wrong_detectors[0]));
     for (int i = 0; i < count + 2 * detectors; i++) {
         if (i < count) FORMAT(text, "%s", wrong[i]);
-        else FORMAT(text, GUARD("1", "%s", "%s"), i % 2 ? wrong_detectors[(i - count) / 2] : good, i % 2 ? good : wrong_detectors[(i - count) / 2]);
+        else
+            FORMAT(text, GUARD("1", "%s", "%s"), i % 2 ? wrong_detectors[(i - count) / 2] : good,
+                   i % 2 ? good : wrong_detectors[(i - count) / 2]);
         cJSON *json = json_parse(text, strlen(text));
         EXPECT(json && !guard_from_json(&g, json) && memcmp(&g, &before, sizeof(g)) == 0, "accepted: %.200s", text);
         cJSON_Delete(json);
@@ -290,20 +332,25 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         floatX *params = (floatX *)checked_calloc(1, model->params_bytes), kept;
         real *moments = (real *)checked_calloc(1, model->moments_bytes);
 
-        EXPECT(run_step(run).verdict.apply && run_step(reference).verdict.apply, "%s: the first step", cases[i].options);
+        EXPECT(run_step(run).verdict.apply && run_step(reference).verdict.apply, "%s: the first step",
+               cases[i].options);
         kept = model->params[at];
         if (cases[i].poison) model->params[at] = (floatX)NAN;
         if (cases[i].detectors) fill_detectors(run);
         memcpy(params, model->params, model->params_bytes);
         memcpy(moments, model->m, model->moments_bytes);
         StepResult r = run_step(run);
-        EXPECT(r.verdict.apply == cases[i].applied && r.verdict.finite == !cases[i].poison, "%s: applied %d", cases[i].options, r.verdict.apply);
-        EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g", r.loss, r.grad_norm);
-        bool same = memcmp(params, model->params, model->params_bytes) == 0 && memcmp(moments, model->m, model->moments_bytes) == 0;
+        EXPECT(r.verdict.apply == cases[i].applied && r.verdict.finite == !cases[i].poison, "%s: applied %d",
+               cases[i].options, r.verdict.apply);
+        EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g",
+               r.loss, r.grad_norm);
+        bool same = memcmp(params, model->params, model->params_bytes) == 0 &&
+                    memcmp(moments, model->m, model->moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
-        EXPECT(run->step == 2 && run->next_window == 8 && run->updates == 1 + cases[i].applied, "step %d, window %d, %d updates", (int)run->step,
-               (int)run->next_window, (int)run->updates);
-        EXPECT(run->guard.loss.count == (cases[i].detectors ? 200 : 1) + cases[i].applied, "%d accepted losses", run->guard.loss.count);
+        EXPECT(run->step == 2 && run->next_window == 8 && run->updates == 1 + cases[i].applied,
+               "step %d, window %d, %d updates", (int)run->step, (int)run->next_window, (int)run->updates);
+        EXPECT(run->guard.loss.count == (cases[i].detectors ? 200 : 1) + cases[i].applied, "%d accepted losses",
+               run->guard.loss.count);
 
         model->params[at] = cases[i].poison ? kept : model->params[at];
         memset(&run->guard, 0, sizeof(run->guard));
@@ -311,8 +358,8 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         if (cases[i].applied) run_step(reference);
         else dataloader_start(&reference->train, 8);
         run_step(reference);
-        EXPECT(run->updates == reference->updates && run->next_window == reference->next_window, "%d and %d updates", (int)run->updates,
-               (int)reference->updates);
+        EXPECT(run->updates == reference->updates && run->next_window == reference->next_window, "%d and %d updates",
+               (int)run->updates, (int)reference->updates);
         EXPECT(memcmp(model->params, reference->model.params, model->params_bytes) == 0 &&
                    memcmp(model->m, reference->model.m, model->moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
@@ -336,7 +383,8 @@ typedef struct {
 
 static double record_number(const cJSON *record, const char *key) {
     double x = NAN;
-    EXPECT(json_get_number(record, key, &x) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(record, key)), "a record without %s", key);
+    EXPECT(json_get_number(record, key, &x) || cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(record, key)),
+           "a record without %s", key);
     return x;
 }
 
@@ -354,14 +402,16 @@ static RecordCounts read_records(const ProgramData *d, const char *run, TrainRec
         const char *what = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "what"));
         if (kind && strcmp(kind, "train") == 0 && n.train < limit) {
             TrainRecord *t = &records[n.train++];
-            EXPECT(record_number(record, "step") == n.train, "train record %d is of another step: %.100s", n.train, line);
+            EXPECT(record_number(record, "step") == n.train, "train record %d is of another step: %.100s", n.train,
+                   line);
             t->loss = record_number(record, "loss");
             t->grad_norm = record_number(record, "grad_norm");
             t->loss_z = record_number(record, "loss_z");
             t->grad_z = record_number(record, "grad_z");
             t->skipped = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(record, "skipped"));
         } else if (kind && strcmp(kind, "event") == 0) {
-            EXPECT(what && record_number(record, "step") == n.train, "an event of another step than the record before it: %.100s", line);
+            EXPECT(what && record_number(record, "step") == n.train,
+                   "an event of another step than the record before it: %.100s", line);
             n.spikes += what && strcmp(what, "spike") == 0;
             n.skipped += what && strcmp(what, "skipped") == 0;
             n.not_finite += what && strcmp(what, "not_finite") == 0;
@@ -394,7 +444,8 @@ static void expect_z(const TrainRecord *records, int i, double logged, size_t fi
     for (int j = 0; j < i; j++)
         if (!records[j].skipped) variance += (RECORD_FIELD(j) - mean) * (RECORD_FIELD(j) - mean);
     double z = (RECORD_FIELD(i) - mean) / sqrt(variance / n);
-    EXPECT(fabs(z - logged) < 1e-6 * (1 + fabs(z)), "step %d: z %.9g in the log, %.9g from its values", i + 1, logged, z);
+    EXPECT(fabs(z - logged) < 1e-6 * (1 + fabs(z)), "step %d: z %.9g in the log, %.9g from its values", i + 1, logged,
+           z);
 #undef RECORD_FIELD
 }
 
@@ -405,7 +456,8 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
     ProgramResult r;
     for (int flags = 0; flags < 2; flags++) {
         const char *name = flags ? "skips" : "plain";
-        run_trainer(&r, &d, name, flags ? "--steps 260 --lr 1e-1 --skip-loss-z 0.1 --skip-grad-z 2" : "--steps 260 --lr 1e-1");
+        run_trainer(&r, &d, name,
+                    flags ? "--steps 260 --lr 1e-1 --skip-loss-z 0.1 --skip-grad-z 2" : "--steps 260 --lr 1e-1");
         EXPECT_STATUS(r, 0);
         RecordCounts n = read_records(&d, name, records, STEPS);
         int skipped = 0, by_loss = 0, by_grad = 0, loss_spikes = 0, grad_spikes = 0;
@@ -413,7 +465,8 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
             const TrainRecord *t = &records[i];
             expect_z(records, i, t->loss_z, offsetof(TrainRecord, loss));
             expect_z(records, i, t->grad_z, offsetof(TrainRecord, grad_norm));
-            EXPECT(t->skipped == (flags && (t->loss_z >= 0.1 || t->grad_z >= 2)), "step %d: z %g and %g, skipped %d", i + 1, t->loss_z, t->grad_z, t->skipped);
+            EXPECT(t->skipped == (flags && (t->loss_z >= 0.1 || t->grad_z >= 2)), "step %d: z %g and %g, skipped %d",
+                   i + 1, t->loss_z, t->grad_z, t->skipped);
             loss_spikes += t->loss_z >= 7;
             grad_spikes += t->grad_z >= 7;
             skipped += t->skipped;
@@ -421,11 +474,16 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
             by_grad += t->skipped && !(t->loss_z >= 0.1);
         }
         EXPECT(n.train == STEPS && n.skipped == skipped && n.not_finite == 0 && n.spikes == loss_spikes + grad_spikes,
-               "%d records, %d events of %d skips, %d of %d and %d spikes", n.train, n.skipped, skipped, n.spikes, loss_spikes, grad_spikes);
-        EXPECT(flags ? by_loss > 0 && by_grad > 0 && skipped < 100 : skipped == 0, "skipped for the loss %d, for the gradient %d", by_loss, by_grad);
-        EXPECT(count_lines(r.err) == skipped && count_of(r.err, "skipped") == skipped, "%d lines on stderr for %d skips", count_lines(r.err), skipped);
+               "%d records, %d events of %d skips, %d of %d and %d spikes", n.train, n.skipped, skipped, n.spikes,
+               loss_spikes, grad_spikes);
+        EXPECT(flags ? by_loss > 0 && by_grad > 0 && skipped < 100 : skipped == 0,
+               "skipped for the loss %d, for the gradient %d", by_loss, by_grad);
+        EXPECT(count_lines(r.err) == skipped && count_of(r.err, "skipped") == skipped,
+               "%d lines on stderr for %d skips", count_lines(r.err), skipped);
         char summary[200];
-        FORMAT(summary, "\nspikes: loss %.2f%% (%d of 132 steps), gradient norm %.2f%% (%d of 132 steps); updates left out: %d skipped, 0 not finite\n",
+        FORMAT(summary,
+               "\nspikes: loss %.2f%% (%d of 132 steps), gradient norm %.2f%% (%d of 132 steps); updates left out: %d "
+               "skipped, 0 not finite\n",
                loss_spikes / 1.32, loss_spikes, grad_spikes / 1.32, grad_spikes, skipped);
         EXPECT(strstr(r.out, summary), "no %s in %s", summary, r.out + max_int(0, (int)strlen(r.out) - 300));
         char dir[700];
@@ -449,21 +507,26 @@ static void detectors_survive_a_resume_bit_for_bit(void) {
     run_trainer(&r, &d, "whole", options);
     EXPECT_STATUS(r, 0);
     const char *summary = strstr(r.out, "\nspikes: ");
-    EXPECT(summary && strstr(summary, "of 52 steps"), "the summary of the whole run: %.200s", summary ? summary : r.out);
+    EXPECT(summary && strstr(summary, "of 52 steps"), "the summary of the whole run: %.200s",
+           summary ? summary : r.out);
     char whole[300];
     FORMAT(whole, "%s", summary ? summary : "?");
     FORMAT(options, "--steps %d %s", splits[0], care);
     run_trainer(&r, &d, "parts", options);
     EXPECT_STATUS(r, 0);
     for (int i = 1; i < 4; i++) {
-        run_command(&r, "%s --out '%s/parts' --resume --steps %d --threads 2", test_program(), d.dir.path, i < 3 ? splits[i] : 180);
+        run_command(&r, "%s --out '%s/parts' --resume --steps %d --threads 2", test_program(), d.dir.path,
+                    i < 3 ? splits[i] : 180);
         EXPECT_STATUS(r, 0);
     }
     EXPECT(strstr(r.out, whole), "the last part's summary is not %s", whole);
     expect_same_directories(&d, "whole/checkpoints/step_00000180", "parts/checkpoints/step_00000180");
     FORMAT(path, "%s", d.dir.path);
-    run_command(&r, "cd '%s' && for run in whole parts; do sed -E 's/\"(tokens_per_s|ms|flops_util|comm_ms)\": [^,]*, //g' $run/log.jsonl > $run.log; done;"
-                    "cmp whole.log parts.log && grep -c '\"what\": \"skipped\"' whole.log", path);
+    run_command(&r,
+                "cd '%s' && for run in whole parts; do sed -E 's/\"(tokens_per_s|ms|flops_util|comm_ms)\": [^,]*, //g' "
+                "$run/log.jsonl > $run.log; done;"
+                "cmp whole.log parts.log && grep -c '\"what\": \"skipped\"' whole.log",
+                path);
     EXPECT(r.status == 0 && atoi(r.out) > 3, "the logs differ, or have no skips: %.300s %.200s", r.out, r.err);
     test_remove_directory(&d.dir);
 }
@@ -477,7 +540,8 @@ static void expect_finite_weights(const ProgramData *d, const char *checkpoint) 
         const SafeTensor *t = &s->tensors[i];
         double *x = (double *)checked_calloc(t->count, sizeof(double));
         safetensors_read(s, t->name, 0, t->count, x, DTYPE_F64);
-        for (size_t e = 0; e < t->count; e++) EXPECT(isfinite(x[e]), "%s: element %zu of %s is %g", checkpoint, e, t->name, x[e]);
+        for (size_t e = 0; e < t->count; e++)
+            EXPECT(isfinite(x[e]), "%s: element %zu of %s is %g", checkpoint, e, t->name, x[e]);
         free(x);
     }
     safetensors_close(s);
@@ -494,16 +558,21 @@ static void a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoi
     EXPECT_STATUS(r, 0);
     run_command(&r, "cp -r '%s/run/checkpoints/step_00000005' '%s/saved'", d.dir.path, d.dir.path);
     // the checkpoints of the broken weights must not push the good one out
-    run_command(&r, "%s --out '%s/run' --resume --steps 60 --checkpoint-every 1 --keep 2 --threads 2 --lr " DIVERGING_LR, test_program(), d.dir.path);
-    EXPECT(r.status == 1 && count_lines(r.err) == 11 && count_of(r.err, "in a row") == 10, "status %d, stderr: %.500s", r.status, r.err);
+    run_command(&r,
+                "%s --out '%s/run' --resume --steps 60 --checkpoint-every 1 --keep 2 --threads 2 --lr " DIVERGING_LR,
+                test_program(), d.dir.path);
+    EXPECT(r.status == 1 && count_lines(r.err) == 11 && count_of(r.err, "in a row") == 10, "status %d, stderr: %.500s",
+           r.status, r.err);
     const char *last = strstr(r.err, "the run is stopped");
-    EXPECT(last && strstr(last, "--lr") && strstr(last, "run/checkpoints/step_00000005\n"), "the last line: %.400s", last ? last : "?");
+    EXPECT(last && strstr(last, "--lr") && strstr(last, "run/checkpoints/step_00000005\n"), "the last line: %.400s",
+           last ? last : "?");
     RecordCounts n = read_records(&d, "run", records, 60);
-    EXPECT(n.not_finite == 10 && n.stopped == 1 && n.train >= 16 && n.train < 60, "%d records, %d not finite", n.train, n.not_finite);
+    EXPECT(n.not_finite == 10 && n.stopped == 1 && n.train >= 16 && n.train < 60, "%d records, %d not finite", n.train,
+           n.not_finite);
     for (int i = 0; i < n.train; i++) {
         bool finite = isfinite(records[i].loss) && isfinite(records[i].grad_norm);
-        EXPECT(finite == (i < n.train - 10) && records[i].skipped == !finite, "step %d: loss %g, norm %g, skipped %d", i + 1, records[i].loss,
-               records[i].grad_norm, records[i].skipped);
+        EXPECT(finite == (i < n.train - 10) && records[i].skipped == !finite, "step %d: loss %g, norm %g, skipped %d",
+               i + 1, records[i].loss, records[i].grad_norm, records[i].skipped);
     }
     expect_same_directories(&d, "run/checkpoints/step_00000005", "saved");
     run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
@@ -523,18 +592,21 @@ static void the_row_of_steps_that_are_not_finite_is_in_the_checkpoint(void) {
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 6 --weight-decay 0 --lr " DIVERGING_LR);
     EXPECT_STATUS(r, 0);
-    EXPECT(strstr(r.out, "n/a (no step had 128 before it)"), "the summary of a short run: %.300s", r.out + max_int(0, (int)strlen(r.out) - 300));
+    EXPECT(strstr(r.out, "n/a (no step had 128 before it)"), "the summary of a short run: %.300s",
+           r.out + max_int(0, (int)strlen(r.out) - 300));
     int before = count_of(r.err, "in a row");
     EXPECT(before >= 3, "only %d of 6 steps were not finite", before);
     expect_finite_weights(&d, "run/checkpoints/step_00000006");
     run_command(&r, "%s --out '%s/run' --resume --steps 60 --threads 2", test_program(), d.dir.path);
-    EXPECT(r.status == 1 && count_of(r.err, "in a row") == 10 - before && strstr(r.err, "last good checkpoint: none"), "status %d, stderr: %.500s",
-           r.status, r.err);
+    EXPECT(r.status == 1 && count_of(r.err, "in a row") == 10 - before && strstr(r.err, "last good checkpoint: none"),
+           "status %d, stderr: %.500s", r.status, r.err);
     RecordCounts n = read_records(&d, "run", records, 60);
     EXPECT(n.train == 6 + 10 - before && n.not_finite == 10, "%d records, %d not finite", n.train, n.not_finite);
     // without --out there is none to name; samples of a broken model are no reason to stop earlier
-    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 60 --lr 1e300 --sample-every 1", test_program(), d.dir.path, small_model);
-    EXPECT(r.status == 1 && strstr(r.err, "last good checkpoint: none") && count_of(r.err, "in a row") == 10, "status %d, stderr: %.300s", r.status, r.err);
+    run_command(&r, "%s --train-data '%s/train.bin' %s --steps 60 --lr 1e300 --sample-every 1", test_program(),
+                d.dir.path, small_model);
+    EXPECT(r.status == 1 && strstr(r.err, "last good checkpoint: none") && count_of(r.err, "in a row") == 10,
+           "status %d, stderr: %.300s", r.status, r.err);
     EXPECT(strstr(r.out, "logits are not finite"), "no word of the samples");
     test_remove_directory(&d.dir);
 }
@@ -546,7 +618,8 @@ static void weights_that_are_not_finite_are_never_saved(void) {
     EXPECT_STATUS(r, 0);
     // the rate itself is beyond what a float holds, so one update breaks the weights
     run_command(&r, "%s --out '%s/run' --resume --steps 4 --lr 1e300 --threads 2", test_program(), d.dir.path);
-    EXPECT(r.status == 1 && strstr(r.err, "are not saved") && strstr(r.err, "run/checkpoints/step_00000002\n"), "status %d, stderr: %.300s", r.status, r.err);
+    EXPECT(r.status == 1 && strstr(r.err, "are not saved") && strstr(r.err, "run/checkpoints/step_00000002\n"),
+           "status %d, stderr: %.300s", r.status, r.err);
     run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
     EXPECT(strcmp(r.out, "step_00000002\n") == 0, "checkpoints: %s", r.out);
     expect_finite_weights(&d, "run/checkpoints/step_00000002");
@@ -560,15 +633,20 @@ static const Test spikes_tests[] = {
     {"a window of equal values gives finite scores", a_window_of_equal_values_gives_finite_scores},
     {"the window has 1000 values, and then the oldest goes", the_window_has_1000_values},
     {"a long series agrees with the definition", a_long_series_agrees_with_the_definition},
-    {"what is not finite is never applied and does not blind the detectors", what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors},
-    {"a step is skipped from the threshold on, and its values never enter", a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter},
+    {"what is not finite is never applied and does not blind the detectors",
+     what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors},
+    {"a step is skipped from the threshold on, and its values never enter",
+     a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter},
     {"the state comes back bit for bit", the_state_comes_back_bit_for_bit},
     {"a state that this program cannot have written is refused", a_state_of_another_make_is_refused},
-    {"a step left out leaves weights, moments and their count alone", a_step_left_out_leaves_weights_moments_and_their_count_alone},
+    {"a step left out leaves weights, moments and their count alone",
+     a_step_left_out_leaves_weights_moments_and_their_count_alone},
     {"a run skips what its options say, and the log tells it", a_run_skips_what_its_options_say_and_the_log_tells_it},
     {"detectors survive a resume bit for bit", detectors_survive_a_resume_bit_for_bit},
-    {"a diverged run stops after 10 steps and names the last good checkpoint", a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint},
-    {"the row of steps that are not finite is in the checkpoint", the_row_of_steps_that_are_not_finite_is_in_the_checkpoint},
+    {"a diverged run stops after 10 steps and names the last good checkpoint",
+     a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint},
+    {"the row of steps that are not finite is in the checkpoint",
+     the_row_of_steps_that_are_not_finite_is_in_the_checkpoint},
     {"weights that are not finite are never saved", weights_that_are_not_finite_are_never_saved},
 };
 enum { SPIKES_TEST_COUNT = sizeof(spikes_tests) / sizeof(spikes_tests[0]) };

@@ -9,8 +9,8 @@ the definitions read: whole rows of probabilities, no fused matrix, no kept log-
 #include "program.h"
 
 static const ModelCase stats_cases[] = {
-    {"every row but those of position 0 is in the sample, group of 3, T prime", 37, 20, 2, 6, 2, 8,  28, 2, 13, false},
-    {"a sample of the rows, B no divisor of its size, head dimension 16",       29, 24, 2, 4, 4, 16, 20, 3, 41, true },
+    {"every row but those of position 0 is in the sample, group of 3, T prime", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
+    {"a sample of the rows, B no divisor of its size, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true},
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 
@@ -65,20 +65,16 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
 static inline double direct_lambda(const Model *m, int layer, double l) {
     double dots[2] = {0, 0};
     switch (m->config.attention->lambda) {
-    case LAMBDA_SIGMOID:
-        return 1 / (1 + exp(-l));
-    case LAMBDA_LINEAR:
-        return l;
-    case LAMBDA_SCALAR:
-        return (double)param(m, T_LAYER_LAMBDA, layer)[0];
+    case LAMBDA_SIGMOID: return 1 / (1 + exp(-l));
+    case LAMBDA_LINEAR: return l;
+    case LAMBDA_SCALAR: return (double)param(m, T_LAYER_LAMBDA, layer)[0];
     case LAMBDA_EXP:
         for (int i = 0; i < m->config.D; i++) {
             dots[0] += (double)param(m, T_LAMBDA_Q1, layer)[i] * (double)param(m, T_LAMBDA_K1, layer)[i];
             dots[1] += (double)param(m, T_LAMBDA_Q2, layer)[i] * (double)param(m, T_LAMBDA_K2, layer)[i];
         }
         return exp(dots[0]) - exp(dots[1]) + lambda_init(layer);
-    default:
-        return 1;
+    default: return 1;
     }
 }
 
@@ -89,7 +85,9 @@ static inline int direct_key_head(const AttentionDims *d, int h) {
 }
 
 // The first position that position t of sequence b sees.
-static inline int direct_low(const Model *m, int b, int t, int T) { return m->documents ? m->acts.starts[b * T + t] : 0; }
+static inline int direct_low(const Model *m, int b, int t, int T) {
+    return m->documents ? m->acts.starts[b * T + t] : 0;
+}
 
 // The probabilities p (t+1) of query head h at position t of sequence b; returns the largest |logit|.
 static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
@@ -167,7 +165,8 @@ static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x
                 direct_add(&first[map], p[map * T + low]);
             }
             for (int j = 0; j <= t; j++) sum += fabs(p[j] - s * p[T + j]);
-            if (sampled[n] && low < t) direct_add(&effective, a->maps == 1 ? p[low] : fabs(p[low] - s * p[T + low]) / sum);
+            if (sampled[n] && low < t)
+                direct_add(&effective, a->maps == 1 ? p[low] : fabs(p[low] - s * p[T + low]) / sum);
         }
         direct_epilogue(context, m, layer, in.gate + n * d->gate_rows);
         for (int h = 0; h < d->OH; h++) direct_add(&rms, direct_rms(context + h * d->DV, d->DV, 0));
@@ -290,17 +289,8 @@ static void statistics_equal_a_direct_computation(void) {
 }
 
 static void the_sampled_rows_are_distinct_and_spread(void) {
-    static const int shapes[][2] = {
-        {1,  2      },
-        {1,  65     },
-        {64, 2      },
-        {65, 2      },
-        {3,  41     },
-        {8,  65     },
-        {64, 1024   },
-        {2,  13     },
-        {1,  1 << 24}
-    };
+    static const int shapes[][2] = {{1, 2},  {1, 65},    {64, 2}, {65, 2},     {3, 41},
+                                    {8, 65}, {64, 1024}, {2, 13}, {1, 1 << 24}};
     for (int i = 0; i < 9; i++) {
         int B = shapes[i][0], T = shapes[i][1], rows = attention_stats_rows(B, T), seen[64], in_first_half = 0,
             first_sequence = 0;
@@ -532,7 +522,8 @@ static const Test stats_tests[] = {
     {"a value that is not a number shows in the statistics", a_nan_shows},
     {"one position has no attention statistics", one_position_has_no_attention_statistics},
     {"statistics do not depend on the number of threads", statistics_do_not_depend_on_the_number_of_threads},
-    {"--stats-every logs one record per layer with all its keys, also after a resume", the_program_logs_one_record_per_layer},
+    {"--stats-every logs one record per layer with all its keys, also after a resume",
+     the_program_logs_one_record_per_layer},
     {"statistics leave the run as it is, bit for bit", statistics_leave_the_run_as_it_is},
 };
 enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };

@@ -1,6 +1,6 @@
 /*
-tokenizer.h: tests of the tokenizer in C by itself, with a small table made here, and of what a run does with it. That it
-agrees with the library whose tables it reads is tested by data/test_tokenizer.py.
+tokenizer.h: tests of the tokenizer in C by itself, with a small table made here, and of what a run does with it. That
+it agrees with the library whose tables it reads is tested by data/test_tokenizer.py.
 */
 #ifndef TESTS_TOKENIZER_H
 #define TESTS_TOKENIZER_H
@@ -53,14 +53,22 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
     memcpy(t->tokens[TOY_END], "<|end|>", 7);
     t->lengths[TOY_END] = 7;
     uint32_t parts = pattern == PATTERN_O200K;
-    const uint32_t ranges[][3] = {{9, 13, 4}, {32, 32, 4}, {48, 57, 2}, {65, 90, 1 | 8 * parts}, {97, 122, 1 | 16 * parts}, {0xE9, 0xE9, 1 | 16 * parts},
-                                  {0x672C, 0x672C, 1 | 24 * parts}, {0xFE20, 0xFE2F, 24}};
-    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts; // the last are marks
+    const uint32_t ranges[][3] = {{9, 13, 4},
+                                  {32, 32, 4},
+                                  {48, 57, 2},
+                                  {65, 90, 1 | 8 * parts},
+                                  {97, 122, 1 | 16 * parts},
+                                  {0xE9, 0xE9, 1 | 16 * parts},
+                                  {0x672C, 0x672C, 1 | 24 * parts},
+                                  {0xFE20, 0xFE2F, 24}};
+    // the last are marks
+    size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts;
     for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (size_t)t->lengths[i];
     memcpy(t->bytes, "DV2TOK\0\1", 8);
     t->size = 8;
-    const uint32_t header[12] = {TOKENIZER_BPE, TOY_VOCABULARY, pattern, flags, TOY_END, TOY_MERGES, 1, (uint32_t)ranges_count, (uint32_t)reason_bytes,
-                                 (uint32_t)bytes, 0, 0};
+    const uint32_t header[12] = {
+        TOKENIZER_BPE,          TOY_VOCABULARY,         pattern,         flags, TOY_END, TOY_MERGES, 1,
+        (uint32_t)ranges_count, (uint32_t)reason_bytes, (uint32_t)bytes, 0,     0};
     for (int i = 0; i < 12; i++) toy_number(t, header[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) toy_number(t, (uint32_t)t->lengths[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) {
@@ -117,7 +125,8 @@ static void merges_are_done_in_the_order_of_their_ranks(void) {
             int count = toy_encode(&table, text, want);
             size_t got = tokenizer_encode(t, text, (size_t)length, &ids), size;
             for (int i = 0; i < count && (size_t)i < got; i++) different += ids[i] != want[i];
-            EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count, different);
+            EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count,
+                   different);
             char *back = tokenizer_decode(t, ids, got, &size);
             EXPECT(size == (size_t)length && memcmp(back, text, size) == 0, "'%s' comes back as '%s'", text, back);
             free(back);
@@ -137,16 +146,33 @@ static void text_is_cut_as_the_expressions_say(void) {
         Pattern pattern;
         const char *text, *pieces; // with | between them
     } cases[] = {
-        {PATTERN_GPT2, "Don't  stop", "Don|'t| | stop"},   {PATTERN_GPT2, "a\n\n b12 3", "a|\n\n| b|12| 3"},
-        {PATTERN_GPT2, "'S'll!? \t", "'|S|'ll|!?| \t"},      {PATTERN_CL100K, "DON'T x", "DON|'T| x"},
-        {PATTERN_CL100K, "12345 6", "123|45| |6"},           {PATTERN_QWEN2, "12 3", "1|2| |3"},
-        {PATTERN_CL100K, "a.\n\nb", "a|.\n\n|b"},            {PATTERN_CL100K, "a \n  \n  b", "a| \n  \n| | b"},
-        {PATTERN_CL100K, "(word", "(word"},                  {PATTERN_CL100K, "\tword -x", "\tword| -|x"},
-        {PATTERN_GPT2, "caf\xC3\xA9s \xE2\x82\xAC", "caf\xC3\xA9s| \xE2\x82\xAC"}, {PATTERN_NONE, "a b", "a b"},
-        {PATTERN_O200K, "HTTPServer's 'LL", "HTTPServer's| '|LL"}, {PATTERN_O200K, "McDonald ABC'LLx", "Mc|Donald| ABC'LL|x"},
-        {PATTERN_O200K, "\xE6\x9C\xAC" "AB\xC3\xA9 1234", "\xE6\x9C\xAC" "AB\xC3\xA9| |123|4"}, // caseless, capitals, a small one
-        {PATTERN_O200K, "A\xE6\x9C\xAC" "BC", "A\xE6\x9C\xAC|BC"},                          // given back to what may end a word
-        {PATTERN_O200K, "\xEF\xB8\xA0 \xEF\xB8\xA0" "AB", "\xEF\xB8\xA0| \xEF\xB8\xA0|AB"}, // a mark leads, or is a word
+        {PATTERN_GPT2, "Don't  stop", "Don|'t| | stop"},
+        {PATTERN_GPT2, "a\n\n b12 3", "a|\n\n| b|12| 3"},
+        {PATTERN_GPT2, "'S'll!? \t", "'|S|'ll|!?| \t"},
+        {PATTERN_CL100K, "DON'T x", "DON|'T| x"},
+        {PATTERN_CL100K, "12345 6", "123|45| |6"},
+        {PATTERN_QWEN2, "12 3", "1|2| |3"},
+        {PATTERN_CL100K, "a.\n\nb", "a|.\n\n|b"},
+        {PATTERN_CL100K, "a \n  \n  b", "a| \n  \n| | b"},
+        {PATTERN_CL100K, "(word", "(word"},
+        {PATTERN_CL100K, "\tword -x", "\tword| -|x"},
+        {PATTERN_GPT2, "caf\xC3\xA9s \xE2\x82\xAC", "caf\xC3\xA9s| \xE2\x82\xAC"},
+        {PATTERN_NONE, "a b", "a b"},
+        {PATTERN_O200K, "HTTPServer's 'LL", "HTTPServer's| '|LL"},
+        {PATTERN_O200K, "McDonald ABC'LLx", "Mc|Donald| ABC'LL|x"},
+        {PATTERN_O200K,
+         "\xE6\x9C\xAC"
+         "AB\xC3\xA9 1234",
+         "\xE6\x9C\xAC"
+         "AB\xC3\xA9| |123|4"}, // caseless, capitals, a small one
+        {PATTERN_O200K,
+         "A\xE6\x9C\xAC"
+         "BC",
+         "A\xE6\x9C\xAC|BC"}, // given back to what may end a word
+        {PATTERN_O200K,
+         "\xEF\xB8\xA0 \xEF\xB8\xA0"
+         "AB",
+         "\xEF\xB8\xA0| \xEF\xB8\xA0|AB"}, // a mark leads, or is a word
         {PATTERN_O200K, "a./\n/b  \n c", "a|./\n/|b|  \n| c"},
     };
     for (size_t k = 0; k < sizeof(cases) / sizeof(cases[0]); k++) {
@@ -192,7 +218,8 @@ static void damaged_tables_are_refused(void) {
         memcpy(t->memory, damaged.bytes, damaged.size);
         t->size = damaged.size;
         bool good = tokenizer_read(t);
-        EXPECT(!good || (sealed && round % 4 == 3), "a table with %s is taken", round % 4 < 2 ? "an end missing" : "a byte changed");
+        EXPECT(!good || (sealed && round % 4 == 3), "a table with %s is taken",
+               round % 4 < 2 ? "an end missing" : "a byte changed");
         if (good && t->reason[0] == 0) { // another table, and a possible one: it must be safe to use
             int *ids = NULL;
             size_t count = tokenizer_encode(t, "ab c<|end|> 12\n", 15, &ids), size;
@@ -213,9 +240,10 @@ static void classes_that_a_pattern_cannot_have_are_refused(void) {
         uint32_t value;
         bool good;
     } cases[] = {
-        {PATTERN_GPT2, 1, true},   {PATTERN_GPT2, 0, false},  {PATTERN_GPT2, 3, false},   {PATTERN_GPT2, 8, false},   {PATTERN_GPT2, 9, false},
-        {PATTERN_O200K, 9, true},  {PATTERN_O200K, 17, true}, {PATTERN_O200K, 25, true},  {PATTERN_O200K, 24, true},  {PATTERN_O200K, 2, true},
-        {PATTERN_O200K, 1, false}, {PATTERN_O200K, 0, false}, {PATTERN_O200K, 12, false}, {PATTERN_O200K, 18, false}, {PATTERN_O200K, 33, false},
+        {PATTERN_GPT2, 1, true},    {PATTERN_GPT2, 0, false},   {PATTERN_GPT2, 3, false},   {PATTERN_GPT2, 8, false},
+        {PATTERN_GPT2, 9, false},   {PATTERN_O200K, 9, true},   {PATTERN_O200K, 17, true},  {PATTERN_O200K, 25, true},
+        {PATTERN_O200K, 24, true},  {PATTERN_O200K, 2, true},   {PATTERN_O200K, 1, false},  {PATTERN_O200K, 0, false},
+        {PATTERN_O200K, 12, false}, {PATTERN_O200K, 18, false}, {PATTERN_O200K, 33, false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         bool good = class_is_possible(cases[i].pattern, cases[i].value);
@@ -228,22 +256,33 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
     ProgramResult r;
     static ToyTable table;
     char path[700];
-    corpora_make(d.path, "a", 3, 1, "{\"format\": 1, \"vocab_size\": 317, \"separator\": {\"token\": 316, \"place\": \"before\"}}");
+    corpora_make(d.path, "a", 3, 1,
+                 "{\"format\": 1, \"vocab_size\": 317, \"separator\": {\"token\": 316, \"place\": \"before\"}}");
     corpora_make(d.path, "b", 1, 1, "{\"format\": 1, \"vocab_size\": 317}");
-    run_command(&r, "cd '%s' && rm a/*3.bin b/*1.bin && cp a/train_000001.bin b/ && echo '{}' > a/tokenizer.json", d.path); // ids beyond 316
+    // ids beyond 316
+    run_command(&r, "cd '%s' && rm a/*3.bin b/*1.bin && cp a/train_000001.bin b/ && echo '{}' > a/tokenizer.json",
+                d.path);
     for (int i = 0; i < 2; i++) {
         toy_make(&table, 1 + (uint64_t)i, PATTERN_GPT2, 0, "");
         FORMAT(path, "%s/%s/tokenizer.bin", d.path, i ? "b" : "a");
         data_write_file(path, table.bytes, table.size);
     }
-    corpora_run(&r, &d, "--train-data a --steps 2 --sample-every 1 --prompt 'ab é<|end|>' --checkpoint-every 1 --out run");
+    corpora_run(&r, &d,
+                "--train-data a --steps 2 --sample-every 1 --prompt 'ab é<|end|>' --checkpoint-every 1 --out run");
     EXPECT(r.status == 0 && strstr(r.out, "ab é\n\n"), "status %d, %.200s %.400s", r.status, r.err, r.out);
-    run_command(&r, "cd '%s' && cmp a/tokenizer.bin run/checkpoints/step_00000002/tokenizer.bin && cmp a/tokenizer.json run/checkpoints/step_00000002/tokenizer.json && "
-                    "grep -c tokenizer run/checkpoints/step_00000002/trainer_state.json", d.path);
+    run_command(&r,
+                "cd '%s' && cmp a/tokenizer.bin run/checkpoints/step_00000002/tokenizer.bin && cmp a/tokenizer.json "
+                "run/checkpoints/step_00000002/tokenizer.json && "
+                "grep -c tokenizer run/checkpoints/step_00000002/trainer_state.json",
+                d.path);
     EXPECT(r.status == 0 && atoi(r.out) >= 2, "the checkpoint has no tokenizer: %.200s", r.out);
-    run_command(&r, "cd '%s' && c=run/checkpoints/step_00000002 && %s --init $c --generate 5 --prompt 'x y' && %s --init $c --generate 3 --prompt-tokens 120,32,121 && "
-                    "%s --init $c --generate 1 --temperature 0", d.path, test_program_path(), test_program_path(), test_program_path());
-    EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s", r.status, r.err, r.out);
+    run_command(&r,
+                "cd '%s' && c=run/checkpoints/step_00000002 && %s --init $c --generate 5 --prompt 'x y' && %s --init "
+                "$c --generate 3 --prompt-tokens 120,32,121 && "
+                "%s --init $c --generate 1 --temperature 0",
+                d.path, test_program_path(), test_program_path(), test_program_path());
+    EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s",
+           r.status, r.err, r.out);
     static const struct {
         const char *options, *words;
     } refused[] = {
@@ -259,8 +298,10 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
         {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
     };
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
-        run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(), refused[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words), "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
+        run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(),
+                    refused[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
+               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
     }
     run_command(&r, "cd '%s' && rm a/tokenizer.json && mkdir a/tokenizer.json", d.path); // there, and cannot be read
     corpora_run(&r, &d, "--train-data a");
@@ -274,7 +315,9 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
     EXPECT_ONE_LINE(r, EXIT_USAGE, "--prompt-tokens");
     corpora_run(&r, &d, "--vocab 317 --generate 2 --tokenizer toy.bin --prompt-tokens 97,98");
     EXPECT(r.status == 0 && strncmp(r.out, "ab", 2) == 0, "status %d, %.200s %.200s", r.status, r.err, r.out);
-    run_command(&r, "cd '%s' && echo x >> run/checkpoints/step_00000002/tokenizer.bin && %s --out run --resume --steps 3", d.path, test_program_path());
+    run_command(&r,
+                "cd '%s' && echo x >> run/checkpoints/step_00000002/tokenizer.bin && %s --out run --resume --steps 3",
+                d.path, test_program_path());
     EXPECT(r.status == 0 && strstr(r.err, "tokenizer.bin has"), "status %d, stderr %.300s", r.status, r.err);
     test_remove_directory(&d);
 }
@@ -284,7 +327,8 @@ static const Test tokenizer_tests[] = {
     {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
     {"damaged tables are refused", damaged_tables_are_refused},
     {"classes that a pattern cannot have are refused", classes_that_a_pattern_cannot_have_are_refused},
-    {"a run speaks with the tokenizer of its corpus, and so do its checkpoints", a_run_speaks_with_the_tokenizer_of_its_corpus},
+    {"a run speaks with the tokenizer of its corpus, and so do its checkpoints",
+     a_run_speaks_with_the_tokenizer_of_its_corpus},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif

@@ -148,9 +148,7 @@ template <class... P> class Launcher {
 template <class... P>
 Launcher<P...> launcher(void (*kernel)(P...), const char *name, Extent grid, Extent block, size_t shared_bytes,
                         cudaStream_t stream, Place place = Place::here()) {
-    return {
-        kernel, {name, reinterpret_cast<const void *>(kernel), place, grid, block, shared_bytes, stream}
-    };
+    return {kernel, {name, reinterpret_cast<const void *>(kernel), place, grid, block, shared_bytes, stream}};
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

@@ -79,10 +79,7 @@ void watch_time() {
     action.sa_handler = tick;
     action.sa_flags = SA_RESTART | SA_ONSTACK;
     sigaction(SIGVTALRM, &action, nullptr);
-    const struct itimerval every_second = {
-        {1, 0},
-        {1, 0}
-    };
+    const struct itimerval every_second = {{1, 0}, {1, 0}};
     setitimer(ITIMER_VIRTUAL, &every_second, nullptr);
 }
 

@@ -201,9 +201,7 @@ static __global__ void fours_in_shared(int *out, bool bug) {
     SHARED(Four, aligned, 2);
     SHARED(int, plain, 8);
     Four *fours = bug ? reinterpret_cast<Four *>(plain) : aligned;
-    fours[threadIdx.x] = Four{
-        {1, 2, 3, 4}
-    };
+    fours[threadIdx.x] = Four{{1, 2, 3, 4}};
     out[threadIdx.x] = fours[threadIdx.x].x[3];
 }
 template <bool bug> static void vector_access_to_a_plain_shared_array(void) {
@@ -524,74 +522,71 @@ typedef struct {
 #define BUG_OF(f, what) f<what, true>, f<what, false>
 
 static const Bug bugs[] = {
-    {"a missing barrier between a write and a read of shared memory", nullptr,                                   BUG(missing_barrier),                       EVERY                                                                            },
-    {"a missing barrier at the end of a loop",                        nullptr,                                   BUG(missing_last_barrier_of_a_loop),        EVERY                                                                            },
-    {"a missing __syncwarp between lanes that share memory",          nullptr,                                   BUG(missing_syncwarp),                      EVERY                                                                            },
-    {"two blocks that write the same place",                          nullptr,                                   BUG(race_between_blocks),                   EVERY                                                                            },
-    {"many threads that write the same value to one place",           nullptr,                                   BUG(many_threads_write_one_value),          THREAD                                                                           },
-    {"a shuffle in place of a __syncwarp",                            nullptr,                                   BUG(shuffle_in_place_of_syncwarp),          THREAD                                                                           },
-    {"a missing __threadfence before the last block reads",           nullptr,                                   BUG(missing_threadfence),                   THREAD                                                                           },
-    {"one past the end of global memory",                             "heap-buffer-overflow",                    BUG(one_past_the_end_of_global_memory),     ADDRESS                                                                          },
+    {"a missing barrier between a write and a read of shared memory", nullptr, BUG(missing_barrier), EVERY},
+    {"a missing barrier at the end of a loop", nullptr, BUG(missing_last_barrier_of_a_loop), EVERY},
+    {"a missing __syncwarp between lanes that share memory", nullptr, BUG(missing_syncwarp), EVERY},
+    {"two blocks that write the same place", nullptr, BUG(race_between_blocks), EVERY},
+    {"many threads that write the same value to one place", nullptr, BUG(many_threads_write_one_value), THREAD},
+    {"a shuffle in place of a __syncwarp", nullptr, BUG(shuffle_in_place_of_syncwarp), THREAD},
+    {"a missing __threadfence before the last block reads", nullptr, BUG(missing_threadfence), THREAD},
+    {"one past the end of global memory", "heap-buffer-overflow", BUG(one_past_the_end_of_global_memory), ADDRESS},
     {"one past the end of a page of global memory",
-     "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096",                                   BUG(one_past_the_end_of_a_page),
-     SCHEDULER                                                                                                                                                                                                                                },
-    {"one past the end of a shared array",                            "out of bounds|heap-buffer-overflow",      BUG(one_past_the_end_of_shared_memory),
-     ADDRESS                                                                                                                                                                                                                                  },
-    {"one past the end of dynamic shared memory",                     "heap-buffer-overflow",                    BUG(too_little_dynamic_shared_memory),
-     ADDRESS                                                                                                                                                                                                                                  },
-    {"one past the end of a local array",                             "out of bounds|stack-buffer-overflow",     BUG(one_past_the_end_of_a_local_array),
-     ADDRESS                                                                                                                                                                                                                                  },
-    {"a misaligned vector load",                                      "misaligned address",                      BUG(misaligned_vector_access),              ADDRESS                                                                          },
-    {"a vector store to a shared array of a plain type",              "misaligned address",
-     BUG(vector_access_to_a_plain_shared_array),                                                                                                             ADDRESS                                                                          },
-    {"an output that is not all written",                             nullptr,                                   BUG(output_that_is_not_all_written),        EVERY                                                                            },
-    {"shared memory that is not initialised",                         nullptr,                                   BUG(shared_memory_that_is_not_initialised), EVERY                                                                            },
-    {"a kernel that reads freed memory",                              "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
-     SCHEDULER                                                                                                                                                                                                                                },
-    {"freed memory as an argument",                                   "is freed memory",                         BUG(freed_memory_as_an_argument),           SCHEDULER                                                                        },
-    {"an integer division by zero",                                   "division by zero",                        BUG(integer_division_by_zero),              SCHEDULER                                                                        },
-    {"a stack that is full",                                          "stack-overflow|stack is full",            BUG(a_stack_that_is_full),                  SCHEDULER                                                                        },
-    {"one barrier reached on two lines",                              "divergent barrier",                       BUG(barrier_on_two_lines),                  SCHEDULER                                                                        },
-    {"a barrier behind an early return",                              "divergent barrier",                       BUG(barrier_after_an_early_return),         SCHEDULER                                                                        },
-    {"a barrier and a shuffle that wait for each other",              "deadlock",                                BUG(deadlock_of_barrier_and_shuffle),       SCHEDULER                                                                        },
-    {"a lane mask with lanes that do not come",                       "a lane mask is not met",                  BUG(mask_with_lanes_that_do_not_come),
-     SCHEDULER                                                                                                                                                                                                                                },
-    {"a lane mask without the calling lane",                          "wrong lane mask",                         BUG(mask_without_the_calling_lane),         SCHEDULER                                                                        },
-    {"different operations in one warp",                              "meet at different operations",            BUG(different_operations_in_one_warp),
-     SCHEDULER                                                                                                                                                                                                                                },
-    {"a shuffle that reads lanes which have left",                    nullptr,                                   BUG(shuffle_with_lanes_that_left),          EVERY                                                                            },
-    {"a loop without an end",                                         "does not end",                            BUG(loop_without_an_end),                   PLAIN                                                                            },
-    {"a block of more than 1024 threads",                             "a block of 1056 threads",                 BUG_OF(illegal_launch,                      0),                                                                                SCHEDULER},
-    {"a grid of 0 blocks",                                                               "its grid is (0,1,1)",                                                                                     BUG_OF(illegal_launch,                                            1),                    SCHEDULER},
-    {"a grid that does not fit 32 bits",                                                      "its grid is (4294967297,1,1)",                                                                                               BUG_OF(illegal_launch,                                                                                                        2),                                                                                   SCHEDULER},
-    {"dynamic shared memory over the limit",                                                             "49153 bytes of shared memory",                                                                                             BUG_OF(illegal_launch,                                3),SCHEDULER},
-    {"static and dynamic shared memory over the limit",                                          "take 61440 bytes",
-     BUG(static_and_dynamic_shared_memory_over_the_limit),SCHEDULER                                                                              },
-    {"a copy in the wrong direction",    "should be device memory and is host memory",                                                       BUG_OF(wrong_copy,                                                                                                  0),                                                                                                     SCHEDULER},
-    {"a copy that runs past its allocation",                "end 4 bytes behind its allocation of 32",BUG_OF(wrong_copy,1),
+     "heap-buffer-overflow|out of bounds: byte 4096 of an allocation of 4096", BUG(one_past_the_end_of_a_page),
      SCHEDULER},
-    {"a cudaMemset of host memory",                          "cudaMemset: the destination",           BUG_OF(wrong_copy,                                                   2),                                                                                                                                                                                                          SCHEDULER},
-    {"a host pointer as an argument",                                                               "argument 1",                                                                            BUG(host_pointer_as_an_argument),                                                                SCHEDULER                                                                                                                     },
-    {"a device pointer that the host dereferences",                                                      "the host dereferences device memory",
-     BUG(device_pointer_on_the_host),                                                                                                           PLAIN},
-    {"memory freed twice",                                                      "cudaFree",                                                                                               BUG(freed_twice),                              SCHEDULER},
-    {"a result read without waiting for it",                                                          nullptr,                                                                                                   BUG(result_read_without_waiting),                SCHEDULER                                                                                                                         },
-    {"two streams without an event between them",                                                      nullptr,                                                                                               BUG(streams_without_an_event),                                                                       SCHEDULER                                                                                                                                                                                        },
+    {"one past the end of a shared array", "out of bounds|heap-buffer-overflow", BUG(one_past_the_end_of_shared_memory),
+     ADDRESS},
+    {"one past the end of dynamic shared memory", "heap-buffer-overflow", BUG(too_little_dynamic_shared_memory),
+     ADDRESS},
+    {"one past the end of a local array", "out of bounds|stack-buffer-overflow", BUG(one_past_the_end_of_a_local_array),
+     ADDRESS},
+    {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), ADDRESS},
+    {"a vector store to a shared array of a plain type", "misaligned address",
+     BUG(vector_access_to_a_plain_shared_array), ADDRESS},
+    {"an output that is not all written", nullptr, BUG(output_that_is_not_all_written), EVERY},
+    {"shared memory that is not initialised", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
+    {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
+     SCHEDULER},
+    {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},
+    {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), SCHEDULER},
+    {"a stack that is full", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
+    {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), SCHEDULER},
+    {"a barrier behind an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
+    {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), SCHEDULER},
+    {"a lane mask with lanes that do not come", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come),
+     SCHEDULER},
+    {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), SCHEDULER},
+    {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp),
+     SCHEDULER},
+    {"a shuffle that reads lanes which have left", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
+    {"a loop without an end", "does not end", BUG(loop_without_an_end), PLAIN},
+    {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), SCHEDULER},
+    {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), SCHEDULER},
+    {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), SCHEDULER},
+    {"dynamic shared memory over the limit", "49153 bytes of shared memory", BUG_OF(illegal_launch, 3), SCHEDULER},
+    {"static and dynamic shared memory over the limit", "take 61440 bytes",
+     BUG(static_and_dynamic_shared_memory_over_the_limit), SCHEDULER},
+    {"a copy in the wrong direction", "should be device memory and is host memory", BUG_OF(wrong_copy, 0), SCHEDULER},
+    {"a copy that runs past its allocation", "end 4 bytes behind its allocation of 32", BUG_OF(wrong_copy, 1),
+     SCHEDULER},
+    {"a cudaMemset of host memory", "cudaMemset: the destination", BUG_OF(wrong_copy, 2), SCHEDULER},
+    {"a host pointer as an argument", "argument 1", BUG(host_pointer_as_an_argument), SCHEDULER},
+    {"a device pointer that the host dereferences", "the host dereferences device memory",
+     BUG(device_pointer_on_the_host), PLAIN},
+    {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
+    {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
+    {"two streams without an event between them", nullptr, BUG(streams_without_an_event), SCHEDULER},
     {"a second stream that is early", nullptr, BUG(a_second_stream_that_is_early), SCHEDULER},
 #ifdef USE_NCCL
-    {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of", BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
+    {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
+     BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
 #endif
-    {"a host buffer that changes before its copy has run",                                                      nullptr,                                                                                               BUG(host_buffer_changed_too_early),                                                                                SCHEDULER},
+    {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
 };
 
 static const struct {
     Order order;
     const char *name;
-} orders[] = {
-    {Order::forward,  "forward" },
-    {Order::reverse,  "reverse" },
-    {Order::shuffled, "shuffled"}
-};
+} orders[] = {{Order::forward, "forward"}, {Order::reverse, "reverse"}, {Order::shuffled, "shuffled"}};
 static const int order_count = this_build == THREAD ? 1 : 3; // what races does so in any order
 
 // Runs it in a child, in one order or (order -1) in all of them until one ends differently. Returns the exit status.

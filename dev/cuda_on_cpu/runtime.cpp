@@ -109,38 +109,17 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     cudaDeviceProp p;
     if (cudaGetDeviceProperties(&p, device) != cudaSuccess) return cudaErrorInvalidDevice;
     switch (attribute) {
-    case cudaDevAttrMultiProcessorCount:
-        *value = p.multiProcessorCount;
-        break;
-    case cudaDevAttrWarpSize:
-        *value = p.warpSize;
-        break;
-    case cudaDevAttrMaxThreadsPerBlock:
-        *value = p.maxThreadsPerBlock;
-        break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-        *value = p.maxThreadsPerMultiProcessor;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-        *value = (int)p.sharedMemPerBlock;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-        *value = (int)p.sharedMemPerBlockOptin;
-        break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-        *value = (int)p.sharedMemPerMultiprocessor;
-        break;
-    case cudaDevAttrComputeCapabilityMajor:
-        *value = p.major;
-        break;
-    case cudaDevAttrComputeCapabilityMinor:
-        *value = p.minor;
-        break;
-    case cudaDevAttrL2CacheSize:
-        *value = p.l2CacheSize;
-        break;
-    default:
-        fail("cudaDeviceGetAttribute: attribute %d is not among those of this layer", (int)attribute);
+    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
+    case cudaDevAttrWarpSize: *value = p.warpSize; break;
+    case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
+    case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
+    case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)p.sharedMemPerBlock; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)p.sharedMemPerBlockOptin; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)p.sharedMemPerMultiprocessor; break;
+    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
+    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
+    case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
+    default: fail("cudaDeviceGetAttribute: attribute %d is not among those of this layer", (int)attribute);
     }
     return cudaSuccess;
 }
@@ -165,40 +144,25 @@ cudaError_t cudaGetLastError(void) {
 }
 const char *cudaGetErrorName(cudaError_t error) {
     switch (error) {
-    case cudaSuccess:
-        return "cudaSuccess";
-    case cudaErrorInvalidValue:
-        return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-        return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidDevice:
-        return "cudaErrorInvalidDevice";
-    case cudaErrorNoDevice:
-        return "cudaErrorNoDevice";
-    case cudaErrorInvalidPitchValue:
-        return "cudaErrorInvalidPitchValue";
-    case cudaErrorInvalidResourceHandle:
-        return "cudaErrorInvalidResourceHandle";
-    case cudaErrorNotReady:
-        return "cudaErrorNotReady";
-    default:
-        return "another error";
+    case cudaSuccess: return "cudaSuccess";
+    case cudaErrorInvalidValue: return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
+    case cudaErrorInvalidDevice: return "cudaErrorInvalidDevice";
+    case cudaErrorNoDevice: return "cudaErrorNoDevice";
+    case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
+    case cudaErrorNotReady: return "cudaErrorNotReady";
+    default: return "another error";
     }
 }
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
-    case cudaSuccess:
-        return "no error";
-    case cudaErrorInvalidValue:
-        return "invalid argument";
-    case cudaErrorMemoryAllocation:
-        return "out of memory";
-    case cudaErrorInvalidDevice:
-        return "invalid device ordinal";
-    case cudaErrorNoDevice:
-        return "no CUDA-capable device is detected";
-    default:
-        return cudaGetErrorName(error);
+    case cudaSuccess: return "no error";
+    case cudaErrorInvalidValue: return "invalid argument";
+    case cudaErrorMemoryAllocation: return "out of memory";
+    case cudaErrorInvalidDevice: return "invalid device ordinal";
+    case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    default: return cudaGetErrorName(error);
     }
 }
 }

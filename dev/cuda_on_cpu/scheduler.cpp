@@ -133,14 +133,11 @@ std::string text(const char *format, ...) {
 std::string thread_name(int t) { return text("(%u,%u,%u)", thread_index[t].x, thread_index[t].y, thread_index[t].z); }
 std::string waits_in(const Thread &t) {
     switch (t.state) {
-    case State::at_barrier:
-        return text("at __syncthreads in %s:%d", t.place.file, t.place.line);
+    case State::at_barrier: return text("at __syncthreads in %s:%d", t.place.file, t.place.line);
     case State::in_warp:
         return text("in %s with mask 0x%08x in %s:%d", op_name(t.op), t.mask, t.place.file, t.place.line);
-    case State::exited:
-        return "exited";
-    default:
-        return "able to run";
+    case State::exited: return "exited";
+    default: return "able to run";
     }
 }
 
@@ -151,10 +148,7 @@ std::string who_waits_where() {
         std::string what = waits_in(threads[t]);
         size_t k = 0;
         while (k < kinds.size() && kinds[k].first != what) k++;
-        if (k == kinds.size())
-            kinds.push_back({
-                what, {0, t}
-            });
+        if (k == kinds.size()) kinds.push_back({what, {0, t}});
         kinds[k].second.first++;
     }
     std::string all;
@@ -309,17 +303,10 @@ void fiber_main() {
 int source_lane(WarpOp op, int lane, int argument, int width) {
     int first = lane & ~(width - 1), last = first + width - 1, by = argument & 31, from;
     switch (op) {
-    case WarpOp::shfl:
-        return first + (argument & (width - 1));
-    case WarpOp::shfl_up:
-        from = lane - by;
-        return from >= first ? from : lane;
-    case WarpOp::shfl_down:
-        from = lane + by;
-        return from <= last ? from : lane;
-    default:
-        from = lane ^ by;
-        return from <= last ? from : lane;
+    case WarpOp::shfl: return first + (argument & (width - 1));
+    case WarpOp::shfl_up: from = lane - by; return from >= first ? from : lane;
+    case WarpOp::shfl_down: from = lane + by; return from <= last ? from : lane;
+    default: from = lane ^ by; return from <= last ? from : lane;
     }
 }
 
@@ -342,28 +329,14 @@ void compute(Warp &w, int warp_index, Group group) {
         int lane = __builtin_ctz(left);
         Thread &t = lanes[lane];
         switch (op) {
-        case WarpOp::sync:
-            break;
-        case WarpOp::ballot:
-            t.value = ballot;
-            break;
-        case WarpOp::any:
-            t.value = ballot != 0;
-            break;
-        case WarpOp::all:
-            t.value = ballot == group.arrived;
-            break;
-        case WarpOp::reduce_add:
-            t.value = sum;
-            break;
-        case WarpOp::reduce_min:
-            t.value = least;
-            break;
-        case WarpOp::reduce_max:
-            t.value = most;
-            break;
-        default:
-            t.value = in[source_lane(op, lane, t.argument, t.width)];
+        case WarpOp::sync: break;
+        case WarpOp::ballot: t.value = ballot; break;
+        case WarpOp::any: t.value = ballot != 0; break;
+        case WarpOp::all: t.value = ballot == group.arrived; break;
+        case WarpOp::reduce_add: t.value = sum; break;
+        case WarpOp::reduce_min: t.value = least; break;
+        case WarpOp::reduce_max: t.value = most; break;
+        default: t.value = in[source_lane(op, lane, t.argument, t.width)];
         }
         make_ready(w, warp_index, lane);
     }

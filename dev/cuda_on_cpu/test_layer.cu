@@ -18,12 +18,10 @@ static const struct {
     Order order;
     uint64_t seed;
     const char *name;
-} orders[] = {
-    {Order::forward,  0, "forward"       },
-    {Order::reverse,  0, "reverse"       },
-    {Order::shuffled, 1, "shuffled"      },
-    {Order::shuffled, 2, "shuffled again"}
-};
+} orders[] = {{Order::forward, 0, "forward"},
+              {Order::reverse, 0, "reverse"},
+              {Order::shuffled, 1, "shuffled"},
+              {Order::shuffled, 2, "shuffled again"}};
 static const char *order_name = "";
 
 template <class T> static T *device_array(size_t count) {
@@ -398,12 +396,15 @@ static void work_that_waits_for_others_holds_up_its_stream_alone(void) {
     cudaMemsetAsync(x, 0, sizeof(int), other);
     cudaMemsetAsync(y, 0, sizeof(int), main_stream);
     cudaEventRecord(begun, other);
-    cuda_on_cpu::on_stream_when(other, "a collective", [] { return others_are_here; }, [x] { *x += 3; });
+    cuda_on_cpu::on_stream_when(
+        other, "a collective", [] { return others_are_here; }, [x] { *x += 3; });
     cudaEventRecord(ended, other);
     LAUNCH(add_kernel, 1, 32, 0, y, 1);
     cudaStreamSynchronize(main_stream);
-    EXPECT(cudaEventQuery(begun) == cudaSuccess && cudaEventQuery(ended) == cudaErrorNotReady, "%s: it does not wait", order_name);
-    EXPECT(cudaGetLastError() == cudaErrorNotReady && cudaStreamQuery(other) == cudaErrorNotReady, "%s: it is not said", order_name);
+    EXPECT(cudaEventQuery(begun) == cudaSuccess && cudaEventQuery(ended) == cudaErrorNotReady, "%s: it does not wait",
+           order_name);
+    EXPECT(cudaGetLastError() == cudaErrorNotReady && cudaStreamQuery(other) == cudaErrorNotReady, "%s: it is not said",
+           order_name);
     cudaGetLastError();
     cudaStreamWaitEvent(main_stream, ended, 0);
     EXPECT(cudaStreamQuery(main_stream) == cudaErrorNotReady, "%s: a stream does not wait for it", order_name);
@@ -486,21 +487,22 @@ static int bench(void) {
 
 static const Test tests[] = {
     {"shuffles up, down, xor and by index read the lanes that PTX says, for every width",
-     shuffles_read_the_lanes_that_ptx_says                                                                                                   },
-    {"votes and reductions count the lanes of their mask, halves of a warp apart",        votes_count_the_lanes_of_their_mask                },
-    {"lanes that have exited, and memory nobody wrote, read as NaN",                      lanes_that_exited_read_as_nan                      },
+     shuffles_read_the_lanes_that_ptx_says},
+    {"votes and reductions count the lanes of their mask, halves of a warp apart", votes_count_the_lanes_of_their_mask},
+    {"lanes that have exited, and memory nobody wrote, read as NaN", lanes_that_exited_read_as_nan},
     {"block sums over grids and blocks of three dimensions are exact",
-     block_sums_over_grids_of_three_dimensions_are_exact                                                                                     },
-    {"barriers with votes count the block",                                               barriers_with_votes_count_the_block                },
-    {"shared memory is fresh and poisoned for every block",                               shared_memory_is_poisoned_for_every_block          },
+     block_sums_over_grids_of_three_dimensions_are_exact},
+    {"barriers with votes count the block", barriers_with_votes_count_the_block},
+    {"shared memory is fresh and poisoned for every block", shared_memory_is_poisoned_for_every_block},
     {"shared arrays are one per declaration and block, also in templates and functions",
-     shared_arrays_are_one_per_declaration_and_block                                                                                         },
-    {"the last block finds the work of all others",                                       the_last_block_finds_the_work_of_all_others        },
-    {"atomics of many threads add up",                                                    atomics_of_many_threads_add_up                     },
-    {"forward, reverse and shuffled orders are what they are called",                     orders_are_what_they_are_called                    },
-    {"streams keep their order, run late, and events join them",                          streams_keep_their_order_and_events_join_them      },
-    {"work that waits for other processes holds up its stream alone", work_that_waits_for_others_holds_up_its_stream_alone},
-    {"memory that does not fit is an error code, not the end",                            memory_that_does_not_fit_is_an_error_and_not_an_end},
+     shared_arrays_are_one_per_declaration_and_block},
+    {"the last block finds the work of all others", the_last_block_finds_the_work_of_all_others},
+    {"atomics of many threads add up", atomics_of_many_threads_add_up},
+    {"forward, reverse and shuffled orders are what they are called", orders_are_what_they_are_called},
+    {"streams keep their order, run late, and events join them", streams_keep_their_order_and_events_join_them},
+    {"work that waits for other processes holds up its stream alone",
+     work_that_waits_for_others_holds_up_its_stream_alone},
+    {"memory that does not fit is an error code, not the end", memory_that_does_not_fit_is_an_error_and_not_an_end},
 };
 
 int main(int argc, char **argv) {

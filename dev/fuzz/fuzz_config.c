@@ -67,7 +67,8 @@ static void check_sizes(const ModelConfig *c) {
     if (c->L > LAYER_LIMIT) return;
     for (int ranks = 1; ranks <= 3; ranks++) {
         TensorList list = tensor_list_build(c, ranks);
-        FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them, with %d ranks", ranks);
+        FUZZ_EXPECT(list.parameter_count <= list.buffer_count, "more parameters than room for them, with %d ranks",
+                    ranks);
         tensor_list_free(&list);
     }
 }

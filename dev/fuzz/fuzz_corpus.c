@@ -10,15 +10,19 @@ void fuzz_prepare(void) {}
 
 void fuzz_seeds(void) {
     const char *const texts[] = {
-        "{\"format\": 1, \"vocab_size\": 50257, \"separator\": {\"token\": 50256, \"text\": \"<|endoftext|>\", \"place\": \"before\"}}",
+        "{\"format\": 1, \"vocab_size\": 50257, \"separator\": {\"token\": 50256, \"text\": \"<|endoftext|>\", "
+        "\"place\": \"before\"}}",
         "{\"format\": 1, \"vocab_size\": 256, \"separator\": null}",
-        "{\"format\": 1, \"vocab_size\": 9, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 3}, {\"file\": \"train_000001.bin\", \"tokens\": 7}]}",
+        "{\"format\": 1, \"vocab_size\": 9, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 3}, {\"file\": "
+        "\"train_000001.bin\", \"tokens\": 7}]}",
         "web=a/b:0.7 code=c\\ d/*.bin:3e-1",
         "a=b:1\tc=d:e:2",
     };
     const char *const names[] = {"whole", "no_separator", "shards", "mixture", "tabs"};
     for (int i = 0; i < 5; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    const char *const words[] = {"\"separator\":", "\"token\":", "\"place\":", "\"after\"", "\"shards\":", "\"file\":", "\"tokens\":", "null", "1e999", "-1", "=", ":", "\\", " "};
+    const char *const words[] = {
+        "\"separator\":", "\"token\":", "\"place\":", "\"after\"", "\"shards\":", "\"file\":", "\"tokens\":",
+        "null",           "1e999",      "-1",         "=",         ":",           "\\",        " "};
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
 }
 
@@ -26,7 +30,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     CorpusAbout about;
     if (size > 0 && data[0] == '{') {
         FUZZ_EXPECT(corpus_describe(fuzz_directory(), &about), "a directory is none");
-        FUZZ_EXPECT(about.vocab_size >= 1 && about.separator.token >= -1 && about.separator.token < about.vocab_size, "vocabulary %d, separator %d", about.vocab_size, about.separator.token);
+        FUZZ_EXPECT(about.vocab_size >= 1 && about.separator.token >= -1 && about.separator.token < about.vocab_size,
+                    "vocabulary %d, separator %d", about.vocab_size, about.separator.token);
         char name[PATH_MAX];
         FORMAT(name, "%s/train_000001.bin", fuzz_directory());
         Shard shard;

@@ -19,8 +19,10 @@ static size_t put_numbers(uint8_t *table, size_t at, const uint32_t *numbers, si
 static size_t make_table(uint8_t *table, uint32_t pattern, uint32_t flags, const char *reason) {
     static const uint32_t merges[6] = {'a', 'b', 256, 256, 256, 257}, added = 258;
     bool parts = pattern == PATTERN_O200K;
-    uint32_t ranges[15] = {'\t', '\r', 4, ' ', ' ', 4, 'A', 'Z', parts ? 9 : 1, 'a', 'z', parts ? 17 : 1, 0xE0, 0x10FFFF, parts ? 24 : 2};
-    uint32_t reason_bytes = (uint32_t)strlen(reason), header[12] = {TOKENIZER_BPE, 259, pattern, flags, 258, 2, 1, 5, reason_bytes, 256 + 2 + 4 + 7, 0, 0};
+    uint32_t ranges[15] = {'\t', '\r',           4,    ' ',      ' ',           4, 'A', 'Z', parts ? 9 : 1, 'a',
+                           'z',  parts ? 17 : 1, 0xE0, 0x10FFFF, parts ? 24 : 2};
+    uint32_t reason_bytes = (uint32_t)strlen(reason),
+             header[12] = {TOKENIZER_BPE, 259, pattern, flags, 258, 2, 1, 5, reason_bytes, 256 + 2 + 4 + 7, 0, 0};
     memcpy(table, "DV2TOK\0\1", 8);
     size_t at = put_numbers(table, 8, header, 12);
     for (uint32_t i = 0; i < 259; i++) {
@@ -61,7 +63,8 @@ void fuzz_one(const uint8_t *data, size_t size) {
     }
     int *ids = NULL;
     size_t bytes, count = tokenizer_encode(t, text, sizeof(text) - 1, &ids);
-    for (size_t i = 0; i < count; i++) FUZZ_EXPECT(ids[i] >= 0 && ids[i] < t->vocab_size, "token %d of %d", ids[i], t->vocab_size);
+    for (size_t i = 0; i < count; i++)
+        FUZZ_EXPECT(ids[i] >= 0 && ids[i] < t->vocab_size, "token %d of %d", ids[i], t->vocab_size);
     free(tokenizer_decode(t, ids, count, &bytes));
     free(ids);
     tokenizer_close(t);

@@ -35,7 +35,8 @@ static size_t live_slot(const volatile void *p) {
     return i;
 }
 
-static _Thread_local bool reads; // this thread is the reader's; libFuzzer has one of its own, which allocates as it starts
+// this thread is the reader's; libFuzzer has one of its own, which allocates as it starts
+static _Thread_local bool reads;
 
 static void on_malloc(const volatile void *p, size_t bytes) {
     if (!reads || !running || !p) return;
