@@ -216,6 +216,7 @@ static inline bool ops_memory(DeviceMemory *m);
 #include "matmul.h"
 #include "rope.h"
 #include "attention.h"
+#include "attention_backward.h"
 #include "sink.h"
 #include "diff_combine.h"
 #include "layer_lambda.h"

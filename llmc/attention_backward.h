@@ -1,0 +1,145 @@
+/*
+attention_backward.h: the backward of attention.h, which derives it and says its method, numerics and source.
+*/
+#ifndef LLMC_ATTENTION_BACKWARD_H
+#define LLMC_ATTENTION_BACKWARD_H
+#include "attention.h"
+
+// What the backward reads and writes of one query head.
+typedef struct {
+    int b;
+    floatX *dq;
+    const floatX *q, *out, *dout;
+    const real *lse;             // (T)
+    const real *k, *kt, *v, *vt; // of its KV head, copied
+    real *dk, *dv;               // (padded, D | DV)
+} AttentionHead;
+
+// P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
+static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low,
+                                             const real *delta, int t0, int rows, int k0, const AttentionPlan *a,
+                                             AttentionShape s) {
+    for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
+        int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
+        real *p0 = own->p + i0 * SCORES_LD, *ds0 = own->ds + i0 * SCORES_LD;
+        // S = scale Q K^T
+        attention_scores(p0, own->q + (size_t)i0 * a->D, a->D, h->kt + (size_t)k0 * a->D, n, s.D, a->D);
+        // O = P V
+        attention_scores(ds0, own->dout + (size_t)i0 * a->DV, a->DV, h->vt + (size_t)k0 * a->DV, n, s.DV, a->DV);
+        for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
+            int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
+            real *p = own->p + i * SCORES_LD, *ds = own->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
+            int whole = (visible + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed
+#pragma omp simd
+            for (int j = 0; j < whole; j++) {
+                p[j] = real_exp(p[j] - l);
+                ds[j] = p[j] * (ds[j] - d); // P = softmax(S)
+            }
+            for (int j = 0; j < from; j++) p[j] = ds[j] = 0;
+            for (int j = visible; j < end; j++) p[j] = ds[j] = 0; // the products below read whole tiles
+        }
+    }
+}
+
+static inline void attention_backward_head(const AttentionHead *h, const AttentionPlan *a, AttentionShape s) {
+    AttentionOwn own = attention_own(a);
+    for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
+        int rows = min_int(ATTENTION_ROWS, s.T - t0), low[ATTENTION_ROWS];
+        size_t padded = round_up((size_t)rows, TILE_ROWS);
+        const floatX *out = h->out + (size_t)t0 * (size_t)s.ldo, *dout = h->dout + (size_t)t0 * (size_t)s.ldo;
+        real delta[ATTENTION_ROWS];
+        for (int i = 0; i < rows; i++) {
+            const floatX *o = out + (size_t)i * (size_t)s.ldo, *g = dout + (size_t)i * (size_t)s.ldo;
+            real dot = 0;
+#pragma omp simd reduction(+ : dot)
+            for (int c = 0; c < s.DV; c++) dot += o[c] * g[c];
+            delta[i] = dot;
+            low[i] = attention_first_key(s, h->b, t0 + i);
+        }
+        attention_copy_rows(own.q, h->q + (size_t)t0 * (size_t)s.ldq, (size_t)rows, padded, (size_t)s.D, a->D,
+                            (size_t)s.ldq, s.scale);
+        attention_copy_rows(own.dout, dout, (size_t)rows, padded, (size_t)s.DV, a->DV, (size_t)s.ldo, 1);
+        memset(own.acc, 0, padded * a->D * sizeof(real));
+        int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
+        for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
+            attention_backward_scores(&own, h, low, delta, t0, rows, k0, a, s);
+            int keys = attention_reach(s, t0 + rows - 1, k0);
+            for (int j0 = 0; j0 < keys; j0 += TILE_ROWS) {
+                int r0 = max_int(0, k0 + j0 - t0); // the first row that sees key j0
+                bool add = k0 + j0 < t0;           // else the first rows that see these keys, which set dk and dv
+                size_t at = (size_t)(k0 + j0);
+                const real *p = own.p + r0 * SCORES_LD + j0, *ds = own.ds + r0 * SCORES_LD + j0;
+                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, own.dout + (size_t)r0 * a->DV, a->DV,
+                                         h->dv + at * a->DV, a->DV, add); // O = P V
+                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, own.q + (size_t)r0 * a->D, a->D,
+                                         h->dk + at * a->D, a->D, add); // S = scale Q K^T; own.q has the scale
+            }
+            for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
+                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD,
+                              SCORES_LD, h->k + (size_t)k0 * a->D, a->D, own.acc + (size_t)i0 * a->D, a->D,
+                              true); // S = scale Q K^T
+        }
+        for (int i = 0; i < rows; i++)
+            for (int c = 0; c < s.D; c++)
+                h->dq[(size_t)(t0 + i) * (size_t)s.ldq + (size_t)c] = s.scale * own.acc[(size_t)i * a->D + (size_t)c];
+    }
+}
+
+// dst[t,:] = the sum over the `group` query heads of src[g][t,:] (padded rows of `stride`); with `add`, += it
+static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded,
+                                       size_t stride, bool add) {
+    for (int t = 0; t < T; t++) {
+        floatX *to = dst + (size_t)t * (size_t)ld;
+        for (int g = 0; g < group; g++) {
+            const real *from = src + ((size_t)g * padded + (size_t)t) * stride;
+            if (g > 0 || add)
+                for (int c = 0; c < width; c++) to[c] += from[c];
+            else
+                for (int c = 0; c < width; c++) to[c] = from[c];
+        }
+    }
+}
+
+static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                      const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                      AttentionShape s, bool add_dv) {
+    assert(s.NQ % s.NKV == 0 && s.first == 0);
+    int group = s.NQ / s.NKV;
+    size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ;
+    AttentionPlan a = attention_plan(s, omp_get_max_threads(), true,
+                                     ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
+    attention_copy_keys(&a, k, v, s, true);
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic)
+        for (size_t bh = 0; bh < heads; bh++) {
+            size_t b = bh / (size_t)s.NQ, j = bh % (size_t)s.NQ, key_head = b * (size_t)s.NKV + j / (size_t)group;
+            size_t q_at = b * T * (size_t)s.ldq + j * (size_t)s.q_head,
+                   o_at = b * T * (size_t)s.ldo + j * (size_t)s.o_head;
+            size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
+            AttentionHead h = {(int)b,
+                               dq + q_at,
+                               q + q_at,
+                               out + o_at,
+                               dout + o_at,
+                               lse + bh * T,
+                               a.k + k_at,
+                               a.kt + k_at,
+                               a.v + v_at,
+                               a.vt + v_at,
+                               a.dk + bh * a.padded * a.D,
+                               a.dv + bh * a.padded * a.DV};
+            attention_backward_head(&h, &a, s);
+        }
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < (size_t)s.B * (size_t)s.NKV; i++) {
+            size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * (size_t)s.ldkv;
+            size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * a.padded;
+            attention_sum_group(dk + row + kv * (size_t)s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded,
+                                a.D, false);
+            attention_sum_group(dv + row + kv * (size_t)s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv,
+                                a.padded, a.DV, add_dv);
+        }
+    }
+}
+#endif

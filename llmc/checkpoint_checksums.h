@@ -1,0 +1,194 @@
+/*
+checkpoint_checksums.h: how a checkpoint is known to be whole: digests of its files, stated in a trainer_state.json that
+states its own.
+
+  cJSON *checksums_build(dir)                      of the files that are there
+  bool   checksums_verify(dir, checksums, why)     whether they are still the same; why: the first difference
+  void   state_write(path, state)                  with the digest of its own text, synced to the disk
+  cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
+
+All ranks call checksums_build and checksums_verify together, and each reads its share. Format: checkpoint.h.
+*/
+#ifndef LLMC_CHECKPOINT_CHECKSUMS_H
+#define LLMC_CHECKPOINT_CHECKSUMS_H
+#include "comm.h"
+#include "common.h"
+#include "files.h"
+#include "json.h"
+
+enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
+
+static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                               "tokenizer.bin", "tokenizer.json"};
+// the others may be missing
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 };
+
+// Why something is broken, for a message.
+typedef char Reason[512];
+
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk,
+// and leaves the others' 0: file_digests_all has the whole.
+static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
+    int fd = file_open_regular(path, bytes), error = 0;
+    if (fd < 0) return NULL;
+    *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
+    uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
+    int64_t chunks = (int64_t)*count;
+#pragma omp parallel for schedule(dynamic) if (chunks > 1)
+    for (int64_t i = rank; i < chunks; i += ranks) {
+        char piece[CHECKSUM_PIECE];
+        XXH3_state_t *state = XXH3_createState();
+        CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
+        uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
+        while (at < end) {
+            size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
+            if (!file_pread(fd, piece, n, at)) {
+#pragma omp atomic write
+                error = errno;
+                break;
+            }
+            XXH3_64bits_update(state, piece, n);
+            at += n;
+        }
+        digests[i] = XXH3_64bits_digest(state);
+        XXH3_freeState(state);
+    }
+    close(fd);
+    if (!error) return digests;
+    free(digests);
+    errno = error;
+    return NULL;
+}
+
+// The same on all ranks, each reading its share. A rank that cannot read the file makes it unreadable for all.
+static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
+    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
+    if (comm_ranks() == 1) return digests;
+    struct {
+        int error;
+        uint64_t bytes;
+    } own, *all = NULL;
+    memset(&own, 0, sizeof(own));
+    own.error = digests ? 0 : errno, own.bytes = digests ? *bytes : 0;
+    all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
+    comm_gather(all, &own, sizeof(own));
+    int error = 0;
+    for (int r = 0; r < comm_ranks() && !error; r++)
+        error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
+    free(all);
+    if (error) {
+        free(digests);
+        errno = error;
+        return NULL;
+    }
+    uint64_t *everyone = (uint64_t *)checked_calloc((size_t)comm_ranks() * *count, sizeof(uint64_t));
+    if (*count) comm_gather(everyone, digests, *count * sizeof(uint64_t));
+    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % (size_t)comm_ranks() * *count + i];
+    free(everyone);
+    return digests;
+}
+
+typedef char Digest[20];
+static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
+
+static inline cJSON *checksums_build(const char *dir) {
+    cJSON *checksums = cJSON_CreateObject();
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        size_t count = 0;
+        if (i >= CHECKPOINT_NEEDED && access(path, F_OK) != 0) continue;
+        uint64_t bytes = 0, *digests = file_digests_all(path, &count, &bytes);
+        CHECK(digests, "cannot read %s back: %s", path, strerror(errno));
+        cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
+        cJSON_AddNumberToObject(file, "bytes", (double)bytes);
+        cJSON *list = cJSON_AddArrayToObject(file, "xxh3_64");
+        CHECK(list, "out of memory for trainer_state.json");
+        for (size_t k = 0; k < count; k++) {
+            Digest d;
+            digest_text(digests[k], d);
+            cJSON_AddItemToArray(list, cJSON_CreateString(d));
+        }
+        free(digests);
+    }
+    return checksums;
+}
+
+static inline bool checksums_verify(const char *dir, const cJSON *checksums, Reason why) {
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        size_t count = 0;
+        // not saved by us
+        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
+        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
+        if (!digests) {
+            snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
+            return false;
+        }
+        const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
+        const cJSON *size = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(file, "xxh3_64");
+        bool stated = json_size(size, &want_bytes) && cJSON_IsArray(list) &&
+                      (uint64_t)cJSON_GetArraySize(list) == (want_bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
+        bool same = stated && bytes == want_bytes;
+        if (!stated) snprintf(why, sizeof(Reason), "it does not state the checksums of its %s", checkpoint_files[i]);
+        else if (!same)
+            snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
+                     checkpoint_files[i], bytes, want_bytes);
+        const cJSON *want = same ? list->child : NULL;
+        for (size_t k = 0; same && k < count; k++, want = want->next) {
+            Digest d;
+            digest_text(digests[k], d);
+            same = cJSON_IsString(want) && strcmp(want->valuestring, d) == 0;
+            if (!same)
+                snprintf(why, sizeof(Reason), "its %s has changed on the disk (chunk %zu of %zu)", checkpoint_files[i],
+                         k + 1, count);
+        }
+        free(digests);
+        if (!same) return false;
+    }
+    return true;
+}
+
+// The last member of trainer_state.json, for the `size` bytes of text before it.
+static inline int state_tail(const char *text, size_t size, char out[64]) {
+    return snprintf(out, 64, "\"checksum\": \"%016" PRIx64 "\"\n}\n", (uint64_t)XXH3_64bits(text, size));
+}
+
+static inline void state_write(const char *path, const cJSON *state) {
+    size_t size = 0;
+    char *object = json_text(state, &size), tail[64];
+    assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
+    char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
+    memcpy(text, object, size - 3);
+    size_t length = size - 3 + (size_t)sprintf(text + size - 3, ",\n  ");
+    length += (size_t)state_tail(text, length, tail);
+    strcat(text, tail);
+    int fd = file_create(path);
+    file_write(fd, text, length, path);
+    file_close_synced(fd, path);
+    free(object);
+    free(text);
+}
+
+static inline cJSON *state_read(const char *dir, Reason why) {
+    char path[PATH_SIZE], tail[64];
+    FORMAT(path, "%s/trainer_state.json", dir);
+    size_t size = 0;
+    char *text = file_read(path, CHECKPOINT_STATE_LIMIT, &size);
+    if (!text) {
+        snprintf(why, sizeof(Reason), "cannot read its trainer_state.json: %s", strerror(errno));
+        return NULL;
+    }
+    size_t length = strlen("\"checksum\": \"0123456789abcdef\"\n}\n");
+    cJSON *state = NULL;
+    if (size > length) {
+        state_tail(text, size - length, tail);
+        if (memcmp(text + size - length, tail, length) == 0) state = json_parse(text, size);
+    }
+    if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not have the checksum that it states");
+    free(text);
+    return state;
+}
+#endif
