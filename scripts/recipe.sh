@@ -91,10 +91,13 @@ fi
 
 # The launcher gets SIGUSR1, which it passes on; at SIGTERM mpirun would end the ranks before they have saved. In a
 # Slurm job SIGTERM comes to the ranks from Slurm itself, and a second signal would end them at once.
-child='' asked=''
+child='' asked='' began=$(date +%s.%N)
 # shellcheck disable=SC2317 # called by the traps
-pass_on() { # a launcher that is still starting its processes loses what it gets
-    while [ "$SECONDS" -lt 5 ] && kill -0 "$child" 2>/dev/null; do sleep 0.1; done
+pass_on() { # a launcher that is still starting its processes loses what it gets; the log tells that they are there
+    while [ "$SECONDS" -lt 5 ] && kill -0 "$child" 2>/dev/null; do
+        [ -z "$(find "$out/log.jsonl" -newermt "@$began" 2>/dev/null)" ] || break
+        sleep 0.1
+    done
     kill -USR1 "$child" 2>/dev/null
 }
 # shellcheck disable=SC2317
