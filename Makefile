@@ -3,7 +3,7 @@
 # make bench ARGS=...      speed against the machine's limits (dev/bench.c)
 # make train_diffv2cu      the trainer for GPUs: CUDA 13   make test_diffv2cu   its operations against their C twins
 # make all-archs           both compiled for every architecture that is meant to work
-# Variables: CC, CXX, ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
+# Variables: CC, CXX, OPT (-O3), ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
 #            STRICT (yes: a warning is an error; no: for compilers that warn of more than those that this was written with),
 #            ONEDNN (yes where its header is found; no: matrix products by OpenBLAS alone),
 #            MPI (yes where OpenMPI is found; no: a program for one process),
@@ -62,7 +62,8 @@ endif
 
 # AVX-512 where the CPU has it; GCC would stop at half its width
 WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1 && echo -mprefer-vector-width=512)
-OPTIMIZE = -O3 $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
+OPT ?= -O3
+OPTIMIZE = $(OPT) $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
 CPPFLAGS += -DREVISION='"$(REVISION)"' $(PACKAGE_CFLAGS)
 CFLAGS ?= $(OPTIMIZE) -g
 COMMON = $(WARN) -fopenmp -MMD -MP

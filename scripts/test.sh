@@ -163,7 +163,7 @@ fi
 [ "$quick" = no ] || finish
 
 echo "== double"
-if build "double" BUILD=build/fp64 REAL=double build/fp64/train_diffv2 build/fp64/text_to_shards build/fp64/test_diffv2; then
+if build "double" BUILD=build/fp64 REAL=double OPT=-O1 build/fp64/train_diffv2 build/fp64/text_to_shards build/fp64/test_diffv2; then
     run_tests build/fp64
 fi
 
@@ -178,7 +178,7 @@ fi
 
 if [ "$(uname -m)" = x86_64 ]; then
     echo "== narrow"
-    if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
+    if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 OPT=-O1 build/narrow/test_diffv2; then run_tests build/narrow operations; fi
 fi
 
 echo "== CUDA on the CPU"

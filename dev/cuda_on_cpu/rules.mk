@@ -35,7 +35,7 @@ $(ONCPU)/%.cu.o: %.cu | $(ONCPU)
 $(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu | $(ONCPU)
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/bench_cuda.cu.o: dev/bench_cuda.cu | $(ONCPU)
-	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
+	$(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
 $(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp | $(ONCPU)
 	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
 $(ONCPU):
