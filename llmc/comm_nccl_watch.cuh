@@ -61,11 +61,13 @@ static inline void *nccl_abort(void *done) {
     return NULL;
 }
 
-// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself.
+// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself. It must not
+// meet a call of the main thread, which comes out of one soon, unless it is stuck there.
 static inline void nccl_last_act(void) {
     static bool done;
     pthread_t thread;
     NCCL_SET(ending, true);
+    for (double until = now_seconds() + 0.5; now_seconds() < until && NCCL_GET(inside);) usleep(1000);
     if (NCCL_GET(inside) || !nccl.handle || pthread_create(&thread, NULL, nccl_abort, &done)) return;
     for (double until = now_seconds() + 1; now_seconds() < until && !__atomic_load_n(&done, __ATOMIC_SEQ_CST);)
         usleep(1000);
