@@ -3,8 +3,10 @@ import base64
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 
 
 def find():
@@ -18,7 +20,7 @@ class Browser:
         self.width, self.height, self.dark = width, height, dark
 
     def __enter__(self):
-        self.profile = tempfile.TemporaryDirectory()
+        self.profile = tempfile.mkdtemp()
         there, self.write = os.pipe()
         self.read, back = os.pipe()
 
@@ -27,8 +29,8 @@ class Browser:
             os.dup2(a, 3)
             os.dup2(b, 4)
         self.process = subprocess.Popen([find(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--disable-extensions",
-                                         f"--user-data-dir={self.profile.name}", f"--window-size={self.width},{self.height}", "about:blank"],
-                                        preexec_fn=pipes, close_fds=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                         f"--user-data-dir={self.profile}", f"--window-size={self.width},{self.height}", "about:blank"],
+                                        preexec_fn=pipes, close_fds=False, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(there)
         os.close(back)
         self.buffer, self.next, self.events, self.errors, self.requests, self.session = b"", 0, [], [], [], None
@@ -41,11 +43,14 @@ class Browser:
         return self
 
     def __exit__(self, *_):
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         os.close(self.write)
         os.close(self.read)
-        self.profile.cleanup()
+        deadline = time.time() + 10  # its children write into the profile too, and end a moment later
+        while os.path.exists(self.profile) and time.time() < deadline:
+            shutil.rmtree(self.profile, ignore_errors=True)
+            time.sleep(0.02)
 
     def message(self):
         while b"\0" not in self.buffer:

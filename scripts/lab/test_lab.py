@@ -354,7 +354,8 @@ def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
             while len(train_steps(log.parent)) < moments[-1] and time.time() < deadline:
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
-            assert process.wait() in (0, 3, -9)
+            # -SIGTERM: the runs were beyond this moment already, and Python had not begun to listen
+            assert process.wait() in (0, 3, -signal.SIGKILL, -signal.SIGTERM), (process.returncode, moments)
         done = lab(place, "--no-eval", plan=plan)
         assert done.returncode == 0, done.stderr
         for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
