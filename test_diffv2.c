@@ -20,6 +20,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/data.h"
 #include "tests/checkpoint.h"
 #include "tests/program.h"
+#include "tests/host.h"
 #include "tests/faults.h"
 #include "tests/stats.h"
 #include "tests/corpora.h"
@@ -48,6 +49,8 @@ static const struct {
     {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
+    {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},

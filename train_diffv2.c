@@ -1605,6 +1605,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
+    if (o->memory_check) memory_check_host(&run->model, run_speaker(run));
+    comm_barrier(); // no rank allocates before all ranks have looked at what is available
     speech_open(&run->speech, o, loaded, !o->generate);
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)

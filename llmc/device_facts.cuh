@@ -48,6 +48,8 @@ static inline int ops_own_memory(MemoryPart *parts) {
     return 3;
 }
 
+static const bool ops_use_host_memory = false; // the buffers are in the memory of a device
+
 static inline bool ops_memory(DeviceMemory *m) {
     int count = 0;
     size_t free_bytes = 0;

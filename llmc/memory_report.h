@@ -51,6 +51,10 @@ static void print_memory(const Model *model, const Model *speaker) {
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
     printf("  %-44s %10.1f MiB\n", "total", in_mib(memory_total(parts, count)));
     DeviceMemory now;
+    HostMemory host;
+    if (ops_use_host_memory && host_memory("", &host))
+        printf("%s has %.1f MiB available: %s\n", host.limit, in_mib(host.available),
+               memory_total(parts, count) <= host.available ? "enough" : "too little");
     if (!ops_memory(&now)) return;
     size_t room = now.total - (now.used - now.at_start), needed = memory_total(parts, count); // its context is in both
     printf("this device has %.1f MiB: %s\n", in_mib(now.total), needed <= room ? "enough" : "too little");
@@ -105,6 +109,20 @@ static void memory_announce(const Model *model, const Model *speaker) {
     memory_of.model = model;
     memory_of.speaker = speaker;
     memory_advice = memory_advice_text;
+}
+
+// Ends the program when the memory of this machine is too little for what all ranks on it are about to allocate. A
+// system that promises more memory than it has would otherwise end the run, or another process, in the middle.
+static void memory_check_host(const Model *model, const Model *speaker) {
+    HostMemory host;
+    int ranks = comm_ranks_here();
+    size_t needed = (size_t)ranks * model_bytes(model, speaker);
+    if (!ops_use_host_memory || !host_memory("", &host) || needed <= host.available) return;
+    char advice[2048], of_ranks[64] = "";
+    memory_advice_text(advice, sizeof(advice));
+    if (ranks > 1) FORMAT(of_ranks, ", %d times on this machine", ranks);
+    CHECK(false, "too little memory: %.1f MiB needed, %s has %.1f MiB available; %s%s; --no-memory-check starts anyway",
+          in_mib(needed), host.limit, in_mib(host.available), advice, of_ranks);
 }
 
 // ---------------------------------------------------------------------------------------------------

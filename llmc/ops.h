@@ -203,6 +203,7 @@ static inline int ops_own_memory(MemoryPart *parts);
 typedef struct {
     size_t used, total, at_start; // bytes in use, by all processes; at_start: before this one's first buffer
 } DeviceMemory;
+// ops_use_host_memory: a constant, whether buffers are in the memory of this machine.
 // Of the device that operations run on; false where that is the CPU, or none is there.
 static inline bool ops_memory(DeviceMemory *m);
 

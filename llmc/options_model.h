@@ -6,6 +6,7 @@ options, and combinations that are refused.
 #define LLMC_OPTIONS_MODEL_H
 #include "comm.h"
 #include "corpus.h"
+#include "host.h"
 #include "model_config.h"
 #include "options_table.h"
 #include "rollback.h"
@@ -46,7 +47,7 @@ static inline void options_derive(Options *o, int ranks) {
     if (!o->has[tie]) o->tie_embeddings = preset->tied;
     if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
     if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
-    if (!o->has[threads]) o->threads = max_int(1, omp_get_num_procs() / comm_ranks_here());
+    if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
     o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
 }
 
@@ -176,6 +177,14 @@ static inline void options_adopt_data(Options *o) {
     o->has[r] = true;
 }
 
+// More threads than cores wait for each other at every barrier: a step takes a hundred times as long.
+static inline void options_limit_threads(Options *o, int cores) {
+    if (o->threads <= cores) return;
+    warn("--threads %" PRId64 ": this process may use %d core%s; %d thread%s used", o->threads, cores,
+         cores == 1 ? "" : "s", cores, cores == 1 ? " is" : "s are");
+    o->threads = cores;
+}
+
 // Resolves defaults that depend on other options, and checks what options must be to each other: every problem is
 // reported, then exit 2. Called when the values of a checkpoint have been adopted.
 static inline void options_finish(Options *o, int ranks) {
@@ -183,6 +192,7 @@ static inline void options_finish(Options *o, int ranks) {
     options_derive(o, ranks);
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
     if (problems) exit(EXIT_USAGE);
+    options_limit_threads(o, host_cores(""));
     if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
     if (o->rollback && (!o->out || !o->checkpoint_every))
         warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");

@@ -47,7 +47,7 @@ typedef struct {
     int64_t stop_after; // 0: not given
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic;
+    bool deterministic, memory_check;
 
     int64_t zero;
     double timeout;
@@ -201,7 +201,10 @@ static const OptionRow option_rows[] = {
         "statistics of each layer in log.jsonl every N steps; 0: never"},
     {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
         "what the backward computes again instead of keeping it: 0 nothing, 1 norms and MLP activations, 2 whole blocks"},
-    {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL, "CPU threads"},
+    {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL,
+        "CPU threads, at most the cores that the process may use"},
+    {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
+        "refuse to start when this machine has too little memory available for the run"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,

@@ -24,6 +24,8 @@ static inline void ops_free(void) {
     ops_workspace.bytes = 0;
 }
 
+static const bool ops_use_host_memory = true; // the buffers are in the memory of this machine
+
 static inline void ops_wait(void) {} // an operation has returned when it is done
 
 static inline bool ops_device(char *device, char *driver, size_t size) {

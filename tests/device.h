@@ -124,7 +124,7 @@ static void too_little_memory_on_the_cpu_is_said(void) {
     run_command(&r,
                 "cd '%s' && ulimit -v 4000000 && '%s' --train-data train.bin --layers 2 --hidden 64 --heads 4 "
                 "--kv-heads 2 --head-dim 16 --ffn 128 --seq-len 64 "
-                "--batch-size 40000 --steps 1 --threads 2 --out run",
+                "--batch-size 40000 --steps 1 --threads 2 --no-memory-check --out run",
                 d.dir.path, test_program_path());
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "out of memory: ") &&
                strstr(r.err, "wanted for activations; the run needs ") && strstr(r.err, "--recompute 1 (") &&

@@ -391,7 +391,7 @@ static void test_derived_defaults(void) {
     options_finish(&o, 3);
     EXPECT(o.warmup == 10, "warmup of 100 steps: %d", (int)o.warmup);
     EXPECT(o.total_batch == 8 * 256 * 3, "total batch on 3 ranks: %d", (int)o.total_batch);
-    EXPECT(o.threads == omp_get_num_procs(), "threads: %d", (int)o.threads);
+    EXPECT(o.threads == host_cores(""), "threads: %d", (int)o.threads);
     EXPECT(o.lr == 1e-3 && o.seed == 1 && o.temperature == 0.8 && o.schedule == SCHEDULE_COSINE, "defaults");
     EXPECT(o.out == NULL && o.generate == 0 && !o.resume && !o.eval, "defaults that are off");
     EXPECT(options_given(&o, "train-data") && !options_given(&o, "lr"), "what is given");

@@ -520,6 +520,32 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
     test_remove_directory(&d.dir);
 }
 
+// A model of about 60% of what is available: one rank of it fits, two do not.
+static void the_memory_of_all_ranks_of_a_machine_counts(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    HostMemory host = {0, ""};
+    Options o;
+    char name[] = "x", preset[] = "--preset=1.4b", vocabulary[] = "--vocab=256", dry_run[] = "--dry-run";
+    char *arguments[] = {name, preset, vocabulary, dry_run};
+    options_parse(&o, 4, arguments);
+    options_finish(&o, 1);
+    ModelConfig c = options_model(&o);
+    double layer_bytes = 16.0 * (double)model_parameter_count(&c) / c.L; // weights, gradients and two moments
+    options_free(&o);
+    EXPECT(host_memory("", &host), "the system does not say how much memory is available");
+    char options[300];
+    FORMAT(options, "--preset 1.4b --vocab 256 --layers %d --seq-len 8 --batch-size 1 --train-data train.bin",
+           max_int(1, (int)(0.6 * (double)host.available / layer_bytes)));
+    run_command(&r, "cd '%s' && %s %s --dry-run", d.dir.path, test_program_path(), options);
+    EXPECT(r.status == EXIT_DONE && strstr(r.out, "available: enough"), "status %d: %.900s", r.status, r.out);
+    ranks_run(&r, &d, 2, "", options);
+    EXPECT(r.status == EXIT_FAILED && strstr(r.err, "too little memory: ") &&
+               strstr(r.err, ", 2 times on this machine;"),
+           "status %d: %.900s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
@@ -535,6 +561,7 @@ static const Test ranks_program_tests[] = {
     {"a bit that flips on one rank is found", a_bit_that_flips_on_one_rank_is_found},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
+    {"the memory of all ranks of a machine counts", the_memory_of_all_ranks_of_a_machine_counts},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
 #ifdef USE_MPI

@@ -1,0 +1,135 @@
+/*
+host.h: the cores and the memory of this machine that the process may use.
+
+  int  host_cores(root)          cores: of the affinity mask, and at most the CPU quota of the cgroups, rounded up
+  bool host_memory(root, &m)     bytes that can be allocated now without swapping, and the limit that decides it;
+                                 false where the system does not say
+
+A cgroup's limits hold for everything below it, so each level from the process's own cgroup to the root is read, of
+version 2 and of version 1. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; the levels
+that exist count. What the page cache holds of files can be reclaimed and counts as available.
+`root` is "" or, for tests, a directory with a proc/ and a sys/.
+Sources: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; proc(5).
+*/
+#ifndef LLMC_HOST_H
+#define LLMC_HOST_H
+#include "files.h"
+
+enum { HOST_PATH_SIZE = 2 * PATH_SIZE + 64 }; // of a file in a cgroup's directory
+
+typedef struct {
+    uint64_t available;
+    const char *limit; // "this machine" or "its cgroup"
+} HostMemory;
+
+// Reads up to `size` - 1 bytes of a file of /proc or /sys, whose length stat does not know; false when it is not there.
+static inline bool host_read(const char *path, char *text, size_t size) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    size_t length = 0;
+    for (ssize_t n; length + 1 < size && (n = read(fd, text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    close(fd);
+    text[length] = 0;
+    return length > 0;
+}
+
+// The number after `key` at the beginning of a line; false when there is none.
+static inline bool host_number(const char *text, const char *key, uint64_t *value) {
+    size_t length = strlen(key);
+    for (const char *line = text; line && *line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        if (strncmp(line, key, length) == 0) return sscanf(line + length, "%" SCNu64, value) == 1;
+    }
+    return false;
+}
+
+// The path of this process in a hierarchy: of version 1 the one of `controller`, of version 2 (NULL) the unified one.
+static inline bool host_cgroup_path(const char *root, const char *controller, char *path, size_t size) {
+    char file[PATH_SIZE], text[16384], *rest = text;
+    FORMAT(file, "%s/proc/self/cgroup", root);
+    if (!host_read(file, text, sizeof(text))) return false;
+    for (char *line; (line = strsep(&rest, "\n")) != NULL;) { // ID:CONTROLLER,CONTROLLER:PATH
+        char *names = strchr(line, ':'), *at = names ? strchr(names + 1, ':') : NULL;
+        if (!at) continue;
+        *names++ = 0, *at++ = 0;
+        bool found = !controller && !*names;
+        for (char *name; controller && (name = strsep(&names, ",")) != NULL;)
+            found = found || strcmp(name, controller) == 0;
+        if (found) return snprintf(path, size, "%s", at) < (int)size;
+    }
+    return false;
+}
+
+// Calls `level` for the process's cgroup directory of a hierarchy and for each one above it.
+static inline void host_cgroup_levels(const char *root, const char *controller,
+                                      void (*level)(const char *directory, void *into), void *into) {
+    char path[PATH_SIZE], directory[2 * PATH_SIZE];
+    if (!host_cgroup_path(root, controller, path, sizeof(path))) return;
+    for (;;) {
+        snprintf(directory, sizeof(directory), "%s/sys/fs/cgroup%s%s%s", root, controller ? "/" : "",
+                 controller ? controller : "", strcmp(path, "/") == 0 ? "" : path);
+        level(directory, into);
+        char *slash = strrchr(path, '/');
+        if (!slash || !slash[1]) return;
+        slash[slash == path] = 0; // the level above; the root keeps its slash
+    }
+}
+
+// A number, or false for a file that is not there and for "max".
+static inline bool host_file_number(const char *directory, const char *name, uint64_t *value) {
+    char path[HOST_PATH_SIZE], text[256];
+    return snprintf(path, sizeof(path), "%s/%s", directory, name) < (int)sizeof(path) &&
+           host_read(path, text, sizeof(text)) && sscanf(text, "%" SCNu64, value) == 1;
+}
+
+// Lowers the available memory to what this level of either version leaves.
+static inline void host_memory_level(const char *directory, void *into) {
+    HostMemory *m = (HostMemory *)into;
+    char path[HOST_PATH_SIZE], stat[16384];
+    uint64_t limit, used = 0, cached = 0;
+    bool version2 = host_file_number(directory, "memory.max", &limit);
+    if (!version2 && !host_file_number(directory, "memory.limit_in_bytes", &limit)) return;
+    if (!host_file_number(directory, version2 ? "memory.current" : "memory.usage_in_bytes", &used)) return;
+    snprintf(path, sizeof(path), "%s/memory.stat", directory);
+    if (host_read(path, stat, sizeof(stat)))
+        host_number(stat, version2 ? "inactive_file " : "total_inactive_file ", &cached);
+    used -= cached < used ? cached : used;
+    uint64_t left = limit > used ? limit - used : 0;
+    if (left >= m->available) return;
+    m->available = left;
+    m->limit = "its cgroup";
+}
+
+static inline bool host_memory(const char *root, HostMemory *m) {
+    char path[PATH_SIZE], text[16384];
+    FORMAT(path, "%s/proc/meminfo", root);
+    if (!host_read(path, text, sizeof(text)) || !host_number(text, "MemAvailable:", &m->available)) return false;
+    m->available *= 1024;
+    m->limit = "this machine";
+    host_cgroup_levels(root, NULL, host_memory_level, m);
+    host_cgroup_levels(root, "memory", host_memory_level, m);
+    return true;
+}
+
+// Lowers the number of cores to what this level of either version leaves: microseconds of CPU time in a period.
+static inline void host_cores_level(const char *directory, void *into) {
+    char path[HOST_PATH_SIZE], text[256];
+    uint64_t quota = 0, period = 0;
+    int *cores = (int *)into;
+    snprintf(path, sizeof(path), "%s/cpu.max", directory); // "QUOTA PERIOD" or "max PERIOD"
+    if (host_read(path, text, sizeof(text))) {
+        if (sscanf(text, "%" SCNu64 " %" SCNu64, &quota, &period) != 2) return;
+    } else if (!host_file_number(directory, "cpu.cfs_quota_us", &quota) || // -1: no limit
+               !host_file_number(directory, "cpu.cfs_period_us", &period))
+        return;
+    if (quota > 0 && period > 0 && quota / period < (uint64_t)*cores)
+        *cores = min_int(*cores, max_int(1, (int)((quota + period - 1) / period)));
+}
+
+static inline int host_cores(const char *root) {
+    int cores = omp_get_num_procs(); // of the affinity mask
+    host_cgroup_levels(root, NULL, host_cores_level, &cores);
+    host_cgroup_levels(root, "cpu", host_cores_level, &cores);
+    return cores;
+}
+#endif

@@ -1,0 +1,162 @@
+/*
+host.h: the cores and the memory that a process may use, on imitations of /proc and /sys, and what the program does
+with them.
+*/
+#ifndef TESTS_HOST_H
+#define TESTS_HOST_H
+#include "harness.h"
+#include "program.h"
+
+typedef struct {
+    const char *path, *text;
+} HostFile;
+
+// One machine with 8000 kB available, and what its cgroups leave.
+static const struct {
+    const char *what;
+    HostFile files[8];
+    uint64_t available; // bytes
+    const char *limit;
+} host_memory_cases[] = {
+    {"a machine without cgroups",
+     {{"proc/meminfo", "MemTotal: 9000 kB\nMemAvailable:    8000 kB\n"}},
+     8192000,
+     "this machine"},
+    {"version 2 without a limit",
+     {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
+      {"proc/self/cgroup", "0::/job\n"},
+      {"sys/fs/cgroup/job/memory.max", "max\n"},
+      {"sys/fs/cgroup/job/memory.current", "4096\n"}},
+     8192000,
+     "this machine"},
+    {"version 2: the limit of the level above, files of the page cache counted as available",
+     {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
+      {"proc/self/cgroup", "0::/slurm/job/step\n"},
+      {"sys/fs/cgroup/slurm/job/step/memory.max", "max\n"},
+      {"sys/fs/cgroup/slurm/job/step/memory.current", "1000\n"},
+      {"sys/fs/cgroup/slurm/job/memory.max", "1000000\n"},
+      {"sys/fs/cgroup/slurm/job/memory.current", "700000\n"},
+      {"sys/fs/cgroup/slurm/job/memory.stat", "anon 300000\ninactive_file 400000\nactive_file 0\n"}},
+     700000,
+     "its cgroup"},
+    {"version 2 in a container, whose own path is not there",
+     {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
+      {"proc/self/cgroup", "0::/docker/0123\n"},
+      {"sys/fs/cgroup/memory.max", "500000\n"},
+      {"sys/fs/cgroup/memory.current", "600000\n"}},
+     0,
+     "its cgroup"},
+    {"version 1, among other hierarchies",
+     {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
+      {"proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"},
+      {"sys/fs/cgroup/memory/job/memory.limit_in_bytes", "900000\n"},
+      {"sys/fs/cgroup/memory/job/memory.usage_in_bytes", "500000\n"},
+      {"sys/fs/cgroup/memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 100000\n"},
+      {"sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"},
+      {"sys/fs/cgroup/memory/memory.usage_in_bytes", "1\n"}},
+     500000,
+     "its cgroup"},
+};
+
+static void host_write_files(const TestDirectory *d, const HostFile *files, int limit) {
+    for (int i = 0; i < limit && files[i].path; i++) {
+        char path[PATH_SIZE], directory[PATH_SIZE];
+        FORMAT(path, "%s/%s", d->path, files[i].path);
+        directory_of(path, directory, sizeof(directory));
+        make_directories(directory);
+        file_write_atomic(path, files[i].text, strlen(files[i].text));
+    }
+}
+
+static void available_memory_is_the_least_that_any_level_leaves(void) {
+    for (size_t i = 0; i < sizeof(host_memory_cases) / sizeof(host_memory_cases[0]); i++) {
+        TestDirectory d = test_make_directory();
+        HostMemory m = {0, ""};
+        host_write_files(&d, host_memory_cases[i].files, 8);
+        bool known = host_memory(d.path, &m);
+        EXPECT(known && m.available == host_memory_cases[i].available &&
+                   strcmp(m.limit, host_memory_cases[i].limit) == 0,
+               "%s: %" PRIu64 " bytes of %s", host_memory_cases[i].what, m.available, m.limit);
+        test_remove_directory(&d);
+    }
+    TestDirectory d = test_make_directory();
+    HostMemory m;
+    EXPECT(!host_memory(d.path, &m), "a system that does not say what is available has an amount");
+    test_remove_directory(&d);
+    EXPECT(host_memory("", &m) && m.available > 1 << 20, "this machine has %" PRIu64 " bytes", m.available);
+}
+
+static void cores_are_those_of_the_affinity_mask_and_the_quota(void) {
+    static const struct {
+        HostFile files[3];
+        int cores;
+    } cases[] = {
+        {{{"proc/self/cgroup", "0::/\n"}, {"sys/fs/cgroup/cpu.max", "max 100000\n"}}, 4096},
+        {{{"proc/self/cgroup", "0::/\n"}, {"sys/fs/cgroup/cpu.max", "50000 100000\n"}}, 1},
+        {{{"proc/self/cgroup", "0::/a\n"}, {"sys/fs/cgroup/cpu.max", "100001 100000\n"}}, 2},
+        {{{"proc/self/cgroup", "3:cpu,cpuacct:/a\n"},
+          {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "-1\n"},
+          {"sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"}},
+         4096},
+        {{{"proc/self/cgroup", "3:cpu,cpuacct:/a\n"},
+          {"sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "100000\n"},
+          {"sys/fs/cgroup/cpu/a/cpu.cfs_period_us", "100000\n"}},
+         1},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        TestDirectory d = test_make_directory();
+        host_write_files(&d, cases[i].files, 3);
+        int expected = min_int(cases[i].cores, omp_get_num_procs()), cores = host_cores(d.path);
+        EXPECT(cores == expected, "case %d: %d cores, not %d", (int)i, cores, expected);
+        test_remove_directory(&d);
+    }
+}
+
+static void more_threads_than_cores_are_a_warning(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "cd '%s' && taskset -c 0 '%s' --train-data train.bin --steps 2 --threads 1000 --out run",
+                d.dir.path, test_program_path());
+    EXPECT(r.status == EXIT_DONE && count_lines(r.err) == 1 &&
+               strstr(r.err, "--threads 1000: this process may use 1 core; 1 thread is used"),
+           "status %d: %.600s", r.status, r.err);
+    run_command(&r, "'%s' --train-data train.bin --threads 4097", test_program_path());
+    EXPECT(r.status == EXIT_USAGE && strstr(r.err, "[1, 4096]"), "status %d: %.600s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+// The sum over the ranks of a machine is refused too: tests/ranks.h.
+static void a_run_that_this_machine_cannot_hold_is_refused(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    const char *large = "--preset 13.1b --layers 4096 --vocab 256 --batch-size 1 --train-data train.bin";
+    run_command(&r, "cd '%s' && '%s' %s --out run", d.dir.path, test_program_path(), large);
+    EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "too little memory: ") &&
+               strstr(r.err, " MiB available; ") && strstr(r.err, "--recompute 2 (") &&
+               strstr(r.err, "--no-memory-check"),
+           "status %d: %.900s", r.status, r.err);
+    EXPECT(r.out[0] == 0, "it printed: %.300s", r.out);
+    run_command(&r, "test ! -e '%s/run'", d.dir.path);
+    EXPECT(r.status == 0, "a run that was refused left a directory");
+    run_command(&r, "cd '%s' && '%s' %s --dry-run", d.dir.path, test_program_path(), large);
+    EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: too little"), "status %d: %.900s", r.status, r.out);
+    run_command(&r, "cd '%s' && '%s' --dry-run", d.dir.path, test_program_path());
+    EXPECT(r.status == EXIT_DONE && strstr(r.out, " MiB available: enough"), "status %d: %.900s", r.status, r.out);
+    test_remove_directory(&d.dir);
+}
+
+static const Test host_tests[] = {
+    {"available memory is the least that any level of the cgroups leaves",
+     available_memory_is_the_least_that_any_level_leaves},
+    {"cores are those of the affinity mask, and at most the CPU quota",
+     cores_are_those_of_the_affinity_mask_and_the_quota},
+};
+enum { HOST_TEST_COUNT = sizeof(host_tests) / sizeof(host_tests[0]) };
+
+static const Test host_program_tests[] = {
+    {"more threads than cores are a warning, and more than 4096 are refused", more_threads_than_cores_are_a_warning},
+    {"a run that this machine cannot hold is refused before it allocates, and leaves nothing",
+     a_run_that_this_machine_cannot_hold_is_refused},
+};
+enum { HOST_PROGRAM_TEST_COUNT = sizeof(host_program_tests) / sizeof(host_program_tests[0]) };
+#endif
