@@ -28,6 +28,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/spikes.h"
 #include "tests/recompute.h"
 #include "tests/ranks.h"
+#include "tests/progress.h"
 #include "tests/evaluation.h"
 #include "tests/device.h"
 
@@ -51,6 +52,7 @@ static const struct {
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
     {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},
     {"faults", faults_tests, FAULTS_TEST_COUNT, FP32_BUILD},
     {"statistics", stats_tests, STATS_TEST_COUNT, EVERY_BUILD},
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},

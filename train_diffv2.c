@@ -1106,7 +1106,8 @@ static void run_log_validation(Run *run) {
     log_number(&run->log, "loss", loss);
     log_end(&run->log);
     progress_break();
-    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, loss, exp(loss));
+    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, signless_nan(loss),
+           signless_nan(exp(loss)));
     fflush(stdout);
 }
 
@@ -1235,7 +1236,7 @@ static void run_log_events(Run *run, const StepResult *r) {
              run->step, r->loss, v->loss_z, r->grad_norm, v->grad_z);
     else
         warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was left out",
-             run->step, r->loss, r->grad_norm, run->guard.not_finite_in_row);
+             run->step, signless_nan(r->loss), signless_nan(r->grad_norm), run->guard.not_finite_in_row);
 }
 
 static void run_stop_when_nothing_is_finite(Run *run) {
@@ -1504,9 +1505,11 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddStringToObject(json, "system", text);
     cJSON *devices = cJSON_AddArrayToObject(json, "devices");
     char driver[sizeof(text)];
+    int cores = host_cores("");
     bool on_device = ops_device(text, driver, sizeof(text));
     if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
-    FORMAT(text, "CPU: %d threads on %d cores", (int)o->threads, omp_get_num_procs());
+    FORMAT(text, "CPU: %d thread%s on %d core%s", (int)o->threads, o->threads == 1 ? "" : "s", cores,
+           cores == 1 ? "" : "s");
     cJSON *peak = cJSON_AddObjectToObject(json, "peak"); // of which flops_util in the log is the share
     cJSON_AddNumberToObject(peak, "gflops", run->peak_gflops);
     cJSON_AddStringToObject(peak, "from", run->peak_from);
@@ -1541,7 +1544,7 @@ static void dump_gradients(Run *run) {
     model_micro_step(model, tokens, tokens + 1, run->starts, model->B, model->T, (double)N);
     double loss = model_loss_sum(model, (int)N) / (double)N;
     model_save_dump(o->dump_grads, &model->tensors, model->grads, loss);
-    printf("loss %.9g, gradients written to %s\n", loss, o->dump_grads);
+    printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
     free(tokens);
 }
 
@@ -1684,12 +1687,14 @@ static int run_mode(Run *run, int argc, char **argv) {
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
     else if (run->step >= end)
-        printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
+        printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
+               ": nothing to do; a larger --%s goes on\n",
+               o->out, run->step, end, end < o->steps ? "stop-after" : "steps");
     else {
+        stop_signals_catch();
+        if (o->out && leads()) run_open_log(run, argc, argv); // the last that may refuse to start
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
-        stop_signals_catch();
-        if (o->out && leads()) run_open_log(run, argc, argv);
         comm_barrier();
         return run_train(run);
     }

@@ -127,7 +127,7 @@ static void run_evaluate(Run *run) {
     int T = run->model.T;
     double *by_position = (double *)checked_calloc((size_t)T, sizeof(double));
     double loss = run_validate(run, by_position);
-    printf("validation loss %.9g (perplexity %.2f)\n", loss, exp(loss));
+    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
     print_by_position(by_position, T);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "loss", loss);

@@ -148,8 +148,8 @@ static inline void make_directories(const char *path) {
         if (*p && *p != '/') continue;
         char end = *p;
         *p = 0;
-        CHECK(mkdir(part, 0777) == 0 || is_directory(part), "cannot create the directory %s: %s", part,
-              strerror(errno));
+        int error = mkdir(part, 0777) == 0 ? 0 : errno; // is_directory sets errno too
+        CHECK(!error || is_directory(part), "cannot create the directory %s: %s", part, strerror(error));
         *p = end;
         if (!end) return;
     }

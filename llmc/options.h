@@ -99,14 +99,26 @@ static inline void options_print(const Options *o) {
     printf("\n");
 }
 
+// ---- what a misspelt name was meant to be
+
+enum { NAME_LIMIT = 64 };
+
+// Lower case, without what is often left out or mistaken for each other: - and _.
+static inline int name_fold(char out[NAME_LIMIT + 1], const char *name, size_t length) {
+    int n = 0;
+    for (size_t i = 0; i < length && n < NAME_LIMIT; i++)
+        if (name[i] != '-' && name[i] != '_') out[n++] = (char)tolower((unsigned char)name[i]);
+    out[n] = 0;
+    return n;
+}
+
 // Letters to insert, delete or replace to make b of a.
-static inline int edit_distance(const char *a, size_t a_length, const char *b) {
-    int row[65], b_length = (int)strlen(b);
-    assert(b_length < 65);
+static inline int edit_distance(const char *a, int a_length, const char *b, int b_length) {
+    int row[NAME_LIMIT + 1];
     for (int j = 0; j <= b_length; j++) row[j] = j;
-    for (size_t i = 1; i <= a_length; i++) {
+    for (int i = 1; i <= a_length; i++) {
         int diagonal = row[0]; // distance of the prefixes i-1 and j-1
-        row[0] = (int)i;
+        row[0] = i;
         for (int j = 1; j <= b_length; j++) {
             int replaced = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
@@ -116,17 +128,66 @@ static inline int edit_distance(const char *a, size_t a_length, const char *b) {
     return row[b_length];
 }
 
-// The option that an unknown name was most likely meant to be: few letters differ, or the name is its beginning;
-// -1 when there is none.
-static inline int option_nearest(const char *name, size_t length) {
-    int best = -1, best_distance = (int)max_size(1, length / 3) + 1;
-    if (length < 2 || length > 64) return -1;
-    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
-        bool beginning = strncmp(option_rows[r].name, name, length) == 0;
-        int distance = beginning ? 1 : edit_distance(name, length, option_rows[r].name);
-        if (distance < best_distance) best = r, best_distance = distance;
+// The candidate that a name is closest to: few letters differ, or the name is its beginning; NULL when there is none.
+static inline const char *name_nearest(const char *name, size_t length, const char *(*candidate)(int i)) {
+    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
+    const char *nearest = NULL;
+    int n = name_fold(folded, name, length), best = max_int(1, n / 3) + 1;
+    if (n < 2 || length > NAME_LIMIT) return NULL;
+    for (int i = 0; candidate(i); i++) {
+        int m = name_fold(other, candidate(i), strlen(candidate(i)));
+        int distance = strncmp(other, folded, (size_t)n) == 0 ? m > n : edit_distance(folded, n, other, m);
+        if (distance < best) nearest = candidate(i), best = distance;
     }
-    return best;
+    return nearest;
+}
+
+static inline const char *option_name(int r) { return r < OPTION_ROW_COUNT ? option_rows[r].name : NULL; }
+
+// Names that other programs give to these options.
+typedef struct {
+    const char *name, *option;
+} OptionSynonym;
+static const OptionSynonym option_synonyms[] = {
+    {"learning-rate", "lr"},
+    {"max-steps", "steps"},
+    {"iterations", "steps"},
+    {"model", "preset"},
+    {"dataset", "train-data"},
+    {"data", "train-data"},
+    {"context-length", "seq-len"},
+    {"block-size", "seq-len"},
+    {"max-seq-len", "seq-len"},
+    {"output-dir", "out"},
+    {"num-layers", "layers"},
+    {"hidden-size", "hidden"},
+    {"dim", "hidden"},
+    {"num-heads", "heads"},
+    {"mlp", "ffn"},
+    {"intermediate-size", "ffn"},
+    {"vocab-size", "vocab"},
+    {"wd", "weight-decay"},
+    {"save-every", "checkpoint-every"},
+    {"save-interval", "checkpoint-every"},
+    {"checkpoint", "init"},
+    {"load", "init"},
+    {"clip-grad", "grad-clip"},
+    {"max-grad-norm", "grad-clip"},
+    {"gradient-accumulation-steps", "total-batch"},
+    {"dtype", "gemm"},
+};
+enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
+
+// The row of the option that an unknown name was most likely meant to be; -1 when there is none.
+static inline int option_nearest(const char *name, size_t length) {
+    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
+    name_fold(folded, name, length);
+    for (int i = 0; i < OPTION_SYNONYM_COUNT; i++) {
+        name_fold(other, option_synonyms[i].name, strlen(option_synonyms[i].name));
+        if (strcmp(folded, other) == 0) return option_row(option_synonyms[i].option);
+    }
+    const char *nearest = name_nearest(name, length, option_name);
+    return nearest ? option_row(nearest) : -1;
 }
 
 // Reports an option that does not exist; returns how many arguments it takes, with what looks like its value.
@@ -189,10 +250,12 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
                row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value)
         REFUSE(problems->count, "--%s needs a value: %s", row->name, option_accepts(accepts, row));
-    else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value))
-        REFUSE(problems->count, "--%s '%s' is not accepted: it must be %s", row->name, option_shown(shown, value),
+    else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
+        const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
+        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s", row->name, option_shown(shown, value),
+               nearest ? "did you mean " : "", nearest ? nearest : "", nearest ? "? It" : "it",
                option_accepts(accepts, row));
-    else return taken;
+    } else return taken;
     o->refused[r] = true;
     return taken;
 }

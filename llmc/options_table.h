@@ -299,7 +299,26 @@ static inline bool option_in_range(const char *range, double x) {
     return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
 }
 
-// Reads a value; false leaves it as it was. Numbers are plain decimal, all of the text.
+// A whole number: digits alone, or with a power of ten (1e6, 2.5e6) up to 2^53, below which a double is exact.
+static inline bool option_whole_number(const char *text, int64_t *value) {
+    char *end = NULL;
+    bool digits = *text && strspn(text, "0123456789") == strlen(text);
+    errno = 0;
+    if (digits) {
+        long long x = strtoll(text, &end, 10);
+        if (errno) return false;
+        *value = x;
+        return true;
+    }
+    if (!isdigit((unsigned char)*text) || strspn(text, "0123456789.eE+") != strlen(text) || !strpbrk(text, "eE"))
+        return false;
+    double x = strtod(text, &end);
+    if (errno || *end || x != floor(x) || x > 9007199254740992.0) return false;
+    *value = (int64_t)x;
+    return true;
+}
+
+// Reads a value; false leaves it as it was. Numbers are decimal, all of the text.
 static inline bool option_set(Options *o, int r, const char *text) {
     const OptionRow *row = &option_rows[r];
     char *field = (char *)o + row->field, *end = NULL;
@@ -312,8 +331,8 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(bool *)field = text[0] == 'y';
         break;
     case OPTION_INT: {
-        long long x = digits ? strtoll(text, &end, 10) : -1;
-        if (!digits || errno || !option_in_range(row->range, (double)x)) return false;
+        int64_t x;
+        if (!option_whole_number(text, &x) || !option_in_range(row->range, (double)x)) return false;
         *(int64_t *)field = x;
         break;
     }

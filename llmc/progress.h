@@ -1,12 +1,15 @@
 /*
 progress.h: the line of a training step that a person reads.
 
-On a terminal the line is rewritten in place and kept about every fortieth of the run; elsewhere every
-step is a line. Other output calls progress_break first.
+On a terminal the line is rewritten in place and kept about every fortieth of the run. A line wider than the terminal
+could not be rewritten, so the least important fields are left out of it. Elsewhere every step is a whole line without
+control sequences. mpirun and srun give a process a terminal whose other end may be a file, so a process that they
+started writes whole lines too. Other output calls progress_break first.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
-#include "common.h"
+#include "comm.h"
+#include <sys/ioctl.h>
 
 static struct {
     bool open; // the terminal's cursor is behind a line that may be rewritten
@@ -40,21 +43,52 @@ static inline void format_count(char *out, size_t size, double x) {
              x, units[u]);
 }
 
+enum { PROGRESS_FIELDS = 7, PROGRESS_FIELD_SIZE = 64, PROGRESS_LINE_SIZE = 512 };
+
+// Columns of the terminal whose line may be rewritten; 0 where there is none.
+static inline int progress_columns(void) {
+    struct winsize size;
+    const char *kind = getenv("TERM");
+    if (launch_started() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+// Joins the fields in their order. Of a line of `columns` or more characters (0: no limit) the fields of `dropped` are
+// left out, the first one first; what is still too long is cut.
+static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PROGRESS_FIELD_SIZE], int columns) {
+    static const int dropped[] = {3, 5, 2, 6, 4}; // learning rate, share of the peak, norm, time left, tokens/s
+    for (int d = 0;; d++) {
+        int length = 0;
+        for (int i = 0; i < PROGRESS_FIELDS; i++)
+            if (fields[i][0])
+                length +=
+                    snprintf(line + length, (size_t)(PROGRESS_LINE_SIZE - length), "%s%s", i ? " | " : "", fields[i]);
+        if (!columns || length < columns) return;
+        if (d == (int)(sizeof(dropped) / sizeof(dropped[0]))) break;
+        fields[dropped[d]][0] = 0;
+    }
+    line[columns - 1] = 0;
+}
+
 // share: of the measured peak, 0 .. 1, or negative when that is not known
 static inline void progress_step(int64_t step, int64_t steps, double loss, double grad_norm, double lr,
                                  double tokens_per_s, double share, double seconds_left) {
-    char rate[32], left[32], peak[32] = "";
+    char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {{0}}, line[PROGRESS_LINE_SIZE], rate[32], left[32];
+    int width = snprintf(NULL, 0, "%" PRId64, steps), columns = progress_columns();
+    int64_t stride = steps / 40 > 1 ? steps / 40 : 1;
     format_count(rate, sizeof(rate), tokens_per_s);
     format_duration(left, sizeof(left), seconds_left);
-    if (share >= 0) snprintf(peak, sizeof(peak), " | %3.0f%% of peak", 100 * share);
-    int width = snprintf(NULL, 0, "%" PRId64, steps);
-    bool terminal = isatty(STDOUT_FILENO);
-    int64_t stride = steps / 40 > 1 ? steps / 40 : 1;
-    if (terminal) printf("\r\033[K");
-    printf("step %*" PRId64 "/%" PRId64 " | loss %7.4f | norm %7.3f | lr %.2e | %s tok/s%s | %s left", width, step,
-           steps, loss, grad_norm, lr, rate, peak, left);
-    progress.open = terminal;
-    if (!terminal || step % stride == 0 || step == steps) {
+    FORMAT(fields[0], "step %*" PRId64 "/%" PRId64, width, step, steps);
+    FORMAT(fields[1], "loss %7.4f", signless_nan(loss));
+    FORMAT(fields[2], "norm %7.3f", signless_nan(grad_norm));
+    FORMAT(fields[3], "lr %.2e", lr);
+    FORMAT(fields[4], "%s tok/s", rate);
+    if (share >= 0) FORMAT(fields[5], "%3.0f%% of peak", 100 * share);
+    FORMAT(fields[6], "%s left", left);
+    progress_join(line, fields, columns);
+    printf("%s%s", columns ? "\r\033[K" : "", line);
+    progress.open = columns > 0;
+    if (!columns || step % stride == 0 || step == steps) {
         printf("\n");
         progress.open = false;
     }

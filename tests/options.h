@@ -231,8 +231,12 @@ static const char *const wrong_options[][2] = {
     // arguments, and what the one line on stderr says
     {"--bogus 1", "unknown option --bogus: "},
     {"--bogus=1", "unknown option --bogus: "},
-    {"--wd 0.1", "unknown option --wd: "},
-    {"-wd 0.1", "unknown option -wd: "},
+    {"--wd 0.1", "unknown option --wd: did you mean --weight-decay?"}, // never -w 0
+    {"-wd 0.1", "unknown option -wd: did you mean --weight-decay?"},
+    {"--learning-rate 0.1", "unknown option --learning-rate: did you mean --lr?"},
+    {"--learning_rate=0.1", "unknown option --learning_rate: did you mean --lr?"},
+    {"--batch_size 4", "did you mean --batch-size?"},
+    {"--Steps 4", "did you mean --steps?"},
     {"-l 3", "unknown option -l: "},
     {"--batch 4", "did you mean --batch-size?"},
     {"--step 4", "did you mean --steps?"},
@@ -269,7 +273,12 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --skip-loss-z -1", "--skip-loss-z '-1' is not accepted: it must be a number in [0, inf)"},
     {"--dry-run --skip-grad-z inf", "--skip-grad-z 'inf'"},
     {"--dry-run --steps 1.5", "--steps '1.5' is not accepted: it must be a whole number in [1, 1e15]"},
-    {"--dry-run --steps 1e3", "--steps '1e3'"},
+    {"--dry-run --steps 1.5e0", "--steps '1.5e0'"},
+    {"--dry-run --steps 1e16", "--steps '1e16'"},
+    {"--dry-run --steps 1e-1", "--steps '1e-1'"},
+    {"--dry-run --steps e3", "--steps 'e3'"},
+    {"--dry-run --steps 1e", "--steps '1e'"},
+    {"--dry-run --steps 1.", "--steps '1.'"},
     {"--dry-run --steps 0x10", "--steps '0x10'"},
     {"--dry-run --steps ' 3'", "--steps ' 3'"},
     {"--dry-run --steps +3", "--steps '+3'"},
@@ -295,10 +304,13 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --val-steps 0", "--val-steps '0'"},
     {"--dry-run --seed -1", "--seed '-1'"},
     {"--dry-run --seed 18446744073709551616", "--seed '18446744073709551616'"}, // 2^64
-    {"--dry-run --attention diff", "--attention 'diff' is not accepted: it must be one of baseline, diff_v2"},
+    {"--dry-run --attention diff", "--attention 'diff' is not accepted: did you mean diff_v2? It must be one of"},
+    {"--dry-run --attention diffv2", "--attention 'diffv2' is not accepted: did you mean diff_v2?"},
+    {"--dry-run --attention DIFF_V1", "did you mean diff_v1?"},
+    {"--dry-run --attention flash", "--attention 'flash' is not accepted: it must be one of baseline, diff_v2"},
     {"--dry-run --attention ''", "--attention ''"},
-    {"--dry-run --preset 124M", "--preset '124M' is not accepted: it must be one of tiny, "},
-    {"--dry-run --schedule cos", "--schedule 'cos' is not accepted: it must be one of cosine, linear, wsd, constant"},
+    {"--dry-run --preset 124M", "--preset '124M' is not accepted: did you mean 124m?"},
+    {"--dry-run --schedule cos", "did you mean cosine? It must be one of cosine, linear, wsd, constant"},
     {"--dry-run --schedule \"$(printf 'a\\nb')\"", "--schedule 'a?b'"}, // a line stays a line
     {"--dry-run --lr 1 --lr 1", "--lr is given twice"},
     {"--dry-run --lr=1 --seed 2 --lr 2", "--lr is given twice"},
@@ -358,7 +370,7 @@ static void test_all_at_once(void) {
     EXPECT(program.status == 2 && count_lines(program.err) == 5, "status %d, 5 lines are expected: %s", program.status,
            program.err);
     // a refused number brings no second complaint about the default in its place
-    run_command(&program, "%s --dry-run --steps 1e3 --warmup 200 --heads 3x --kv-heads 3 --total-batch x",
+    run_command(&program, "%s --dry-run --steps 1k --warmup 200 --heads 3x --kv-heads 3 --total-batch x",
                 test_program());
     EXPECT(program.status == 2 && count_lines(program.err) == 3, "status %d, 3 lines are expected: %s", program.status,
            program.err);
@@ -369,6 +381,7 @@ static void test_accepted_edges(void) {
         "--dry-run",
         "--dry-run --lr 0 --min-lr-ratio 0 --warmup 0 --grad-clip 0 --beta1 0 --beta2 0 --weight-decay 0 --top-k 0",
         "--dry-run --skip-loss-z 0 --skip-grad-z=1e9",
+        "--dry-run --steps 1e3 --total-batch 1.048576e6 --batch-size 4E0 --seq-len 256 --warmup 1e+2",
         "--dry-run --min-lr-ratio 1 --steps 7 --warmup 7 --seed 18446744073709551615 --schedule wsd",
         "--dry-run --lr=.5 --eps=1E-8 --rope-theta=+5e5 --temperature=0",
         "--dry-run --batch-size 2 --seq-len 16 --total-batch 96 --threads 1",

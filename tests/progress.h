@@ -1,0 +1,112 @@
+/*
+progress.h: the line of a step on a terminal, in a file and under a launcher; numbers as they are printed.
+*/
+#ifndef TESTS_PROGRESS_H
+#define TESTS_PROGRESS_H
+#include "harness.h"
+#include "program.h"
+#include "ranks.h"
+
+static void a_line_of_progress_is_narrower_than_the_terminal(void) {
+    char line[PROGRESS_LINE_SIZE], whole[PROGRESS_LINE_SIZE];
+    for (int columns = 0; columns <= 120; columns++) {
+        char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {"step  12345/1000000", "loss 10.1234", "norm   0.867",
+                                                             "lr 2.64e-03",         "9.95k tok/s",  " 48% of peak",
+                                                             "12h17m left"};
+        progress_join(columns ? line : whole, fields, columns);
+        if (!columns) continue;
+        EXPECT(strlen(line) < (size_t)columns, "%d columns: '%s'", columns, line);
+        EXPECT(columns <= 20 || strncmp(line, "step  12345/1000000", 19) == 0, "%d columns: '%s'", columns, line);
+        const char *last = strrchr(line, '|') ? strrchr(line, '|') : line;
+        EXPECT(columns <= 36 || (strstr(whole, last) &&
+                                 strcspn(strstr(whole, last) + 1, "|") - (strstr(whole, last)[strlen(last)] != 0) ==
+                                     strlen(last) - 1),
+               "%d columns: the last field is cut: '%s'", columns, line);
+        EXPECT(columns < 80 || strstr(line, "| loss 10.1234 | "), "%d columns: '%s'", columns, line);
+        EXPECT((size_t)columns <= strlen(whole) || strcmp(line, whole) == 0, "%d columns: '%s'", columns, line);
+    }
+    EXPECT(strcmp(whole,
+                  "step  12345/1000000 | loss 10.1234 | norm   0.867 | lr 2.64e-03 | 9.95k tok/s |  48% of peak | "
+                  "12h17m left") == 0,
+           "'%s'", whole);
+}
+
+// Each rewriting of a line, or line, of what a program wrote on a terminal of 80 columns.
+static void a_terminal_of_80_columns_has_no_fragments(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char command[2000];
+    FORMAT(command, "stty cols 80; TERM=xterm %s --train-data train.bin %s --steps 200", test_program_path(),
+           small_model);
+    run_command(&r, "cd '%s' && script -qec \"%s\" /dev/null", d.dir.path, command);
+    EXPECT(r.status == EXIT_DONE && strstr(r.out, "\r\033[K") && strstr(r.out, "tok/s"), "status %d: %.300s", r.status,
+           r.out);
+    for (char *rest = r.out, *line; (line = strsep(&rest, "\r\n")) != NULL;) {
+        size_t width = strlen(line);
+        bool step = strncmp(line, "\033[Kstep", 7) == 0;
+        EXPECT(!step || (width - 3 < 80 && strstr(line, "tok/s")), "%zu columns: %s", width - 3, line);
+    }
+    test_remove_directory(&d.dir);
+}
+
+static const char *const progress_plain =
+    "| tee out >/dev/null; grep -c '^step .*left' out; grep -c \"$(printf '\\033')\" out";
+
+static void a_file_has_whole_lines(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "cd '%s' && %s --train-data train.bin %s --steps 50 %s", d.dir.path, test_program_path(),
+                small_model, progress_plain);
+    EXPECT(strcmp(r.out, "50\n0\n") == 0, "lines, and those with control sequences: %.200s", r.out);
+    run_command(&r, "cd '%s' && TERM=dumb script -qec \"%s --train-data train.bin %s --steps 50\" /dev/null %s",
+                d.dir.path, test_program_path(), small_model, progress_plain);
+    EXPECT(strcmp(r.out, "50\n0\n") == 0, "on a terminal without control sequences: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+static void a_number_is_never_printed_as_minus_nan(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "cd '%s' && %s --train-data train.bin --val-data train.bin %s --steps 4 --lr 1e30 2>&1", d.dir.path,
+                test_program_path(), small_model);
+    EXPECT(strstr(r.out, "nan") && !strstr(r.out, "-nan"), "%.900s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+// /sys takes no directories, even from root; the reason is that of mkdir, not of the look at what is there.
+static void a_directory_that_cannot_be_made_has_its_reason(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "cd '%s' && %s --train-data train.bin %s --out /sys/diffv2_test/run", d.dir.path,
+                test_program_path(), small_model);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "cannot create the directory /sys/diffv2_test: ");
+    EXPECT(!strstr(r.err, strerror(ENOENT)), "stderr: %.300s", r.err);
+    EXPECT(!strstr(r.out, "options ("), "a list of options before the failure: %.300s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+static void a_launched_program_writes_whole_lines(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "cd '%s' && %s && TERM=xterm mpirun -q -n 1 %s --train-data train.bin %s --steps 50 %s", d.dir.path,
+                ranks_environment, test_program_path(), small_model, progress_plain);
+    EXPECT(strcmp(r.out, "50\n0\n") == 0, "lines, and those with control sequences: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+static const Test progress_tests[] = {
+    {"a line of progress is narrower than the terminal", a_line_of_progress_is_narrower_than_the_terminal},
+    {"a terminal of 80 columns has no fragments of lines", a_terminal_of_80_columns_has_no_fragments},
+    {"a file and a terminal without control sequences have whole lines", a_file_has_whole_lines},
+    {"a number is never printed as -nan", a_number_is_never_printed_as_minus_nan},
+    {"a directory that cannot be made has the reason of mkdir, before any list of options",
+     a_directory_that_cannot_be_made_has_its_reason},
+    {"a program under mpirun writes whole lines, whatever terminal mpirun gives it",
+     a_launched_program_writes_whole_lines},
+};
+#ifdef USE_MPI
+enum { PROGRESS_TEST_COUNT = sizeof(progress_tests) / sizeof(progress_tests[0]) };
+#else
+enum { PROGRESS_TEST_COUNT = sizeof(progress_tests) / sizeof(progress_tests[0]) - 1 }; // all but the last
+#endif
+#endif
