@@ -16,6 +16,8 @@ CC ?= gcc
 CXX ?= g++
 ARCH ?= -march=native
 BUILD ?= build
+PRECISION ?= bf16
+CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
 STRICT ?= yes
 WARN = -Wall -Wextra -Wshadow $(if $(filter yes,$(STRICT)),-Werror)
 ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
@@ -97,7 +99,7 @@ text_to_shards: $(BUILD)/text_to_shards
 	@$(copy)
 
 # An object of its own, so that a commit recompiles nothing else.
-$(BUILD)/revision.o: $(BUILD)/revision.c $(BUILD)/flags
+$(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c %/flags
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -138,8 +140,6 @@ $(BUILD)/alone_diffv2.o: train_diffv2.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -c -o $@ $<
 
 # The GPU build. What it compiles and links with is found by a script, and only for goals that need it.
-CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
-PRECISION ?= bf16
 ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMDGOALS)),)
   ifneq ($(shell mkdir -p $(CUDA_BUILD) && CUDA='$(CUDA)' NVCC='$(NVCC)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' \
       NVRTC='$(NVRTC)' NCCL='$(NCCL)' MPI='$(MPI)' DEPS='$(DEPS)' ARCHS='$(ARCHS)' scripts/find_cuda.sh $(CUDA_BUILD)/cuda.mk && echo yes),yes)
@@ -166,7 +166,7 @@ train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
 	@$(copy)
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
 	@$(copy)
-CUDA_UNITS = $(CUDNN_UNIT) $(BUILD)/revision.o
+CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/revision.o
 $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags

@@ -343,20 +343,20 @@ the_copies_of_programs_are_those_of_the_build_that_was_asked_for() {
 }
 make_compiles_cuda_again_after_a_change_of_toolkit_architecture_precision_or_library() {
     source_tree
-    local home=$tree/usr/local/cuda all='revision.o train_diffv2.cu.o train_diffv2cu' cuda='train_diffv2.cu.o train_diffv2cu'
+    local home=$tree/usr/local/cuda all='revision.o train_diffv2.cu.o train_diffv2cu'
     toolkit "$home" 13000
     fake_compiler "$tree/fake" nvcc
     fake_nvcc "$home" 13.0
-    compiled "$all" train_diffv2cu && compiled '' train_diffv2cu && compiled "$cuda" ARCHS=90 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu &&
-        compiled "$cuda" ARCHS=90 PRECISION=fp32 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu && ! grep -q cuda_fp32 "$tree/source/train_diffv2cu" &&
+    compiled "$all" train_diffv2cu && compiled '' train_diffv2cu && compiled "$all" ARCHS=90 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu &&
+        compiled "$all" ARCHS=90 PRECISION=fp32 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu && ! grep -q cuda_fp32 "$tree/source/train_diffv2cu" &&
         compiled "$all" ARCHS=90 STRICT=no train_diffv2cu || { why=${why:-"the copy is of another precision"}; return 1; }
-    compiled "$all" train_diffv2cu && fake_nvcc "$home" 13.1 && compiled "$cuda" train_diffv2cu || return 1
+    compiled "$all" train_diffv2cu && fake_nvcc "$home" 13.1 && compiled "$all" train_diffv2cu || return 1
     cudnn_headers "$home/include"
     frontend "$home/include"
     file "$home/lib64/libcudnn.so"
-    compiled "attention_cudnn.o $cuda" train_diffv2cu && compiled '' train_diffv2cu || return 1
+    compiled "attention_cudnn.o $all" train_diffv2cu && compiled '' train_diffv2cu || return 1
     touch "$tree/library.h"
-    compiled "attention_cudnn.o $cuda" train_diffv2cu && compiled '' train_diffv2cu
+    compiled 'attention_cudnn.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu && compiled '' train_diffv2cu
 }
 make_compiles_cuda_on_the_cpu_again_after_a_change() {
     source_tree
