@@ -16,6 +16,8 @@ CC ?= gcc
 CXX ?= g++
 ARCH ?= -march=native
 BUILD ?= build
+PRECISION ?= bf16
+CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
 STRICT ?= yes
 WARN = -Wall -Wextra -Wshadow $(if $(filter yes,$(STRICT)),-Werror)
 ifneq ($(findstring clang,$(shell $(CC) --version 2>/dev/null)),)
@@ -37,7 +39,7 @@ define find_library # pkg-config's name, library, header, in words
     MISSING += $(4)
   endif
 endef
-ifeq ($(filter clean format,$(MAKECMDGOALS)),)
+ifeq ($(filter clean format test,$(MAKECMDGOALS)),)
   $(eval $(call find_library,openblas,openblas,cblas.h,OpenBLAS))
   $(eval $(call find_library,libcjson,cjson,cjson/cJSON.h,cJSON))
   $(eval $(call find_library,libxxhash,xxhash,xxhash.h,xxHash))
@@ -64,9 +66,9 @@ endif
 WIDE := $(shell echo | $(CC) -mprefer-vector-width=512 -E -x c - >/dev/null 2>&1 && echo -mprefer-vector-width=512)
 OPT ?= -O3
 OPTIMIZE = $(OPT) $(ARCH) $(WIDE) -fno-math-errno -fno-trapping-math -ffp-contract=fast
-CPPFLAGS += -DREVISION='"$(REVISION)"' $(PACKAGE_CFLAGS)
+CPPFLAGS += $(PACKAGE_CFLAGS)
 CFLAGS ?= $(OPTIMIZE) -g
-COMMON = $(WARN) -fopenmp -MMD -MP
+COMMON = $(WARN) -fopenmp -MD -MP # system headers too: a library may be replaced by another version
 ifdef SANITIZE
   CFLAGS = -O1 -g $(ARCH) -fno-omit-frame-pointer -fsanitize=$(SANITIZE) -fno-sanitize-recover=all
 endif
@@ -75,53 +77,69 @@ ifdef REAL
 endif
 LDLIBS = $(PACKAGE_LIBS) -lpthread -lm
 
-.PHONY: all test bench format clean all-archs
+# A stamp is a file that says how objects are compiled and linked. They depend on it, and it is written only if it changes.
+# The compilers are in it by their macros, which tell their version and what -march=native is on this machine.
+same = $(and $(findstring x$(1)x,x$(2)x),$(findstring x$(2)x,x$(1)x))
+stamp = $(if $(call same,$(file <$(1)),$(2)),,$(shell mkdir -p $(dir $(1)))$(file >$(1),$(2)))
+ifeq ($(filter clean format test,$(MAKECMDGOALS)),)
+  COMPILERS := $(CC) $(CXX) $(shell for compiler in '$(CC)' '$(CXX)'; do echo | $$compiler $(ARCH) -dM -E -x c - 2>/dev/null | cksum; done)
+  SEARCHED := $(CPATH) $(C_INCLUDE_PATH) $(CPLUS_INCLUDE_PATH) $(LIBRARY_PATH)
+  $(call stamp,$(BUILD)/flags,$(COMPILERS) $(SEARCHED) $(CPPFLAGS) $(CFLAGS) $(COMMON) $(LDFLAGS) $(LDLIBS))
+  $(call stamp,$(BUILD)/revision.c,const char program_revision[] = "$(REVISION)";)
+endif
+
+.PHONY: all test bench format clean all-archs train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 all: train_diffv2 text_to_shards
 
+# phony, since another BUILD or PRECISION may have made the copy; -f, since it may be running
+copy = cmp -s $< $@ || cp -f $< $@
 train_diffv2: $(BUILD)/train_diffv2
-	cp $< $@
+	@$(copy)
 text_to_shards: $(BUILD)/text_to_shards
-	cp $< $@
+	@$(copy)
 
-$(BUILD)/train_diffv2: $(BUILD)/train_diffv2.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
-$(BUILD)/test_diffv2: $(BUILD)/test_diffv2.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+# An object of its own, so that a commit recompiles nothing else.
+$(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c %/flags
+	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
+
+LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/train_diffv2: $(BUILD)/train_diffv2.o $(BUILD)/revision.o
+	$(CC) $(LINK)
+$(BUILD)/test_diffv2: $(BUILD)/test_diffv2.o $(BUILD)/revision.o
+	$(CC) $(LINK)
 $(BUILD)/text_to_shards: $(BUILD)/text_to_shards.o
 	$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $<
 # the same trainer compiled as C++: what the CUDA build will include
-$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o
-	$(CXX) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o
+	$(CXX) $(LINK)
 
-$(BUILD)/train_diffv2_cpp.o: train_diffv2.c | $(BUILD)
+$(BUILD)/train_diffv2_cpp.o: train_diffv2.c $(BUILD)/flags
 	$(CXX) -std=c++17 -x c++ $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
-$(BUILD)/%.o: %.c | $(BUILD)
+$(BUILD)/%.o: %.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
-$(BUILD)/%.o: data/%.c | $(BUILD)
+$(BUILD)/%.o: data/%.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
-$(BUILD):
-	mkdir -p $@
 
-$(BUILD)/bench: $(BUILD)/bench.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/revision.o
+	$(CC) $(LINK)
 # the tokenizer as a filter, for data/test_tokenizer.py
 $(BUILD)/encode_text: $(BUILD)/encode_text.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
-$(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c | $(BUILD)
+	$(CC) $(LINK)
+$(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
 # for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
-$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o
-	$(CC) $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $< $(LDLIBS)
+$(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o $(BUILD)/revision.o
+	$(CC) $(LINK)
 # what they are for needs no speed, and compiles in half the time without it
-$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c | $(BUILD)
+$(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) -O1 $(COMMON) -c -o $@ $<
-$(BUILD)/alone_diffv2: train_diffv2.c | $(BUILD)
-	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -MF $(BUILD)/alone_diffv2.d -o $@ $< $(LDFLAGS) $(LDLIBS)
+$(BUILD)/alone_diffv2: $(BUILD)/alone_diffv2.o $(BUILD)/revision.o
+	$(CC) $(LINK)
+$(BUILD)/alone_diffv2.o: train_diffv2.c $(BUILD)/flags
+	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -c -o $@ $<
 
 # The GPU build. What it compiles and links with is found by a script, and only for goals that need it.
-CUDA_BUILD = $(BUILD)/cuda_$(PRECISION)
-PRECISION ?= bf16
 ifneq ($(filter train_diffv2cu test_diffv2cu all-archs $(CUDA_BUILD)/%,$(MAKECMDGOALS)),)
   ifneq ($(shell mkdir -p $(CUDA_BUILD) && CUDA='$(CUDA)' NVCC='$(NVCC)' CUDNN='$(CUDNN)' CUDNN_FRONTEND='$(CUDNN_FRONTEND)' \
       NVRTC='$(NVRTC)' NCCL='$(NCCL)' MPI='$(MPI)' DEPS='$(DEPS)' ARCHS='$(ARCHS)' scripts/find_cuda.sh $(CUDA_BUILD)/cuda.mk && echo yes),yes)
@@ -135,28 +153,34 @@ comma = ,
 CUDA_HOST = -Wall,-Wextra$(if $(filter yes,$(STRICT)),$(comma)-Werror),-fopenmp,-fno-math-errno,-fno-trapping-math
 CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
   $(NCCL_CFLAGS) $(if $(CUDNN_UNIT),$(CUDNN_CFLAGS)) \
-  -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) -MMD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
+  -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) -MD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
 # an rpath that libraries which the libraries load are looked for in, too
 CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(if $(CUDNN_UNIT),$(CUDNN_LIBS)) -Wl,--disable-new-dtags
 
+ifdef CUDA_ARCHS
+  NVCC_VERSION := $(NVCC) $(shell $(NVCC) --version | cksum)
+  $(call stamp,$(CUDA_BUILD)/flags,$(COMPILERS) $(NVCC_VERSION) $(SEARCHED) $(CUDA_FLAGS) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) $(WARN) $(LDFLAGS) $(CUDA_LINK) $(LDLIBS))
+endif
+
 train_diffv2cu: $(CUDA_BUILD)/train_diffv2cu
-	cp $< $@
+	@$(copy)
 test_diffv2cu: $(CUDA_BUILD)/test_diffv2cu
-	cp $< $@
-$(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDNN_UNIT)
+	@$(copy)
+CUDA_UNITS = $(CUDNN_UNIT) $(CUDA_BUILD)/revision.o
+$(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
-$(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/cuda.mk
+$(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
-$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu $(CUDA_BUILD)/cuda.mk
+$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
-$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDNN_UNIT)
+$(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
-$(CUDA_BUILD)/attention_cudnn.o: llmc/attention_cudnn.cpp $(CUDA_BUILD)/cuda.mk
-	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MMD -MP -c -o $@ $<
+$(CUDA_BUILD)/attention_cudnn.o: llmc/attention_cudnn.cpp $(CUDA_BUILD)/flags
+	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
 # its plans for devices that are not here (tests/cudnn_plans.cpp), with a driver that only says yes
-$(CUDA_BUILD)/cudnn_plans: tests/cudnn_plans.cpp $(CUDA_BUILD)/no_gpu/libcuda.so.1
-	$(CXX) -std=c++17 -O1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MMD -MP -o $@ $< $(CUDA_LINK)
-$(CUDA_BUILD)/no_gpu/libcuda.so.1: tests/cudnn_driver.c $(CUDA_BUILD)/cuda.mk
+$(CUDA_BUILD)/cudnn_plans: tests/cudnn_plans.cpp $(CUDA_BUILD)/no_gpu/libcuda.so.1 $(CUDA_BUILD)/flags
+	$(CXX) -std=c++17 -O1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -o $@ $< $(CUDA_LINK)
+$(CUDA_BUILD)/no_gpu/libcuda.so.1: tests/cudnn_driver.c $(CUDA_BUILD)/flags
 	mkdir -p $(@D)
 	$(CC) -std=c11 $(WARN) -shared -fPIC -Wl,-soname,libcuda.so.1 -o $@ $<
 .PRECIOUS: $(CUDA_BUILD)/%.cu.o

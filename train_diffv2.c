@@ -23,16 +23,13 @@ very file with CUDA operations instead.
 #include "llmc/dataloader_whole.h"
 #include "llmc/checkpoint.h"
 #include "llmc/ranks.h"
+#include "llmc/revision.h"
 #include "llmc/logger.h"
 #include "llmc/sampler.h"
 #include "llmc/recall.h"
 #include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
-
-#ifndef REVISION
-#define REVISION "unknown"
-#endif
 
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
@@ -1496,7 +1493,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON *data = cJSON_AddObjectToObject(json, "data");
     cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
-    cJSON_AddStringToObject(json, "revision", REVISION);
+    cJSON_AddStringToObject(json, "revision", source_revision());
     struct utsname host;
     CHECK(uname(&host) == 0, "cannot ask for the host's name: %s", strerror(errno));
     cJSON_AddStringToObject(json, "host", host.nodename);

@@ -642,7 +642,8 @@ int main(int argc, char **argv) {
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");
     bench.tokens = (int *)checked_calloc(1 << 16, sizeof(int));
     for (int i = 0; i < 1 << 16; i++) bench.tokens[i] = (int)(random_bits(3, (uint64_t)i) % 50257);
-    printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), REVISION, bench.rounds);
+    printf("%d threads, %s, revision %s; medians of %d\n", bench.threads, matmul_library(), source_revision(),
+           bench.rounds);
     table_peaks();
     table_operations();
     table_steps();

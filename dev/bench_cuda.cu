@@ -359,7 +359,7 @@ static void run_facts(void) {
     CUDA_CHECK(cudaDeviceGetAttribute(&l2, cudaDevAttrL2CacheSize, 0));
     record("{\"table\": \"facts\", \"device\": \"%s\", \"driver\": \"%s\", \"library\": \"%s\", \"free_bytes\": %zu, "
            "\"total_bytes\": %zu, \"l2_bytes\": %d, \"revision\": \"%s\"}",
-           name, driver, gemm_library(), free_bytes, total, l2, REVISION);
+           name, driver, gemm_library(), free_bytes, total, l2, source_revision());
 }
 
 static int number(const char *text, int least) {

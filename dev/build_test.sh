@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # build_test.sh: what the Makefile and scripts/find_cuda.sh find, over trees that imitate the places where people have CUDA,
 # cuDNN, NCCL and the small libraries: toolkit, Debian, conda, Python's packages for CUDA 12 and 13, a directory of
-# dependencies. Nothing is compiled. The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did.
+# dependencies; and what make compiles again after a change. Compilers are imitations, too. The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did.
 #
 # Usage: dev/build_test.sh
 set -u
@@ -279,9 +279,97 @@ openmpi_is_found_by_its_wrapper_too() {
     grep -q -- "-DUSE_MPI -isystem $tree/mpi/include" "$tree/out" && grep -q -- "-L$tree/mpi/lib -lmpi" "$tree/out" || { why="$(cat "$tree/out")"; return 1; }
 }
 
+# What make compiles again. The compiler writes the names of the files that it makes to $tree/log, and as the dependencies
+# of an object a header of a library.
+fake_compiler() { # directory of programs, version
+    program "$1/cc" "out= old= tracks=no
+case \" \$* \" in *' -dM '*) echo '#define VERSION $2'; exit;; *' -E '*) exit;; esac
+for word; do [ \"\$old\" != -o ] || out=\$word; [ \"\$word\" != -MD ] || tracks=yes; old=\$word; done
+[ -n \"\$out\" ] || exit 0
+echo \"\${out##*/}\" >>$tree/log
+echo \"\$0 \$*\" >\"\$out\"
+[ \$tracks = no ] || echo \"\$out: $tree/library.h\" >\"\${out%.o}.d\""
+}
+fake_nvcc() { # directory, version
+    program "$1/bin/nvcc" "case \"\$*\" in --version) echo $2;; --list-gpu-arch) echo '$known' | tr ' ' '\n';; *) exec $tree/fake/cc \"\$@\";; esac"
+}
+# A directory with this repository's files, without its builds and without git.
+source_tree() {
+    mkdir -p "$tree/source"
+    ln -s "$PWD"/{Makefile,*.c,*.cu,llmc,data,dev,scripts,tests} "$tree/source/"
+    program "$tree/bin/pkg-config" 'exit 1'
+    program "$tree/bin/mpicc" 'exit 1'
+    fake_compiler "$tree/bin" 1
+    file "$tree/library.h"
+}
+compiled() { # names of the files that make must make, in order of the alphabet; make's arguments...
+    local expected=$1 made
+    shift
+    : >"$tree/log"
+    # the file system's clock may not have ticked since the last file
+    sleep 0.02
+    env -i PATH="$tree/bin:/usr/bin:/bin" HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" \
+        make -C "$tree/source" CC="$tree/bin/cc" CXX="$tree/bin/cc" ONEDNN=no REVISION=one "$@" >"$tree/out" 2>&1 ||
+        { why="make $*: $(cat "$tree/out")"; return 1; }
+    made=$(sort "$tree/log" | tr '\n' ' ')
+    [ "$made" = "$expected${expected:+ }" ] || { why="make $*: it makes '$made', not '$expected'"; return 1; }
+}
+names() { printf '%s\n' "$@" | sort | paste -sd ' '; }
+make_compiles_again_what_a_change_concerns_and_nothing_when_nothing_changed() {
+    source_tree
+    local all='revision.o train_diffv2 train_diffv2.o'
+    compiled "$all" train_diffv2 && compiled '' train_diffv2 || return 1
+    # what a test script does that installs OpenMPI after the first build
+    program "$tree/bin/mpicc" "case \$1 in --showme:compile) echo -I$tree/mpi;; --showme:link) echo -lmpi;; *) exit 1;; esac"
+    compiled "$all" train_diffv2 && grep -q -- '-DUSE_MPI' "$tree/source/build/train_diffv2.o" && compiled '' train_diffv2 ||
+        { why=${why:-"compiled without -DUSE_MPI"}; return 1; }
+    compiled "$all" MPI=no train_diffv2 && compiled "$all" train_diffv2 && compiled "$all" ONEDNN=yes train_diffv2 &&
+        compiled "$all" OPT=-O1 train_diffv2 && compiled "$all" REAL=double train_diffv2 && compiled '' REAL=double train_diffv2 &&
+        compiled "$all" SANITIZE=address train_diffv2 && compiled "$all" STRICT=no train_diffv2 && compiled "$all" LDFLAGS=-s train_diffv2 &&
+        compiled "$all" ARCH=-mtune=generic train_diffv2 && compiled "$all" train_diffv2 || return 1
+    fake_compiler "$tree/bin" 2
+    compiled "$all" train_diffv2 && touch "$tree/library.h" && compiled 'train_diffv2 train_diffv2.o' train_diffv2 && compiled '' train_diffv2
+}
+a_commit_compiles_its_name_alone() {
+    source_tree
+    compiled 'revision.o train_diffv2 train_diffv2.o' train_diffv2 && compiled 'revision.o train_diffv2' train_diffv2 REVISION=two &&
+        compiled '' train_diffv2 REVISION=two && grep -q '"two"' "$tree/source/build/revision.c" || { why=${why:-"not the revision: $(cat "$tree/source/build/revision.c")"}; return 1; }
+}
+the_copies_of_programs_are_those_of_the_build_that_was_asked_for() {
+    source_tree
+    local all='revision.o train_diffv2 train_diffv2.o'
+    compiled "$all" train_diffv2 && compiled "$all" BUILD=build/fp64 REAL=double train_diffv2 && grep -q build/fp64 "$tree/source/train_diffv2" &&
+        compiled '' train_diffv2 && ! grep -q build/fp64 "$tree/source/train_diffv2" || { why=${why:-"the copy is of another build"}; return 1; }
+}
+make_compiles_cuda_again_after_a_change_of_toolkit_architecture_precision_or_library() {
+    source_tree
+    local home=$tree/usr/local/cuda all='revision.o train_diffv2.cu.o train_diffv2cu'
+    toolkit "$home" 13000
+    fake_compiler "$tree/fake" nvcc
+    fake_nvcc "$home" 13.0
+    compiled "$all" train_diffv2cu && compiled '' train_diffv2cu && compiled "$all" ARCHS=90 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu &&
+        compiled "$all" ARCHS=90 PRECISION=fp32 train_diffv2cu && compiled '' ARCHS=90 train_diffv2cu && ! grep -q cuda_fp32 "$tree/source/train_diffv2cu" &&
+        compiled "$all" ARCHS=90 STRICT=no train_diffv2cu || { why=${why:-"the copy is of another precision"}; return 1; }
+    compiled "$all" train_diffv2cu && fake_nvcc "$home" 13.1 && compiled "$all" train_diffv2cu || return 1
+    cudnn_headers "$home/include"
+    frontend "$home/include"
+    file "$home/lib64/libcudnn.so"
+    compiled "attention_cudnn.o $all" train_diffv2cu && compiled '' train_diffv2cu || return 1
+    touch "$tree/library.h"
+    compiled 'attention_cudnn.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu && compiled '' train_diffv2cu
+}
+make_compiles_cuda_on_the_cpu_again_after_a_change() {
+    source_tree
+    local all layer program=build/oncpu/test_layer
+    layer=$(names $(cd dev/cuda_on_cpu && printf '%s\n' *.cpp | sed 's/cpp$/o/') test_layer test_layer.cu.o)
+    all=$(names $layer revision.o)
+    compiled "$all" "$program" && compiled '' "$program" && compiled "$layer" PRECISION=fp32 "$program" && compiled "$layer" UCONTEXT=yes "$program" &&
+        compiled '' UCONTEXT=yes "$program" && compiled "$all" SANITIZE=address "$program"
+}
+
 for test in $(declare -F | awk '{ print $3 }'); do
     case "$test" in
-    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries) continue ;;
+    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | compiled | fake_nvcc | names) continue ;;
     esac
     clear_tree
     why='' with=''

@@ -18,10 +18,7 @@ options_adopt_model; options_finish; options_model (options_model.h).
 #include "options_json.h"
 #include "options_model.h"
 #include "options_table.h"
-
-#ifndef REVISION
-#define REVISION "unknown"
-#endif
+#include "revision.h"
 
 enum { OPTION_LINE = 100, OPTION_COLUMN = 27 }; // width of the help, and where its explanations begin
 
@@ -268,7 +265,7 @@ static inline void options_parse(Options *o, int argc, char **argv) {
         bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
         if (!help && strcmp(argv[i], "--version") != 0) continue;
         if (help) options_print_help(stdout);
-        else printf("train_diffv2, revision %s\n", REVISION);
+        else printf("train_diffv2, revision %s\n", source_revision());
         exit(fflush(stdout) ? EXIT_FAILED : EXIT_DONE);
     }
     options_defaults(o);

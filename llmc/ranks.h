@@ -15,6 +15,7 @@ All ranks call them together. One rank: nothing to compare.
 #include "files.h"
 #include "model_config.h"
 #include "options.h"
+#include "revision.h"
 
 static inline void ranks_compare(const char *text, const char *remedy, int status) {
     if (comm_ranks() == 1) return;
@@ -53,7 +54,7 @@ static inline char *ranks_describe(const Options *o) {
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     CHECK(f, "out of memory for the description of this rank");
-    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\n", REVISION, ranks_program_digest(),
+    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\n", source_revision(), ranks_program_digest(),
             matmul_library());
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText value;

@@ -25,21 +25,23 @@ endif
 ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
-$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER)
+ifneq ($(filter oncpu $(ONCPU)/%,$(MAKECMDGOALS)),)
+  $(call stamp,$(ONCPU)/flags,$(COMPILERS) $(SEARCHED) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) $(LDFLAGS) $(LDLIBS))
+endif
+
+$(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # for the tests of many ranks: a trainer that knows no others
-$(ONCPU)/alone_diffv2: train_diffv2.cu $(ONCPU_LAYER) | $(ONCPU)
-	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -MF $@.d -MT $@ -x c++ $< -x none $(ONCPU_LAYER) -o $@ $(LDFLAGS) $(LDLIBS)
-$(ONCPU)/%.cu.o: %.cu | $(ONCPU)
+$(ONCPU)/alone_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
+	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
+$(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu | $(ONCPU)
+$(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(ONCPU)/bench_cuda.cu.o: dev/bench_cuda.cu | $(ONCPU)
+$(ONCPU)/bench_cuda.cu.o: dev/bench_cuda.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
-$(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp | $(ONCPU)
+$(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<
-$(ONCPU):
-	mkdir -p $@
 .PHONY: oncpu
 oncpu: $(ONCPU)/test_layer $(ONCPU)/planted_bugs
 	$(ONCPU)/test_layer && $(ONCPU)/planted_bugs
