@@ -416,8 +416,6 @@ static void lambda_forward(Model *model, int l, int N) {
     }
 }
 
-static const double SUBLN_EPS = 1e-5; // of the norm before o_proj, whatever rms_norm_eps is
-
 // Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
 typedef struct {
     floatX *rows;
@@ -434,10 +432,12 @@ static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused
 static void subnorm_forward(Model *model, int l, int N) {
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    double eps = variant->norm_eps > 0 ? variant->norm_eps : model->config.rms_norm_eps;
     if (d->norm_count)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)SUBLN_EPS);
-    if (model->config.attention->norm == NORM_HEAD)
+                        (real)eps);
+    if (variant->norm == NORM_HEAD)
         scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
 }
 

@@ -130,8 +130,6 @@ static inline double norm_of(const double *x, size_t count) {
     return sqrt(sum);
 }
 
-static const char *const fixture_shapes[] = {"a", "b"};
-
 // fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
 static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
     char path[600];
@@ -163,34 +161,50 @@ static inline void compare_with_fixture(const char *directory, const Model *mode
     safetensors_close(file);
 }
 
+// The gradients of one fixture, whose configuration is returned.
+static inline ModelConfig check_fixture(const char *variant, const char *shape) {
+    char directory[256], path[600], text[256];
+    FORMAT(directory, "dev/reference/fixtures/%s_%s", variant, shape);
+    ModelConfig config = config_json_read(directory);
+    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", directory, config.attention->name);
+    FORMAT(path, "%s/batch.json", directory);
+    test_read_file(path, text, sizeof(text));
+    cJSON *batch = cJSON_Parse(text);
+    double B = 0, T = 0;
+    CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
+          "%s cannot be read", path);
+    Model model;
+    case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+    CheckpointBuffers buffers = checkpoint_buffers(&model);
+    checkpoint_load_weights(directory, &buffers, false);
+    DataLoader loader;
+    FORMAT(path, "%s/tokens.bin", directory);
+    dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
+    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
+    dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    dataloader_close(&loader);
+    compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+    free(tokens);
+    cJSON_Delete(batch);
+    case_close(&model);
+    return config;
+}
+
 static void gradients_equal_the_reference(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int s = 0; s < 2; s++) {
-            char directory[256], path[600], text[256];
-            FORMAT(directory, "dev/reference/fixtures/%s_%s", attention_variants[v].name, fixture_shapes[s]);
-            ModelConfig config = config_json_read(directory);
-            EXPECT(config.attention == &attention_variants[v], "%s is read as %s", directory, config.attention->name);
-            FORMAT(path, "%s/batch.json", directory);
-            test_read_file(path, text, sizeof(text));
-            cJSON *batch = cJSON_Parse(text);
-            double B = 0, T = 0;
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-                  "%s cannot be read", path);
-            Model model;
-            case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
-            CheckpointBuffers buffers = checkpoint_buffers(&model);
-            checkpoint_load_weights(directory, &buffers, false);
-            DataLoader loader;
-            FORMAT(path, "%s/tokens.bin", directory);
-            dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
-            int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-            dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
-            dataloader_close(&loader);
-            compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
-            free(tokens);
-            cJSON_Delete(batch);
-            case_close(&model);
-        }
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        check_fixture(attention_variants[v].name, "a");
+        check_fixture(attention_variants[v].name, "b");
+    }
+}
+
+// Fixtures whose rms_norm_eps is far from 1e-5: diff_scalar's norm before o_proj follows it, diff_v1's keeps 1e-5.
+static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        if (attention_variants[v].norm == NORM_NONE) continue;
+        ModelConfig config = check_fixture(attention_variants[v].name, "c");
+        EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, which proves nothing",
+               attention_variants[v].name, config.rms_norm_eps);
+    }
 }
 
 static void gradients_add_up_over_micro_steps(void) {
@@ -572,6 +586,7 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
 
 static const Test model_tests[] = {
     {"gradients equal the float64 reference's", gradients_equal_the_reference},
+    {"the norm before o_proj has the epsilon of its variant", the_norm_before_o_proj_has_the_epsilon_of_its_variant},
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
     {"no position sees a later one", no_position_sees_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
