@@ -966,7 +966,7 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
     memcpy(tokens, speech->prompt, (size_t)length * sizeof(int));
     int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
     print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V,
-                 speech->tokenizer);
+                 speech->tokenizer, speech->separator);
     printf("\n");
     fflush(stdout);
     free(tokens);
@@ -1551,8 +1551,7 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
     dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed,
                     loader == &run->train);
     Separator given = {-1, false};
-    if (o->separator) separator_parse(o->separator, &given);
-    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    if (o->separator) separator_parse(o->separator, &given); // below V, as speech_open has seen
     for (int i = 0; i < loader->source_count; i++) {
         Source *source = &loader->sources[i];
         if (given.token >= 0) source->separator = given;
@@ -1606,6 +1605,9 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     speech_open(&run->speech, o, loaded, !o->generate);
+    if ((o->generate || speaks) && run->speech.implied && run->speech.separator < 0 && leads())
+        warn("generated text begins after token 0, since nothing says which token separates documents: give "
+             "--separator ID, or --prompt-tokens");
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)
         run_open_data(run, &run->val, "val-data", o->val_data, config->V);
