@@ -489,6 +489,48 @@ static void cached_generation_equals_the_uncached_logits(void) {
     }
 }
 
+// What a token is drawn from: the logits after tokens[begin .. end-1], read at positions from 0 without a cache.
+static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
+    float logits[64];
+    Candidate candidates[64];
+    assert(model->config.V <= 64 && end - begin <= model->T);
+    model_next_logits(model, tokens + begin, end - begin, 0, logits);
+    return sample_token(logits, model->config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
+}
+
+// The context begins with the last T tokens of the prompt. When it is full, its later T/2 tokens stay. Every token is
+// compared with the one drawn from exactly that context, and half of the context must often give another one.
+static void generation_reads_the_last_tokens_of_a_full_context(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model, fresh;
+    const int T = mc->T;
+    const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
+    enum { COUNT = 40 };
+    case_open(&model, &config, 1, T, FOR_GENERATION);
+    case_randomise(&model, 5);
+    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING);
+    model_alloc(&fresh, &model);
+    for (int i = 0; i < 5; i++) {
+        int length = lengths[i], begin = max_int(0, length - T), others = 0;
+        int *tokens = case_tokens(length + COUNT, mc->V, 30 + (uint64_t)i);
+        model_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
+        for (int end = length; end < length + COUNT; end++) {
+            if (end - begin > T) begin = end - T / 2;
+            int wanted = draw_uncached(&fresh, tokens, begin, end, 42, end - length);
+            EXPECT(tokens[end] == wanted, "a prompt of %d tokens, T = %d: token %d is %d; its context gives %d", length,
+                   T, end, tokens[end], wanted);
+            int half = begin + (end - begin) / 2;
+            others += draw_uncached(&fresh, tokens, half, end, 42, end - length) != wanted;
+        }
+        EXPECT(others >= COUNT / 4, "half of the context gives other tokens %d times of %d: too few to prove anything",
+               others, COUNT);
+        free(tokens);
+    }
+    model_free(&fresh, false);
+    case_close(&model);
+}
+
 static void generation_goes_on_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, find_variant("diff_v2"));
@@ -593,6 +635,8 @@ static const Test model_tests[] = {
     {"variants become each other where sinks, gates or lambdas make them so",
      variants_become_each_other_where_they_should},
     {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
+    {"generation reads the last tokens of a full context, and all of a prompt that fills it",
+     generation_reads_the_last_tokens_of_a_full_context},
     {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
     {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",
