@@ -413,8 +413,6 @@ static void lambda_forward(Model *model, int l, int N) {
     }
 }
 
-static const double SUBLN_EPS = 1e-5; // of the norm before o_proj, whatever rms_norm_eps is
-
 // Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
 typedef struct {
     floatX *rows;
@@ -431,10 +429,12 @@ static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused
 static void subnorm_forward(Model *model, int l, int N) {
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
+    const AttentionVariant *variant = model->config.attention;
+    double eps = variant->norm_eps > 0 ? variant->norm_eps : model->config.rms_norm_eps;
     if (d->norm_count)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)SUBLN_EPS);
-    if (model->config.attention->norm == NORM_HEAD)
+                        (real)eps);
+    if (variant->norm == NORM_HEAD)
         scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
 }
 
@@ -963,7 +963,7 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
     memcpy(tokens, speech->prompt, (size_t)length * sizeof(int));
     int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
     print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V,
-                 speech->tokenizer);
+                 speech->tokenizer, speech->separator);
     printf("\n");
     fflush(stdout);
     free(tokens);
@@ -1551,8 +1551,7 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
     dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed,
                     loader == &run->train);
     Separator given = {-1, false};
-    if (o->separator) separator_parse(o->separator, &given);
-    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    if (o->separator) separator_parse(o->separator, &given); // below V, as speech_open has seen
     for (int i = 0; i < loader->source_count; i++) {
         Source *source = &loader->sources[i];
         if (given.token >= 0) source->separator = given;
@@ -1608,6 +1607,9 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (o->memory_check) memory_check_host(&run->model, run_speaker(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
     speech_open(&run->speech, o, loaded, !o->generate);
+    if ((o->generate || speaks) && run->speech.implied && run->speech.separator < 0 && leads())
+        warn("generated text begins after token 0, since nothing says which token separates documents: give "
+             "--separator ID, or --prompt-tokens");
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)
         run_open_data(run, &run->val, "val-data", o->val_data, config->V);

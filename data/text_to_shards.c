@@ -12,16 +12,18 @@ text_to_shards: text to shards of byte-level tokens, the training data of train_
   shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., the format of llm.c: 256 little-endian int32
               (magic 20240520, version 1, token count, then 0), then uint16 tokens. As few shards as --shard-tokens
               allows, all of the same size, so that none is a short remainder; documents run across their ends.
+  description DIR/corpus.json, as data/prepare.py writes it and llmc/corpus.h reads it: vocabulary, separator, counts,
+              and each shard's tokens and xxh64.
   validation  documents are taken in the order of a hash of their position as long as they fit into what is left of
               the wanted amount (1% of the text when nothing is said): a spread over all of the text, the same at
               each run. When none fits, the smallest document is taken. At least one document is left for training.
   method      The input is read once and spooled, a byte a token, to an unlinked file in DIR; only the documents'
               lengths are held in memory (16 bytes each). When all is read, amounts are known, the split is chosen and
-              the shards are written under temporary names, flushed to disk and renamed. A run that fails or is
-              interrupted leaves nothing half-written.
+              the shards and corpus.json are written under temporary names, flushed to disk and renamed, corpus.json
+              last. A run that fails or is interrupted leaves nothing half-written.
   exit        0 done, 1 failed, 2 usage; errors are one line on stderr
 
-Builds alone: cc -O2 -o text_to_shards text_to_shards.c
+Builds alone: cc -O2 -o text_to_shards text_to_shards.c, with xxhash.h
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -45,11 +47,18 @@ Builds alone: cc -O2 -o text_to_shards text_to_shards.c
 #include <time.h>
 #include <unistd.h>
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
-enum { SEPARATOR = 0, CHUNK = 1 << 18, SHARDS_MAX = 1000000 };
+enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 1000000 };
 enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
+#define DESCRIPTION "corpus.json"
+// What else a corpus has, of this program's or of data/prepare.py's: it goes with the shards that it is about.
+static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin"};
+enum { CORPUS_FILES = sizeof(corpus_files) / sizeof(corpus_files[0]) };
 
 typedef struct {
     const char *out, *delimiter; // delimiter with its escapes resolved, NULL: none
@@ -59,6 +68,10 @@ typedef struct {
     uint64_t val_tokens;
     bool has_val_tokens, asked_for_val, force;
 } Options;
+
+typedef struct {
+    uint64_t tokens, xxh64; // the digest of the whole file
+} ShardFile;
 
 typedef struct {
     Options options;
@@ -72,7 +85,9 @@ typedef struct {
     size_t *prefix; // of --delimiter: prefix[k] is the longest border of its first k bytes
     size_t matched; // bytes of the delimiter just seen
     char first_dropped[PATH_MAX];
-    uint64_t shards[SPLITS]; // written under temporary names so far
+    uint64_t shards[SPLITS];    // written under temporary names so far
+    ShardFile *written[SPLITS]; // [shards]: those that are complete
+    bool described;             // corpus.json is there under its temporary name
 } Converter;
 
 static Converter converter; // the one global: the way out of an error needs it, to remove temporary files
@@ -96,6 +111,7 @@ __attribute__((format(printf, 2, 3), noreturn)) static void fail(int status, con
             shard_name(name, sizeof(name), split, i, ".tmp");
             unlinkat(converter.directory, name, 0);
         }
+    if (converter.described) unlinkat(converter.directory, DESCRIPTION ".tmp", 0);
     exit(status);
 }
 
@@ -306,9 +322,22 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
 typedef struct {
     Converter *converter;
     int split;
-    uint64_t total, count, written, end; // end: of the current shard
-    FILE *file;
+    uint64_t total, count, written, begin, end; // the last two: of the current shard
+    int fd;                                     // of it; -1: none is open
+    XXH64_state_t digest;                       // of what it has
+    unsigned char *bytes;                       // [CHUNK]: to be written next
+    size_t filled;
 } ShardWriter;
+
+static bool write_all(int fd, const unsigned char *bytes, size_t count) {
+    while (count) {
+        ssize_t n = write(fd, bytes, count);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return false;
+        bytes += n, count -= (size_t)n;
+    }
+    return true;
+}
 
 static void writer_failed(const ShardWriter *w) {
     fail(EXIT_FAILED, "cannot write shard %llu of %s in %s: %s", (unsigned long long)w->converter->shards[w->split] - 1,
@@ -318,7 +347,8 @@ static void writer_failed(const ShardWriter *w) {
 static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
     ShardWriter w;
     memset(&w, 0, sizeof(w));
-    w.converter = c, w.split = split, w.total = total;
+    w.converter = c, w.split = split, w.total = total, w.fd = -1;
+    w.bytes = (unsigned char *)grow(NULL, CHUNK);
     w.count = (total + c->options.shard_tokens - 1) / c->options.shard_tokens;
     if (w.count > SHARDS_MAX)
         fail(EXIT_FAILED, "%llu tokens would make %llu shards, more than %d: use a larger --shard-tokens",
@@ -328,25 +358,40 @@ static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
 
 static void writer_next_shard(ShardWriter *w) {
     Converter *c = w->converter;
-    uint64_t index = c->shards[w->split], begin = w->end;
+    uint64_t index = c->shards[w->split];
+    w->begin = w->end;
     // shard i ends at total (i+1) / count, without the overflow of the product
     w->end = w->total / w->count * (index + 1) + w->total % w->count * (index + 1) / w->count;
     char name[64];
     shard_name(name, sizeof(name), w->split, index, ".tmp");
     c->shards[w->split]++;
-    int fd = openat(c->directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    w->file = fd < 0 ? NULL : fdopen(fd, "wb");
-    if (w->file == NULL) writer_failed(w);
-    int32_t header[HEADER_INTS] = {MAGIC_U16, VERSION_U16, (int32_t)(w->end - begin)};
-    if (fwrite(header, sizeof(header), 1, w->file) != 1) writer_failed(w);
+    c->written[w->split] = (ShardFile *)grow(c->written[w->split], (index + 1) * sizeof(ShardFile));
+    w->fd = openat(c->directory, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (w->fd < 0) writer_failed(w);
+    int32_t header[HEADER_INTS] = {MAGIC_U16, VERSION_U16, (int32_t)(w->end - w->begin)};
+    memcpy(w->bytes, header, sizeof(header));
+    w->filled = sizeof(header);
+    XXH64_reset(&w->digest, 0);
+}
+
+static void writer_flush(ShardWriter *w) {
+    XXH64_update(&w->digest, w->bytes, w->filled);
+    if (!write_all(w->fd, w->bytes, w->filled)) writer_failed(w);
+    w->filled = 0;
 }
 
 static void writer_token(ShardWriter *w, uint16_t token) {
-    if (w->file == NULL) writer_next_shard(w);
-    if (putc_unlocked(token & 255, w->file) == EOF || putc_unlocked(token >> 8, w->file) == EOF) writer_failed(w);
+    if (w->fd < 0) writer_next_shard(w);
+    w->bytes[w->filled++] = (unsigned char)(token & 255);
+    w->bytes[w->filled++] = (unsigned char)(token >> 8);
+    if (w->filled == CHUNK) writer_flush(w);
     if (++w->written < w->end) return;
-    if (fflush(w->file) != 0 || fsync(fileno(w->file)) != 0 || fclose(w->file) != 0) writer_failed(w);
-    w->file = NULL;
+    writer_flush(w);
+    if (fsync(w->fd) != 0 || close(w->fd) != 0) writer_failed(w);
+    w->fd = -1;
+    ShardFile *shard = &w->converter->written[w->split][w->converter->shards[w->split] - 1];
+    shard->tokens = w->end - w->begin;
+    shard->xxh64 = XXH64_digest(&w->digest);
 }
 
 static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val_tokens) {
@@ -360,13 +405,85 @@ static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val
             if ((k & 0xFFFF) == 0) stop_when_interrupted();
             writer_token(&writers[is_val[i]], (uint16_t)byte);
         }
-    for (int split = 0; split < SPLITS; split++)
-        assert(writers[split].written == writers[split].total && writers[split].file == NULL);
+    for (int split = 0; split < SPLITS; split++) {
+        assert(writers[split].written == writers[split].total && writers[split].fd < 0);
+        free(writers[split].bytes);
+    }
 }
 
-// Whether the output directory has final shards, which are then removed or not.
-static bool old_shards(Converter *c, bool remove) {
+// Bytes of the UTF-8 character at s, which ends in 0; 0 when it is none.
+static int utf8_length(const unsigned char *s) {
+    int length = s[0] < 0x80                    ? 1
+                 : s[0] >= 0xC2 && s[0] <= 0xDF ? 2
+                 : (s[0] & 0xF0) == 0xE0        ? 3
+                 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4
+                                                : 0;
+    for (int i = 1; i < length; i++)
+        if ((s[i] & 0xC0) != 0x80) return 0;
+    bool overlong = (s[0] == 0xE0 && s[1] < 0xA0) || (s[0] == 0xF0 && s[1] < 0x90);
+    bool beyond = (s[0] == 0xED && s[1] > 0x9F) || (s[0] == 0xF4 && s[1] > 0x8F); // surrogates, above U+10FFFF
+    return overlong || beyond ? 0 : length;
+}
+
+// The inside of a JSON string. What is no UTF-8, as in odd file names, becomes U+FFFD.
+static void print_escaped(FILE *f, const char *text) {
+    for (const unsigned char *s = (const unsigned char *)text; *s;) {
+        int length = utf8_length(s);
+        if (length == 0) fputs("\\ufffd", f), length = 1;
+        else if (*s < 0x20 || *s == 0x7F || *s == '"' || *s == '\\') fprintf(f, "\\u%04x", *s);
+        else fwrite(s, 1, (size_t)length, f);
+        s += length;
+    }
+}
+
+// corpus.json under its temporary name.
+static void write_description(Converter *c, uint64_t val_tokens, char *const *inputs, int input_count) {
+    char *out = realpath(c->options.out, NULL); // its name, also when it was given as "."
+    const char *name = out ? strrchr(out, '/') + 1 : c->options.out;
+    c->described = true;
+    int fd = openat(c->directory, DESCRIPTION ".tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    FILE *f = fd < 0 ? NULL : fdopen(fd, "w");
+    if (f == NULL) fail(EXIT_FAILED, "cannot write corpus.json in %s: %s", c->options.out, strerror(errno));
+    fprintf(f, "{\n  \"format\": 1,\n  \"name\": \"");
+    print_escaped(f, name);
+    fprintf(f, "\",\n  \"source\": \"");
+    for (int i = 0; i < input_count; i++) {
+        if (i) fputc(' ', f);
+        print_escaped(f, inputs[i]);
+    }
+    fprintf(f, "\",\n  \"vocab_size\": %d,\n  \"tokenizer\": \"bytes\",\n", VOCABULARY);
+    fprintf(f, "  \"separator\": {\"token\": %d, \"text\": \"\\\\0\", \"place\": \"before\"},\n", SEPARATOR);
+    fprintf(f, "  \"documents\": %llu,\n  \"text_bytes\": %llu,\n  \"train_tokens\": %llu,\n  \"val_tokens\": %llu,\n",
+            (unsigned long long)c->documents, (unsigned long long)(c->tokens - c->documents),
+            (unsigned long long)(c->tokens - val_tokens), (unsigned long long)val_tokens);
+    fprintf(f, "  \"shards\": [");
+    const char *comma = "";
+    for (int split = 0; split < SPLITS; split++)
+        for (uint64_t i = 0; i < c->shards[split]; i++, comma = ",") {
+            char file[64];
+            shard_name(file, sizeof(file), split, i, "");
+            fprintf(f, "%s\n    {\"file\": \"%s\", \"tokens\": %llu, \"xxh64\": \"%016llx\"}", comma, file,
+                    (unsigned long long)c->written[split][i].tokens, (unsigned long long)c->written[split][i].xxh64);
+        }
+    fprintf(f, "\n  ]\n}\n");
+    bool failed = ferror(f) != 0 || fflush(f) != 0 || fsync(fileno(f)) != 0;
+    if (fclose(f) != 0 || failed)
+        fail(EXIT_FAILED, "cannot write corpus.json in %s: %s", c->options.out, strerror(errno));
+    free(out);
+}
+
+// Whether the output directory has a corpus, whose name is then in `example` and which is removed or not: corpus.json
+// first, so that no description is ever beside shards of another corpus.
+static bool old_corpus(Converter *c, bool remove, char example[64]) {
     bool found = false;
+    for (int i = 0; i < CORPUS_FILES; i++) {
+        struct stat file;
+        if (fstatat(c->directory, corpus_files[i], &file, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        found = true;
+        snprintf(example, 64, "%s", corpus_files[i]);
+        if (remove && unlinkat(c->directory, corpus_files[i], 0) != 0)
+            fail(EXIT_FAILED, "cannot remove %s/%s: %s", c->options.out, corpus_files[i], strerror(errno));
+    }
     int copy = dup(c->directory);
     DIR *directory = copy < 0 ? NULL : fdopendir(copy);
     if (directory == NULL) fail(EXIT_FAILED, "cannot read directory %s: %s", c->options.out, strerror(errno));
@@ -379,6 +496,7 @@ static bool old_shards(Converter *c, bool remove) {
             name += prefix + 1;
             if (strspn(name, digits) == 0 || strcmp(name + strspn(name, digits), ".bin") != 0) continue;
             found = true;
+            snprintf(example, 64, "%.63s", entry->d_name);
             if (remove && unlinkat(c->directory, entry->d_name, 0) != 0)
                 fail(EXIT_FAILED, "cannot remove %s/%s: %s", c->options.out, entry->d_name, strerror(errno));
         }
@@ -386,18 +504,24 @@ static bool old_shards(Converter *c, bool remove) {
     return found;
 }
 
-// Old shards go first: a crash in between leaves too few shards, never a mixture of two corpora.
-static void publish_shards(Converter *c) {
+static void rename_temporary(Converter *c, const char *from, const char *to) {
+    if (renameat(c->directory, from, c->directory, to) != 0)
+        fail(EXIT_FAILED, "cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
+}
+
+// The old corpus goes first: a crash in between leaves too few shards, never a mixture of two corpora.
+static void publish_corpus(Converter *c) {
+    char example[64];
     stop_when_interrupted();
-    if (c->options.force) old_shards(c, true);
+    if (c->options.force) old_corpus(c, true, example);
     for (int split = 0; split < SPLITS; split++)
         for (uint64_t i = 0; i < c->shards[split]; i++) {
             char from[64], to[64];
             shard_name(from, sizeof(from), split, i, ".tmp");
             shard_name(to, sizeof(to), split, i, "");
-            if (renameat(c->directory, from, c->directory, to) != 0)
-                fail(EXIT_FAILED, "cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
+            rename_temporary(c, from, to);
         }
+    rename_temporary(c, DESCRIPTION ".tmp", DESCRIPTION);
     if (fsync(c->directory) != 0) fail(EXIT_FAILED, "cannot flush %s to disk: %s", c->options.out, strerror(errno));
 }
 
@@ -422,14 +546,15 @@ static const struct {
     {"shard-tokens", "N", "most tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
     {"val-fraction", "X", "share of the tokens set aside for validation, 0 <= X < 1 (default 0.01)"},
     {"val-tokens", "N", "the same as a number of tokens"},
-    {"force", NULL, "replace the shards that DIR has"},
+    {"force", NULL, "replace the corpus that DIR has"},
     {"help", NULL, "print this and exit"},
 };
 enum { OPTION_COUNT = sizeof(option_table) / sizeof(option_table[0]) };
 
 static void print_help(void) {
     printf("usage: text_to_shards --out DIR [OPTIONS] PATH...\n"
-           "Turns text into shards of byte-level tokens (vocabulary 256, token 0 before each document).\n"
+           "Turns text into shards of byte-level tokens (vocabulary 256, token 0 before each document) and\n"
+           "their corpus.json.\n"
            "PATH is a file, a directory or - for stdin.\n\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
         char usage[64];
@@ -534,8 +659,10 @@ static void open_output(Converter *c) {
     if (c->directory < 0) fail(EXIT_FAILED, "cannot open directory %s: %s", out, strerror(errno));
     if (flock(c->directory, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         fail(EXIT_FAILED, "another text_to_shards is writing to %s: wait for it, or choose another --out", out);
-    if (!c->options.force && old_shards(c, false))
-        fail(EXIT_FAILED, "%s has shards already: choose another --out, or replace them with --force", out);
+    char example[64];
+    if (!c->options.force && old_corpus(c, false, example))
+        fail(EXIT_FAILED, "%s has a corpus already (%s): choose another --out, or replace it with --force", out,
+             example);
     const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
     int fd = openat(c->directory, spool, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
@@ -564,7 +691,8 @@ int main(int argc, char **argv) {
     uint64_t val_tokens = choose_validation(c, is_val), val_documents = 0;
     for (size_t i = 0; i < c->documents; i++) val_documents += is_val[i];
     write_shards(c, is_val, val_tokens);
-    publish_shards(c);
+    write_description(c, val_tokens, argv + optind, argc - optind);
+    publish_corpus(c);
     clock_gettime(CLOCK_MONOTONIC, &end);
     double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
     if (c->dropped)
@@ -580,6 +708,7 @@ int main(int argc, char **argv) {
                (unsigned long long)documents[split], (unsigned long long)tokens[split],
                (unsigned long long)c->shards[split], c->options.out, split_names[split]);
     free(is_val);
+    for (int split = 0; split < SPLITS; split++) free(c->written[split]);
     free(c->lengths);
     free(c->prefix);
     free((void *)c->options.delimiter);

@@ -5,7 +5,7 @@ corpus.h: what --train-data and --val-data name: shards, corpus directories, or 
               A backslash makes the next character part of a path, for spaces. A weight is a share of the windows that
               are read; their sum is taken for 1. A text that is the name of a file or directory is that alone, and so
               is one without a colon: a pattern may begin with NAME=, as in lang=en/train_*.bin.
-  directory   train_*.bin, val_*.bin and corpus.json. data/prepare.py writes the last one last; a directory without it
+  directory   train_*.bin, val_*.bin and corpus.json. What makes corpora writes the last one last; a directory without it
               is unfinished when it has what an interrupted program leaves, and else its shards are taken as they are.
   corpus.json read here: "vocab_size" (every token id is below it), "separator" {"token", "place": "before" or
               "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
@@ -122,14 +122,15 @@ static inline Separator corpus_separator(const cJSON *json, const char *path, ui
 }
 
 // Ends the program when a directory without corpus.json has what data/prepare.py (progress.json) and text_to_shards
-// (shards under temporary names) leave when they are interrupted, or is being written.
+// (files under temporary names) leave when they are interrupted, or is being written.
 static inline void corpus_refuse_unfinished(const char *path) {
     DIR *directory = opendir(path);
     CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         const char *name = entry->d_name, *suffix = strrchr(name, '.');
         bool split = strncmp(name, "train_", 6) == 0 || strncmp(name, "val_", 4) == 0;
-        CHECK(strcmp(name, "progress.json") != 0 && !(split && suffix && strcmp(suffix, ".tmp") == 0),
+        CHECK(strcmp(name, "progress.json") != 0 && strcmp(name, "corpus.json.tmp") != 0 &&
+                  !(split && suffix && strcmp(suffix, ".tmp") == 0),
               "%s is not finished: it has %s and no corpus.json; run what makes it again, data/prepare.py goes on "
               "where it was",
               path, name);

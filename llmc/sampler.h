@@ -51,14 +51,14 @@ static inline void print_text(FILE *out, const unsigned char *text, size_t size)
     }
 }
 
-// Tokens as text by the tokenizer, or, without one, byte tokens as bytes and those of another vocabulary as numbers. A
-// separator ends a paragraph.
-static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer) {
+// Tokens as text by the tokenizer, or, without one, byte tokens as bytes and those of another vocabulary as numbers. In
+// text a separator (-1: none) ends a paragraph.
+static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer,
+                                int separator) {
     if (!tokenizer && V != BYTE_VOCABULARY) {
         for (int i = 0; i < count; i++) fprintf(out, i ? " %d" : "%d", tokens[i]);
         return;
     }
-    int separator = tokenizer ? tokenizer->separator : DOCUMENT_SEPARATOR;
     for (int begin = 0, end; begin < count; begin = end + 1) {
         for (end = begin; end < count && tokens[end] != separator; end++) {
         }

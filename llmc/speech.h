@@ -6,6 +6,13 @@ speech.h: what a run speaks with: its tokenizer, the files of it that go into ch
   void speech_close(s)
 
 Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherwise there are only numbers.
+
+  separator   what separates documents: --separator; else what the corpus.json of the training data says (while
+              training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are bytes;
+              else none is known
+  begin       --prompt-tokens are the context exactly, with nothing before them. A --prompt follows the separator, where
+              one is known, since every document in training does. Without a prompt a text begins after the separator,
+              or, where none is known, after token 0, which the program warns of. What is put before is not printed.
 */
 #ifndef LLMC_SPEECH_H
 #define LLMC_SPEECH_H
@@ -18,9 +25,10 @@ typedef struct {
     char path[PATH_SIZE]; // of the directory or file
     char *json;           // tokenizer.json beside it; NULL: none
     size_t json_size;
-    int *prompt; // tokens to continue: the separator, if there is one, and the prompt's
+    int separator; // token that separates documents; -1: none is known
+    int *prompt;   // tokens to continue: the implied one, if there is one, and the prompt's
     int prompt_length;
-    int implied; // of them not part of the prompt
+    int implied; // of them not part of the prompt: 0 or 1
 } Speech;
 
 static inline void speech_adopt(Speech *s, const char *path) {
@@ -89,25 +97,56 @@ static inline void prompt_from_text(Speech *s, const char *text, int V) {
     for (size_t i = 0; i < size; i++) s->prompt[i] = (unsigned char)text[i];
 }
 
-// `loaded`: a checkpoint directory or NULL. `data`: whether the options' data is read.
+// That of the first corpus which says one; -1: none does.
+static inline int speech_separator_of_corpora(const char *text, int V) {
+    CorpusList list = corpus_parse(text);
+    CorpusAbout about;
+    int token = -1;
+    for (int i = 0; i < list.count && token < 0; i++) {
+        if (!corpus_describe(list.items[i].path, &about)) continue;
+        token = about.separator.token;
+        CHECK(token < V,
+              "the separator %d of %s is outside the model's vocabulary of %d: use --vocab %d or more, or with --init "
+              "data of the model's tokenizer",
+              token, list.items[i].path, V, about.vocab_size);
+    }
+    free(list.items);
+    return token;
+}
+
+// `train_data`: NULL when it is not read.
+static inline int speech_find_separator(const Speech *s, const Options *o, const char *train_data) {
+    int V = (int)o->vocab, token = -1;
+    Separator given = {-1, false};
+    if (o->separator) separator_parse(o->separator, &given);
+    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    if (given.token >= 0) return given.token;
+    if (train_data) token = speech_separator_of_corpora(train_data, V);
+    if (token >= 0) return token;
+    if (s->tokenizer) return s->tokenizer->separator;
+    return V == BYTE_VOCABULARY ? DOCUMENT_SEPARATOR : -1;
+}
+
+// `loaded`: a checkpoint directory or NULL. `data`: whether the mode reads the options' data. Otherwise training data
+// counts only where it is given for this start: what a checkpoint was trained on may be gone.
 static inline void speech_open(Speech *s, const Options *o, const char *loaded, bool data) {
     memset(s, 0, sizeof(*s));
     int V = (int)o->vocab;
+    const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
     if (o->tokenizer) speech_adopt(s, o->tokenizer);
     else {
         if (loaded) speech_look(s, loaded);
-        if (data && o->train_data) speech_look_in_corpora(s, o->train_data);
+        if (train_data) speech_look_in_corpora(s, train_data);
         if (data && o->val_data) speech_look_in_corpora(s, o->val_data);
     }
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
     if (o->prompt) prompt_from_text(s, o->prompt, V);
     else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
-    // A text begins after a separator; where there is none and no prompt either, after token 0.
-    int separator = s->tokenizer ? s->tokenizer->separator : DOCUMENT_SEPARATOR;
-    s->implied = separator >= 0 || s->prompt_length == 0;
+    s->separator = speech_find_separator(s, o, train_data);
+    s->implied = !o->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
     int *tokens = (int *)checked_calloc((size_t)s->prompt_length + 1, sizeof(int));
-    tokens[0] = max_int(separator, 0);
+    tokens[0] = max_int(s->separator, 0);
     if (s->prompt_length) memcpy(tokens + s->implied, s->prompt, (size_t)s->prompt_length * sizeof(int));
     free(s->prompt);
     s->prompt = tokens;

@@ -9,6 +9,7 @@ nothing outside find_variant compares names.
   pair      which query heads form a pair: neighbours (2i, 2i+1), or (i, i+NH)
   lambda    where the factor of the second map comes from
   norm      normalisation of the output heads before o_proj
+  norm_eps  epsilon of that norm; 0: rms_norm_eps of the configuration
   gate      sigmoid gate on the output, from the input
   sink      extra logit in the softmax denominator
 
@@ -34,24 +35,25 @@ typedef struct {
     Pair pair;
     Lambda lambda;
     Norm norm;
+    double norm_eps;
     Gate gate;
     Sink sink;
 } AttentionVariant;
 
 // clang-format off
 static const AttentionVariant attention_variants[] = {
-    // name                   maps key_sets merge split pair       lambda          norm       gate       sink
-    {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, GATE_NONE, SINK_NONE},
-    {"diff_v1",               2,   2,       2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, GATE_NONE, SINK_NONE},
-    {"diff_scalar",           2,   2,       1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  GATE_NONE, SINK_NONE},
-    {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_ZERO},
-    {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_NONE, SINK_LEARNED},
-    {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_HEAD, SINK_NONE},
-    {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, GATE_ELEMENT, SINK_NONE},
+    // name                   maps key_sets merge split pair       lambda          norm       eps   gate       sink
+    {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v1",               2,   2,       2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, 1e-5, GATE_NONE, SINK_NONE},
+    {"diff_scalar",           2,   2,       1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  0,    GATE_NONE, SINK_NONE},
+    {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_ZERO},
+    {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_LEARNED},
+    {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_HEAD, SINK_NONE},
+    {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_ELEMENT, SINK_NONE},
 };
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };

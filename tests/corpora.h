@@ -373,6 +373,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
     } cases[] = {
         {"touch open/progress.json", "progress.json"},
         {"touch open/train_000002.bin.tmp", "train_000002.bin.tmp"},
+        {"touch open/corpus.json.tmp", "corpus.json.tmp"},
         {"mkdir open/corpus.json", "open/corpus.json"},
         {"echo '{\"format\": 1, \"vocab_size\": 103, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 102}]}' "
          ">open/corpus.json",
@@ -543,6 +544,32 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     test_remove_directory(&d);
 }
 
+// Bytes by text_to_shards: the corpus says its vocabulary and separator, so no option is needed for either.
+static void a_corpus_of_bytes_needs_no_options(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    run_command(
+        &r,
+        "for i in $(seq 400); do printf 'document %%d of bytes.\\n' $i; done > '%s/text' && %s --out '%s/bytes' "
+        "--delimiter '\\n' --val-fraction 0.1 '%s/text'",
+        d.path, data_converter(), d.path, d.path);
+    EXPECT_STATUS(r, 0);
+    corpora_run(&r, &d,
+                "--train-data bytes --val-data bytes --doc-mask --steps 2 --sample-every 2 --prompt docu --out run");
+    EXPECT(r.status == 0 && !r.err[0] && !strstr(r.out, "corpus.json") && strstr(r.out, "vocab=256") &&
+               strstr(r.out, "\ndocu"),
+           "status %d, %.300s %.2000s", r.status, r.err, r.out);
+    corpora_run(&r, &d, "--init run/checkpoints/step_00000002 --generate 20 --prompt docu");
+    EXPECT(r.status == 0 && !r.err[0] && strncmp(r.out, "docu", 4) == 0, "status %d, %.300s %.300s", r.status, r.err,
+           r.out);
+    run_command(&r, "cd '%s' && %s --preset 124m --train-data bytes --dry-run", d.path, test_program_path());
+    EXPECT(r.status == 0 && strstr(r.out, "vocabulary 256"), "status %d, %.300s %.300s", r.status, r.err, r.out);
+    run_command(&r, "cd '%s' && %s --preset 124m --vocab 300 --train-data bytes --dry-run", d.path,
+                test_program_path());
+    EXPECT(r.status == 0 && strstr(r.out, "vocabulary 300"), "status %d, %.300s %.300s", r.status, r.err, r.out);
+    test_remove_directory(&d);
+}
+
 static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order",
      a_mixture_keeps_its_weights_in_every_block_and_each_order},
@@ -556,6 +583,7 @@ static const Test corpora_tests[] = {
      the_vocabulary_is_that_of_the_data},
     {"a run takes its vocabulary and separator from the corpus, and refuses bad ones",
      a_run_takes_its_vocabulary_and_separator_from_the_corpus},
+    {"a corpus of bytes by text_to_shards needs no options", a_corpus_of_bytes_needs_no_options},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {

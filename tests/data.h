@@ -682,7 +682,7 @@ static void test_converter_bytes(void) {
            "%d shards, the longest of %zu tokens", shards, longest);
     EXPECT(data_read_split(path, "val", got, sizeof(got), &shards, NULL) == 0 && shards == 0,
            "there are validation shards");
-    run_command(&r, "ls -A '%s/out' | grep -v 'train_00000[0-9].bin'", d.path);
+    run_command(&r, "ls -A '%s/out' | grep -v -e 'train_00000[0-9].bin' -e '^corpus.json$'", d.path);
     EXPECT(r.out[0] == 0, "other files are left: %s", r.out);
     test_remove_directory(&d);
 }
@@ -913,6 +913,18 @@ static void test_converter_force_and_nul(void) {
            "replaced by a smaller text: %d shards: %s", shards, r.err);
     EXPECT(strstr(r.out, "train_000001.bin") == NULL && strstr(r.out, "train_note.txt") != NULL,
            "old shards stay, or other files go: %s", r.out);
+    static const char *const others[] = {"corpus.json", "progress.json", "tokenizer.json", "tokenizer.bin"};
+    for (int i = 0; i < 4; i++) { // of another corpus, without its shards
+        ProgramResult again;
+        run_command(&again, "rm -f '%s'/train_0* '%s'/corpus.json ; echo x > '%s/%s' ; printf a | %s --out '%s' -",
+                    path, path, path, others[i], data_converter(), path);
+        EXPECT(again.status == 1 && strstr(again.err, others[i]) && strstr(again.err, "--force"), "%s: status %d, %s",
+               others[i], again.status, again.err);
+        run_command(&again, "printf 'a\\0\\0b' | %s --out '%s' --force --val-fraction 0 - 2>/dev/null && ls -A '%s'",
+                    data_converter(), path, path);
+        EXPECT(strstr(again.out, "\ncorpus.json\ntrain_000000.bin\ntrain_note.txt\n") != NULL,
+               "--force over %s leaves %s", others[i], again.out);
+    }
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "dropped 2 NUL bytes, the first in stdin"),
            "of NUL bytes it says: %s", r.err);
     DataLoader l; // and the trainer's loader takes what comes out
@@ -924,6 +936,64 @@ static void test_converter_force_and_nul(void) {
     EXPECT(inputs[0] == 0 && inputs[1] == 'a' && targets[0] == 'a' && targets[1] == 'b', "tokens %d %d -> %d %d",
            inputs[0], inputs[1], targets[0], targets[1]);
     dataloader_close(&l);
+    test_remove_directory(&d);
+}
+
+// The digest of a file as data/prepare.py and data/inspect have it.
+static uint64_t data_file_digest(const char *path) {
+    size_t size = 0;
+    char *bytes = file_read(path, 1 << 30, &size);
+    CHECK(bytes != NULL, "cannot read %s: %s", path, strerror(errno));
+    uint64_t digest = XXH64(bytes, size, 0);
+    free(bytes);
+    return digest;
+}
+
+// What corpus.json says is what is there, whatever the names, and each digest is that of its file.
+static void test_converter_description(void) {
+    TestDirectory d = test_make_directory();
+    static ProgramResult r;
+    char converter[PATH_MAX];
+    CHECK(realpath(data_converter(), converter) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
+          data_converter());
+    static const char *const names[] = {"plain", "q\"b\\s", "\xC3\xA4\xFF\n"};
+    for (int i = 0; i < 3; i++) {
+        char path[700], shown[16];
+        FORMAT(path, "%s/%s", d.path, names[i]);
+        FILE *f = fopen(path, "w");
+        CHECK(f != NULL, "cannot write %s", path);
+        for (int k = 0; k < 300; k++) fprintf(f, "document %d\n", k);
+        fclose(f);
+        run_command(&r, "cd '%s' && '%s' --out out --force --delimiter '\\n' --shard-tokens 1000 '%s'", d.path,
+                    converter, names[i]);
+        EXPECT(r.status == 0, "%s: status %d, %s", names[i], r.status, r.err);
+        FORMAT(path, "%s/out", d.path);
+        CorpusAbout about;
+        EXPECT(corpus_describe(path, &about) && about.vocab_size == 256 && about.separator.token == 0 &&
+                   !about.separator.after,
+               "%s: vocabulary %d, separator %d", names[i], about.vocab_size, about.separator.token);
+        cJSON *json = corpus_read(path), *item;
+        const char *source = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, "source"));
+        FORMAT(shown, "%s", i < 2 ? names[i] : "\xC3\xA4\xEF\xBF\xBD\n");
+        EXPECT(source && strcmp(source, shown) == 0, "the source %s is %s", names[i], source ? source : "(none)");
+        double documents = 0, bytes = 0, train = 0, val = 0;
+        EXPECT(json_get_number(json, "documents", &documents) && documents == 300 &&
+                   json_get_number(json, "text_bytes", &bytes) && json_get_number(json, "train_tokens", &train) &&
+                   json_get_number(json, "val_tokens", &val) && train + val == bytes + 300 && val > 0,
+               "%g documents, %g bytes, %g and %g tokens", documents, bytes, train, val);
+        int shards = 0;
+        cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(json, "shards")) {
+            const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
+            const char *digest = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "xxh64"));
+            char wanted[32];
+            FORMAT(path, "%s/out/%s", d.path, file ? file : "");
+            FORMAT(wanted, "%016" PRIx64, data_file_digest(path));
+            EXPECT(digest && strcmp(digest, wanted) == 0, "%s has the digest %s, not %s", path, wanted, digest);
+            shards++;
+        }
+        EXPECT(shards == 5, "%d shards", shards); // four of the 3990 bytes and separators or so, one for validation
+        cJSON_Delete(json);
+    }
     test_remove_directory(&d);
 }
 
@@ -947,7 +1017,8 @@ static const Test data_tests[] = {
     {"the converter cuts documents at every delimiter", test_converter_delimiters},
     {"the converter sets a repeatable spread of documents aside for validation", test_converter_validation},
     {"the converter refuses bad options and bad input and leaves nothing behind", test_converter_errors},
-    {"the converter replaces shards only when told to and says what it drops", test_converter_force_and_nul},
+    {"the converter describes its corpus in corpus.json", test_converter_description},
+    {"the converter replaces a corpus only when told to and says what it drops", test_converter_force_and_nul},
 };
 enum { DATA_TEST_COUNT = sizeof(data_tests) / sizeof(data_tests[0]) };
 #endif

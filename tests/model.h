@@ -130,8 +130,6 @@ static inline double norm_of(const double *x, size_t count) {
     return sqrt(sum);
 }
 
-static const char *const fixture_shapes[] = {"a", "b"};
-
 // fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
 static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
     char path[600];
@@ -163,34 +161,50 @@ static inline void compare_with_fixture(const char *directory, const Model *mode
     safetensors_close(file);
 }
 
+// The gradients of one fixture, whose configuration is returned.
+static inline ModelConfig check_fixture(const char *variant, const char *shape) {
+    char directory[256], path[600], text[256];
+    FORMAT(directory, "dev/reference/fixtures/%s_%s", variant, shape);
+    ModelConfig config = config_json_read(directory);
+    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", directory, config.attention->name);
+    FORMAT(path, "%s/batch.json", directory);
+    test_read_file(path, text, sizeof(text));
+    cJSON *batch = cJSON_Parse(text);
+    double B = 0, T = 0;
+    CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
+          "%s cannot be read", path);
+    Model model;
+    case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+    CheckpointBuffers buffers = checkpoint_buffers(&model);
+    checkpoint_load_weights(directory, &buffers, false);
+    DataLoader loader;
+    FORMAT(path, "%s/tokens.bin", directory);
+    dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
+    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
+    dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    dataloader_close(&loader);
+    compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+    free(tokens);
+    cJSON_Delete(batch);
+    case_close(&model);
+    return config;
+}
+
 static void gradients_equal_the_reference(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int s = 0; s < 2; s++) {
-            char directory[256], path[600], text[256];
-            FORMAT(directory, "dev/reference/fixtures/%s_%s", attention_variants[v].name, fixture_shapes[s]);
-            ModelConfig config = config_json_read(directory);
-            EXPECT(config.attention == &attention_variants[v], "%s is read as %s", directory, config.attention->name);
-            FORMAT(path, "%s/batch.json", directory);
-            test_read_file(path, text, sizeof(text));
-            cJSON *batch = cJSON_Parse(text);
-            double B = 0, T = 0;
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-                  "%s cannot be read", path);
-            Model model;
-            case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
-            CheckpointBuffers buffers = checkpoint_buffers(&model);
-            checkpoint_load_weights(directory, &buffers, false);
-            DataLoader loader;
-            FORMAT(path, "%s/tokens.bin", directory);
-            dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
-            int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-            dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
-            dataloader_close(&loader);
-            compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
-            free(tokens);
-            cJSON_Delete(batch);
-            case_close(&model);
-        }
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        check_fixture(attention_variants[v].name, "a");
+        check_fixture(attention_variants[v].name, "b");
+    }
+}
+
+// Fixtures whose rms_norm_eps is far from 1e-5: diff_scalar's norm before o_proj follows it, diff_v1's keeps 1e-5.
+static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        if (attention_variants[v].norm == NORM_NONE) continue;
+        ModelConfig config = check_fixture(attention_variants[v].name, "c");
+        EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, which proves nothing",
+               attention_variants[v].name, config.rms_norm_eps);
+    }
 }
 
 static void gradients_add_up_over_micro_steps(void) {
@@ -475,6 +489,48 @@ static void cached_generation_equals_the_uncached_logits(void) {
     }
 }
 
+// What a token is drawn from: the logits after tokens[begin .. end-1], read at positions from 0 without a cache.
+static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
+    float logits[64];
+    Candidate candidates[64];
+    assert(model->config.V <= 64 && end - begin <= model->T);
+    model_next_logits(model, tokens + begin, end - begin, 0, logits);
+    return sample_token(logits, model->config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
+}
+
+// The context begins with the last T tokens of the prompt. When it is full, its later T/2 tokens stay. Every token is
+// compared with the one drawn from exactly that context, and half of the context must often give another one.
+static void generation_reads_the_last_tokens_of_a_full_context(void) {
+    const ModelCase *mc = &model_cases[1];
+    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    Model model, fresh;
+    const int T = mc->T;
+    const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
+    enum { COUNT = 40 };
+    case_open(&model, &config, 1, T, FOR_GENERATION);
+    case_randomise(&model, 5);
+    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING);
+    model_alloc(&fresh, &model);
+    for (int i = 0; i < 5; i++) {
+        int length = lengths[i], begin = max_int(0, length - T), others = 0;
+        int *tokens = case_tokens(length + COUNT, mc->V, 30 + (uint64_t)i);
+        model_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
+        for (int end = length; end < length + COUNT; end++) {
+            if (end - begin > T) begin = end - T / 2;
+            int wanted = draw_uncached(&fresh, tokens, begin, end, 42, end - length);
+            EXPECT(tokens[end] == wanted, "a prompt of %d tokens, T = %d: token %d is %d; its context gives %d", length,
+                   T, end, tokens[end], wanted);
+            int half = begin + (end - begin) / 2;
+            others += draw_uncached(&fresh, tokens, half, end, 42, end - length) != wanted;
+        }
+        EXPECT(others >= COUNT / 4, "half of the context gives other tokens %d times of %d: too few to prove anything",
+               others, COUNT);
+        free(tokens);
+    }
+    model_free(&fresh, false);
+    case_close(&model);
+}
+
 static void generation_goes_on_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, find_variant("diff_v2"));
@@ -572,12 +628,15 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
 
 static const Test model_tests[] = {
     {"gradients equal the float64 reference's", gradients_equal_the_reference},
+    {"the norm before o_proj has the epsilon of its variant", the_norm_before_o_proj_has_the_epsilon_of_its_variant},
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
     {"no position sees a later one", no_position_sees_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
     {"variants become each other where sinks, gates or lambdas make them so",
      variants_become_each_other_where_they_should},
     {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
+    {"generation reads the last tokens of a full context, and all of a prompt that fills it",
+     generation_reads_the_last_tokens_of_a_full_context},
     {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
     {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",

@@ -415,6 +415,106 @@ static void generation_prints_text_and_depends_on_the_seed_alone(void) {
     test_remove_directory(&d.dir);
 }
 
+// A checkpoint of 37 tokens and 13 positions, whose weights are large enough for temperature 0 to visit many tokens.
+static const char *const numbers_checkpoint = "dev/reference/fixtures/diff_v2_a";
+
+// The line of ids that the checkpoint continues tokens[0 .. length-1] with, the first `hidden` of which are not shown.
+static void expected_numbers(char line[4096], const int *prompt, int length, int hidden, int count) {
+    ModelConfig config = config_json_read(numbers_checkpoint);
+    Model model;
+    int tokens[256];
+    assert(length + count <= 256);
+    case_open(&model, &config, 1, config.T, FOR_GENERATION);
+    CheckpointBuffers buffers = checkpoint_buffers(&model);
+    checkpoint_load_weights(numbers_checkpoint, &buffers, false);
+    memcpy(tokens, prompt, (size_t)length * sizeof(int));
+    int generated = model_generate(&model, tokens, length, count, 0, 0, 1);
+    EXPECT(generated == count, "%d tokens of %d", generated, count);
+    size_t n = 0;
+    for (int i = hidden; i < length + count; i++)
+        n += (size_t)snprintf(line + n, 4096 - n, "%s%d", i > hidden ? " " : "", tokens[i]);
+    snprintf(line + n, 4096 - n, "\n");
+    case_close(&model);
+}
+
+static void what_generation_begins_with_is_what_was_asked_for(void) {
+    const char *corpus = "{\"format\": 1, \"vocab_size\": 37, \"separator\": {\"token\": 35, \"place\": \"after\"}}";
+    static const struct {
+        const char *options;
+        int prompt[3], length, hidden;
+        const char *warning; // NULL: none
+        bool sampled;        // also during training
+    } cases[] = {
+        {"--prompt-tokens 5", {5}, 1, 0, NULL, false},
+        {"--prompt-tokens 5,9,0 --separator 36", {5, 9, 0}, 3, 0, NULL, true},
+        {"--separator 36", {36}, 1, 1, NULL, true},
+        {"--separator 11:after", {11}, 1, 1, NULL, false},
+        {"--train-data '%s'", {35}, 1, 1, NULL, true},
+        {"--train-data '%s' --separator 36", {36}, 1, 1, NULL, true},
+        {"--train-data '%s' --prompt-tokens 5,9", {5, 9}, 2, 0, NULL, false},
+        {"", {0}, 1, 1, "begins after token 0", true},
+    };
+    ProgramResult r;
+    TestDirectory d = test_make_directory();
+    char path[700], options[2000], line[4096];
+    FORMAT(path, "%s/corpus.json", d.path);
+    data_write_file(path, corpus, strlen(corpus));
+    FORMAT(path, "cp %s/tokens.bin '%s/train_000000.bin'", numbers_checkpoint, d.path);
+    run_command(&r, "%s", path);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        snprintf(options, sizeof(options), cases[i].options, d.path);
+        expected_numbers(line, cases[i].prompt, cases[i].length, cases[i].hidden, 30);
+        run_command(&r, "%s --init %s --temperature 0 --generate 30 %s", test_program(), numbers_checkpoint, options);
+        EXPECT(r.status == 0 && strcmp(r.out, line) == 0, "%s: status %d, %.200s instead of %.200s", options, r.status,
+               r.out, line);
+        EXPECT(cases[i].warning ? strstr(r.err, cases[i].warning) && count_lines(r.err) == 1 : !r.err[0], "%s: %.300s",
+               options, r.err);
+        if (!cases[i].sampled) continue; // a run whose weights stay as they are
+        bool directory = strstr(cases[i].options, "--train-data") != NULL;
+        run_command(&r, "%s --init %s --temperature 0 --steps 1 --lr 0 --sample-every 1 --batch-size 2 %s %s%s%s",
+                    test_program(), numbers_checkpoint, options, directory ? "" : "--train-data ",
+                    directory ? "" : numbers_checkpoint, directory ? "" : "/tokens.bin");
+        expected_numbers(line, cases[i].prompt, cases[i].length, cases[i].hidden, SAMPLE_TOKENS);
+        EXPECT(r.status == 0 && strstr(r.out, line), "%s: status %d, no sample %.100s in %.900s", options, r.status,
+               line, r.out);
+        EXPECT(cases[i].warning ? strstr(r.err, cases[i].warning) && count_lines(r.err) == 1 : !r.err[0], "%s: %.300s",
+               options, r.err);
+    }
+    run_command(&r, "%s --init %s --generate 3 --separator 37", test_program(), numbers_checkpoint);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "vocabulary of 37");
+    run_command(&r, "sed -i s/35/37/ '%s/corpus.json' && sed -i 's/size.: 37/size\": 38/' '%s/corpus.json'", d.path,
+                d.path);
+    run_command(&r, "%s --init %s --generate 3 --train-data '%s'", test_program(), numbers_checkpoint, d.path);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "the separator 37 of");
+    test_remove_directory(&d);
+}
+
+// A text follows byte 0, as in the corpora of bytes, or --separator; its tokens given as numbers follow nothing. Line ends
+// are left out, as a separator that is printed ends a paragraph.
+static void a_text_prompt_follows_the_separator_and_exact_tokens_do_not(void) {
+    ProgramData d = program_data();
+    ProgramResult text, with, exact;
+    run_trainer(&text, &d, "run", "--steps 30 --lr 0.03");
+    EXPECT_STATUS(text, EXIT_DONE);
+    char common[1024];
+    FORMAT(common, "%s --init '%s/run/checkpoints/step_00000030' --temperature 1 --generate 60", test_program(),
+           d.dir.path);
+    for (int separator = 0; separator <= 10; separator += 10) {
+        run_command(&text, "%s --prompt Th --separator %d | tr -d '\\n'", common, separator);
+        run_command(&with, "%s --prompt-tokens %d,84,104 | tr -d '\\n'", common, separator);
+        run_command(&exact, "%s --prompt-tokens 84,104 --separator %d | tr -d '\\n'", common, separator);
+        EXPECT(text.status == 0 && strncmp(text.out, "Th", 2) == 0, "status %d: %.200s", text.status, text.err);
+        EXPECT(strcmp(with.out, text.out) == 0, "separator %d: %.100s instead of %.100s", separator, with.out,
+               text.out);
+        EXPECT(strncmp(exact.out, "Th", 2) == 0 && strcmp(exact.out, text.out) != 0,
+               "exact tokens continue as if %d were before them: %.100s", separator, exact.out);
+        if (separator) continue;
+        run_command(&with, "%s --prompt Th | tr -d '\\n'", common);
+        EXPECT(strcmp(with.out, text.out) == 0, "without --separator: %.100s instead of %.100s", with.out, text.out);
+    }
+    test_remove_directory(&d.dir);
+}
+
 static void a_dry_run_of_the_largest_preset_allocates_nothing(void) {
     ProgramResult r;
 #ifdef __SANITIZE_ADDRESS__
@@ -469,6 +569,9 @@ static const Test program_tests[] = {
      tiny_learns_a_grammar_down_to_near_its_entropy},
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
     {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
+    {"what generation begins with is what was asked for", what_generation_begins_with_is_what_was_asked_for},
+    {"a text prompt follows the separator, exact tokens do not",
+     a_text_prompt_follows_the_separator_and_exact_tokens_do_not},
     {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
     {"weights are compared with config.json before memory is allocated",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Write fixtures/<variant>_<a|b>/ from model.py, or with --check compare what is there with it.
+Write fixtures/<variant>_<a|b|c>/ from model.py, or with --check compare what is there with it.
 
 Each is a checkpoint directory (config.json, model.safetensors) that also holds one batch
 (tokens.bin, batch.json) and its loss and gradients in double precision (grads.safetensors).
@@ -9,6 +9,7 @@ import json
 import math
 import struct
 import sys
+from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ TOLERANCE = 1e-12  # of a tensor's largest gradient; double precision in another
 DTYPES = {"F32": "<f4", "F64": "<f8"}
 
 # a: nothing divides anything, untied head. b: widths that are multiples of 8, tied head, T past a
-# 64-wide tile of keys (65 is one past it), one KV head or as many as query heads.
+# 64-wide tile of keys (65 is one past it), one KV head or as many as query heads. c: another rms_norm_eps,
+# which diff_scalar's norm before o_proj follows and diff_v1's does not.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -47,10 +49,14 @@ SHAPES = {
     ("gated_head", "b"):            (2, 72, 2, 16,  8, 40,  2, 2, 16),
     ("gated_elem", "a"):            (2, 13, 2, 12, 10, 37,  6, 2,  8),
     ("gated_elem", "b"):            (2, 65, 2, 16,  8, 40,  3, 1, 16),
+    ("diff_v1", "c"):               (2, 13, 2, 12, 10, 37,  8, 4,  8),
+    ("diff_scalar", "c"):           (2, 13, 2, 12, 10, 37,  4, 2,  8),
 }
+Size = namedtuple("Size", "tied theta eps")
+SIZES = {"a": Size(False, 10000.0, 1e-5), "b": Size(True, 500.0, 1e-5), "c": Size(False, 10000.0, 0.02)}
 
 
-def make_config(attention, tied, theta, T, L, C, F, V, NH, NKV, D):
+def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     llama = attention == "baseline"  # the format writes a baseline as the Llama that it is
     kind = ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} if llama else
             {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention})
@@ -58,8 +64,8 @@ def make_config(attention, tied, theta, T, L, C, F, V, NH, NKV, D):
             "bos_token_id": None, "eos_token_id": None} if llama else {}
     return {**kind, "vocab_size": V, "hidden_size": C, "num_hidden_layers": L,
             "num_attention_heads": NH, "num_key_value_heads": NKV, "head_dim": D,
-            "intermediate_size": F, "max_position_embeddings": T, "rope_theta": theta,
-            "rms_norm_eps": 1e-5, "tie_word_embeddings": tied, "torch_dtype": "float32", **rest}
+            "intermediate_size": F, "max_position_embeddings": T, "rope_theta": size.theta,
+            "rms_norm_eps": size.eps, "tie_word_embeddings": size.tied, "torch_dtype": "float32", **rest}
 
 
 def safetensors_bytes(tensors, dtype):
@@ -106,7 +112,7 @@ def make_fixture(seed, variant, size, shape):
     """The files of one fixture: {file name: bytes}."""
     shape = dict(zip(COLUMNS, shape))
     B, T = shape.pop("B"), shape["T"]
-    config = make_config(variant, size == "b", {"a": 10000.0, "b": 500.0}[size], **shape)
+    config = make_config(variant, SIZES[size], **shape)
     weights = model.init(config, seed)
     stream = np.random.RandomState(1000 + seed).random_sample(B * T + 1)
     stream = (stream * config["vocab_size"]).astype(np.int64)

@@ -26,23 +26,24 @@ class Variant(NamedTuple):
     pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
     factor: str    # what the second map is multiplied with, a key of FACTORS
     norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
+    eps: float     # of that norm; None: the configuration's rms_norm_eps
     gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
     sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
 
 
 VARIANTS = {
-    #                              maps key_sets v_width pair factor     norm    gate    sink
-    "baseline":            Variant(1,   1,       1, "next", "none",      "none", "none", "none"),
-    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", "none", "none"),
-    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", "none", "none"),
-    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", "none", "none"),
-    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", "none", "none"),
-    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", "none", "none"),
-    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  "none", "none"),
-    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", "none", "zero"),
-    "sink":                Variant(1,   1,       1, "next", "none",      "none", "none", "learned"),
-    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", "head", "none"),
-    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", "elem", "none"),
+    #                              maps key_sets v_width pair factor     norm    eps   gate    sink
+    "baseline":            Variant(1,   1,       1, "next", "none",      "none", None, "none", "none"),
+    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", None, "none", "none"),
+    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", None, "none", "none"),
+    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", None, "none", "none"),
+    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", None, "none", "none"),
+    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", 1e-5, "none", "none"),
+    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  None, "none", "none"),
+    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", None, "none", "zero"),
+    "sink":                Variant(1,   1,       1, "next", "none",      "none", None, "none", "learned"),
+    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", None, "head", "none"),
+    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", None, "elem", "none"),
 }
 
 
@@ -121,7 +122,7 @@ def attention(config, w, x, layer):
     """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name."""
     v, s = variant_of(config), shape_of(config)
     B, T, _ = x.shape
-    theta, eps = config["rope_theta"], config["rms_norm_eps"]
+    theta, eps = config["rope_theta"], config["rms_norm_eps"] if v.eps is None else v.eps
     query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), theta)
     key = rope((x @ w["self_attn.k_proj.weight"].T).view(B, T, s.NK, s.DQ), theta)
     value = (x @ w["self_attn.v_proj.weight"].T).view(B, T, s.NV, s.DV)

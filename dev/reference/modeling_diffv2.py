@@ -29,23 +29,24 @@ class Variant(NamedTuple):
     pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
     factor: str    # what the second map is multiplied with, see Attention.factor
     norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
+    eps: float     # of that norm; None: the configuration's rms_norm_eps
     gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
     sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
 
 
 VARIANTS = {
-    #                              maps key_sets v_width pair factor     norm    gate    sink
-    "baseline":            Variant(1,   1,       1, "next", "none",      "none", "none", "none"),
-    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", "none", "none"),
-    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", "none", "none"),
-    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", "none", "none"),
-    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", "none", "none"),
-    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", "none", "none"),
-    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  "none", "none"),
-    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", "none", "zero"),
-    "sink":                Variant(1,   1,       1, "next", "none",      "none", "none", "learned"),
-    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", "head", "none"),
-    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", "elem", "none"),
+    #                              maps key_sets v_width pair factor     norm    eps   gate    sink
+    "baseline":            Variant(1,   1,       1, "next", "none",      "none", None, "none", "none"),
+    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", None, "none", "none"),
+    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", None, "none", "none"),
+    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", None, "none", "none"),
+    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", None, "none", "none"),
+    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", 1e-5, "none", "none"),
+    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  None, "none", "none"),
+    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", None, "none", "zero"),
+    "sink":                Variant(1,   1,       1, "next", "none",      "none", None, "none", "learned"),
+    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", None, "head", "none"),
+    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", None, "elem", "none"),
 }
 
 # H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
@@ -129,7 +130,8 @@ class Attention(nn.Module):
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
         if v.norm != "none":
-            self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=config.rms_norm_eps)
+            eps = config.rms_norm_eps if v.eps is None else v.eps
+            self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
         if v.sink == "learned":
             self.sinks = nn.Parameter(torch.zeros(NH))
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import model
-from make_fixtures import SHAPES, COLUMNS, make_config
+from make_fixtures import SHAPES, SIZES, COLUMNS, make_config
 
 TOLERANCE = 1e-12
 WORST = [0.0]  # largest difference of any passed comparison
@@ -23,7 +23,7 @@ def case(variant, size, **changes):
     """config, weights, tokens and targets of one row of SHAPES; `changes` override columns."""
     shape = {**dict(zip(COLUMNS, SHAPES[variant, size])), **changes}
     B, T = shape.pop("B"), shape["T"]
-    config = make_config(variant, size == "b", 10000.0, **shape)
+    config = make_config(variant, SIZES[size]._replace(theta=10000.0), **shape)
     stream = torch.from_numpy(np.random.RandomState(5).randint(0, config["vocab_size"], B * T + 1))
     return config, model.init(config, 7), stream[:-1].view(B, T), stream[1:].view(B, T)
 
@@ -66,8 +66,8 @@ def attention_by_loops(config, w, x, layer):
         total = sum(e) + (0 if sink is None else math.exp(sink))
         return sum(e[u] / total * v[u, value_head * DV:(value_head + 1) * DV] for u in range(t + 1))
 
-    def mean_square_normed(row):
-        return row / np.sqrt((row * row).mean() + config["rms_norm_eps"]) * w["self_attn.subln.weight"]
+    def mean_square_normed(row, eps):
+        return row / np.sqrt((row * row).mean() + eps) * w["self_attn.subln.weight"]
 
     out = np.zeros((T, NH * D))
     for t in range(T):
@@ -86,7 +86,7 @@ def attention_by_loops(config, w, x, layer):
                 dot = lambda n: w["self_attn.lambda_q" + n] @ w["self_attn.lambda_k" + n]
                 s = math.exp(dot("1")) - math.exp(dot("2")) + init
                 o = one_map(t, 2 * i, 2 * p, p) - s * one_map(t, 2 * i + 1, 2 * p + 1, p)
-                o = mean_square_normed(o) * (1 - init)
+                o = mean_square_normed(o, 1e-5) * (1 - init)  # as published, whatever the other norms have
             elif name == "diff_scalar":
                 g = i // group
                 s = w["self_attn.lambda"][0]
@@ -96,7 +96,7 @@ def attention_by_loops(config, w, x, layer):
                 o = one_map(t, i, i // group, i // group, sink)
             out[t, i * DV:(i + 1) * DV] = o
         if name == "diff_scalar":
-            out[t] = mean_square_normed(out[t])
+            out[t] = mean_square_normed(out[t], config["rms_norm_eps"])
         if name.startswith("gated"):
             gate = sigmoid(w["self_attn.gate_proj.weight"] @ x[t])
             out[t] *= np.repeat(gate, D) if name == "gated_head" else gate
