@@ -1107,7 +1107,7 @@ static void run_log_validation(Run *run) {
     log_end(&run->log);
     progress_break();
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, loss, exp(loss));
-    fflush(stdout);
+    progress_flush();
 }
 
 #include "llmc/evaluation.h" // run_evaluate, for --eval
@@ -1122,7 +1122,7 @@ static void run_print_sample(Run *run) {
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
     bool whole = print_sample(&run->speaker, &run->options, &run->speech, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
-    fflush(stdout);
+    progress_flush();
 }
 
 typedef struct {
@@ -1348,14 +1348,18 @@ static void run_roll_back(Run *run) {
     run_checkpoint(run);                                   // the same one, with its new place in the data
 }
 
-// The signal that asks the run to stop. Many ranks stop at the same step: the one whose end all of them know of it.
-static int run_stop(const Run *run) { return comm_ranks() > 1 ? run->stop : stop_signal; }
+// Whether a signal asks the run to stop. Called once per step: one that arrives a moment later is for the next step,
+// so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
+// step: the one whose end all of them know of it.
+static bool run_stop(Run *run) {
+    if (comm_ranks() == 1) run->stop = stop_signal;
+    return run->stop != 0;
+}
 
 // A run that ends before its last step says how it goes on. Returns the exit status.
 static int run_stopped(Run *run) {
     const Options *o = &run->options;
-    int stopped_by = run_stop(run);
-    const char *why = stopped_by ? strsignal(stopped_by) : "--stop-after";
+    const char *why = run->stop ? strsignal(run->stop) : "--stop-after";
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "stopped");
     log_string(&run->log, "why", why);
@@ -1368,7 +1372,7 @@ static int run_stopped(Run *run) {
         printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step,
                o->steps, why);
     run_print_spikes(run);
-    return !stopped_by ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
+    return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
@@ -1379,14 +1383,15 @@ static int run_train(Run *run) {
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
     printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
            run->model.B, run->model.T, run->peak_gflops, run->peak_from);
-    fflush(stdout);
+    progress_flush();
     if (o->stats_every && !o->out)
         warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
+    bool stop = false;
     dataloader_start(&run->train, run->next_window);
-    while (run->step < o->steps && !run_stop(run)) {
+    while (!stop) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
@@ -1399,10 +1404,9 @@ static int run_train(Run *run) {
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
         if (every(run->step, o->sample_every)) run_print_sample(run);
-        bool stop = last || run_stop(run) || run->step == o->stop_after;
+        stop = run_stop(run) || last || run->step == o->stop_after;
         bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
         if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
-        if (stop) break;
     }
     if (run->step < o->steps) return run_stopped(run);
     char duration[32];
@@ -1601,6 +1605,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->dry_run) return;
+    if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
@@ -1671,6 +1676,16 @@ static void run_open_log(Run *run, int argc, char **argv) {
     checkpoint_clean(o->out);
 }
 
+// What the first signal is answered with, by one rank for all.
+static const char *stop_notice(const Options *o) {
+    if (!leads()) return NULL;
+    return o->out
+               ? "diffv2: signal: the step under way is finished, then a checkpoint is saved; a second signal ends the "
+                 "run at once\n"
+               : "diffv2: signal: the step under way is finished, and without --out nothing is saved; a second signal "
+                 "ends the run at once\n";
+}
+
 // Does what the options ask for. Returns the exit status.
 static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
@@ -1686,10 +1701,12 @@ static int run_mode(Run *run, int argc, char **argv) {
     else {
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
-        stop_signals_catch();
+        stop_signals_catch(stop_notice(o));
         if (o->out && leads()) run_open_log(run, argc, argv);
         comm_barrier();
-        return run_train(run);
+        int status = run_train(run);
+        progress_flush();
+        return status;
     }
     return EXIT_DONE;
 }

@@ -323,9 +323,12 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
 
 static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
     static const char *const kills[] = {"kill -TERM $(echo $pids | cut -d' ' -f2)",
-                                        "kill -USR1 $(echo $pids | cut -d' ' -f1)", "kill -INT $pids",
-                                        "kill -USR1 $launcher", "kill -TERM $launcher"};
-    for (int i = 0; i < 5; i++) {
+                                        "kill -USR1 $(echo $pids | cut -d' ' -f1)",
+                                        "kill -INT $pids",
+                                        "kill -HUP $(echo $pids | cut -d' ' -f2)",
+                                        "kill -USR1 $launcher",
+                                        "kill -TERM $launcher"};
+    for (int i = 0; i < 6; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
         // mpirun forwards SIGUSR1, and answers SIGTERM by ending its processes, of which the newest checkpoint survives
@@ -336,10 +339,12 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
                     "$launcher -f faulty_diffv2); %s; wait $launcher; "
                     "status=$?; cat printed; exit $status",
                     d.dir.path, ranks_environment, ranks_program("faulty_diffv2"), ranks_model, kills[i]);
-        if (i < 4)
+        if (i < 5)
             EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "%s: status %d, %.200s", kills[i], r.status,
                    r.err);
         else EXPECT(r.status != 0, "%s: status %d", kills[i], r.status);
+        int answers = count_of(r.err, "a checkpoint is saved"); // of rank 0, if it got the signal
+        EXPECT(i == 5 || answers == (i == 1 || i == 2 || i == 4), "%s: %d answers", kills[i], answers);
         double saved = 0, step = 0;
         run_command(&r, "ls '%s/run/checkpoints' | grep -v tmp | tail -n 1 | tr -dc 0-9", d.dir.path);
         saved = atof(r.out);
@@ -350,6 +355,26 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
         int records = log_records(&d, "run", "train", "step", &step);
         EXPECT(saved > 0 && step == saved + 3 && records == (int)step, "%s: resumed from %g, %d records up to step %g",
                kills[i], saved, records, step);
+        test_remove_directory(&d.dir);
+    }
+}
+
+// Wherever in a step a signal arrives: the run ends with status 3 and a checkpoint of its last step.
+static void a_signal_at_any_point_of_a_step_loses_nothing(void) {
+    for (int i = 0; i < 5; i++) {
+        int ranks = i < 3 ? 1 : 2;
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char fault[40];
+        double step = 0;
+        FORMAT(fault, "FAULT=signal:%d:5:%d", i == 4, i < 3 ? i + 1 : 1);
+        ranks_train(&r, &d, ranks, fault, "run", "--steps 12 --batch-size 2");
+        log_records(&d, "run", "train", "step", &step);
+        EXPECT(r.status == (step < 12 ? EXIT_SIGNALLED : EXIT_DONE) && (step == 5 || i == 2),
+               "%s: status %d at step %g, %.300s", fault, r.status, step, r.err);
+        run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
+        EXPECT(atoi(r.out + strlen("step_")) == (int)step, "%s: stopped at step %g, saved are %.100s", fault, step,
+               r.out);
         test_remove_directory(&d.dir);
     }
 }
@@ -529,6 +554,7 @@ static const Test ranks_program_tests[] = {
      a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
     {"a signal to one rank, to all or to the launcher leaves a checkpoint",
      a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
+    {"a signal at any point of a step loses nothing", a_signal_at_any_point_of_a_step_loses_nothing},
     {"ranks that are not alike are refused, with what differs", ranks_that_are_not_alike_are_refused},
     {"a gradient that is not a number on one rank is left out by all",
      a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
