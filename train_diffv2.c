@@ -976,6 +976,8 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
 // ---------------------------------------------------------------------------------------------------
 // A run
 
+enum { RUN_AGREED = 3 };
+
 typedef struct {
     Options options;
     Model model;
@@ -988,7 +990,9 @@ typedef struct {
     Guard guard;           // which of them are
     Rollback rollback;     // and when the run goes back
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
-    double *agreed;        // [ranks + 1][2 + buckets]: what the ranks tell each other once per step
+    double saved_at;       // when the last checkpoint was saved, or training began, in seconds of this rank's clock
+    bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
+    double *agreed;        // [ranks + 1][RUN_AGREED + buckets]: what the ranks tell each other once per step
     uint64_t next_window;  // of the training order
     uint64_t fingerprint;  // of the training data
     int micro_steps;       // per update
@@ -1073,6 +1077,7 @@ static void run_checkpoint(Run *run) {
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
+    run->saved_at = now_seconds();
 }
 
 // Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the
@@ -1130,22 +1135,25 @@ typedef struct {
     Verdict verdict;
 } StepResult;
 
-// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop.
+// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop or a
+// checkpoint is due.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), count = model->sharding.count, width = 2 + count;
-    double *own = run->agreed, *all = own + width, loss = 0;
+    int ranks = comm_ranks(), count = model->sharding.count, width = RUN_AGREED + count;
+    double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->B * model->T);
     own[1] = stop_signal;
-    model_own_squares(model, own + 2);
+    own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
+    model_own_squares(model, own + RUN_AGREED);
     comm_gather(all, own, (size_t)width * sizeof(double));
     for (int q = 0; q < ranks; q++) {
         const double *theirs = all + q * width;
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
-        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[2 + b];
+        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[RUN_AGREED + b];
     }
+    run->checkpoint_due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
     r->grad_norm = squares_norm(model, 0, model->sharding.groups - 1);
 }
@@ -1390,6 +1398,7 @@ static int run_train(Run *run) {
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
     bool stop = false;
+    run->saved_at = now_seconds();
     dataloader_start(&run->train, run->next_window);
     while (!stop) {
         StepResult r = run_step(run);
@@ -1406,7 +1415,8 @@ static int run_train(Run *run) {
         if (every(run->step, o->sample_every)) run_print_sample(run);
         stop = run_stop(run) || last || run->step == o->stop_after;
         bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
-        if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
+        bool due = every(run->step, o->checkpoint_every) || run->checkpoint_due;
+        if (stop || (sound && due)) run_checkpoint(run);
     }
     if (run->step < o->steps) return run_stopped(run);
     char duration[32];
@@ -1618,8 +1628,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
     comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
-    run->agreed =
-        (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.sharding.count),
+                                           sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);
     if (speaks) model_alloc(&run->speaker, &run->model);
