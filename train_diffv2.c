@@ -1223,11 +1223,26 @@ static void run_log_spike(Run *run, const char *of, double value, double z) {
     log_end(&run->log);
 }
 
+// So many steps were skipped that this is not a spike: it was applied.
+static void run_log_shift(Run *run, const StepResult *r) {
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "shift");
+    log_number(&run->log, "loss", r->loss);
+    log_number(&run->log, "grad_norm", r->grad_norm);
+    log_end(&run->log);
+    progress_break();
+    warn("step %" PRId64
+         ": %d more steps were skipped than applied, so loss %.4f and gradient norm %.4g are taken as a "
+         "lasting shift: the update was applied, and for %d applied steps nothing is skipped",
+         run->step, SKIP_LIMIT, r->loss, r->grad_norm, SPIKE_LEAST);
+}
+
 // What was out of the ordinary in a step: records in the log, and a line on stderr when its update was left out.
 static void run_log_events(Run *run, const StepResult *r) {
     const Verdict *v = &r->verdict;
     run_log_spike(run, "loss", r->loss, v->loss_z);
     run_log_spike(run, "grad_norm", r->grad_norm, v->grad_z);
+    if (v->shift) run_log_shift(run, r);
     if (v->apply) return;
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", v->finite ? "skipped" : "not_finite");

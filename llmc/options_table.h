@@ -174,7 +174,7 @@ static const OptionRow option_rows[] = {
         "of initial weights, data order and samples"},
 
     {"care", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
-        "leave out updates whose loss is Z deviations above the last 1000; 0: off"},
+        "leave out updates whose loss is Z deviations above the last 1000; 0: off. When 100 more were left out than applied, the new level is accepted"},
     {"care", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "likewise for the gradient norm before clipping"},
     {"care", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
