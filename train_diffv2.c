@@ -973,6 +973,8 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
 // ---------------------------------------------------------------------------------------------------
 // A run
 
+enum { RUN_AGREED = 3 };
+
 typedef struct {
     Options options;
     Model model;
@@ -985,7 +987,9 @@ typedef struct {
     Guard guard;           // which of them are
     Rollback rollback;     // and when the run goes back
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
-    double *agreed;        // [ranks + 1][2 + buckets]: what the ranks tell each other once per step
+    double saved_at;       // when the last checkpoint was saved, or training began, in seconds of this rank's clock
+    bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
+    double *agreed;        // [ranks + 1][RUN_AGREED + buckets]: what the ranks tell each other once per step
     uint64_t next_window;  // of the training order
     uint64_t fingerprint;  // of the training data
     int micro_steps;       // per update
@@ -1070,6 +1074,7 @@ static void run_checkpoint(Run *run) {
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
+    run->saved_at = now_seconds();
 }
 
 // Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the
@@ -1105,7 +1110,7 @@ static void run_log_validation(Run *run) {
     progress_break();
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, signless_nan(loss),
            signless_nan(exp(loss)));
-    fflush(stdout);
+    progress_flush();
 }
 
 #include "llmc/evaluation.h" // run_evaluate, for --eval
@@ -1120,7 +1125,7 @@ static void run_print_sample(Run *run) {
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
     bool whole = print_sample(&run->speaker, &run->options, &run->speech, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
-    fflush(stdout);
+    progress_flush();
 }
 
 typedef struct {
@@ -1128,22 +1133,25 @@ typedef struct {
     Verdict verdict;
 } StepResult;
 
-// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop.
+// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop or a
+// checkpoint is due.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), count = model->sharding.count, width = 2 + count;
-    double *own = run->agreed, *all = own + width, loss = 0;
+    int ranks = comm_ranks(), count = model->sharding.count, width = RUN_AGREED + count;
+    double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->B * model->T);
     own[1] = stop_signal;
-    model_own_squares(model, own + 2);
+    own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
+    model_own_squares(model, own + RUN_AGREED);
     comm_gather(all, own, (size_t)width * sizeof(double));
     for (int q = 0; q < ranks; q++) {
         const double *theirs = all + q * width;
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
-        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[2 + b];
+        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[RUN_AGREED + b];
     }
+    run->checkpoint_due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
     r->grad_norm = squares_norm(model, 0, model->sharding.groups - 1);
 }
@@ -1213,11 +1221,26 @@ static void run_log_spike(Run *run, const char *of, double value, double z) {
     log_end(&run->log);
 }
 
+// So many steps were skipped that this is not a spike: it was applied.
+static void run_log_shift(Run *run, const StepResult *r) {
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "shift");
+    log_number(&run->log, "loss", r->loss);
+    log_number(&run->log, "grad_norm", r->grad_norm);
+    log_end(&run->log);
+    progress_break();
+    warn("step %" PRId64
+         ": %d more steps were skipped than applied, so loss %.4f and gradient norm %.4g are taken as a "
+         "lasting shift: the update was applied, and for %d applied steps nothing is skipped",
+         run->step, SKIP_LIMIT, r->loss, r->grad_norm, SPIKE_LEAST);
+}
+
 // What was out of the ordinary in a step: records in the log, and a line on stderr when its update was left out.
 static void run_log_events(Run *run, const StepResult *r) {
     const Verdict *v = &r->verdict;
     run_log_spike(run, "loss", r->loss, v->loss_z);
     run_log_spike(run, "grad_norm", r->grad_norm, v->grad_z);
+    if (v->shift) run_log_shift(run, r);
     if (v->apply) return;
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", v->finite ? "skipped" : "not_finite");
@@ -1346,14 +1369,18 @@ static void run_roll_back(Run *run) {
     run_checkpoint(run);                                   // the same one, with its new place in the data
 }
 
-// The signal that asks the run to stop. Many ranks stop at the same step: the one whose end all of them know of it.
-static int run_stop(const Run *run) { return comm_ranks() > 1 ? run->stop : stop_signal; }
+// Whether a signal asks the run to stop. Called once per step: one that arrives a moment later is for the next step,
+// so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
+// step: the one whose end all of them know of it.
+static bool run_stop(Run *run) {
+    if (comm_ranks() == 1) run->stop = stop_signal;
+    return run->stop != 0;
+}
 
 // A run that ends before its last step says how it goes on. Returns the exit status.
 static int run_stopped(Run *run) {
     const Options *o = &run->options;
-    int stopped_by = run_stop(run);
-    const char *why = stopped_by ? strsignal(stopped_by) : "--stop-after";
+    const char *why = run->stop ? strsignal(run->stop) : "--stop-after";
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "stopped");
     log_string(&run->log, "why", why);
@@ -1366,7 +1393,7 @@ static int run_stopped(Run *run) {
         printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step,
                o->steps, why);
     run_print_spikes(run);
-    return !stopped_by ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
+    return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
@@ -1377,14 +1404,16 @@ static int run_train(Run *run) {
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
     printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
            run->model.B, run->model.T, run->peak_gflops, run->peak_from);
-    fflush(stdout);
+    progress_flush();
     if (o->stats_every && !o->out)
         warn("--stats-every: the statistics are left out, since without --out there is no log for them");
     if (o->val_data && run->step == 0) run_log_validation(run);
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
+    bool stop = false;
+    run->saved_at = now_seconds();
     dataloader_start(&run->train, run->next_window);
-    while (run->step < o->steps && !run_stop(run)) {
+    while (!stop) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
@@ -1397,10 +1426,10 @@ static int run_train(Run *run) {
         bool last = run->step == o->steps;
         if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
         if (every(run->step, o->sample_every)) run_print_sample(run);
-        bool stop = last || run_stop(run) || run->step == o->stop_after;
+        stop = run_stop(run) || last || run->step == o->stop_after;
         bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
-        if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
-        if (stop) break;
+        bool due = every(run->step, o->checkpoint_every) || run->checkpoint_due;
+        if (stop || (sound && due)) run_checkpoint(run);
     }
     if (run->step < o->steps) return run_stopped(run);
     char duration[32];
@@ -1600,6 +1629,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->dry_run) return;
+    if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
@@ -1617,8 +1647,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);
     comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
-    run->agreed =
-        (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(2 + run->model.sharding.count), sizeof(double));
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.sharding.count),
+                                           sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     run_compare_data(run);
     if (speaks) model_alloc(&run->speaker, &run->model);
@@ -1675,6 +1705,16 @@ static void run_open_log(Run *run, int argc, char **argv) {
     checkpoint_clean(o->out);
 }
 
+// What the first signal is answered with, by one rank for all.
+static const char *stop_notice(const Options *o) {
+    if (!leads()) return NULL;
+    return o->out
+               ? "diffv2: signal: the step under way is finished, then a checkpoint is saved; a second signal ends the "
+                 "run at once\n"
+               : "diffv2: signal: the step under way is finished, and without --out nothing is saved; a second signal "
+                 "ends the run at once\n";
+}
+
 // Does what the options ask for. Returns the exit status.
 static int run_mode(Run *run, int argc, char **argv) {
     const Options *o = &run->options;
@@ -1690,12 +1730,14 @@ static int run_mode(Run *run, int argc, char **argv) {
                ": nothing to do; a larger --%s goes on\n",
                o->out, run->step, end, end < o->steps ? "stop-after" : "steps");
     else {
-        stop_signals_catch();
+        stop_signals_catch(stop_notice(o));
         if (o->out && leads()) run_open_log(run, argc, argv); // the last that may refuse to start
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         comm_barrier();
-        return run_train(run);
+        int status = run_train(run);
+        progress_flush();
+        return status;
     }
     return EXIT_DONE;
 }

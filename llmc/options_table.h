@@ -45,6 +45,7 @@ typedef struct {
     bool resume;
     const char *init;
     int64_t stop_after; // 0: not given
+    double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
     bool deterministic, memory_check;
@@ -173,7 +174,7 @@ static const OptionRow option_rows[] = {
         "of initial weights, data order and samples"},
 
     {"care", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
-        "leave out updates whose loss is Z deviations above the last 1000; 0: off"},
+        "leave out updates whose loss is Z deviations above the last 1000; 0: off. When 100 more were left out than applied, the new level is accepted"},
     {"care", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "likewise for the gradient norm before clipping"},
     {"care", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
@@ -188,7 +189,9 @@ static const OptionRow option_rows[] = {
     {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
         "end after step N with a checkpoint; the schedule stays that of --steps"},
     {"run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]", NULL,
-        "save a checkpoint every N steps; 0: only the last"},
+        "save a checkpoint every N steps, besides the last; 0: off"},
+    {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
+        "save one also after the step at which the last one is X minutes old; 0: off"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "checkpoints to keep, the newest; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,

@@ -4,7 +4,7 @@ progress.h: the line of a training step that a person reads.
 On a terminal the line is rewritten in place and kept about every fortieth of the run. A line wider than the terminal
 could not be rewritten, so the least important fields are left out of it. Elsewhere every step is a whole line without
 control sequences. mpirun and srun give a process a terminal whose other end may be a file, so a process that they
-started writes whole lines too. Other output calls progress_break first.
+started writes whole lines too. Other output calls progress_break first, and progress_flush instead of fflush.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -18,6 +18,17 @@ static struct {
 static inline void progress_break(void) {
     if (progress.open) printf("\n");
     progress.open = false;
+}
+
+// Writes out what was printed. When nobody can read it any more (`| head`, a closed terminal), says so once and goes
+// on without: a run is not lost for its progress lines. Requires that SIGPIPE is ignored. Any other failure, such as a
+// full disk, is left to the end of the program.
+static inline void progress_flush(void) {
+    struct pollfd out = {STDOUT_FILENO, 0, 0};
+    if (fflush(stdout) == 0 && !ferror(stdout)) return;
+    if (poll(&out, 1, 0) != 1 || !(out.revents & (POLLERR | POLLHUP))) return;
+    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    warn("stdout was closed by its reader; training goes on and prints nothing more to it");
 }
 
 // 5.2s, 3m05s, 2h07m, 4d03h
@@ -92,6 +103,6 @@ static inline void progress_step(int64_t step, int64_t steps, double loss, doubl
         printf("\n");
         progress.open = false;
     }
-    fflush(stdout);
+    progress_flush();
 }
 #endif

@@ -7,6 +7,11 @@ spikes.h: rolling detectors for the loss and the gradient norm, and which update
   accepted  the values of a step whose update was applied. So neither value of a step that was skipped, or where one of
             them is not finite, enters a window; those of a spike that was applied do
   skipped   a step with z >= --skip-loss-z or z >= --skip-grad-z (0: off)
+  shift     A loss or norm that stays at a higher level would be skipped for ever, since its values do not enter. So
+            skipped steps are counted against applied ones: one up for a skipped step, one down, but not below 0, for an
+            applied one. When the count is SKIP_LIMIT, the next step that would be skipped is applied instead, and both
+            windows begin anew with its values: nothing is skipped until they have 128. A step that is not finite does
+            not change the count
 
   double  spike_z(detector, x)
   double  spike_judge(detector, x)     the same, counted
@@ -73,19 +78,26 @@ static inline double spike_score(const SpikeDetector *d) { return 100.0 * (doubl
 
 // ---- what a step does about them
 
-enum { NOT_FINITE_LIMIT = 10 }; // so many steps in a row end the run: weights that give NaN do not recover
+enum {
+    NOT_FINITE_LIMIT = 10, // so many steps in a row end the run: weights that give NaN do not recover
+    SKIP_LIMIT = 100       // so many more skipped than applied are no spikes but a shift
+};
 
 typedef struct {
     SpikeDetector loss, grad_norm;
     int64_t skipped, not_finite; // steps of the run whose update was left out, by the reason
     int64_t not_finite_in_row;   // up to the last step
+    int64_t skip_excess;         // skipped steps less applied ones, see above
 } Guard;
 
 typedef struct {
     double loss_z, grad_z; // NaN: none
     bool finite;           // the loss and the gradient norm both are
     bool apply;            // the update
+    bool shift;            // although its z says skip: the windows begin anew
 } Verdict;
+
+static inline void spike_forget(SpikeDetector *d) { d->count = d->oldest = 0; }
 
 static inline Verdict guard_judge(Guard *g, double loss, double grad_norm, double skip_loss_z, double skip_grad_z) {
     Verdict v;
@@ -93,8 +105,17 @@ static inline Verdict guard_judge(Guard *g, double loss, double grad_norm, doubl
     v.grad_z = spike_judge(&g->grad_norm, grad_norm);
     v.finite = isfinite(loss) && isfinite(grad_norm);
     bool skip = (skip_loss_z > 0 && v.loss_z >= skip_loss_z) || (skip_grad_z > 0 && v.grad_z >= skip_grad_z);
+    v.shift = v.finite && skip && g->skip_excess == SKIP_LIMIT;
+    if (v.shift) {
+        spike_forget(&g->loss);
+        spike_forget(&g->grad_norm);
+        g->skip_excess = 0;
+        skip = false;
+    }
     v.apply = v.finite && !skip;
     g->skipped += v.finite && skip;
+    if (v.finite && skip) g->skip_excess++;
+    else if (v.finite && g->skip_excess > 0) g->skip_excess--;
     g->not_finite += !v.finite;
     g->not_finite_in_row = v.finite ? 0 : g->not_finite_in_row + 1;
     if (v.apply) {
@@ -121,6 +142,7 @@ static inline cJSON *guard_to_json(const Guard *g) {
     json_add_u64(json, "skipped", (uint64_t)g->skipped);
     json_add_u64(json, "not_finite", (uint64_t)g->not_finite);
     json_add_u64(json, "not_finite_in_row", (uint64_t)g->not_finite_in_row);
+    json_add_u64(json, "skip_excess", (uint64_t)g->skip_excess);
     CHECK(cJSON_AddItemToObject(json, "loss", spike_to_json(&g->loss)) &&
               cJSON_AddItemToObject(json, "grad_norm", spike_to_json(&g->grad_norm)),
           "out of memory for a JSON text");
@@ -150,8 +172,10 @@ static inline bool spike_from_json(SpikeDetector *d, const cJSON *json) {
 static inline bool guard_from_json(Guard *guard, const cJSON *json) {
     Guard g;
     memset(&g, 0, sizeof(g));
+    bool has_excess = cJSON_HasObjectItem(json, "skip_excess"); // not in checkpoints of earlier programs
     bool good = cJSON_IsObject(json) && guard_count(json, "skipped", &g.skipped) &&
-                guard_count(json, "not_finite", &g.not_finite) &&
+                (!has_excess || guard_count(json, "skip_excess", &g.skip_excess)) && g.skip_excess <= SKIP_LIMIT &&
+                g.skip_excess <= g.skipped && guard_count(json, "not_finite", &g.not_finite) &&
                 guard_count(json, "not_finite_in_row", &g.not_finite_in_row) &&
                 g.not_finite_in_row < NOT_FINITE_LIMIT && g.not_finite_in_row <= g.not_finite &&
                 spike_from_json(&g.loss, cJSON_GetObjectItemCaseSensitive(json, "loss")) &&

@@ -96,8 +96,8 @@ static void fault_in_background(ProgramResult *r, const ProgramData *d, const ch
 #define WAIT_FOR_STEP "until grep -qs '\"step\": *3,' run/log.jsonl; do sleep 0.01; done"
 
 static void a_signal_saves_and_a_resume_continues_bitwise(void) {
-    static const char *const signals[] = {"TERM", "INT", "USR1"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const signals[] = {"TERM", "INT", "USR1", "HUP"};
+    for (int i = 0; i < 4; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
         char fault[200];
@@ -107,6 +107,8 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
                             fault);
         EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i],
                r.status, r.err);
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "a checkpoint is saved"), "SIG%s: stderr %.300s", signals[i],
+               r.err);
         double step = 0, after = 0;
         log_records(&d, "run", "train", "step", &step);
         char options[64];
@@ -130,14 +132,97 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
     }
 }
 
-static void a_second_signal_ends_the_run_at_once(void) {
+static void the_first_signal_is_answered_at_once_and_a_second_ends_the_run(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // one step that takes long: many micro-steps, so that the first signal is still waiting for its end
     fault_in_background(&r, &d, "run", "--steps 10 --batch-size 1 --total-batch 16000000",
-                        "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -TERM $pid; "
-                        "sleep 1; kill -TERM $pid");
-    EXPECT(r.status == 1 && strstr(r.err, "second signal"), "status %d, stderr %.200s", r.status, r.err);
+                        "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -INT $pid; "
+                        "sleep 1; echo between >&2; kill -INT $pid");
+    const char *answer = strstr(r.err, "the step under way is finished"), *between = strstr(r.err, "between");
+    EXPECT(answer && between && answer < between && count_lines(r.err) == 3, "stderr %.400s", r.err);
+    EXPECT(r.status == 1 && strstr(r.err, "second signal: stopped at once"), "status %d, stderr %.400s", r.status,
+           r.err);
+    test_remove_directory(&d.dir);
+}
+
+static void a_hangup_is_ignored_where_nohup_said_so(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    run_command(&r,
+                "cd '%s' && { nohup %s --train-data train.bin %s %s --out run > printed & } && pid=$! && " WAIT_FOR_STEP
+                "; kill -HUP $pid; wait $pid; status=$?; cat printed; exit $status",
+                d.dir.path, test_program_path(), fault_model, "--steps 300 --total-batch 128 --batch-size 4");
+    EXPECT(r.status == 0 && !strstr(r.err, "signal"), "status %d, stderr %.300s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+static void a_run_whose_reader_goes_away_trains_on(void) {
+    static const char *const readers[] = {"true", "head -n 1",
+                                          "sed /step..*2.12/q"}; // before the start, and during the run
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "");
+    EXPECT_STATUS(r, 0);
+    for (int i = 0; i < 3; i++) {
+        run_command(&r,
+                    "cd '%s' && rm -rf run && { %s --train-data train.bin %s %s --out run; echo $? > status; } | "
+                    "{ %s > head; }; cat head status",
+                    d.dir.path, test_program_path(), fault_model, fault_options, readers[i]);
+        const char *status = r.out + max_int(0, (int)strlen(r.out) - 2);
+        bool said = count_lines(r.err) == 1 && strstr(r.err, "stdout was closed");
+        EXPECT(strcmp(status, "0\n") == 0 && (said || (i == 2 && !r.err[0])), // the third may come too late
+               "%s: status %s, stderr %.300s", readers[i], status, r.err);
+        expect_whole(&d, "run");
+    }
+    // what prints a result and nothing else ends as other programs do
+    run_command(&r, "cd '%s' && { %s --generate 30 --vocab 256; echo $? >&2; } | true", d.dir.path,
+                test_program_path());
+    EXPECT(strcmp(r.err, "141\n") == 0, "--generate: stderr %.300s", r.err);
+    test_remove_directory(&d.dir);
+}
+
+// A process that leads a session of its own on a new terminal. Returns its number, and the terminal's other end.
+static pid_t start_on_terminal(const ProgramData *d, const char *options, int *master) {
+    static char text[2000];
+    char *words[64], tty[100];
+    int count = 0;
+    *master = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    CHECK(*master >= 0 && grantpt(*master) == 0 && unlockpt(*master) == 0, "no terminal: %s", strerror(errno));
+    FORMAT(tty, "%s", ptsname(*master));
+    FORMAT(text, "%s --train-data %s/train.bin %s --out %s/run %s", test_program_path(), d->dir.path, fault_model,
+           d->dir.path, options);
+    for (char *word = strtok(text, " "); word && count < 63; word = strtok(NULL, " ")) words[count++] = word;
+    words[count] = NULL;
+    pid_t pid = fork();
+    if (pid == 0) {
+        setsid();
+        int fd = open(tty, O_RDWR); // the first one that a session's leader opens is its controlling terminal
+        if (fd >= 0 && dup2(fd, 0) >= 0 && dup2(fd, 1) >= 0 && dup2(fd, 2) >= 0) execv(words[0], words);
+        _exit(127);
+    }
+    CHECK(pid > 0, "cannot fork: %s", strerror(errno));
+    return pid;
+}
+
+static void a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    char c[256];
+    int master = 0, status = 0;
+    pid_t pid = start_on_terminal(&d, "--steps 1000000 --schedule constant --batch-size 4", &master);
+    run_command(&r,
+                "cd '%s' && for i in $(seq 3000); do grep -qs '\"step\": *3,' run/log.jsonl && break; sleep 0.01; done",
+                d.dir.path);
+    while (read(master, c, sizeof(c)) == (ssize_t)sizeof(c)) continue; // else the run waits for room in the terminal
+    close(master);
+    CHECK(waitpid(pid, &status, 0) == pid, "cannot wait: %s", strerror(errno));
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SIGNALLED, "the run ended with %d", status);
+    double step = 0;
+    log_records(&d, "run", "train", "step", &step);
+    run_command(&r, "ls -d '%s/run/checkpoints/step_%08d' && grep -c Hangup '%s/run/log.jsonl'", d.dir.path, (int)step,
+                d.dir.path);
+    EXPECT_STATUS(r, 0);
     test_remove_directory(&d.dir);
 }
 
@@ -243,7 +328,7 @@ static void two_processes_do_not_share_a_run(void) {
     char fault[300];
     FORMAT(fault, WAIT_FOR_STEP "; %s --out run --resume; echo second $? >&2; kill -TERM $pid", test_program_path());
     fault_in_background(&r, &d, "run", "--steps 1000000 --total-batch 128 --batch-size 4", fault);
-    EXPECT(r.status == EXIT_SIGNALLED && strstr(r.err, "second 1") && count_lines(r.err) == 2,
+    EXPECT(r.status == EXIT_SIGNALLED && strstr(r.err, "second 1") && count_lines(r.err) == 3,
            "status %d, stderr %.300s", r.status, r.err);
     test_remove_directory(&d.dir);
 }
@@ -304,7 +389,12 @@ static const Test faults_tests[] = {
     {"a signal saves, and a resume continues bitwise", a_signal_saves_and_a_resume_continues_bitwise},
     {"a signal in the middle of a product harms nothing, nor does it when it is sent twice",
      a_signal_in_the_middle_of_a_product_harms_nothing},
-    {"a second signal ends the run at once", a_second_signal_ends_the_run_at_once},
+    {"the first signal is answered at once, and a second ends the run",
+     the_first_signal_is_answered_at_once_and_a_second_ends_the_run},
+    {"a hangup is ignored where nohup said so", a_hangup_is_ignored_where_nohup_said_so},
+    {"a run whose stdout nobody reads any more trains on", a_run_whose_reader_goes_away_trains_on},
+    {"a terminal that is closed stops the run with a checkpoint",
+     a_terminal_that_is_closed_stops_the_run_with_a_checkpoint},
     {"kill -9 never leaves half a checkpoint", kill_9_never_leaves_half_a_checkpoint},
     {"a broken checkpoint is passed over by name, and an older one continues bitwise",
      a_broken_checkpoint_is_passed_over_by_name},

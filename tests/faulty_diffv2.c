@@ -5,6 +5,7 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
     kill, stop   also at `write`, in the middle of a checkpoint's files
     nan          a gradient of this step that is not a number
     flip         one bit of a weight, after the update
+    signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
 Buckets are small, so that the groups of a tiny model have several.
@@ -14,6 +15,7 @@ Buckets are small, so that the groups of a tiny model have several.
 #include "../llmc/ops.h"
 #include "../llmc/comm.h"
 #include "../llmc/files.h"
+#include "../llmc/stop_signals.h"
 #include "planned_faults.h"
 #include <sys/resource.h>
 
@@ -38,6 +40,16 @@ static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real
     ((unsigned char *)params)[2] ^= 0x10; // high enough that no later rounding hides it
 }
 
+static int faulty_stop_signal(void) {
+    static int64_t step, asked;
+    char where[24];
+    asked = step == WATCH_GET(step) ? asked + 1 : 1;
+    step = WATCH_GET(step);
+    FORMAT(where, "%" PRId64, asked);
+    if (fault_is("signal", where)) stop_signal = SIGTERM;
+    return stop_signal;
+}
+
 static void faulty_end(void) {
     struct rusage usage;
     if (!getenv("PEAK") || getrusage(RUSAGE_SELF, &usage) != 0) return;
@@ -51,6 +63,7 @@ static void faulty_end(void) {
 #define file_pwrite faulty_pwrite
 #define embedding_backward faulty_embedding_backward
 #define adamw_update faulty_adamw
+#define stop_signal faulty_stop_signal()
 #define main trainer_main
 #include "../train_diffv2.c"
 #undef main

@@ -83,7 +83,32 @@ static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
     EXPECT(rollback_to(&r, 8), "another checkpoint does");
 }
 
+static void a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old(void) {
+    static const struct {
+        const char *options;
+        double minutes; // since the last one
+        bool due;
+    } cases[] = {{"--out x", 29.9, false},
+                 {"--out x", 30, true},
+                 {"", 30, false},
+                 {"--out x --checkpoint-minutes 0.5", 0.4, false},
+                 {"--out x --checkpoint-minutes 0.5", 0.5, true},
+                 {"--out x --checkpoint-minutes 0", 1e6, false}};
+    ProgramData d = program_data();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        InnerRun *inner = inner_open(&d, cases[i].options);
+        inner->run.saved_at = now_seconds() - 60 * cases[i].minutes;
+        run_step(&inner->run);
+        EXPECT(inner->run.checkpoint_due == cases[i].due, "%s: after %g minutes it is due: %d", cases[i].options,
+               cases[i].minutes, inner->run.checkpoint_due);
+        inner_close(inner);
+    }
+    test_remove_directory(&d.dir);
+}
+
 static const Test ranks_tests[] = {
+    {"a checkpoint is due when the last one is --checkpoint-minutes old",
+     a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old},
     {"every element has one owner, whatever the ranks, the level and the buckets", every_element_has_one_owner},
     {"a rollback is due when enough of the last steps are bad", rollback_is_due_when_enough_of_the_last_steps_are_bad},
 };
@@ -323,9 +348,12 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
 
 static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
     static const char *const kills[] = {"kill -TERM $(echo $pids | cut -d' ' -f2)",
-                                        "kill -USR1 $(echo $pids | cut -d' ' -f1)", "kill -INT $pids",
-                                        "kill -USR1 $launcher", "kill -TERM $launcher"};
-    for (int i = 0; i < 5; i++) {
+                                        "kill -USR1 $(echo $pids | cut -d' ' -f1)",
+                                        "kill -INT $pids",
+                                        "kill -HUP $(echo $pids | cut -d' ' -f2)",
+                                        "kill -USR1 $launcher",
+                                        "kill -TERM $launcher"};
+    for (int i = 0; i < 6; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
         // mpirun forwards SIGUSR1, and answers SIGTERM by ending its processes, of which the newest checkpoint survives
@@ -336,10 +364,12 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
                     "$launcher -f faulty_diffv2); %s; wait $launcher; "
                     "status=$?; cat printed; exit $status",
                     d.dir.path, ranks_environment, ranks_program("faulty_diffv2"), ranks_model, kills[i]);
-        if (i < 4)
+        if (i < 5)
             EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "%s: status %d, %.200s", kills[i], r.status,
                    r.err);
         else EXPECT(r.status != 0, "%s: status %d", kills[i], r.status);
+        int answers = count_of(r.err, "a checkpoint is saved"); // of rank 0, if it got the signal
+        EXPECT(i == 5 || answers == (i == 1 || i == 2 || i == 4), "%s: %d answers", kills[i], answers);
         double saved = 0, step = 0;
         run_command(&r, "ls '%s/run/checkpoints' | grep -v tmp | tail -n 1 | tr -dc 0-9", d.dir.path);
         saved = atof(r.out);
@@ -350,6 +380,43 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
         int records = log_records(&d, "run", "train", "step", &step);
         EXPECT(saved > 0 && step == saved + 3 && records == (int)step, "%s: resumed from %g, %d records up to step %g",
                kills[i], saved, records, step);
+        test_remove_directory(&d.dir);
+    }
+}
+
+// A few milliseconds, so that ranks that asked their own clocks would not agree.
+static void all_ranks_save_when_the_clock_of_rank_0_says_so(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 3, "", "whole", "--steps 60 --batch-size 2 --checkpoint-minutes 0");
+    EXPECT_STATUS(r, 0);
+    ranks_train(&r, &d, 3, "", "run", "--steps 60 --batch-size 2 --checkpoint-minutes 5e-5 --keep 0 --timeout 5");
+    EXPECT_STATUS(r, 0);
+    expect_same_weights(&d, "whole", "run", 60);
+    run_command(&r, "cd '%s' && ls whole/checkpoints | wc -l; ls run/checkpoints | wc -l", d.dir.path);
+    EXPECT(atoi(r.out) == 1 && atoi(r.out + 2) > 2, "without and with: %.100s", r.out);
+    // a resume has the option from the checkpoint
+    ranks_resume(&r, &d, 3, "run", "--steps 80");
+    EXPECT(r.status == 0 && count_of(r.out, "written in") > 1, "status %d, %.300s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+// Wherever in a step a signal arrives: the run ends with status 3 and a checkpoint of its last step.
+static void a_signal_at_any_point_of_a_step_loses_nothing(void) {
+    for (int i = 0; i < 5; i++) {
+        int ranks = i < 3 ? 1 : 2;
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char fault[40];
+        double step = 0;
+        FORMAT(fault, "FAULT=signal:%d:5:%d", i == 4, i < 3 ? i + 1 : 1);
+        ranks_train(&r, &d, ranks, fault, "run", "--steps 12 --batch-size 2");
+        log_records(&d, "run", "train", "step", &step);
+        EXPECT(r.status == (step < 12 ? EXIT_SIGNALLED : EXIT_DONE) && (step == 5 || i == 2),
+               "%s: status %d at step %g, %.300s", fault, r.status, step, r.err);
+        run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
+        EXPECT(atoi(r.out + strlen("step_")) == (int)step, "%s: stopped at step %g, saved are %.100s", fault, step,
+               r.out);
         test_remove_directory(&d.dir);
     }
 }
@@ -555,6 +622,8 @@ static const Test ranks_program_tests[] = {
      a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
     {"a signal to one rank, to all or to the launcher leaves a checkpoint",
      a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
+    {"all ranks save when the clock of rank 0 says so", all_ranks_save_when_the_clock_of_rank_0_says_so},
+    {"a signal at any point of a step loses nothing", a_signal_at_any_point_of_a_step_loses_nothing},
     {"ranks that are not alike are refused, with what differs", ranks_that_are_not_alike_are_refused},
     {"a gradient that is not a number on one rank is left out by all",
      a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},

@@ -171,6 +171,46 @@ static void a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter(v
     EXPECT(guard_judge(&g, 1e9, 1e9, 0.1, 0.1).apply, "skipped without a z");
 }
 
+// Judges `steps` losses (or gradient norms) around `level`, with a NaN now and then; returns how many were skipped.
+static int judge_level(Guard *g, bool loss, double level, double noise, double z, int steps, TestRandom *r) {
+    int skipped = 0;
+    for (int i = 0; i < steps; i++) {
+        double x = i % 50 == 7 ? NAN : level + noise * test_random_real(r), other = 1 + 0.01 * test_random_real(r);
+        Verdict v = loss ? guard_judge(g, x, other, z, 0) : guard_judge(g, other, x, 0, z);
+        skipped += v.finite && !v.apply;
+    }
+    return skipped;
+}
+
+static void a_lasting_shift_ends_the_skipping_and_an_outlier_does_not(void) {
+    static const struct {
+        double noise, z, to, more; // more: noise at the new level
+    } cases[] = {{0.02, 7, 3.6, 0.02}, {0.02, 3, 3.6, 0.02}, {0, 7, 3.6, 0}, {0.02, 3, 1e30, 0}, {0.02, 3, 3.1, 0.05}};
+    for (int k = 0; k < 10; k++) {
+        TestRandom r = {(uint64_t)k};
+        Guard g;
+        memset(&g, 0, sizeof(g));
+        bool loss = k % 2;
+        double noise = cases[k / 2].noise, z = cases[k / 2].z, to = cases[k / 2].to, more = cases[k / 2].more;
+        const SpikeDetector *d = loss ? &g.loss : &g.grad_norm;
+        EXPECT(judge_level(&g, loss, 3, noise, z, 1500, &r) == 0, "case %d: skipped without a shift", k);
+        SpikeDetector before = *d;
+        int out = judge_level(&g, loss, 1e300, 0, z, 1, &r); // one outlier is skipped and leaves no trace
+        EXPECT(out == 1 && memcmp(before.window, d->window, sizeof(before.window)) == 0, "case %d: an outlier", k);
+        judge_level(&g, loss, 3, noise, z, 1, &r);
+        int skipped = judge_level(&g, loss, to, more, z, 1500, &r);
+        EXPECT(skipped >= (k / 2 < 4 ? SKIP_LIMIT : 1) && skipped <= 2 * SKIP_LIMIT,
+               "case %d: %d of 1500 steps skipped after the shift", k, skipped);
+        EXPECT(judge_level(&g, loss, to, more, z, 300, &r) == 0, "case %d: the new level is still skipped", k);
+        EXPECT(judge_level(&g, loss, to * 1.5, 0, z, 1, &r) == 1, "case %d: at the new level nothing is skipped", k);
+    }
+    Guard g = guard_with(200); // three skipped for each that is applied: neither in a row, nor for ever
+    int steps = 0;
+    while (steps < 1000 && !guard_judge(&g, steps % 4 ? 100 : 3, 0.5, 7, 0).shift) steps++;
+    EXPECT(steps >= 2 * SKIP_LIMIT - 4 && steps <= 2 * SKIP_LIMIT + 4, "three of four were skipped for %d steps",
+           steps);
+}
+
 static void the_state_comes_back_bit_for_bit(void) {
     static const int counts[] = {0, 1, 128, 1000, 1700};
     for (int k = 0; k < 5; k++) {
@@ -198,8 +238,8 @@ static void the_state_comes_back_bit_for_bit(void) {
             EXPECT(same || (isnan(a.loss_z) && isnan(b.loss_z)), "%d steps and %d more: z %.17g and %.17g", counts[k],
                    i, a.loss_z, b.loss_z);
         }
-        EXPECT(g.skipped == h.skipped && g.not_finite == h.not_finite && g.loss.judged == h.loss.judged &&
-                   g.grad_norm.spikes == h.grad_norm.spikes,
+        EXPECT(g.skipped == h.skipped && g.skip_excess == h.skip_excess && g.not_finite == h.not_finite &&
+                   g.loss.judged == h.loss.judged && g.grad_norm.spikes == h.grad_norm.spikes,
                "%d steps: the counts differ", counts[k]);
         cJSON_Delete(json), cJSON_Delete(parsed), cJSON_Delete(again);
         free(text), free(again_text);
@@ -250,7 +290,18 @@ static void a_state_of_another_make_is_refused(void) {
         DETECTOR("5", "2", "null"),
     };
     Guard g = guard_with(3), before = g;
+    static const char *const excess[] = {"0", "1", "2", "101", "-1", "1.5", "null"}; // of one that was skipped
     char text[60000];
+    for (int i = 0; i < 7; i++) {
+        Guard read;
+        FORMAT(text, "{\"skip_excess\": %s, %s", excess[i], &GUARD("9", "%s", "%s")[1]);
+        char whole[1000];
+        snprintf(whole, sizeof(whole), text, good, good);
+        cJSON *json = json_parse(whole, strlen(whole));
+        EXPECT(guard_from_json(&read, json) == (i < 2), "skip_excess %s in %s", excess[i], whole);
+        EXPECT(i >= 2 || read.skip_excess == i, "skip_excess %s became %d", excess[i], (int)read.skip_excess);
+        cJSON_Delete(json);
+    }
     int count = (int)(sizeof(wrong) / sizeof(wrong[0])),
         detectors = (int)(sizeof(wrong_detectors) / sizeof(wrong_detectors[0]));
     for (int i = 0; i < count + 2 * detectors; i++) {
@@ -497,6 +548,33 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
     test_remove_directory(&d.dir);
 }
 
+// Skipped values do not enter, so with a low limit ever more steps are skipped, until there are too many.
+static void too_many_skipped_steps_are_said_and_end(void) {
+    enum { STEPS = 260 };
+    static TrainRecord records[STEPS];
+    ProgramData d = program_data();
+    ProgramResult r;
+    char options[700];
+    FORMAT(options, "--steps 260 --lr 1e-2 --skip-loss-z 0.001 --skip-grad-z 0.001 2> '%s/said'", d.dir.path);
+    run_trainer(&r, &d, "run", options);
+    EXPECT_STATUS(r, 0);
+    RecordCounts n = read_records(&d, "run", records, STEPS);
+    int excess = 0, shifts = 0;
+    for (int i = 0; i < n.train; i++) {
+        bool wanted = records[i].loss_z >= 0.001 || records[i].grad_z >= 0.001, shift = wanted && excess == SKIP_LIMIT;
+        EXPECT(records[i].skipped == (wanted && !shift), "step %d: skipped %d, %d more than applied", i + 1,
+               records[i].skipped, excess);
+        shifts += shift;
+        excess = shift ? 0 : records[i].skipped ? excess + 1 : max_int(0, excess - 1);
+    }
+    run_command(&r, "cd '%s' && grep -c '\"what\": \"shift\"' run/log.jsonl; grep -c 'a lasting shift' said",
+                d.dir.path);
+    char wanted[40];
+    FORMAT(wanted, "%d\n%d\n", shifts, shifts);
+    EXPECT(shifts > 0 && strcmp(r.out, wanted) == 0, "%d shifts; in the log and on stderr: %s", shifts, r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void detectors_survive_a_resume_bit_for_bit(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -637,11 +715,14 @@ static const Test spikes_tests[] = {
      what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors},
     {"a step is skipped from the threshold on, and its values never enter",
      a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter},
+    {"a lasting shift ends the skipping, and an outlier does not",
+     a_lasting_shift_ends_the_skipping_and_an_outlier_does_not},
     {"the state comes back bit for bit", the_state_comes_back_bit_for_bit},
     {"a state that this program cannot have written is refused", a_state_of_another_make_is_refused},
     {"a step left out leaves weights, moments and their count alone",
      a_step_left_out_leaves_weights_moments_and_their_count_alone},
     {"a run skips what its options say, and the log tells it", a_run_skips_what_its_options_say_and_the_log_tells_it},
+    {"too many skipped steps are said, and end", too_many_skipped_steps_are_said_and_end},
     {"detectors survive a resume bit for bit", detectors_survive_a_resume_bit_for_bit},
     {"a diverged run stops after 10 steps and names the last good checkpoint",
      a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint},

@@ -134,7 +134,7 @@ def check_begun(run, directory):
     for name, value in run.options.items():
         have = said.get(name)
         same = have == value or (isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value))
-        if not same and name not in ("val-every", "stats-every", "checkpoint-every", "keep", "batch-size"):
+        if not same and name not in ("val-every", "stats-every", "checkpoint-every", "checkpoint-minutes", "keep", "batch-size"):
             fail(f"{directory} was begun with --{name} {rundirs.shown(have)}, and the plan says {rundirs.shown(value)}: "
                  f"give another --out, or remove that run", 2)
 
