@@ -1448,12 +1448,16 @@ static int run_train(Run *run) {
 typedef struct {
     char path[PATH_SIZE]; // what the weights are read from: the checkpoint, or else the run's own --init; or empty
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
+    RunLock lock;         // of rank 0, when the run goes on to train
 } Resume;
 
+// A start that trains locks the run before it reads any of it: else another process could add steps in between.
 static Resume resume_find(Options *o) {
     Resume r;
     memset(&r, 0, sizeof(r));
     if (!o->resume) return r;
+    bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
+    if (trains && leads()) r.lock = log_lock(o->out);
     cJSON *run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
@@ -1750,6 +1754,7 @@ int main(int argc, char **argv) {
     memset(&run, 0, sizeof(run));
     comm_open();
     ModelConfig config = configure(&run.options, &resume, argc, argv);
+    run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
     int status = run_mode(&run, argc, argv);
     run_close(&run);

@@ -3,6 +3,7 @@ json.h: JSON text that is exact and the same every time, around cJSON's trees an
 
   cJSON *json_parse(text, size)                the whole text is one value; NULL when not. text[size] must be 0
   char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
+  char  *json_line(item, &size)                the same text on one line, with its newline
   void   json_brief(item, out, out_size)       a value on one line, cut, for messages; no control characters
   bool   printable(string)                     has no control characters
   void   json_add_u64(object, key, value)      a number; beyond 2^53, where doubles have gaps, a decimal string
@@ -81,7 +82,9 @@ static inline void json_print_number(FILE *f, double x) {
     fputs(digits, f);
 }
 
+// depth -1: all on one line.
 static inline void json_print(FILE *f, const cJSON *item, int depth) {
+    int inner = depth < 0 ? -1 : depth + 1;
     if (cJSON_IsString(item)) json_print_string(f, item->valuestring);
     else if (cJSON_IsNumber(item)) json_print_number(f, item->valuedouble);
     else if (cJSON_IsBool(item)) fputs(cJSON_IsTrue(item) ? "true" : "false", f);
@@ -90,28 +93,31 @@ static inline void json_print(FILE *f, const cJSON *item, int depth) {
         fputc(object ? '{' : '[', f);
         for (const cJSON *child = item->child; child; child = child->next) {
             if (object) {
-                fprintf(f, "\n%*s", 2 * (depth + 1), "");
+                if (depth >= 0) fprintf(f, "\n%*s", 2 * inner, "");
                 json_print_string(f, child->string);
                 fputs(": ", f);
             }
-            json_print(f, child, depth + 1);
-            if (child->next) fputs(object ? "," : ", ", f);
+            json_print(f, child, inner);
+            if (child->next) fputs(object && depth >= 0 ? "," : ", ", f);
         }
-        if (object && item->child) fprintf(f, "\n%*s", 2 * depth, "");
+        if (object && item->child && depth >= 0) fprintf(f, "\n%*s", 2 * depth, "");
         fputc(object ? '}' : ']', f);
     } else fputs("null", f);
 }
 
-static inline char *json_text(const cJSON *item, size_t *size) {
+static inline char *json_printed(const cJSON *item, size_t *size, int depth) {
     char *text = NULL;
     FILE *f = open_memstream(&text, size);
     CHECK(f != NULL, "out of memory for a JSON text");
-    json_print(f, item, 0);
+    json_print(f, item, depth);
     fputc('\n', f);
     bool failed = ferror(f) != 0;
     CHECK(fclose(f) == 0 && !failed, "out of memory for a JSON text");
     return text;
 }
+
+static inline char *json_text(const cJSON *item, size_t *size) { return json_printed(item, size, 0); }
+static inline char *json_line(const cJSON *item, size_t *size) { return json_printed(item, size, -1); }
 
 // A name out of a file may go into a message of one line.
 static inline bool printable(const char *s) {

@@ -172,6 +172,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
     } else if (strcmp(action, "create") == 0 || strcmp(action, "resume") == 0) {
         Log *log = (Log *)checked_calloc(1, sizeof(Log));
         cJSON *run = cJSON_CreateObject();
+        cJSON_AddStringToObject(run, "by", more);
         if (*action == 'c') log_create(log, path, run);
         else log_resume(log, path, strtoll(more, NULL, 10));
         cJSON_Delete(run);
@@ -1275,6 +1276,71 @@ static void ckpt_test_run_directories(void) {
     test_remove_directory(&d);
 }
 
+// The one that the log names by its first record has written run.json, and the other has changed nothing.
+static void ckpt_test_simultaneous_starts(void) {
+    enum { TRIES = 60 };
+    TestDirectory d = test_make_directory();
+    static ProgramResult r;
+    run_command(
+        &r,
+        "for try in $(seq %d); do for n in 1 2; do { %s --child checkpoint-create '%s/run'$try $n 2>> '%s/err'; } "
+        "& done; wait; done",
+        TRIES, ckpt_self(), d.path, d.path);
+    EXPECT(r.status == 0, "status %d: %s", r.status, r.err);
+    for (int try_count = 1; try_count <= TRIES; try_count++) {
+        CkptPath dir = ckpt_path("%s/run%d", d.path, try_count);
+        double step = 0;
+        size_t size = 0;
+        char *text = ckpt_read_file(ckpt_path("%s/log.jsonl", dir.text).text, &size);
+        cJSON *run = log_read_run_json(dir.text), *record = cJSON_Parse(text);
+        const char *by = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(run, "by"));
+        EXPECT(json_get_number(record, "step", &step) && by && strtod(by, NULL) == step - 1 && count_lines(text) == 1,
+               "try %d: run.json is by start %s, the log by start %g: %s", try_count, by ? by : "?", step - 1, text);
+        EXPECT(ckpt_count_entries(dir.text) == 2, "try %d: something was left behind", try_count);
+        cJSON_Delete(run);
+        cJSON_Delete(record);
+        free(text);
+    }
+    char lines[16384];
+    test_read_file(ckpt_path("%s/err", d.path).text, lines, sizeof(lines));
+    int refused = 0;
+    for (char *line = strtok(lines, "\n"); line; line = strtok(NULL, "\n")) {
+        EXPECT(strstr(line, "another process is running this run") || strstr(line, "has a run already"), "%s", line);
+        refused++;
+    }
+    EXPECT(refused == TRIES, "%d of %d starts were refused", refused, TRIES);
+    test_remove_directory(&d);
+}
+
+static void ckpt_test_start_that_is_locked_out(void) {
+    TestDirectory d = test_make_directory();
+    CkptPath dir = ckpt_path("%s/run", d.path), temporary = ckpt_path("%s/run/run.json.tmp", d.path);
+    make_directories(dir.text);
+    int fd = log_lock_file(dir.text, temporary.text, O_CREAT); // another start, before it writes
+    file_write(fd, "x", 1, temporary.text);
+    ckpt_refused("create", dir.text, "", "another process is running this run");
+    struct stat st;
+    EXPECT(fstat(fd, &st) == 0 && st.st_size == 1 && ckpt_count_entries(dir.text) == 1, "the loser changed something");
+    close(fd); // it died: what it left is no obstacle
+    ckpt_accepted("create", dir.text, "", "");
+    EXPECT(ckpt_count_entries(dir.text) == 2, "something was left behind");
+
+    Log *log = (Log *)checked_calloc(1, sizeof(Log));
+    cJSON *run = log_read_run_json(dir.text);
+    log->lock = log_lock(dir.text);
+    for (int i = 0; i < 3; i++) {
+        log_write_run(log, dir.text, run);
+        ckpt_refused("resume", dir.text, "", "another process is running this run");
+        ckpt_refused("create", dir.text, "", "has a run already");
+        EXPECT(ckpt_count_entries(dir.text) == 2, "something was left behind");
+    }
+    cJSON_Delete(run);
+    log_close(log);
+    free(log);
+    ckpt_accepted("resume", dir.text, "", "");
+    test_remove_directory(&d);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------
 
 static const Test checkpoint_tests[] = {
@@ -1308,6 +1374,9 @@ static const Test checkpoint_tests[] = {
     {"a log record is one line of valid JSON", ckpt_test_log_records},
     {"a resumed log drops a torn line and the records after its checkpoint", ckpt_test_log_resume},
     {"a directory that is a run is not started anew, and one that is none is not resumed", ckpt_test_run_directories},
+    {"of two simultaneous first starts one has the run, and the other changes nothing", ckpt_test_simultaneous_starts},
+    {"a start that is locked out changes nothing, and a new run.json keeps the lock",
+     ckpt_test_start_that_is_locked_out},
 };
 enum { CHECKPOINT_TEST_COUNT = sizeof(checkpoint_tests) / sizeof(checkpoint_tests[0]) };
 #endif

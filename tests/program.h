@@ -201,6 +201,27 @@ static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) 
     test_remove_directory(&d.dir);
 }
 
+// Else it could read a checkpoint, wait for the process that goes on from there, and take back what that has done.
+static void a_resume_locks_the_run_before_it_reads_it(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    Log *log = (Log *)checked_calloc(1, sizeof(Log));
+    char path[600];
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    FORMAT(path, "%s/run", d.dir.path);
+    log->lock = log_lock(path);
+    run_command(&r, "rm -r '%s/checkpoints/step_00000002' && mkdir '%s/checkpoints/step_00000002'", path, path);
+    run_command(&r, "%s --out '%s' --resume --steps 3", test_program(), path);
+    EXPECT_ONE_LINE(r, 1, "another process is running this run");
+    EXPECT(r.out[0] == 0, "stdout: %.300s", r.out);
+    log_close(log);
+    free(log);
+    run_command(&r, "%s --out '%s' --resume --steps 3", test_program(), path);
+    EXPECT(r.status == 1 && strstr(r.err, "no checkpoint that is whole"), "status %d: %.300s", r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
 static void a_run_without_a_checkpoint_starts_again_and_says_so(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -561,6 +582,7 @@ static const Test program_tests[] = {
      matched_parameters_survive_a_resume},
     {"a run is never started or resumed silently in the wrong place",
      a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
+    {"a resume locks the run before it reads it", a_resume_locks_the_run_before_it_reads_it},
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
     {"the log has a record of every step and validation, and --eval agrees with it",
      the_log_has_a_record_of_every_step_and_validation},
