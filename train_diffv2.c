@@ -980,6 +980,7 @@ typedef struct {
     Model model;
     Model speaker; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
+    uint64_t val_fingerprint;
     Speech speech;
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
@@ -1077,13 +1078,18 @@ static void run_checkpoint(Run *run) {
     run->saved_at = now_seconds();
 }
 
+// Windows that a validation reads: the first ones of the shards.
+static uint64_t run_validation_windows(const Run *run) {
+    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)run->model.B;
+    return windows < run->val.window_count ? windows : run->val.window_count;
+}
+
 // Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the
 // means.
 static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->B, T = model->T;
-    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)B, mine = (uint64_t)comm_rank() * (uint64_t)B;
-    if (windows > run->val.window_count) windows = run->val.window_count;
+    uint64_t windows = run_validation_windows(run), mine = (uint64_t)comm_rank() * (uint64_t)B;
     double sum = 0;
     watch_phase(PHASE_VALIDATION);
     dataloader_start(&run->val, 0);
@@ -1104,8 +1110,12 @@ static double run_validate(Run *run, double *by_position) {
 
 static void run_log_validation(Run *run) {
     double loss = run_validate(run, NULL);
+    char fingerprint[24];
+    FORMAT(fingerprint, "%" PRIu64, run->val_fingerprint);
     log_begin(&run->log, "val", run->step);
     log_number(&run->log, "loss", loss);
+    log_integer(&run->log, "windows", (int64_t)run_validation_windows(run)); // losses over others do not compare
+    log_string(&run->log, "data_fingerprint", fingerprint);
     log_end(&run->log);
     progress_break();
     printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, signless_nan(loss),
@@ -1606,8 +1616,10 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
 // Ranks on machines of their own may see other files under the same name.
 static void run_compare_data(const Run *run) {
     char text[200];
-    FORMAT(text, "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64 "\n",
-           run->fingerprint, run->val.window_count);
+    FORMAT(text,
+           "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64
+           "\nthe-fingerprint-of-the-validation-data %016" PRIx64 "\n",
+           run->fingerprint, run->val.window_count, run->val_fingerprint);
     ranks_compare(text, "all ranks must see the same files under --train-data and --val-data", EXIT_FAILED);
 }
 
@@ -1654,6 +1666,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.sharding.count),
                                            sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
+    if (run->val.shard_count) run->val_fingerprint = dataloader_fingerprint(&run->val);
     run_compare_data(run);
     if (speaks) model_alloc(&run->speaker, &run->model);
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));

@@ -138,7 +138,7 @@ static inline double source_epochs(const Source *s, double windows) {
     return windows * s->weight / (double)s->window_count;
 }
 
-// For run.json; `windows` are those that the run reads, 0 when that is not known.
+// For run.json, after dataloader_fingerprint; `windows` are those that the run reads, 0 when that is not known.
 static inline cJSON *dataloader_description(const DataLoader *l, double windows) {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < l->source_count; i++) {
@@ -150,6 +150,7 @@ static inline cJSON *dataloader_description(const DataLoader *l, double windows)
         cJSON_AddNumberToObject(item, "shards", (double)s->shard_count);
         cJSON_AddNumberToObject(item, "tokens", (double)s->token_count);
         cJSON_AddNumberToObject(item, "windows", (double)s->window_count);
+        json_add_u64(item, "fingerprint", s->fingerprint);
         if (windows > 0) cJSON_AddNumberToObject(item, "epochs", source_epochs(s, windows));
         if (s->vocab_size) cJSON_AddNumberToObject(item, "vocab_size", s->vocab_size);
         if (s->separator.token >= 0) separator = cJSON_AddObjectToObject(item, "separator");

@@ -132,9 +132,9 @@ static void run_evaluate(Run *run) {
     cJSON *json = cJSON_CreateObject();
     cJSON_AddNumberToObject(json, "loss", loss);
     cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
-    uint64_t seen = (uint64_t)o->val_steps * (uint64_t)run->model.B;
-    seen = seen < run->val.window_count ? seen : run->val.window_count;
+    uint64_t seen = run_validation_windows(run);
     json_add_u64(json, "windows", seen);
+    json_add_u64(json, "data_fingerprint", run->val_fingerprint);
     json_add_u64(json, "seed", o->seed);
     if (comm_ranks() == 1) evaluate_model(run, seen, json);
     else printf("recall and attention are for one process to measure, not for %d ranks\n", comm_ranks());

@@ -293,6 +293,50 @@ static void the_log_has_a_record_of_every_step_and_validation(void) {
     test_remove_directory(&d.dir);
 }
 
+// A field of the first source of run.json's validation data, or of a file of --eval; 0 when it is not there.
+static uint64_t fingerprint_in(const ProgramData *d, const char *name, bool of_run) {
+    char path[600], text[65536];
+    FORMAT(path, "%s/%s", d->dir.path, name);
+    test_read_file(path, text, sizeof(text));
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(json, "data");
+    const cJSON *source = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(data, "val"), 0);
+    uint64_t fingerprint = 0;
+    json_get_u64(of_run ? source : json, of_run ? "fingerprint" : "data_fingerprint", &fingerprint);
+    cJSON_Delete(json);
+    return fingerprint;
+}
+
+// Validation losses compare only over the same windows of the same data: the report reads these fields.
+static void a_validation_says_what_it_has_read(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char options[700], said[64];
+    for (int i = 0; i < 2; i++) { // 12 windows asked for; then more than there are
+        FORMAT(options, "--steps 2 --val-data '%s/val.bin' --val-every 1 --val-steps %d", d.dir.path, i ? 1000000 : 3);
+        run_trainer(&r, &d, i ? "all" : "few", options);
+        EXPECT_STATUS(r, 0);
+    }
+    double few = 0, all = 0;
+    log_records(&d, "few", "val", "windows", &few);
+    log_records(&d, "all", "val", "windows", &all);
+    uint64_t fingerprint = fingerprint_in(&d, "few/run.json", true);
+    EXPECT(few == 12 && all > 12 && all < 4e6, "%g and %g windows of validation", few, all);
+    FORMAT(said, "\"data_fingerprint\": \"%" PRIu64 "\"", fingerprint);
+    run_command(&r, "grep '\"val\"' '%s/few/log.jsonl' | grep -c '%s'", d.dir.path, said);
+    EXPECT(fingerprint && atoi(r.out) == 3, "%d records of validation have %s", atoi(r.out), said);
+    for (int i = 0; i < 2; i++) { // --eval, of the same data and of other data
+        run_command(&r,
+                    "%s --init '%s/few/checkpoints/step_00000002' --eval --val-data '%s/%s.bin' --eval-out '%s/eval'",
+                    test_program(), d.dir.path, d.dir.path, i ? "train" : "val", d.dir.path);
+        EXPECT_STATUS(r, 0);
+        bool same = fingerprint_in(&d, "eval", false) == fingerprint;
+        EXPECT(same == (i == 0), "--eval on %s data: %s fingerprint", i ? "other" : "the same",
+               same ? "that" : "another");
+    }
+    test_remove_directory(&d.dir);
+}
+
 // The same windows make the update, so only rounding may differ.
 static void losses_do_not_depend_on_the_micro_batch(void) {
     ProgramData d = program_data();
@@ -586,6 +630,7 @@ static const Test program_tests[] = {
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
     {"the log has a record of every step and validation, and --eval agrees with it",
      the_log_has_a_record_of_every_step_and_validation},
+    {"a validation says which data and how many windows it has read", a_validation_says_what_it_has_read},
     {"losses do not depend on the micro-batch", losses_do_not_depend_on_the_micro_batch},
     {"200 steps of tiny learn a grammar to near its entropy and not below",
      tiny_learns_a_grammar_down_to_near_its_entropy},

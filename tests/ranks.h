@@ -439,6 +439,13 @@ static void ranks_that_are_not_alike_are_refused(void) {
                 "mpirun -q -n 1 %s %s : -n 1 sh -c 'cd other && exec \"$@\"' sh %s %s %s",
                 d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 1, "the-fingerprint-of-the-training-data is '");
+    run_command(
+        &r,
+        "cd '%s' && %s && mkdir more && cp train.bin more && cp train.bin val.bin && cp other/train.bin more/val.bin "
+        "&& "
+        "mpirun -q -n 1 %s %s --val-data val.bin : -n 1 sh -c 'cd more && exec \"$@\"' sh %s %s --val-data val.bin %s",
+        d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
+    EXPECT_ONE_LINE(r, 1, "the-fingerprint-of-the-validation-data is '");
     run_command(&r, "cd '%s' && %s && mpirun -q -n 3 %s %s --batch-sizes 3 %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "unknown option --batch-sizes"); // once, though all three say it
