@@ -10,6 +10,7 @@ start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program wi
 the root of the repository. Compiled with -DREAL=double it tests the mathematics alone, and differentiates the whole
 model: what the program does with files and processes is tested with the build that people run.
 */
+#include "tests/small_sizes.h"
 #define main train_diffv2_main
 #include "train_diffv2.c"
 #undef main

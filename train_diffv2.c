@@ -31,6 +31,15 @@ very file with CUDA operations instead.
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
 
+// Sizes of pieces of work, which tests make small (tests/small_sizes.h): elements of a tensor that are drawn at a time,
+#ifndef INIT_CHUNK
+#define INIT_CHUNK ((size_t)1 << 20)
+#endif
+// and rows of logits that are computed at a time: 64 MiB of them keep the GEMM at full speed
+#ifndef LOGIT_ROWS
+#define LOGIT_ROWS(row_bytes) max_size(64, ((size_t)64 << 20) / (row_bytes))
+#endif
+
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
@@ -257,7 +266,6 @@ static size_t group_grads_count(const Model *model, size_t *layer_count) {
 // --zero `zero` says; allocates nothing but lists.
 static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                             int rank, int ranks, int zero) {
-    const size_t logit_bytes = (size_t)64 << 20; // a chunk of logits this large keeps the GEMM at full speed
     memset(model, 0, sizeof(*model));
     model->config = *config;
     model->dims = attention_dims(config);
@@ -268,8 +276,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->purpose = purpose;
     model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
-    size_t rows = max_size(64, logit_bytes / ((size_t)model->Vp * sizeof(floatX)));
-    model->logit_rows = (int)min_size((size_t)B * (size_t)T, rows);
+    model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
     Arena count = {NULL, 0};
     activations_carve(model, &count);
@@ -362,9 +369,8 @@ static void model_free(Model *model, bool owns_params) {
 // Initial values: a function of (seed, tensor name, element) alone.
 static void model_init(Model *model, uint64_t seed) {
     const Sharding *mine = model->sharding.level ? &model->sharding : NULL;
-    enum { CHUNK = 1 << 20 };
-    floatX *host = (floatX *)checked_calloc(CHUNK, sizeof(floatX));
-    real *exact = (real *)checked_calloc(CHUNK, sizeof(real));
+    floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
+    real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
@@ -374,8 +380,8 @@ static void model_init(Model *model, uint64_t seed) {
                      : init == INIT_NORMAL ? 0.02
                      : init == INIT_WIDE   ? 0.1
                                            : 0;
-        for (size_t begin = 0; begin < t->count; begin += CHUNK) {
-            size_t count = min_size(CHUNK, t->count - begin);
+        for (size_t begin = 0; begin < t->count; begin += INIT_CHUNK) {
+            size_t count = min_size(INIT_CHUNK, t->count - begin);
 #pragma omp parallel for schedule(static)
             for (size_t e = 0; e < count; e++) {
                 float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));

@@ -16,7 +16,13 @@ All ranks call checksums_build and checksums_verify together, and each reads its
 #include "files.h"
 #include "json.h"
 
-enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
+#ifndef CHECKSUM_CHUNK
+#define CHECKSUM_CHUNK (64 << 20) // bytes of a file that have one checksum: part of the format
+#endif
+#ifndef CHECKSUM_PIECE
+#define CHECKSUM_PIECE (64 << 10) // bytes that are read at a time
+#endif
+enum { CHECKPOINT_STATE_LIMIT = 256 << 20 };
 
 static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                                "tokenizer.bin", "tokenizer.json"};

@@ -24,7 +24,12 @@ pass through CHECKPOINT_STAGING bytes of host memory.
 #include "safetensors_writer.h"
 #include "sharding.h"
 
-enum { CHECKPOINT_STAGING = 16 << 20 };
+#ifndef CHECKPOINT_STAGING
+#define CHECKPOINT_STAGING (16 << 20) // a multiple of 8
+#endif
+#ifndef CHECKPOINT_PIECE
+#define CHECKPOINT_PIECE 4096 // elements that are looked at together
+#endif
 
 typedef struct {
     const ModelConfig *config;
@@ -193,8 +198,7 @@ static inline void checkpoint_save_weights(const char *path, const CheckpointBuf
 }
 
 static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
-    enum { PIECE = 4096 };
-    float piece[PIECE];
+    float piece[CHECKPOINT_PIECE];
     double broken = 0;
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
@@ -203,8 +207,8 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
                 buffer_download(checkpoint_staging(), b->params + r.at + done, n * sizeof(floatX));
-                for (size_t e = 0; e < n; e += PIECE) { // as the file has them
-                    size_t count = min_size(PIECE, n - e);
+                for (size_t e = 0; e < n; e += CHECKPOINT_PIECE) { // as the file has them
+                    size_t count = min_size(CHECKPOINT_PIECE, n - e);
                     convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX),
                                      count);
                     for (size_t k = 0; k < count; k++) broken += !isfinite(piece[k]);

@@ -10,7 +10,12 @@ comm_mpi.h: comm.h for operations on the CPU, over MPI.
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
 
-enum { COMM_QUEUE = 4096 }; // operations begun and not done; beyond that the beginner waits
+#ifndef COMM_QUEUE
+#define COMM_QUEUE 4096 // operations begun and not done; beyond that the beginner waits
+#endif
+#ifndef COMM_BLOCK
+#define COMM_BLOCK 2048 // elements that are summed at a time
+#endif
 
 typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST } CommKind;
 typedef struct {
@@ -54,10 +59,9 @@ static inline void comm_finish_request(MPI_Request *request) {
 
 // out = (or +=) the sum of the pieces in the order of ranks
 static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks, size_t piece, bool add) {
-    enum { BLOCK = 2048 };
-    grad_t sum[BLOCK];
-    for (size_t begin = 0; begin < piece; begin += BLOCK) {
-        size_t n = min_size(BLOCK, piece - begin);
+    grad_t sum[COMM_BLOCK];
+    for (size_t begin = 0; begin < piece; begin += COMM_BLOCK) {
+        size_t n = min_size(COMM_BLOCK, piece - begin);
         memcpy(sum, pieces + begin, n * sizeof(grad_t));
         for (int r = 1; r < ranks; r++) {
             const grad_t *next = pieces + (size_t)r * piece + begin;

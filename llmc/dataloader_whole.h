@@ -6,6 +6,10 @@ differs, and what it is in words.
 #define LLMC_DATALOADER_WHOLE_H
 #include "dataloader.h"
 
+#ifndef FIRST_TOKENS_PIECE
+#define FIRST_TOKENS_PIECE 65536 // tokens that are read at a time
+#endif
+
 // out[0..count) = the first tokens of the shards in file order, across shards, each token once.
 static inline void dataloader_first_tokens(const DataLoader *l, int *out, size_t count) {
     CHECK(count <= l->token_count,
@@ -13,14 +17,13 @@ static inline void dataloader_first_tokens(const DataLoader *l, int *out, size_t
           "--seq-len",
           count, l->shards[0].path, l->token_count);
     char error[DATALOADER_ERROR_BYTES];
-    size_t chunk = 65536;
-    void *raw = checked_calloc(chunk, sizeof(uint32_t));
+    void *raw = checked_calloc(FIRST_TOKENS_PIECE, sizeof(uint32_t));
     for (size_t i = 0, done = 0; done < count; i++) {
         const Shard *s = &l->shards[i];
         int fd = shard_open(s, error);
         CHECK(fd >= 0, "%s", error);
         for (size_t at = 0; at < s->token_count && done < count;) {
-            size_t n = min_size(chunk, min_size(s->token_count - at, count - done));
+            size_t n = min_size(FIRST_TOKENS_PIECE, min_size(s->token_count - at, count - done));
             CHECK(shard_read_tokens(s, fd, at, n, l->V, raw, out + done, error), "%s", error);
             at += n, done += n;
         }

@@ -20,11 +20,14 @@ Functions without a result end the program through CHECK with the path and the s
 #include "common.h"
 
 enum { PATH_SIZE = 4096 };
+#ifndef FILE_PIECE
+#define FILE_PIECE ((size_t)1 << 30) // bytes of one call: Linux moves less than 2 GiB at a time
+#endif
 
 static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
     char *p = (char *)to;
     while (bytes) {
-        ssize_t n = pread(fd, p, min_size(bytes, 1 << 30), (off_t)offset);
+        ssize_t n = pread(fd, p, min_size(bytes, FILE_PIECE), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENODATA;
         if (n <= 0) return false;
@@ -71,7 +74,7 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
 static inline void file_write(int fd, const void *from, size_t bytes, const char *path) {
     const char *p = (const char *)from;
     while (bytes) {
-        ssize_t n = write(fd, p, min_size(bytes, 1 << 30));
+        ssize_t n = write(fd, p, min_size(bytes, FILE_PIECE));
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
         p += n, bytes -= (size_t)n;
@@ -81,7 +84,7 @@ static inline void file_write(int fd, const void *from, size_t bytes, const char
 static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t offset, const char *path) {
     const char *p = (const char *)from;
     while (bytes) {
-        ssize_t n = pwrite(fd, p, min_size(bytes, 1 << 30), (off_t)offset);
+        ssize_t n = pwrite(fd, p, min_size(bytes, FILE_PIECE), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
         p += n, bytes -= (size_t)n, offset += (uint64_t)n;

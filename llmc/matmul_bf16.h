@@ -61,7 +61,9 @@ typedef struct {
     dnnl_memory_t A, B, C;
 } Bf16Product;
 
-enum { BF16_PRODUCTS = 64 }; // a model has fewer shapes than that; the oldest makes room for more
+#ifndef BF16_PRODUCTS
+#define BF16_PRODUCTS 64 // a model has fewer shapes than that; the oldest makes room for more
+#endif
 
 static struct {
     dnnl_engine_t engine;

@@ -17,6 +17,10 @@ All ranks call them together. One rank: nothing to compare.
 #include "options.h"
 #include "revision.h"
 
+#ifndef RANKS_PIECE
+#define RANKS_PIECE ((size_t)1 << 20) // bytes that are hashed at a time
+#endif
+
 static inline void ranks_compare(const char *text, const char *remedy, int status) {
     if (comm_ranks() == 1) return;
     size_t size = strlen(text) + 1, wanted_size = size;
@@ -74,13 +78,12 @@ typedef struct {
 } RankBuffer;
 
 static inline uint64_t ranks_hash(const char *data, size_t bytes) {
-    enum { PIECE = 1 << 20 };
     static char *host;
-    if (!host) host = (char *)checked_calloc(PIECE, 1);
+    if (!host) host = (char *)checked_calloc(RANKS_PIECE, 1);
     XXH3_state_t *state = XXH3_createState();
     CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for a hash");
     for (size_t at = 0, n; at < bytes; at += n) {
-        n = min_size(PIECE, bytes - at);
+        n = min_size(RANKS_PIECE, bytes - at);
         buffer_download(host, data + at, n);
         XXH3_64bits_update(state, host, n);
     }

@@ -777,6 +777,30 @@ static void ckpt_test_round_trip(void) {
     test_remove_directory(&d);
 }
 
+// One weight at a time, so in every piece of every chunk, the last ones too.
+static void ckpt_test_finite(void) {
+    ModelConfig config = ckpt_config("diff_v1", false);
+    config.V = 61;
+    CkptModel m = ckpt_model_of(config, 10);
+    const CheckpointBuffers *b = ckpt_buffers(&m);
+    static const floatX broken[] = {(floatX)NAN, (floatX)INFINITY, -(floatX)INFINITY};
+    size_t chunk = CHECKPOINT_STAGING / sizeof(floatX), largest = 0;
+    EXPECT(checkpoint_weights_finite(b), "good weights are taken for broken ones");
+    for (int i = 0; i < m.list.count; i++) {
+        const Tensor *t = &m.list.tensors[i];
+        largest = max_size(largest, t->count);
+        for (size_t e = 0; e < t->count; e++) {
+            floatX *w = m.b.params + t->offset + e, kept = *w;
+            *w = broken[e % 3];
+            EXPECT(!checkpoint_weights_finite(b), "%g in element %zu of %s is not seen", (double)*w, e, t->name);
+            *w = kept;
+        }
+    }
+    EXPECT(largest > chunk && largest % chunk > CHECKPOINT_PIECE && chunk % CHECKPOINT_PIECE,
+           "no tensor has several chunks of several pieces: the largest has %zu elements", largest);
+    ckpt_model_free(&m);
+}
+
 static void ckpt_test_same_bytes(void) {
     TestDirectory d = test_make_directory(), e = test_make_directory();
     ckpt_save(d.path, 7, 1);
@@ -1360,6 +1384,7 @@ static const Test checkpoint_tests[] = {
     {"a Llama's config.json is read with Llama's defaults", ckpt_test_config_defaults},
     {"what the model does not have is refused by key and value", ckpt_test_config_refusals},
     {"a checkpoint comes back bit for bit", ckpt_test_round_trip},
+    {"a weight that is not finite is seen wherever it is", ckpt_test_finite},
     {"two checkpoints of the same are the same bytes", ckpt_test_same_bytes},
     {"trainer_state.json ends in the checksums of all files and its own", ckpt_test_state_format},
     {"a file of more than one chunk has a digest of each", ckpt_test_digests_of_chunks},

@@ -8,9 +8,12 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
     signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
-Buckets are small, so that the groups of a tiny model have several.
+Pieces of work are small, so that a tiny model has several of each (small_sizes.h); here also the buckets of a group and
+the parts of a file that have checksums of their own.
 */
+#include "small_sizes.h"
 #define BUCKET_ELEMENTS ((size_t)1024)
+#define CHECKSUM_CHUNK 5000
 #include "../llmc/common.h"
 #include "../llmc/ops.h"
 #include "../llmc/comm.h"

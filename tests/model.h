@@ -561,9 +561,9 @@ static void clipping_scales_to_the_limit(void) {
 }
 
 // One update of a model against the textbook, tensor by tensor: decay on matrices only, the clipped gradient.
-static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void) {
+static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant);
     Model model;
     case_open(&model, &config, mc->B, mc->T, FOR_TRAINING);
     case_randomise(&model, 7);
@@ -575,6 +575,7 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
     options_defaults(&o);
     o.grad_clip = 0.01;
     o.eps = 1e-3; // not small beside the gradients, so that their scale is seen
+    o.beta1 = 0.8, o.beta2 = 0.7;
     double grad_norm = model_grad_norm(&model);
     model_update(&model, &o, lr, 1, grad_norm);
     EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", grad_norm);
@@ -584,8 +585,12 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
             double g = (double)model.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
             double decay = t->ndim == 2 ? o.weight_decay : 0;
             double expected = w - lr * (g / (fabs(g) + o.eps) + decay * w); // the first step: m^ = g, sqrt(v^) = |g|
-            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s: %g became %g, not %g",
-                   t->name, w, (double)model.params[e], expected);
+            EXPECT(fabs((double)model.params[e] - expected) <= 1e-6 * fabs(w) + 1e-7, "%s, %s: %g became %g, not %g",
+                   variant->name, t->name, w, (double)model.params[e], expected);
+            double m = (1 - o.beta1) * g, v = (1 - o.beta2) * g * g;
+            EXPECT(fabs((double)model.m[e] - m) <= 1e-6 * fabs(m) && fabs((double)model.v[e] - v) <= 1e-6 * v,
+                   "%s, %s: moments %g and %g, not %g and %g", variant->name, t->name, (double)model.m[e],
+                   (double)model.v[e], m, v);
         }
     }
     model.grads[3] = (grad_t)NAN;
@@ -595,6 +600,62 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
     free(tokens);
     options_free(&o);
     case_close(&model);
+}
+
+static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) expect_decay_of_matrices_only(&attention_variants[v]);
+    for (int r = 0; r < TENSOR_ROW_COUNT; r++) // also of tensors that no variant here has
+        EXPECT(tensor_rows[r].decay == (tensor_rows[r].shape[1] != DIM_NONE), "the table says decay %d for %s",
+               tensor_rows[r].decay, tensor_rows[r].name);
+}
+
+// Each value by itself: drawing a tensor in pieces, or beside others, must not show.
+static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
+        Model model;
+        size_t pieces = 0;
+        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
+        model_alloc(&model, NULL);
+        model_init(&model, 17);
+        for (int i = 0; i < model.tensors.count; i++) {
+            const Tensor *t = &model.tensors.tensors[i];
+            static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
+            double mean = t->row->init == INIT_ONE      ? 1
+                          : t->row->init == INIT_LAMBDA ? lambda_init(t->layer)
+                                                        : 0,
+                   deviation = deviations[t->row->init] / (t->row->init == INIT_RESIDUAL ? sqrt(2.0 * config.L) : 1);
+            pieces = max_size(pieces, (t->count + INIT_CHUNK - 1) / INIT_CHUNK);
+            for (size_t e = 0; e < t->count; e++) {
+                floatX want = (floatX)(float)(mean + deviation * random_normal(random_key(t->name, 17), e));
+                EXPECT(model.params[t->offset + e] == want, "%s: element %zu of %s is %g, not %g",
+                       attention_variants[v].name, e, t->name, (double)model.params[t->offset + e], (double)want);
+            }
+        }
+        EXPECT(pieces > 2, "no tensor is drawn in several pieces");
+        model_free(&model, true);
+    }
+}
+
+// Counted product by product, and for attention query by query.
+static void a_step_costs_the_flops_of_its_products(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int m = 0; m < MODEL_CASE_COUNT; m++) {
+            const ModelCase *mc = &model_cases[m];
+            ModelConfig c = case_config(mc, &attention_variants[v]);
+            Problem problem;
+            if (model_config_problems(&c, &problem, 1)) continue;
+            Model model;
+            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
+            const AttentionDims *d = &model.dims;
+            double layer = 0, per_row = (double)d->fused_rows * c.C + (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
+            for (int t = 0; t < mc->T; t++) layer += per_row + (double)d->NQ * (t + 1) * (d->QD + d->DV);
+            double want = 3 * 2 * (mc->B * (c.L * layer + (double)mc->T * c.V * c.C)),
+                   got = training_flops(&model, mc->B, mc->T);
+            EXPECT(fabs(got - want) <= 1e-12 * want, "%s, %s: %.17g FLOPs, not %.17g", attention_variants[v].name,
+                   mc->why, got, want);
+            model_free(&model, false);
+        }
 }
 
 // Values follow from the seed, the name and the element alone.
@@ -641,6 +702,9 @@ static const Test model_tests[] = {
     {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
     {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",
      an_update_decays_matrices_only_and_applies_the_clipped_gradient},
+    {"a step costs the FLOPs of its products", a_step_costs_the_flops_of_its_products},
+    {"an initial value follows from the seed, the name and the element",
+     an_initial_value_follows_from_the_seed_the_name_and_the_element},
     {"initial values agree between variants where names and shapes do",
      initial_values_agree_between_variants_where_names_and_shapes_do},
 };

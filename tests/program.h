@@ -370,6 +370,33 @@ static void losses_do_not_depend_on_the_micro_batch(void) {
     test_remove_directory(&d.dir);
 }
 
+// What the log says of a step's speed is that of all its micro-steps.
+static void the_speed_of_a_step_counts_all_its_micro_steps(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600], text[65536];
+    run_trainer(&r, &d, "run", "--steps 5 --total-batch 192"); // three micro-steps of 4 x 16
+    EXPECT_STATUS(r, 0);
+    FORMAT(path, "%s/run/run.json", d.dir.path);
+    test_read_file(path, text, sizeof(text));
+    cJSON *json = cJSON_Parse(text);
+    double flops = 0, gflops = 0, share = 0, rate = 0, ms = 0, tokens = 0;
+    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "model"), "flops_per_token", &flops);
+    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "peak"), "gflops", &gflops);
+    log_records(&d, "run", "train", "flops_util", &share);
+    log_records(&d, "run", "train", "tokens_per_s", &rate);
+    log_records(&d, "run", "train", "ms", &ms);
+    log_records(&d, "run", "train", "tokens", &tokens);
+    EXPECT(tokens == 5 * 192, "%g tokens after 5 steps of 192", tokens);
+    EXPECT(fabs(rate * ms / 1e3 / 192 - 1) < 1e-6, "%g tokens/s for %g ms: %g tokens, not 192", rate, ms,
+           rate * ms / 1e3);
+    EXPECT(fabs(share * gflops * 1e9 * ms / 1e3 / (flops * 192) - 1) < 1e-6,
+           "%g of %g GFLOP/s for %g ms: %g FLOPs, not 192 tokens of %g", share, gflops, ms, share * gflops * ms * 1e6,
+           flops);
+    cJSON_Delete(json);
+    test_remove_directory(&d.dir);
+}
+
 // Rounded products change a run a little, from the first step on, and a resume goes on with them.
 static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
     ProgramData d = program_data();
@@ -632,6 +659,7 @@ static const Test program_tests[] = {
      the_log_has_a_record_of_every_step_and_validation},
     {"a validation says which data and how many windows it has read", a_validation_says_what_it_has_read},
     {"losses do not depend on the micro-batch", losses_do_not_depend_on_the_micro_batch},
+    {"the speed of a step counts all its micro-steps", the_speed_of_a_step_counts_all_its_micro_steps},
     {"200 steps of tiny learn a grammar to near its entropy and not below",
      tiny_learns_a_grammar_down_to_near_its_entropy},
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},

@@ -1,0 +1,20 @@
+/*
+small_sizes.h: sizes of pieces of work, so small that the tiny models and files of tests have several pieces, of which
+the last one is smaller. Include before everything else. Results do not depend on them, but for the order of sums
+(LOGIT_ROWS).
+*/
+#ifndef TESTS_SMALL_SIZES_H
+#define TESTS_SMALL_SIZES_H
+#define INIT_CHUNK ((size_t)101)
+#define LOGIT_ROWS(row_bytes) ((void)(row_bytes), (size_t)7)
+#define RANKS_PIECE ((size_t)1000)
+#define CHECKPOINT_STAGING 1208
+#define CHECKPOINT_PIECE 37
+#define CHECKSUM_PIECE 999
+#define SAFETENSORS_STAGING 488
+#define FILE_PIECE ((size_t)1021)
+#define FIRST_TOKENS_PIECE 23
+#define COMM_QUEUE 5
+#define COMM_BLOCK 13
+#define BF16_PRODUCTS 3
+#endif
