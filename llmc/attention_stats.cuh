@@ -9,6 +9,7 @@ attention_stats: the attention statistics of stats.h.
 #define LLMC_ATTENTION_STATS_CUH
 
 enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
+static size_t attention_stats_limit = SCRATCH_BYTES; // of the results of a launch; less in tests
 
 static inline int attention_stats_rows(int B, int T) {
     int64_t candidates = (int64_t)B * (T - 1);
@@ -120,7 +121,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
     AttentionStatsInput in = {q, k, l, lse, s, key_sets, ldl, stride, rows, NH, sigmoid};
     size_t row_bytes = (size_t)NH * sizeof(AttentionHeadStats);
-    int at_once = (int)min_size(ATTENTION_STATS_ROWS, SCRATCH_BYTES / row_bytes); // rows per launch
+    int at_once = (int)min_size(ATTENTION_STATS_ROWS, attention_stats_limit / row_bytes); // rows per launch
     AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch((size_t)at_once * row_bytes);
     AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc((size_t)at_once, row_bytes);
     AttentionStatsTotal total;

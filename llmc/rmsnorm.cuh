@@ -9,7 +9,7 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
             blocks are then added in order. How rows are shared out depends on N and C alone.
   numerics  sums in fp32; y and dx rounded once each
   traffic   forward C in, C out (with the residual 2C in, 2C out); backward 4C in (dx included), C out, and
-            RMSNORM_PARTS C fp32 out and in
+            RMSNORM_BLOCKS C fp32 out and in
 */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
@@ -63,9 +63,12 @@ static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *r
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
 }
 
-enum { RMSNORM_PARTS = 512, RMSNORM_WARPS = 4, RMSNORM_SHARED_BYTES = 48 << 10 };
+#ifndef RMSNORM_BLOCKS // blocks of the backward; fewer in tests
+#define RMSNORM_BLOCKS 512
+#endif
+enum { RMSNORM_WARPS = 4, RMSNORM_SHARED_BYTES = 48 << 10 };
 
-static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_PARTS * (size_t)C * sizeof(real); }
+static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_BLOCKS * (size_t)C * sizeof(real); }
 
 // How many warps a block has: as many sums of dweight as its shared memory holds; 0: not one.
 static inline int rmsnorm_warps(int C) { return min_int(RMSNORM_WARPS, RMSNORM_SHARED_BYTES / (int)sizeof(float) / C); }
@@ -122,7 +125,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
                                     const floatX *weight, const real *rstd, int N, int C) {
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
     int warps = rmsnorm_warps(C), threads = max_int(warps, 1) * WARP;
-    int parts = min_int(RMSNORM_PARTS, (N + max_int(warps, 1) - 1) / max_int(warps, 1));
+    int parts = min_int(RMSNORM_BLOCKS, (N + max_int(warps, 1) - 1) / max_int(warps, 1));
     size_t bytes = (size_t)warps * (size_t)C * sizeof(float);
     if (packed((size_t)C, dx, dy, x, weight))
         LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C,

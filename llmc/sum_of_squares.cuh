@@ -9,7 +9,11 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 #ifndef LLMC_SUM_OF_SQUARES_CUH
 #define LLMC_SUM_OF_SQUARES_CUH
 
-enum { SQUARES_PARTS = 512, SQUARES_THREADS = 512, SQUARES_LEAST = 8192 }; // elements that are worth a block
+#ifndef SQUARES_PARTS // blocks, a multiple of a warp, and elements that are worth a block; fewer in tests
+#define SQUARES_PARTS 512
+#define SQUARES_LEAST 8192
+#endif
+enum { SQUARES_THREADS = 512 };
 
 template <int W> static __global__ void sum_of_squares_kernel(double *partial, const grad_t *x, size_t count) {
     SHARED(double, memory, WARP);

@@ -10,7 +10,7 @@ struct Case {
     const char *operation;
     void (*check)(const Case *c);
     const char *names;
-    int n[9];
+    int n[10];
     int shift; // of every floatX tensor, in elements
     const char *why;
 };
@@ -336,7 +336,10 @@ static void check_layer_lambda(const Case *c) {
     twin::lambda_exp_forward(l.t(), v[0]->t(), v[1]->t(), v[2]->t(), v[3]->t(), D, (double)0.2f, count);
     twin::lambda_exp_backward(dv[0]->t(), dv[1]->t(), dv[2]->t(), dv[3]->t(), dl.t(), v[0]->t(), v[1]->t(), v[2]->t(),
                               v[3]->t(), D, count);
-    double e = exp(0.09 * D); // dot products are in double
+    double e = 1, dot[2] = {0, 0}; // the largest of 1 and the two exponentials, whose arguments are in double
+    for (size_t i = 0; i < 2 * (size_t)D; i++)
+        dot[i / (size_t)D] += v[i / (size_t)D * 2]->twin[i % (size_t)D] * v[i / (size_t)D * 2 + 1]->twin[i % (size_t)D];
+    for (int i = 0; i < 2; i++) e = fmax(e, exp(dot[i]));
     o.expect(l, {4, 4 * e});
     o.expect(dlambda, {2, 2});
     for (int i = 0; i < 4; i++) o.expect(*dv[i], {4, 4 * e * sqrt((double)count)});

@@ -5,7 +5,8 @@ cuDNN does: P and dS to bf16 before they are multiplied, each query head's part 
 
 It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
 $CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as
-much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and fills it with what must not be read.
+much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and fills it with what must not be read. A forward asks for
+none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN
@@ -161,6 +162,8 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     *workspace_bytes = 0;
     if (!cudnn_attention_valid(a, 80, why, size)) return NULL;
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
+    const char *each = getenv("CUDA_ON_CPU_CUDNN_FORWARD");
+    if (!a->backward && each) *workspace_bytes = (size_t)a->B * strtoull(each, NULL, 10);
     if (a->backward) {
         *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
         if (a->deterministic)
