@@ -67,7 +67,7 @@ static bool chosen(int argc, char **argv, const char *subject, const char *sente
 }
 
 int main(int argc, char **argv) {
-    matmul_prepare(argv);
+    environment_prepare(argv);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;

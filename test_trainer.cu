@@ -58,6 +58,7 @@ static void device_phase(Phase phase) {
 #include "tests/cuda_ranks.h"
 
 int main(int argc, char **argv) {
+    environment_prepare(argv); // not the trainer, which knows only its own arguments
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
     int passed = 0, failed = 0;

@@ -30,6 +30,7 @@ very file with CUDA operations instead.
 #include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
+#include "llmc/environment.h"
 
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
@@ -1692,7 +1693,7 @@ static int run_mode(Run *run, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
-    matmul_prepare(argv);
+    environment_prepare(argv);
     stop_signals_start();
     Run run;
     Resume resume;
