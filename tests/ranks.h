@@ -537,9 +537,15 @@ static const Test ranks_program_tests[] = {
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
+
+static void ranks_are_not_tried(void) { test_skip("this build has no MPI"); }
+static const Test no_ranks_tests[] = {{"many processes train one model", ranks_are_not_tried}};
 #ifdef USE_MPI
-enum { RANKS_PROGRAM_TEST_COUNT = sizeof(ranks_program_tests) / sizeof(ranks_program_tests[0]) };
+enum {
+    RANKS_PROGRAM_TEST_COUNT = sizeof(ranks_program_tests) / sizeof(ranks_program_tests[0]),
+    NO_RANKS_TEST_COUNT = 0
+};
 #else
-enum { RANKS_PROGRAM_TEST_COUNT = 0 };
+enum { RANKS_PROGRAM_TEST_COUNT = 0, NO_RANKS_TEST_COUNT = 1 };
 #endif
 #endif
