@@ -1692,7 +1692,14 @@ static int run_mode(Run *run, int argc, char **argv) {
     return EXIT_DONE;
 }
 
+// The exit status of a program that has printed all.
+static int end_of_output(int status) {
+    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
+    return status;
+}
+
 int main(int argc, char **argv) {
+    if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_prepare(argv);
     stop_signals_start();
     Run run;
@@ -1705,6 +1712,5 @@ int main(int argc, char **argv) {
     run_close(&run);
     cJSON_Delete(resume.state);
     comm_close();
-    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
-    return status;
+    return end_of_output(status);
 }
