@@ -1,9 +1,9 @@
 /*
 test_diffv2.c: the tests of the CPU build, in one program.
 
-  build/test_diffv2            all of them; the last line is `N passed, N failed`
-  build/test_diffv2 WORDS      those whose sentence or subject contains WORDS
-  build/test_diffv2 -WORDS...  all but those of these subjects and those whose sentence contains one of the WORDS
+  build/test_diffv2            all of them; the last line is `N passed, N failed`, and `, N skipped` where some were
+  build/test_diffv2 WORDS...   those whose sentence or subject contains one of the WORDS
+  build/test_diffv2 -WORDS...  but for those of these subjects and those whose sentence contains one of the WORDS
 
 The trainer is included whole, so tests call its functions; those that need a process of their own
 start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
@@ -59,42 +59,40 @@ static const struct {
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
 };
 
-static bool chosen(int argc, char **argv, const char *subject, const char *sentence) {
-    if (argc == 1) return true;
-    if (argv[1][0] != '-') return strstr(sentence, argv[1]) || strstr(subject, argv[1]);
-    for (int i = 1; i < argc; i++)
-        if (strcmp(subject, argv[i] + 1) == 0 || strstr(sentence, argv[i] + 1)) return false;
-    return true;
+static bool is_of_this_build(int table) {
+    return test_tables[table].build != (sizeof(real) == sizeof(double) ? FP32_BUILD : FP64_BUILD);
+}
+
+// Every word must fit a test of this build: one that fits none is a mistake.
+static void check_words(int count, char **words) {
+    for (int w = 0; w < count; w++) {
+        bool fits = false;
+        for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++)
+            for (int t = 0; t < test_tables[i].count && is_of_this_build((int)i); t++)
+                fits = fits || test_word_fits(words[w], test_tables[i].subject, test_tables[i].tests[t].sentence);
+        CHECK(fits, "no test's subject or sentence contains '%s'", words[w] + (words[w][0] == '-'));
+    }
 }
 
 int main(int argc, char **argv) {
-    matmul_prepare(argv);
+    environment_prepare(argv);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    int passed = 0, failed = 0;
-    for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++) {
-        bool fp64 = sizeof(real) == sizeof(double);
-        if (test_tables[i].build == (fp64 ? FP32_BUILD : FP64_BUILD)) continue;
-        for (int t = 0; t < test_tables[i].count; t++) {
+    check_words(argc - 1, argv + 1);
+    TestCounts counts = {0, 0, 0};
+    for (size_t i = 0; i < sizeof(test_tables) / sizeof(test_tables[0]); i++)
+        for (int t = 0; t < test_tables[i].count && is_of_this_build((int)i); t++) {
             const Test *test = &test_tables[i].tests[t];
-            if (!chosen(argc, argv, test_tables[i].subject, test->sentence)) continue;
-            double start = now_seconds();
-            test_failures = 0;
-            test->run();
-            printf("%s %s: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", test_tables[i].subject, test->sentence,
-                   now_seconds() - start);
-            if (test_failures) failed++;
-            else passed++;
+            if (test_chosen(argc - 1, argv + 1, test_tables[i].subject, test->sentence))
+                test_run(&counts, test_tables[i].subject, test);
         }
-    }
-    CHECK(passed + failed > 0, "no test's sentence contains '%s'", argc > 1 ? argv[1] : "");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed ? EXIT_FAILED : EXIT_DONE;
+    return test_end(&counts);
 }

@@ -12,6 +12,7 @@ run; --seed repeats them. What a case checks besides the numbers: tests/cuda_eng
 #define SQUARES_LEAST 2048
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "llmc/environment.h"
 
 #ifdef USE_NCCL
 static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c->n[0]); }
@@ -178,6 +179,7 @@ static void case_line(char (&line)[512], const Case *c) {
 }
 
 int main(int argc, char **argv) {
+    environment_prepare(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
 #ifdef CUDA_ON_CPU
     uint64_t seed = 1;
@@ -188,22 +190,28 @@ int main(int argc, char **argv) {
         seed = strtoull(argv[2], NULL, 10);
         argc -= 2, argv += 2;
     }
+    for (int w = 1; w < argc; w++) {
+        bool fits = false;
+        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+            char line[512];
+            case_line(line, &cases[i]);
+            fits = fits || test_word_fits(argv[w], "", line);
+        }
+        CHECK(fits, "no case's line contains '%s'", argv[w]);
+    }
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", seed);
-    int passed = 0, failed = 0;
+    TestCounts counts = {0, 0, 0};
     device_start();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         char line[512];
         case_line(line, &cases[i]);
-        if (argc > 1 && !strstr(line, argv[1])) continue;
+        if (!test_chosen(argc - 1, argv + 1, "", line)) continue;
         double start = now_seconds();
         test_failures = 0;
         test_random.state = seed + i;
         cases[i].check(&cases[i]);
         printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
-        if (test_failures) failed++;
-        else passed++;
+        test_failures ? counts.failed++ : counts.passed++;
     }
-    CHECK(passed + failed > 0, "no case's line contains '%s'", argc > 1 ? argv[1] : "");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed ? EXIT_FAILED : EXIT_DONE;
+    return test_end(&counts);
 }

@@ -2,8 +2,8 @@
 test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or where dev/cuda_on_cpu runs the kernels.
 
   build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N
-                                      failed`
-  build/oncpu/test_trainer WORDS      those whose sentence contains WORDS, of any build
+                                      failed`, and `, N skipped` where some were
+  build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS, of any build
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself: what the tests start, and compare with
                                                   $TRAIN_DIFFV2 (default ./train_diffv2), the CPU's
 
@@ -57,24 +57,27 @@ static void device_phase(Phase phase) {
 #include "tests/cuda_trainer.h"
 #include "tests/cuda_ranks.h"
 
+static const CudaTest *cuda_test(int t) {
+    return t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
+}
+
 int main(int argc, char **argv) {
+    environment_prepare(argv); // not the trainer, which knows only its own arguments
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    int passed = 0, failed = 0;
-    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++) {
-        const CudaTest *which =
-            t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
-        const Test *test = &which->test;
-        if (argc > 1 ? !strstr(test->sentence, argv[1]) : !cuda_test_belongs(which->build)) continue;
-        double start = now_seconds();
-        test_failures = 0;
-        test->run();
-        printf("%s CUDA trainer, %s: %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", cuda_precision, test->sentence,
-               now_seconds() - start);
-        if (test_failures) failed++;
-        else passed++;
+    TestCounts counts = {0, 0, 0};
+    char subject[40];
+    FORMAT(subject, "CUDA trainer, %s", cuda_precision);
+    for (int w = 1; w < argc; w++) {
+        bool fits = false;
+        for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++)
+            fits = fits || test_word_fits(argv[w], subject, cuda_test(t)->test.sentence);
+        CHECK(fits, "no test's sentence contains '%s'", argv[w]);
     }
-    CHECK(passed + failed > 0, "no test's sentence contains '%s'", argc > 1 ? argv[1] : "");
-    printf("%d passed, %d failed\n", passed, failed);
-    return failed ? EXIT_FAILED : EXIT_DONE;
+    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++) {
+        const CudaTest *which = cuda_test(t);
+        if (argc > 1 ? test_chosen(argc - 1, argv + 1, subject, which->test.sentence) : cuda_test_belongs(which->build))
+            test_run(&counts, subject, &which->test);
+    }
+    return test_end(&counts);
 }

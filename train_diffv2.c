@@ -30,6 +30,7 @@ very file with CUDA operations instead.
 #include "llmc/attention_maps.h"
 #include "llmc/progress.h"
 #include "llmc/stop_signals.h"
+#include "llmc/environment.h"
 
 // Sizes of pieces of work, which tests make small (tests/small_sizes.h): elements of a tensor that are drawn at a time,
 #ifndef INIT_CHUNK
@@ -1765,8 +1766,15 @@ static int run_mode(Run *run, int argc, char **argv) {
     return EXIT_DONE;
 }
 
+// The exit status of a program that has printed all.
+static int end_of_output(int status) {
+    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
+    return status;
+}
+
 int main(int argc, char **argv) {
-    matmul_prepare(argv);
+    if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
+    environment_prepare(argv);
     stop_signals_start();
     Run run;
     Resume resume;
@@ -1779,6 +1787,5 @@ int main(int argc, char **argv) {
     run_close(&run);
     cJSON_Delete(resume.state);
     comm_close();
-    CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
-    return status;
+    return end_of_output(status);
 }

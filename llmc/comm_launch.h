@@ -3,6 +3,7 @@ comm_launch.h: who started this process, which rank it is, and where rank 0 is t
 
   int    launch_count()            processes that the launcher says it has started: 1 also without one
   bool   launch_started()          whether a launcher started this process, be it the only one
+  int    launch_rank()             of this process, as the launcher's environment has it
   Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first
                                    machine of the step, at a port that follows from the job. MASTER_ADDR and MASTER_PORT
@@ -36,6 +37,13 @@ static inline bool launch_started(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
         if (getenv(launch_mpi_variables[i])) return true;
     return launch_is_step();
+}
+
+static inline int launch_rank(void) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
+    for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
+        if (getenv(variables[i])) return atoi(getenv(variables[i]));
+    return launch_is_step() && getenv("SLURM_PROCID") ? atoi(getenv("SLURM_PROCID")) : 0;
 }
 
 // Whether srun's own variables say all. Where mpirun has been started within a step, they speak of mpirun.

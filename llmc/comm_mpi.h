@@ -180,12 +180,6 @@ static inline void comm_close(void) {
     MPI_Finalize();
 }
 
-// exit() where all is well and main is not the way out: --help, say.
-static inline void comm_leave(int status, void *unused) {
-    (void)unused;
-    if (status == EXIT_DONE) comm_close();
-}
-
 static inline void comm_open(void) {
     int launched = launch_count();
     if (launched == 1) return;
@@ -194,7 +188,5 @@ static inline void comm_open(void) {
     watch_open(comm.rank, comm.ranks, &l.address, NULL, 0);
     thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
     comm.on = true;
-    // before the watchdog's: last in, first out
-    CHECK(on_exit(comm_leave, NULL) == 0, "cannot register the end of the program");
 }
 #endif

@@ -43,7 +43,7 @@ static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
 
 static inline void matmul_use_bf16(bool on) { (void)on; }
-static inline void matmul_prepare(char **argv) { (void)argv; }
+static inline bool matmul_wants_wide_kernels(void) { return false; }
 static inline const char *matmul_library(void) {
     static char text[128];
     FORMAT(text, "%s, %s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32");

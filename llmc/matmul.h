@@ -11,8 +11,7 @@ matmul: a linear layer without bias, by a GEMM library.
 
 The library is oneDNN for fp32 where the build found it (ONEDNN), since it is the faster one on the products of
 training (dev/BENCH.md), and CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may pick AVX2 kernels on a CPU
-newer than itself, where AVX-512 ones would run twice as fast; matmul_prepare sees that and starts the program again
-with the right kernels chosen.
+newer than itself, where AVX-512 ones would run twice as fast; environment.h then chooses the right kernels.
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -131,22 +130,19 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
     gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, 1, dweight, IC);   // y = x weight^T
 }
 
-// To be called first in main. Sets OPENBLAS_CORETYPE and runs the program again when the library would leave
-// AVX-512 unused; says so when it cannot.
-static inline void matmul_prepare(char **argv) {
+// Whether OPENBLAS_CORETYPE is needed, without which the library would leave AVX-512 unused.
+static inline bool matmul_wants_wide_kernels(void) {
 #if defined(__x86_64__)
     const char *wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
-    if (matmul_by_onednn || openblas_get_corename == NULL || getenv("OPENBLAS_CORETYPE") != NULL) return;
+    if (matmul_by_onednn || openblas_get_corename == NULL) return false;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
         !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
-        return;
+        return false;
     for (size_t i = 0; i < sizeof(wide) / sizeof(wide[0]); i++)
-        if (strcmp(openblas_get_corename(), wide[i]) == 0) return;
-    if (setenv("OPENBLAS_CORETYPE", "SkylakeX", 1) == 0) execv("/proc/self/exe", argv);
-    warn("OpenBLAS uses its %s kernels on a CPU with AVX-512, at about half speed; set OPENBLAS_CORETYPE=SkylakeX",
-         openblas_get_corename());
+        if (strcmp(openblas_get_corename(), wide[i]) == 0) return false;
+    return true;
 #else
-    (void)argv;
+    return false;
 #endif
 }
 

@@ -257,17 +257,23 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
-// Fills all options that need no checkpoint. Ends the program itself: status 2 after reporting everything that is
-// wrong, 0 after --help and --version, which come before any complaint.
-static inline void options_parse(Options *o, int argc, char **argv) {
-    ParseProblems problems = {0, 0};
+// --help and --version come before any complaint and before other processes or devices are looked for. Returns whether
+// one of them is there; `prints` its text, which one of several processes does.
+static inline bool options_answer(int argc, char **argv, bool prints) {
     for (int i = 1; i < argc; i++) {
         bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
         if (!help && strcmp(argv[i], "--version") != 0) continue;
-        if (help) options_print_help(stdout);
-        else printf("train_diffv2, revision %s\n", source_revision());
-        exit(fflush(stdout) ? EXIT_FAILED : EXIT_DONE);
+        if (prints && help) options_print_help(stdout);
+        else if (prints) printf("train_diffv2, revision %s\n", source_revision());
+        return true;
     }
+    return false;
+}
+
+// Fills all options that need no checkpoint. Ends the program itself with status 2 after reporting everything that is
+// wrong.
+static inline void options_parse(Options *o, int argc, char **argv) {
+    ParseProblems problems = {0, 0};
     options_defaults(o);
     for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
     problems.count += options_exclusions(o);

@@ -36,9 +36,6 @@ if ! [[ $minutes =~ ^[0-9]{1,5}(\.[0-9]{1,3})?$ ]] || ! awk "BEGIN { exit !($min
     fail "--minutes '$minutes': a number from 0.2 to 10000 is wanted" 2
 fi
 
-# Threads that wait by spinning, as OpenMP's do, slow a busy machine down several times; a free one does not mind.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
-
 # What trained best on two cores: small batches, hence many updates, at a high rate.
 B=2 T=256
 settings=(--preset tiny --attention diff_v2 --seq-len "$T" --batch-size "$B" --lr 4e-3 --min-lr-ratio 0.05

@@ -38,10 +38,6 @@ case "$#:${1-}" in
     ;;
 esac
 
-# Small steps meet at a barrier every few microseconds: on a busy machine threads that wait by spinning, as OpenMP's
-# do, keep those they wait for from running.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-3000}
-
 passed=0 failed=0 skipped=0
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT

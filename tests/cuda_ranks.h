@@ -20,7 +20,7 @@ static bool has_gpus(int count) {
 #else
     int there = 0;
     if (cudaGetDeviceCount(&there) == cudaSuccess && there >= count) return true;
-    printf("     (%d GPUs are needed: skipped)\n", count);
+    test_skip("%d GPUs are needed", count);
     return false;
 #endif
 }
@@ -268,6 +268,28 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     test_remove_directory(&d);
 }
 
+static void help_needs_no_device_and_no_other_rank(void) {
+    static const char *const launches[] = {
+        "",
+        "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0",
+        "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1",
+        "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=0",
+        "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1",
+    };
+    static const struct {
+        const char *option, *text;
+    } asks[] = {{"--help", "Usage: "}, {"--version", "train_diffv2, revision "}};
+    ProgramResult r;
+    for (size_t l = 0; l < sizeof(launches) / sizeof(launches[0]); l++) {
+        bool first = strstr(launches[l], "=1") == NULL;
+        for (int a = 0; a < 2; a++) {
+            run_command(&r, "%s CUDA_ON_CPU_DEVICES=0 timeout 20 %s %s", launches[l], device_trainer(), asks[a].option);
+            EXPECT(r.status == 0 && r.err[0] == 0 && (first ? strstr(r.out, asks[a].text) == r.out : r.out[0] == 0),
+                   "%s %s: status %d, %.100s %.300s", launches[l], asks[a].option, r.status, r.out, r.err);
+        }
+    }
+}
+
 #ifdef USE_MPI
 static void mpirun_starts_what_srun_starts(void) {
     ProgramResult r;
@@ -330,6 +352,8 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"a rank whose process or device is gone is named, and a restart goes on",
       a_rank_whose_process_or_device_is_gone_is_named},
      BF16_ALONE},
+    {{"--help and --version need neither a device nor other ranks", help_needs_no_device_and_no_other_rank},
+     BOTH_PRECISIONS},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
 #ifdef USE_MPI
     {{"mpirun starts what srun starts", mpirun_starts_what_srun_starts}, BF16_ALONE},
@@ -339,7 +363,9 @@ static const CudaTest cuda_ranks_tests[] = {
 enum { CUDA_RANKS_TEST_COUNT = sizeof(cuda_ranks_tests) / sizeof(cuda_ranks_tests[0]) };
 
 #else
-static const CudaTest *const cuda_ranks_tests = cuda_trainer_tests;
-enum { CUDA_RANKS_TEST_COUNT = 0 };
+static void ranks_are_not_tried(void) { test_skip("this build has no NCCL"); }
+static const CudaTest cuda_ranks_tests[] = {
+    {{"many devices compute what one computes", ranks_are_not_tried}, BOTH_PRECISIONS}};
+enum { CUDA_RANKS_TEST_COUNT = 1 };
 #endif
 #endif

@@ -12,7 +12,8 @@ typedef struct {
     void (*run)(void);
 } Test;
 
-static int test_failures; // of the test that is running
+static int test_failures;      // of the test that is running
+static char test_skipped[300]; // why it cannot be tried here; empty
 
 PRINTF_LIKE(3, 4)
 static inline void test_failed(const char *file, int line, const char *fmt, ...) {
@@ -24,10 +25,60 @@ static inline void test_failed(const char *file, int line, const char *fmt, ...)
     printf("\n");
     va_end(args);
 }
+// What the running test cannot try on this machine. A test that is skipped in part is counted as skipped.
+PRINTF_LIKE(1, 2)
+static inline void test_skip(const char *fmt, ...) {
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(test_skipped, sizeof(test_skipped), fmt, args);
+    va_end(args);
+}
 #define EXPECT(cond, ...)                                          \
     do {                                                           \
         if (!(cond)) test_failed(__FILE__, __LINE__, __VA_ARGS__); \
     } while (0)
+
+typedef struct {
+    int passed, failed, skipped;
+} TestCounts;
+
+static inline void test_run(TestCounts *counts, const char *subject, const Test *test) {
+    double start = now_seconds();
+    test_failures = 0, test_skipped[0] = 0;
+    test->run();
+    const char *result = test_failures ? "FAIL" : test_skipped[0] ? "skip" : "ok  ";
+    printf("%s %s: %s (%.2f s)%s%s\n", result, subject, test->sentence, now_seconds() - start,
+           test_skipped[0] ? ": " : "", test_skipped);
+    if (test_failures) counts->failed++;
+    else if (test_skipped[0]) counts->skipped++;
+    else counts->passed++;
+}
+
+// The last line of a test program. Returns its exit status: that nothing was run or skipped is a failure.
+static inline int test_end(const TestCounts *counts) {
+    char skipped[40] = "";
+    CHECK(counts->passed + counts->failed + counts->skipped > 0, "no test was run");
+    if (counts->skipped) FORMAT(skipped, ", %d skipped", counts->skipped);
+    printf("%d passed, %d failed%s\n", counts->passed, counts->failed, skipped);
+    return counts->failed ? EXIT_FAILED : EXIT_DONE;
+}
+
+// Which tests the arguments of a test program choose: those whose subject or sentence contains one of the words, all
+// where there is no word, but none that is of the subject -WORD or whose sentence contains it.
+static inline bool test_word_fits(const char *word, const char *subject, const char *sentence) {
+    if (word[0] == '-') return strcmp(subject, word + 1) == 0 || strstr(sentence, word + 1);
+    return strstr(subject, word) || strstr(sentence, word);
+}
+static inline bool test_chosen(int count, char **words, const char *subject, const char *sentence) {
+    bool chosen = true;
+    for (int i = 0; i < count; i++) chosen = chosen && words[i][0] == '-';
+    for (int i = 0; i < count; i++)
+        if (test_word_fits(words[i], subject, sentence)) {
+            if (words[i][0] == '-') return false;
+            chosen = true;
+        }
+    return chosen;
+}
 
 // A stream of numbers that depends on its seed alone.
 typedef struct {

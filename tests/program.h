@@ -627,6 +627,8 @@ static void tokens_beyond_the_vocabulary_are_refused(void) {
     EXPECT_ONE_LINE(r, 1, "none*.bin");
     run_command(&r, "%s --train-data '%s/train.bin' --steps 1 > /dev/full", test_program(), d.dir.path);
     EXPECT(r.status == 1, "a full stdout: status %d", r.status);
+    run_command(&r, "%s --help > /dev/full", test_program());
+    EXPECT_ONE_LINE(r, 1, "cannot write to stdout");
     test_remove_directory(&d.dir);
 }
 
@@ -644,6 +646,75 @@ static void weights_are_compared_with_config_json_before_memory_is_allocated(voi
     EXPECT_ONE_LINE(r, EXIT_FAILED, "[16000000,12] follows from config.json");
     test_remove_directory(&d);
 }
+
+#ifndef __clang__
+// OMP_DISPLAY_ENV makes GCC's OpenMP print what it has read, before main: once for each start of the program.
+static void threads_do_not_spin_for_long_unless_the_user_says_so(void) {
+    static const struct {
+        const char *environment, *last;
+        int starts;
+    } cases[] = {
+        {"", "GOMP_SPINCOUNT = '3000'", 2},
+        {"GOMP_SPINCOUNT=777", "GOMP_SPINCOUNT = '777'", 1},
+        {"OMP_WAIT_POLICY=passive", "GOMP_SPINCOUNT = '0'", 1},
+        {"OMP_WAIT_POLICY=active", "OMP_WAIT_POLICY = 'ACTIVE'", 1},
+        {"LD_PRELOAD=libvgpreload_none.so", "GOMP_SPINCOUNT = '300000'", 1}, // as valgrind sets it
+    };
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        run_command(&r,
+                    "env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OPENBLAS_CORETYPE=Haswell OMP_DISPLAY_ENV=verbose %s %s "
+                    "--dry-run",
+                    cases[c].environment, test_program_path());
+        int starts = 0;
+        const char *last = r.err;
+        for (const char *at = r.err; (at = strstr(at, "GOMP_SPINCOUNT = ")) != NULL; at++) starts++;
+        for (const char *at = r.err; (at = strstr(at, "OPENMP DISPLAY ENVIRONMENT BEGIN")) != NULL; at++) last = at;
+        EXPECT(r.status == 0 && starts == cases[c].starts && strstr(last, cases[c].last),
+               "with '%s' the program is started %d times and reads, status %d, not %s: %.900s", cases[c].environment,
+               starts, r.status, cases[c].last, last);
+    }
+}
+
+static void the_program_that_is_started_again_has_its_arguments(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r,
+                "cd '%s' && unset GOMP_SPINCOUNT OMP_WAIT_POLICY && bash -c 'exec -a \"odd name\" \"$0\" \"$@\"' "
+                "%s --train-data train.bin --steps 1 --layers 1 --hidden 8 --heads 2 --kv-heads 1 --head-dim 8 --ffn 8 "
+                "--seq-len 16 --out 'a b'",
+                d.dir.path, test_program_path());
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "tr -d '\\n\\t ' <'%s/a b/run.json'", d.dir.path);
+    EXPECT(strstr(r.out, "\"command_line\":[\"oddname\",\"--train-data\",\"train.bin\"") &&
+               strstr(r.out, "\"--out\",\"ab\"]"),
+           "run.json has the command line %.400s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+static void a_program_that_cannot_be_started_again_goes_on(void) {
+    ProgramResult r;
+#ifndef __SANITIZE_ADDRESS__ // which does not start without /proc
+    run_command(&r, "unshare -rm true");
+    if (r.status != 0) {
+        test_skip("there are no mount namespaces here");
+        return;
+    }
+    run_command(&r,
+                "p=%s; env -u GOMP_SPINCOUNT -u OMP_WAIT_POLICY OPENBLAS_CORETYPE=Haswell unshare -rm sh -c "
+                "'mount -t tmpfs tmpfs /proc && exec \"$0\" --dry-run' \"$p\"",
+                test_program_path());
+    EXPECT(r.status == 0 && r.out[0] && count_lines(r.err) == 1 && strstr(r.err, "set GOMP_SPINCOUNT=3000"),
+           "without /proc: status %d, %.400s", r.status, r.err);
+#endif
+    run_command(
+        &r,
+        "loader=$(ls /lib64/ld-linux-*.so.2 /lib/ld-linux-*.so.1 2>/dev/null | head -n 1); env -u GOMP_SPINCOUNT "
+        "-u OMP_WAIT_POLICY $loader %s --dry-run",
+        test_program_path());
+    EXPECT(r.status == 0 && r.out[0], "run by the loader: status %d, %.400s", r.status, r.err);
+}
+#endif
 
 static const Test program_tests[] = {
     {"the same seed gives the same bits, another does not", the_same_seed_gives_the_same_bits},
@@ -668,6 +739,12 @@ static const Test program_tests[] = {
     {"a text prompt follows the separator, exact tokens do not",
      a_text_prompt_follows_the_separator_and_exact_tokens_do_not},
     {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
+#ifndef __clang__
+    {"threads do not spin for long, unless the user says so, for which the program starts again at most once",
+     threads_do_not_spin_for_long_unless_the_user_says_so},
+    {"the program that is started again has its arguments", the_program_that_is_started_again_has_its_arguments},
+    {"a program that cannot be started again goes on", a_program_that_cannot_be_started_again_goes_on},
+#endif
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
     {"weights are compared with config.json before memory is allocated",
      weights_are_compared_with_config_json_before_memory_is_allocated},

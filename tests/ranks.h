@@ -455,10 +455,6 @@ static void ranks_that_are_not_alike_are_refused(void) {
     run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "are for one process, not for 2 ranks");
-    run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s --help %s", d.dir.path, ranks_environment, trainer,
-                ranks_filter);
-    EXPECT(r.status == 0 && strncmp(r.out, "Usage", 5) == 0 && !strstr(r.out + 5, "Usage: "),
-           "--help of two ranks: status %d, %.100s", r.status, r.out);
     // a build without MPI, and a launcher that MPI knows nothing of
     run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("alone_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
@@ -466,6 +462,28 @@ static void ranks_that_are_not_alike_are_refused(void) {
                 trainer, common, ranks_filter);
     EXPECT_ONE_LINE(r, 1, "started as one of 4 processes");
     test_remove_directory(&d.dir);
+}
+
+static void help_is_printed_once_by_many_ranks_and_by_a_program_for_one(void) {
+    static const char *const programs[] = {"faulty_diffv2", "alone_diffv2"};
+    static const struct {
+        const char *option, *text;
+    } asks[] = {{"--help", "Usage: "}, {"--version", "train_diffv2, revision "}};
+    ProgramResult r;
+    for (int p = 0; p < 2; p++)
+        for (int a = 0; a < 2; a++) {
+            const char *path = ranks_program(programs[p]), *text = asks[a].text;
+            run_command(&r, "%s && mpirun -q -n 3 %s %s", ranks_environment, path, asks[a].option);
+            EXPECT(r.status == 0 && strstr(r.out, text) == r.out && !strstr(r.out + 1, text),
+                   "mpirun %s %s: status %d, %.200s %.300s", programs[p], asks[a].option, r.status, r.out, r.err);
+            for (int rank = 0; rank < 2; rank++) { // as srun starts them
+                run_command(&r, "SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=%d timeout 20 %s %s", rank, path,
+                            asks[a].option);
+                EXPECT(r.status == 0 && r.err[0] == 0 && (rank == 0 ? strstr(r.out, text) == r.out : r.out[0] == 0),
+                       "rank %d, %s %s: status %d, %.100s %.300s", rank, programs[p], asks[a].option, r.status, r.out,
+                       r.err);
+            }
+        }
 }
 
 static void a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all(void) {
@@ -631,6 +649,8 @@ static const Test ranks_program_tests[] = {
      a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
     {"all ranks save when the clock of rank 0 says so", all_ranks_save_when_the_clock_of_rank_0_says_so},
     {"a signal at any point of a step loses nothing", a_signal_at_any_point_of_a_step_loses_nothing},
+    {"--help and --version are printed once by many ranks, and by a program for one process",
+     help_is_printed_once_by_many_ranks_and_by_a_program_for_one},
     {"ranks that are not alike are refused, with what differs", ranks_that_are_not_alike_are_refused},
     {"a gradient that is not a number on one rank is left out by all",
      a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
@@ -640,9 +660,15 @@ static const Test ranks_program_tests[] = {
     {"the memory of all ranks of a machine counts", the_memory_of_all_ranks_of_a_machine_counts},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
+
+static void ranks_are_not_tried(void) { test_skip("this build has no MPI"); }
+static const Test no_ranks_tests[] = {{"many processes train one model", ranks_are_not_tried}};
 #ifdef USE_MPI
-enum { RANKS_PROGRAM_TEST_COUNT = sizeof(ranks_program_tests) / sizeof(ranks_program_tests[0]) };
+enum {
+    RANKS_PROGRAM_TEST_COUNT = sizeof(ranks_program_tests) / sizeof(ranks_program_tests[0]),
+    NO_RANKS_TEST_COUNT = 0
+};
 #else
-enum { RANKS_PROGRAM_TEST_COUNT = 0 };
+enum { RANKS_PROGRAM_TEST_COUNT = 0, NO_RANKS_TEST_COUNT = 1 };
 #endif
 #endif

@@ -102,7 +102,7 @@ class Queue:
 
     def start(self, job, state, command):
         job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
-        environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "3000")}
+        environment = dict(os.environ)
         if job.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
         else:

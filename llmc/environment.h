@@ -1,0 +1,69 @@
+/*
+environment: variables that a library reads before main begins. They are set here, and the program is started again once.
+
+  GOMP_SPINCOUNT      how long a thread of GCC's OpenMP waits by spinning before it sleeps. Its default, some
+                      milliseconds, keeps the threads that it waits for from running where other processes need the
+                      cores: with one busy process beside it, a small step takes 10 times as long. 3000 is about 30 us.
+  KMP_BLOCKTIME       the same for LLVM's OpenMP, in milliseconds; a program compiled by clang has both
+  OPENBLAS_CORETYPE   kernels of OpenBLAS, which may choose AVX2 on a CPU that is newer than itself (matmul.h)
+
+What the user has set is left alone, and where nothing is to be set, the program is not started again. It cannot be
+started again without /proc; under valgrind it would leave valgrind, and where the loader was named to run it, it would
+start the loader. It then goes on as it is.
+*/
+#ifndef LLMC_ENVIRONMENT_H
+#define LLMC_ENVIRONMENT_H
+#include "ops.h"
+#include <sys/auxv.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern void kmp_set_blocktime(int milliseconds) __attribute__((weak)); // absent from GCC's OpenMP
+#ifdef __cplusplus
+}
+#endif
+
+typedef struct {
+    const char *name, *value;
+    bool (*wanted)(void);
+    const char *cost; // of going on without it
+} EnvironmentVariable;
+
+static inline bool gcc_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL; }
+static inline bool llvm_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL && kmp_set_blocktime != NULL; }
+
+static const EnvironmentVariable environment_variables[] = {
+    {"GOMP_SPINCOUNT", "3000", gcc_threads_spin, "steps are slow when other processes use the cores"},
+    {"KMP_BLOCKTIME", "0", llvm_threads_spin, "steps are slow when other processes use the cores"},
+    {"OPENBLAS_CORETYPE", "SkylakeX", matmul_wants_wide_kernels,
+     "OpenBLAS uses AVX2 kernels on a CPU with AVX-512, at about half speed"},
+};
+enum { ENVIRONMENT_VARIABLE_COUNT = sizeof(environment_variables) / sizeof(environment_variables[0]) };
+
+// Whether /proc/self/exe is this program: not where the loader was named to run it, and not under valgrind.
+static inline bool environment_may_start_again(void) {
+    const char *preloaded = getenv("LD_PRELOAD");
+    return getauxval(AT_BASE) != 0 && !(preloaded && strstr(preloaded, "vgpreload"));
+}
+
+// To be called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
+// get them.
+static inline void environment_prepare(char **argv) {
+    bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;
+    if (!environment_may_start_again()) return;
+    for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++) {
+        const EnvironmentVariable *v = &environment_variables[i];
+        missing[i] = getenv(v->name) == NULL && v->wanted();
+        if (missing[i]) CHECK(setenv(v->name, v->value, 1) == 0, "out of memory for the environment");
+        any = any || missing[i];
+    }
+    if (!any) return;
+    execv("/proc/self/exe", argv);
+    for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++)
+        if (missing[i])
+            warn("%s; cannot start again with another environment (%s): set %s=%s before the start",
+                 environment_variables[i].cost, strerror(errno), environment_variables[i].name,
+                 environment_variables[i].value);
+}
+#endif
