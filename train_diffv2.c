@@ -24,6 +24,7 @@ very file with CUDA operations instead.
 #include "llmc/checkpoint.h"
 #include "llmc/ranks.h"
 #include "llmc/logger.h"
+#include "llmc/starts.h"
 #include "llmc/sampler.h"
 #include "llmc/recall.h"
 #include "llmc/attention_maps.h"
@@ -985,6 +986,7 @@ typedef struct {
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
+    int64_t tokens;        // of the steps done, each with the --total-batch that it had
     Guard guard;           // which of them are
     Rollback rollback;     // and when the run goes back
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
@@ -1058,6 +1060,7 @@ static void run_checkpoint(Run *run) {
     cJSON *state = cJSON_CreateObject();
     json_add_u64(state, "step", (uint64_t)run->step);
     json_add_u64(state, "updates", (uint64_t)run->updates);
+    json_add_u64(state, "tokens", (uint64_t)run->tokens);
     json_add_u64(state, "next_window", run->next_window);
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
@@ -1171,6 +1174,7 @@ static StepResult run_step(Run *run) {
     }
     run->next_window = dataloader_position(&run->train);
     run->step++;
+    run->tokens += o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
     r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
@@ -1193,7 +1197,7 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_number(&run->log, "loss", r->loss);
     log_number(&run->log, "grad_norm", r->grad_norm);
     log_number(&run->log, "lr", r->lr);
-    log_integer(&run->log, "tokens", run->step * o->total_batch);
+    log_integer(&run->log, "tokens", run->tokens);
     log_number(&run->log, "tokens_per_s", tokens_per_s);
     log_number(&run->log, "ms", 1e3 * r->seconds);
     log_number(&run->log, "flops_util", share);
@@ -1303,10 +1307,19 @@ static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit
     return value;
 }
 
+// The tokens of the steps up to a checkpoint; one of a version that did not count them has had one --total-batch.
+static int64_t state_tokens(const cJSON *state, int64_t step, const char *path) {
+    double total_batch = 0;
+    if (cJSON_HasObjectItem(state, "tokens")) return (int64_t)state_number(state, "tokens", INT64_MAX / 2, path);
+    json_get_number(cJSON_GetObjectItemCaseSensitive(state, "options"), "total-batch", &total_batch);
+    return (int64_t)fmin((double)step * total_batch, 0x1p53);
+}
+
 // The counters and detectors of a checkpoint; not the place in the data, which a rollback leaves where it is.
 static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
     run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
+    run->tokens = state_tokens(state, run->step, path);
     CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
           "%s: the \"detectors\" of trainer_state.json are none of this program", path);
 }
@@ -1421,6 +1434,7 @@ static int run_train(Run *run) {
 typedef struct {
     char path[PATH_SIZE]; // what the weights are read from: the checkpoint, or else the run's own --init; or empty
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
+    cJSON *run_json;      // NULL without --resume
     RunLock lock;         // of rank 0, when the run goes on to train
 } Resume;
 
@@ -1431,18 +1445,17 @@ static Resume resume_find(Options *o) {
     if (!o->resume) return r;
     bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
     if (trains && leads()) r.lock = log_lock(o->out);
-    cJSON *run_json = log_read_run_json(o->out);
+    r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
         options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
     } else {
-        const cJSON *options = cJSON_GetObjectItemCaseSensitive(run_json, "options");
+        const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
         FORMAT(r.path, "%s", init ? init : "");
         options_adopt_json(o, options);
         printf("%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
     }
-    cJSON_Delete(run_json);
     return r;
 }
 
@@ -1664,19 +1677,38 @@ static void run_close(Run *run) {
     options_free(&run->options);
 }
 
-static void run_open_log(Run *run, int argc, char **argv) {
+// What this start of the run changes.
+static cJSON *run_changes(const Run *run, const Resume *resume) {
+    const cJSON *before = resume->state ? resume->state : resume->run_json;
+    cJSON *now = options_state_to_json(&run->options);
+    cJSON *changed = starts_changed(resume->run_json, cJSON_GetObjectItemCaseSensitive(before, "options"), now);
+    cJSON_Delete(now);
+    return changed;
+}
+
+static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
-    if (o->resume) log_resume(&run->log, o->out, run->step);
-    else {
-        cJSON *description = run_description(run, argc, argv);
+    cJSON *description = run_description(run, argc, argv), *changed = NULL;
+    if (o->resume) {
+        changed = run_changes(run, resume);
+        starts_append(resume->run_json, description, run->step, changed);
+        log_write_run(&run->log, o->out, resume->run_json);
+        log_resume(&run->log, o->out, run->step);
+    } else {
+        changed = cJSON_CreateArray();
+        starts_begin(description);
         log_create(&run->log, o->out, description);
-        cJSON_Delete(description);
     }
+    cJSON *event = starts_event(run->step, changed);
+    log_record(&run->log, event);
+    cJSON_Delete(event);
+    cJSON_Delete(changed);
+    cJSON_Delete(description);
     checkpoint_clean(o->out);
 }
 
 // Does what the options ask for. Returns the exit status.
-static int run_mode(Run *run, int argc, char **argv) {
+static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, run_speaker(run), o);
@@ -1691,7 +1723,7 @@ static int run_mode(Run *run, int argc, char **argv) {
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         stop_signals_catch();
-        if (o->out && leads()) run_open_log(run, argc, argv);
+        if (o->out && leads()) run_open_log(run, resume, argc, argv);
         comm_barrier();
         return run_train(run);
     }
@@ -1708,9 +1740,10 @@ int main(int argc, char **argv) {
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
-    int status = run_mode(&run, argc, argv);
+    int status = run_mode(&run, &resume, argc, argv);
     run_close(&run);
     cJSON_Delete(resume.state);
+    cJSON_Delete(resume.run_json);
     comm_close();
     CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
     return status;

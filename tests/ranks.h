@@ -268,6 +268,18 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
             EXPECT_STATUS(r, 0);
         }
         expect_losses(&d, "whole", out, RANKS_TOLERANCE);
+        cJSON *json = run_json_of(&d, out);
+        for (int k = 0; k < 3; k++) {
+            const cJSON *start = cJSON_GetArrayItem(json_member(json, "starts"), k);
+            double ranks = 0, step = -1;
+            EXPECT(json_get_number(start, "ranks", &ranks) && json_get_number(start, "step", &step) &&
+                       ranks == plans[p][k].ranks &&
+                       step == (k == 0   ? 0
+                                : k == 1 ? 3
+                                         : 7),
+                   "%s: start %d has %g ranks from step %g", out, k, ranks, step);
+        }
+        cJSON_Delete(json);
     }
     // the same ranks: bit for bit, also when they were stopped in between
     ranks_train(&r, &d, 3, "", "three", "--steps 12 --total-batch 192 --batch-size 2 --zero 1");
