@@ -291,6 +291,29 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
     test_remove_directory(&d.dir);
 }
 
+// Without --total-batch a resume keeps the checkpoint's, which the first start derived from its own rank.
+static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 1, "", "whole", "--steps 9 --schedule constant --batch-size 4");
+    EXPECT_STATUS(r, 0);
+    ranks_train(&r, &d, 1, "", "parts", "--steps 3 --schedule constant --batch-size 4");
+    EXPECT_STATUS(r, 0);
+    ranks_resume(&r, &d, 4, "parts", "--steps 6");
+    EXPECT(r.status == 2 && strstr(r.err, "4 ranks: give --batch-size 1, or else --total-batch 256"),
+           "status %d: %.300s", r.status, r.err);
+    ranks_resume(&r, &d, 4, "parts", "--steps 6 --batch-size 1");
+    EXPECT_STATUS(r, 0);
+    ranks_resume(&r, &d, 2, "parts", "--steps 9");
+    EXPECT_STATUS(r, 0);
+    expect_losses(&d, "whole", "parts", RANKS_TOLERANCE);
+    run_command(&r, "rm -r '%s/parts/checkpoints'", d.dir.path); // and without a checkpoint that of run.json
+    ranks_resume(&r, &d, 2, "parts", "--steps 9 --batch-size 2");
+    EXPECT_STATUS(r, 0);
+    expect_losses(&d, "whole", "parts", RANKS_TOLERANCE);
+    test_remove_directory(&d.dir);
+}
+
 // What a rank that is killed or stopped leaves to the others: a line with its number and the step, and a run that goes
 // on.
 static void expect_fault(const ProgramData *d, int ranks, const char *fault, const char *word, const char *out) {
@@ -536,6 +559,7 @@ static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
+    {"a resume keeps the total batch, whatever the ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
     {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
     {"a rank that is killed or stopped is named, and a restart resumes bitwise",
      a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
