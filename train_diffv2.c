@@ -989,6 +989,9 @@ typedef struct {
     int64_t tokens;        // of the steps done, each with the --total-batch that it had
     Guard guard;           // which of them are
     Rollback rollback;     // and when the run goes back
+    double first_loss;     // of the steps of this start
+    double last_loss;      // likewise
+    double val_loss;       // the last one; 0: none yet
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
     double *agreed;        // [ranks + 1][2 + buckets]: what the ranks tell each other once per step
     uint64_t next_window;  // of the training order
@@ -1024,6 +1027,9 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
     bool found = run->options.out && checkpoint_find_before(run->options.out, last_finite, path) >= 0;
     if (!found) snprintf(path, PATH_SIZE, "none");
 }
+
+// Whether the last step had a finite loss and gradient, and the last validation a finite loss.
+static bool run_is_finite(const Run *run) { return run->guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
 
 // Whether all ranks hold the same, bit for bit.
 static void run_check_ranks(Run *run) {
@@ -1072,7 +1078,8 @@ static void run_checkpoint(Run *run) {
     double start = now_seconds();
     log_sync(&run->log);
     checkpoint_save(run->options.out, run->step, &buffers, state);
-    if (leads()) checkpoint_prune(run->options.out, run->options.keep, run->step);
+    bool sound = run_is_finite(run); // else it would push a good one out of --keep
+    if (leads() && sound) checkpoint_prune(run->options.out, run->options.keep, run->step);
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
@@ -1104,7 +1111,7 @@ static double run_validate(Run *run, double *by_position) {
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run_validate(run, NULL);
+    double loss = run->val_loss = run_validate(run, NULL);
     log_begin(&run->log, "val", run->step);
     log_number(&run->log, "loss", loss);
     log_end(&run->log);
@@ -1242,9 +1249,8 @@ static void run_log_events(Run *run, const StepResult *r) {
              run->step, r->loss, r->grad_norm, run->guard.not_finite_in_row);
 }
 
-static void run_stop_when_nothing_is_finite(Run *run) {
-    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
-    char good[PATH_SIZE];
+// good: from where the run can go on.
+static void run_log_diverged(Run *run, char good[PATH_SIZE]) {
     run_last_good_checkpoint(run, good);
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "stopped");
@@ -1252,6 +1258,12 @@ static void run_stop_when_nothing_is_finite(Run *run) {
     log_string(&run->log, "last_good_checkpoint", good);
     log_end(&run->log);
     log_sync(&run->log);
+}
+
+static void run_stop_when_nothing_is_finite(Run *run) {
+    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
+    char good[PATH_SIZE];
+    run_log_diverged(run, good);
     CHECK(false,
           "steps %" PRId64 " to %" PRId64
           " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
@@ -1384,6 +1396,29 @@ static int run_stopped(Run *run) {
     return !stopped_by ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
+// The last line of a run that has diverged. The last step or validation is not finite: then the status is not that of
+// success. Or the last loss is more than 1 above the first loss of this start, or above ln V, the loss of an untrained
+// model: the perplexity is e times what it was. Losses of single batches differ by less. Returns the exit status.
+static int run_end(Run *run, int status) {
+    double untrained = log(run->model.config.V);
+    char good[PATH_SIZE];
+    fflush(stdout);
+    if (!run_is_finite(run)) {
+        if (status == EXIT_DONE) run_log_diverged(run, good);
+        else run_last_good_checkpoint(run, good);
+        warn("the run ends at step %" PRId64
+             " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
+             "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
+             run->step, good);
+        return status == EXIT_DONE ? EXIT_FAILED : status;
+    }
+    if (run->last_loss > fmin(run->first_loss, untrained) + 1)
+        warn("the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a "
+             "lower --lr, a longer --warmup or --grad-clip",
+             run->last_loss, run->first_loss, untrained);
+    return status;
+}
+
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
 static int run_train(Run *run) {
     const Options *o = &run->options;
@@ -1402,6 +1437,8 @@ static int run_train(Run *run) {
     while (run->step < o->steps && !run_stop(run)) {
         StepResult r = run_step(run);
         busy += r.seconds;
+        run->last_loss = r.loss;
+        if (done == 0) run->first_loss = r.loss;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
         if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
@@ -1417,14 +1454,14 @@ static int run_train(Run *run) {
         if (stop || (sound && every(run->step, o->checkpoint_every))) run_checkpoint(run);
         if (stop) break;
     }
-    if (run->step < o->steps) return run_stopped(run);
+    if (run->step < o->steps) return run_end(run, run_stopped(run));
     char duration[32];
     format_duration(duration, sizeof(duration), busy);
     printf("done: %" PRId64 " steps in %s, waiting for data %.2f s", done, duration, run->train.wait_seconds);
     if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
     printf("\n");
     run_print_spikes(run);
-    return EXIT_DONE;
+    return run_end(run, EXIT_DONE);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1559,6 +1596,7 @@ static void dump_gradients(Run *run) {
     double loss = model_loss_sum(model, (int)N) / (double)N;
     model_save_dump(o->dump_grads, &model->tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", loss, o->dump_grads);
+    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
     free(tokens);
 }
 
@@ -1717,9 +1755,11 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
-    else if (run->step >= end)
+    else if (run->step >= end) {
         printf("%s has done %" PRId64 " of %" PRId64 " steps: nothing to do\n", o->out, run->step, end);
-    else {
+        CHECK(run_is_finite(run), "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged",
+              o->out, run->step);
+    } else {
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         stop_signals_catch();
