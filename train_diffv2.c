@@ -25,6 +25,7 @@ very file with CUDA operations instead.
 #include "llmc/ranks.h"
 #include "llmc/revision.h"
 #include "llmc/logger.h"
+#include "llmc/starts.h"
 #include "llmc/sampler.h"
 #include "llmc/recall.h"
 #include "llmc/attention_maps.h"
@@ -992,8 +993,12 @@ typedef struct {
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
+    int64_t tokens;        // of the steps done, each with the --total-batch that it had
     Guard guard;           // which of them are
     Rollback rollback;     // and when the run goes back
+    double first_loss;     // of the steps of this start
+    double last_loss;      // likewise
+    double val_loss;       // the last one; 0: none yet
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
     double saved_at;       // when the last checkpoint was saved, or training began, in seconds of this rank's clock
     bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
@@ -1032,6 +1037,9 @@ static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
     if (!found) snprintf(path, PATH_SIZE, "none");
 }
 
+// Whether the last step had a finite loss and gradient, and the last validation a finite loss.
+static bool run_is_finite(const Run *run) { return run->guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
+
 // Whether all ranks hold the same, bit for bit.
 static void run_check_ranks(Run *run) {
     Model *model = &run->model;
@@ -1067,6 +1075,7 @@ static void run_checkpoint(Run *run) {
     cJSON *state = cJSON_CreateObject();
     json_add_u64(state, "step", (uint64_t)run->step);
     json_add_u64(state, "updates", (uint64_t)run->updates);
+    json_add_u64(state, "tokens", (uint64_t)run->tokens);
     json_add_u64(state, "next_window", run->next_window);
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
@@ -1078,7 +1087,8 @@ static void run_checkpoint(Run *run) {
     double start = now_seconds();
     log_sync(&run->log);
     checkpoint_save(run->options.out, run->step, &buffers, state);
-    if (leads()) checkpoint_prune(run->options.out, run->options.keep, run->step);
+    bool sound = run_is_finite(run); // else it would push a good one out of --keep
+    if (leads() && sound) checkpoint_prune(run->options.out, run->options.keep, run->step);
     cJSON_Delete(state);
     progress_break();
     printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
@@ -1116,7 +1126,7 @@ static double run_validate(Run *run, double *by_position) {
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run_validate(run, NULL);
+    double loss = run->val_loss = run_validate(run, NULL);
     char fingerprint[24];
     FORMAT(fingerprint, "%" PRIu64, run->val_fingerprint);
     log_begin(&run->log, "val", run->step);
@@ -1194,6 +1204,7 @@ static StepResult run_step(Run *run) {
     }
     run->next_window = dataloader_position(&run->train);
     run->step++;
+    run->tokens += o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
     r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
@@ -1216,7 +1227,7 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_number(&run->log, "loss", r->loss);
     log_number(&run->log, "grad_norm", r->grad_norm);
     log_number(&run->log, "lr", r->lr);
-    log_integer(&run->log, "tokens", run->step * o->total_batch);
+    log_integer(&run->log, "tokens", run->tokens);
     log_number(&run->log, "tokens_per_s", tokens_per_s);
     log_number(&run->log, "ms", 1e3 * r->seconds);
     log_number(&run->log, "flops_util", share);
@@ -1276,9 +1287,8 @@ static void run_log_events(Run *run, const StepResult *r) {
              run->step, signless_nan(r->loss), signless_nan(r->grad_norm), run->guard.not_finite_in_row);
 }
 
-static void run_stop_when_nothing_is_finite(Run *run) {
-    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
-    char good[PATH_SIZE];
+// good: from where the run can go on.
+static void run_log_diverged(Run *run, char good[PATH_SIZE]) {
     run_last_good_checkpoint(run, good);
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "stopped");
@@ -1286,6 +1296,12 @@ static void run_stop_when_nothing_is_finite(Run *run) {
     log_string(&run->log, "last_good_checkpoint", good);
     log_end(&run->log);
     log_sync(&run->log);
+}
+
+static void run_stop_when_nothing_is_finite(Run *run) {
+    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
+    char good[PATH_SIZE];
+    run_log_diverged(run, good);
     CHECK(false,
           "steps %" PRId64 " to %" PRId64
           " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
@@ -1341,10 +1357,19 @@ static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit
     return value;
 }
 
+// The tokens of the steps up to a checkpoint; one of a version that did not count them has had one --total-batch.
+static int64_t state_tokens(const cJSON *state, int64_t step, const char *path) {
+    double total_batch = 0;
+    if (cJSON_HasObjectItem(state, "tokens")) return (int64_t)state_number(state, "tokens", INT64_MAX / 2, path);
+    json_get_number(cJSON_GetObjectItemCaseSensitive(state, "options"), "total-batch", &total_batch);
+    return (int64_t)fmin((double)step * total_batch, 0x1p53);
+}
+
 // The counters and detectors of a checkpoint; not the place in the data, which a rollback leaves where it is.
 static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
     run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
+    run->tokens = state_tokens(state, run->step, path);
     CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
           "%s: the \"detectors\" of trainer_state.json are none of this program", path);
 }
@@ -1413,6 +1438,29 @@ static int run_stopped(Run *run) {
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
+// The last line of a run that has diverged. The last step or validation is not finite: then the status is not that of
+// success. Or the last loss is more than 1 above the first loss of this start, or above ln V, the loss of an untrained
+// model: the perplexity is e times what it was. Losses of single batches differ by less. Returns the exit status.
+static int run_end(Run *run, int status) {
+    double untrained = log(run->model.config.V);
+    char good[PATH_SIZE];
+    progress_flush();
+    if (!run_is_finite(run)) {
+        if (status == EXIT_DONE) run_log_diverged(run, good);
+        else run_last_good_checkpoint(run, good);
+        warn("the run ends at step %" PRId64
+             " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
+             "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
+             run->step, good);
+        return status == EXIT_DONE ? EXIT_FAILED : status;
+    }
+    if (run->last_loss > fmin(run->first_loss, untrained) + 1)
+        warn("the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a "
+             "lower --lr, a longer --warmup or --grad-clip",
+             run->last_loss, run->first_loss, untrained);
+    return status;
+}
+
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
 static int run_train(Run *run) {
     const Options *o = &run->options;
@@ -1433,6 +1481,8 @@ static int run_train(Run *run) {
     while (!stop) {
         StepResult r = run_step(run);
         busy += r.seconds;
+        run->last_loss = r.loss;
+        if (done == 0) run->first_loss = r.loss;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
         if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
@@ -1448,14 +1498,14 @@ static int run_train(Run *run) {
         bool due = every(run->step, o->checkpoint_every) || run->checkpoint_due;
         if (stop || (sound && due)) run_checkpoint(run);
     }
-    if (run->step < o->steps) return run_stopped(run);
+    if (run->step < o->steps) return run_end(run, run_stopped(run));
     char duration[32];
     format_duration(duration, sizeof(duration), busy);
     printf("done: %" PRId64 " steps in %s, waiting for data %.2f s", done, duration, run->train.wait_seconds);
     if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
     printf("\n");
     run_print_spikes(run);
-    return EXIT_DONE;
+    return run_end(run, EXIT_DONE);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1465,6 +1515,7 @@ static int run_train(Run *run) {
 typedef struct {
     char path[PATH_SIZE]; // what the weights are read from: the checkpoint, or else the run's own --init; or empty
     cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
+    cJSON *run_json;      // NULL without --resume
     RunLock lock;         // of rank 0, when the run goes on to train
 } Resume;
 
@@ -1475,18 +1526,17 @@ static Resume resume_find(Options *o) {
     if (!o->resume) return r;
     bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
     if (trains && leads()) r.lock = log_lock(o->out);
-    cJSON *run_json = log_read_run_json(o->out);
+    r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
         options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
     } else {
-        const cJSON *options = cJSON_GetObjectItemCaseSensitive(run_json, "options");
+        const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
         const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
         FORMAT(r.path, "%s", init ? init : "");
         options_adopt_json(o, options);
         printf("%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
     }
-    cJSON_Delete(run_json);
     return r;
 }
 
@@ -1592,6 +1642,7 @@ static void dump_gradients(Run *run) {
     double loss = model_loss_sum(model, (int)N) / (double)N;
     model_save_dump(o->dump_grads, &model->tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
+    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
     free(tokens);
 }
 
@@ -1718,14 +1769,33 @@ static void run_close(Run *run) {
     options_free(&run->options);
 }
 
-static void run_open_log(Run *run, int argc, char **argv) {
+// What this start of the run changes.
+static cJSON *run_changes(const Run *run, const Resume *resume) {
+    const cJSON *before = resume->state ? resume->state : resume->run_json;
+    cJSON *now = options_state_to_json(&run->options);
+    cJSON *changed = starts_changed(resume->run_json, cJSON_GetObjectItemCaseSensitive(before, "options"), now);
+    cJSON_Delete(now);
+    return changed;
+}
+
+static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
-    if (o->resume) log_resume(&run->log, o->out, run->step);
-    else {
-        cJSON *description = run_description(run, argc, argv);
+    cJSON *description = run_description(run, argc, argv), *changed = NULL;
+    if (o->resume) {
+        changed = run_changes(run, resume);
+        starts_append(resume->run_json, description, run->step, changed);
+        log_write_run(&run->log, o->out, resume->run_json);
+        log_resume(&run->log, o->out, run->step);
+    } else {
+        changed = cJSON_CreateArray();
+        starts_begin(description);
         log_create(&run->log, o->out, description);
-        cJSON_Delete(description);
     }
+    cJSON *event = starts_event(run->step, changed);
+    log_record(&run->log, event);
+    cJSON_Delete(event);
+    cJSON_Delete(changed);
+    cJSON_Delete(description);
     checkpoint_clean(o->out);
 }
 
@@ -1740,7 +1810,7 @@ static const char *stop_notice(const Options *o) {
 }
 
 // Does what the options ask for. Returns the exit status.
-static int run_mode(Run *run, int argc, char **argv) {
+static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model, run_speaker(run), o);
@@ -1749,13 +1819,15 @@ static int run_mode(Run *run, int argc, char **argv) {
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
-    else if (run->step >= end)
+    else if (run->step >= end) {
         printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
                ": nothing to do; a larger --%s goes on\n",
                o->out, run->step, end, end < o->steps ? "stop-after" : "steps");
-    else {
+        CHECK(run_is_finite(run), "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged",
+              o->out, run->step);
+    } else {
         stop_signals_catch(stop_notice(o));
-        if (o->out && leads()) run_open_log(run, argc, argv); // the last that may refuse to start
+        if (o->out && leads()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         comm_barrier();
@@ -1783,9 +1855,10 @@ int main(int argc, char **argv) {
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
-    int status = run_mode(&run, argc, argv);
+    int status = run_mode(&run, &resume, argc, argv);
     run_close(&run);
     cJSON_Delete(resume.state);
+    cJSON_Delete(resume.run_json);
     comm_close();
     return end_of_output(status);
 }

@@ -146,5 +146,6 @@ static void run_evaluate(Run *run) {
     }
     cJSON_Delete(json);
     free(by_position);
+    CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 #endif

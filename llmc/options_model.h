@@ -89,6 +89,13 @@ static inline int options_model_problems(const Options *o) {
     return count + (narrow && options_usable(o, widths));
 }
 
+// The largest --batch-size below the present one that divides --total-batch; 0: none does.
+static inline int64_t options_smaller_batch(const Options *o, int ranks) {
+    int64_t row = o->seq_len * ranks, B = o->total_batch % row ? 0 : o->batch_size - 1;
+    while (B > 0 && o->total_batch / row % B) B--;
+    return B;
+}
+
 // Checks of numbers against each other, for options that all have their values.
 static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const shape[] = {"attention", "preset", "heads", "kv-heads", "head-dim", NULL};
@@ -102,12 +109,15 @@ static inline int options_number_problems(const Options *o, int ranks) {
     if (N > INT_MAX)
         REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens: lower one",
                o->batch_size, o->seq_len, INT_MAX);
-    else if (o->total_batch % micro_step)
+    else if (o->total_batch % micro_step) {
+        int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
+        OptionText batch_size = ""; // first what leaves the updates as they are
+        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 ", or else ", smaller);
         REFUSE(problems,
                "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64 " times --seq-len %" PRId64
-               " times %d rank%s: %" PRId64 " is",
-               o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s",
-               (o->total_batch / micro_step + 1) * micro_step);
+               " times %d rank%s: give %s--total-batch %" PRId64,
+               o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s", batch_size, larger);
+    }
     return problems;
 }
 

@@ -1206,8 +1206,15 @@ static void ckpt_test_log_records(void) {
     log_begin(log, "event", 3);
     log_string(log, "long", text);
     log_end(log);
+    cJSON *whole = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(whole, "list");
+    cJSON_AddItemToArray(list, cJSON_CreateString(text));
+    cJSON_AddItemToArray(list, cJSON_CreateObject());
+    cJSON_AddNumberToObject(cJSON_GetArrayItem(list, 1), "x", 1);
+    cJSON_AddNullToObject(cJSON_GetArrayItem(list, 1), "y");
+    log_record(log, whole);
     Log *none = (Log *)checked_calloc(1, sizeof(Log)); // a closed log takes records, too
     ckpt_log_record(none, "train", 1);
+    log_record(none, whole);
     log_sync(none);
     log_close(none);
     log_sync(log);
@@ -1221,11 +1228,17 @@ static void ckpt_test_log_records(void) {
                        "\"tokens\": -9223372036854775808, \"loss_z\": null, \"skipped\": true, "
                        "\"text\": \"a \\\"b\\\"\\u000a\xEF\xBF\xBD\"}\n";
     EXPECT(strncmp(lines, want, strlen(want)) == 0, "the record is %.300s", lines);
-    EXPECT(count_lines(lines) == 2, "%d lines", count_lines(lines));
-    char *second = strchr(lines, '\n') + 1;
+    EXPECT(count_lines(lines) == 3, "%d lines", count_lines(lines));
+    char *second = strchr(lines, '\n') + 1, *third = strchr(second, '\n') + 1;
+    third[-1] = 0;
     cJSON *record = json_parse(second, strlen(second));
     EXPECT(cJSON_IsObject(record), "a cut string leaves no JSON: %.100s", second);
     cJSON_Delete(record);
+    record = json_parse(third, strlen(third));
+    EXPECT(cJSON_Compare(record, whole, true) && strstr(third, "\", {\"x\": 1, \"y\": null}]}\n"),
+           "a long record is another: %.100s", third);
+    cJSON_Delete(record);
+    cJSON_Delete(whole);
     free(lines);
     cJSON *run = log_read_run_json(dir.text);
     EXPECT(run->child && strcmp(run->child->string, "command") == 0, "run.json is not what was given");

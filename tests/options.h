@@ -327,7 +327,11 @@ static const char *const wrong_options[][2] = {
      "--dump-grads and --generate and --eval and --dry-run exclude each other"},
     {"--dry-run --steps 10 --warmup 11", "--warmup 11 is more than --steps 10"},
     {"--dry-run --batch-size 3 --seq-len 5 --total-batch 44",
-        "is not a multiple of --batch-size 3 times --seq-len 5 times 1 rank: 45 is"},
+        "is not a multiple of --batch-size 3 times --seq-len 5 times 1 rank: give --total-batch 45"},
+    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 96", "1 rank: give --batch-size 6, or else --total-batch 128"},
+    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 96 --ranks 3",
+        "3 ranks: give --batch-size 2, or else --total-batch 384"},
+    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 112", "1 rank: give --batch-size 7, or else --total-batch 128"},
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
@@ -634,7 +638,8 @@ static void test_finish_refuses(void) {
     run_in_child(&program, finish_without_data, &ranks);
     EXPECT(program.status == 2 && count_lines(program.err) == 2, "status %d, 2 lines are expected: %s", program.status,
            program.err);
-    EXPECT(strstr(program.err, "training needs --train-data") && strstr(program.err, "times 3 ranks: 6144 is"),
+    EXPECT(strstr(program.err, "training needs --train-data") &&
+               strstr(program.err, "times 3 ranks: give --total-batch 6144"),
            "stderr: %s", program.err);
 }
 

@@ -244,6 +244,152 @@ static void a_run_without_a_checkpoint_starts_again_and_says_so(void) {
     test_remove_directory(&d.dir);
 }
 
+static cJSON *run_json_of(const ProgramData *d, const char *run) {
+    char path[600];
+    FORMAT(path, "%s/%s", d->dir.path, run);
+    return log_read_run_json(path);
+}
+
+// An option after the first `count` of the starts have changed it.
+static double option_after(const cJSON *options, const cJSON *starts, int count, const char *name) {
+    double value = NAN;
+    json_get_number(options, name, &value);
+    for (int i = 0; i < count; i++) {
+        const cJSON *change;
+        cJSON_ArrayForEach(change, json_member(cJSON_GetArrayItem(starts, i), "changed")) {
+            if (strcmp(cJSON_GetStringValue(json_member(change, "name")), name) == 0)
+                json_get_number(change, "new", &value);
+        }
+    }
+    return value;
+}
+
+// The starts of run.json, and those of the log, must each give the learning rate and the tokens of every step. The
+// run's schedule is constant after two steps.
+static void expect_steps_follow_the_starts(const ProgramData *d, const char *run, int steps) {
+    static const char *const names[] = {"lr", "total-batch"};
+    char path[600], line[8192];
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+    cJSON *json = run_json_of(d, run), *events = cJSON_CreateArray();
+    const cJSON *options = json_member(json, "options"), *starts = json_member(json, "starts");
+    double tokens = 0;
+    int step = 0;
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        if (strcmp(cJSON_GetStringValue(json_member(record, "kind")), "train") != 0) {
+            cJSON_AddItemToArray(events, record);
+            continue;
+        }
+        double logged[2] = {NAN, NAN}, at = 0, before = tokens;
+        int count = 0, index = 0;
+        const cJSON *start;
+        step++;
+        cJSON_ArrayForEach(start, starts) {
+            index++;
+            if (json_get_number(start, "step", &at) && at < step) count = index;
+        }
+        json_get_number(record, "lr", &logged[0]);
+        json_get_number(record, "tokens", &tokens);
+        logged[1] = tokens - before;
+        for (int i = step > 2 ? 0 : 1; i < 2; i++) {
+            double by_run = option_after(options, starts, count, names[i]),
+                   by_log = option_after(options, events, cJSON_GetArraySize(events), names[i]);
+            EXPECT(by_run == logged[i] && by_log == logged[i], "step %d: --%s %g, by run.json %g, by the log %g", step,
+                   names[i], logged[i], by_run, by_log);
+        }
+        cJSON_Delete(record);
+    }
+    if (f) fclose(f);
+    EXPECT(step == steps, "%d train records, not %d", step, steps);
+    cJSON_Delete(json);
+    cJSON_Delete(events);
+}
+
+static void resume_with(const ProgramData *d, const char *run, const char *options) {
+    ProgramResult r;
+    run_command(&r, "%s --out '%s/%s' --resume --threads 2 %s", test_program(), d->dir.path, run, options);
+    EXPECT_STATUS(r, 0);
+}
+
+static void run_json_and_the_log_say_what_was_in_force_at_each_step(void) {
+    static const double steps[] = {0, 4, 4, 8, 4};
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 4 --lr 0.001 --total-batch 64");
+    EXPECT_STATUS(r, 0);
+    expect_steps_follow_the_starts(&d, "run", 4);
+    resume_with(&d, "run", "--steps 6 --lr 0.002 --total-batch 128");
+    expect_steps_follow_the_starts(&d, "run", 6);
+    // a start that leaves no checkpoint: the next one has the options of the checkpoint again
+    run_command(&r, "rm -r '%s/run/checkpoints/step_00000006'", d.dir.path);
+    resume_with(&d, "run", "--steps 8");
+    expect_steps_follow_the_starts(&d, "run", 8);
+    // an older checkpoint, from before a change that the next start makes as well
+    resume_with(&d, "run", "--steps 10 --lr 0.003 --total-batch 128");
+    expect_steps_follow_the_starts(&d, "run", 10);
+    run_command(&r, "rm -r '%s/run/checkpoints/step_00000010' '%s/run/checkpoints/step_00000008'", d.dir.path,
+                d.dir.path);
+    resume_with(&d, "run", "--steps 9 --lr 0.003 --total-batch 128");
+    expect_steps_follow_the_starts(&d, "run", 9);
+
+    cJSON *json = run_json_of(&d, "run");
+    const cJSON *starts = json_member(json, "starts"), *first = cJSON_GetArrayItem(starts, 0);
+    static const char *const keys[] = {"command_line", "revision", "host", "ranks"};
+    double lr = 0, at = -1;
+    EXPECT(cJSON_GetArraySize(starts) == 5, "%d starts", cJSON_GetArraySize(starts));
+    for (int i = 0; i < 5; i++)
+        EXPECT(json_get_number(cJSON_GetArrayItem(starts, i), "step", &at) && at == steps[i], "start %d after step %g",
+               i, at);
+    for (int i = 0; i < 4; i++)
+        EXPECT(cJSON_Compare(json_member(json, keys[i]), json_member(first, keys[i]), true), "the first start's %s",
+               keys[i]);
+    EXPECT(json_get_number(json_member(json, "options"), "lr", &lr) && lr == 0.001, "run.json has --lr %g", lr);
+    const cJSON *words = json_member(cJSON_GetArrayItem(starts, 4), "command_line");
+    EXPECT(strcmp(cJSON_GetStringValue(cJSON_GetArrayItem(words, cJSON_GetArraySize(words) - 1)), "128") == 0,
+           "the last start has the command line of another");
+    cJSON_Delete(json);
+    test_remove_directory(&d.dir);
+}
+
+static void a_run_of_an_older_version_gets_the_entry_of_its_first_start(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600];
+    size_t size = 0;
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    cJSON *json = run_json_of(&d, "run");
+    cJSON_DeleteItemFromObject(json, "starts");
+    char *text = json_text(json, &size);
+    FORMAT(path, "%s/run/run.json", d.dir.path);
+    file_write_atomic(path, text, size);
+    resume_with(&d, "run", "--steps 3");
+    cJSON *after = run_json_of(&d, "run"), *starts = cJSON_DetachItemFromObject(after, "starts");
+    const cJSON *first = cJSON_GetArrayItem(starts, 0), *second = cJSON_GetArrayItem(starts, 1);
+    double step = -1;
+    EXPECT(cJSON_Compare(json, after, true), "the other keys of run.json have changed");
+    EXPECT(cJSON_GetArraySize(starts) == 2 && json_get_number(first, "step", &step) && step == 0 &&
+               json_get_number(second, "step", &step) && step == 2,
+           "%d starts, the last after step %g", cJSON_GetArraySize(starts), step);
+    EXPECT(cJSON_Compare(json_member(json, "command_line"), json_member(first, "command_line"), true) &&
+               cJSON_GetArraySize(json_member(first, "changed")) == 0 &&
+               cJSON_GetArraySize(json_member(second, "changed")) == 1,
+           "the entries of the starts are not as expected");
+    cJSON_Delete(json);
+    cJSON_Delete(after);
+    cJSON_Delete(starts);
+    free(text);
+    test_remove_directory(&d.dir);
+
+    cJSON *old = cJSON_Parse("{\"options\": {\"total-batch\": 192}}"),
+          *new_one = cJSON_Parse("{\"options\": {\"total-batch\": 192}, \"tokens\": 1000}");
+    EXPECT(state_tokens(old, 5, "x") == 960 && state_tokens(new_one, 5, "x") == 1000, "tokens of a checkpoint: %d, %d",
+           (int)state_tokens(old, 5, "x"), (int)state_tokens(new_one, 5, "x"));
+    cJSON_Delete(old);
+    cJSON_Delete(new_one);
+}
+
 static void the_log_has_a_record_of_every_step_and_validation(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -726,6 +872,10 @@ static const Test program_tests[] = {
      a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
     {"a resume locks the run before it reads it", a_resume_locks_the_run_before_it_reads_it},
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
+    {"run.json and the log say which options were in force at each step",
+     run_json_and_the_log_say_what_was_in_force_at_each_step},
+    {"a run of an older version gets the entry of its first start, and its tokens are computed",
+     a_run_of_an_older_version_gets_the_entry_of_its_first_start},
     {"the log has a record of every step and validation, and --eval agrees with it",
      the_log_has_a_record_of_every_step_and_validation},
     {"a validation says which data and how many windows it has read", a_validation_says_what_it_has_read},

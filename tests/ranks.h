@@ -293,6 +293,18 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
             EXPECT_STATUS(r, 0);
         }
         expect_losses(&d, "whole", out, RANKS_TOLERANCE);
+        cJSON *json = run_json_of(&d, out);
+        for (int k = 0; k < 3; k++) {
+            const cJSON *start = cJSON_GetArrayItem(json_member(json, "starts"), k);
+            double ranks = 0, step = -1;
+            EXPECT(json_get_number(start, "ranks", &ranks) && json_get_number(start, "step", &step) &&
+                       ranks == plans[p][k].ranks &&
+                       step == (k == 0   ? 0
+                                : k == 1 ? 3
+                                         : 7),
+                   "%s: start %d has %g ranks from step %g", out, k, ranks, step);
+        }
+        cJSON_Delete(json);
     }
     // the same ranks: bit for bit, also when they were stopped in between
     ranks_train(&r, &d, 3, "", "three", "--steps 12 --total-batch 192 --batch-size 2 --zero 1");
@@ -301,6 +313,29 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
     ranks_resume(&r, &d, 3, "parts", "");
     EXPECT_STATUS(r, 0);
     expect_same_directories(&d, "three/checkpoints/step_00000012", "parts/checkpoints/step_00000012");
+    test_remove_directory(&d.dir);
+}
+
+// Without --total-batch a resume keeps the checkpoint's, which the first start derived from its own rank.
+static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 1, "", "whole", "--steps 9 --schedule constant --batch-size 4");
+    EXPECT_STATUS(r, 0);
+    ranks_train(&r, &d, 1, "", "parts", "--steps 3 --schedule constant --batch-size 4");
+    EXPECT_STATUS(r, 0);
+    ranks_resume(&r, &d, 4, "parts", "--steps 6");
+    EXPECT(r.status == 2 && strstr(r.err, "4 ranks: give --batch-size 1, or else --total-batch 256"),
+           "status %d: %.300s", r.status, r.err);
+    ranks_resume(&r, &d, 4, "parts", "--steps 6 --batch-size 1");
+    EXPECT_STATUS(r, 0);
+    ranks_resume(&r, &d, 2, "parts", "--steps 9");
+    EXPECT_STATUS(r, 0);
+    expect_losses(&d, "whole", "parts", RANKS_TOLERANCE);
+    run_command(&r, "rm -r '%s/parts/checkpoints'", d.dir.path); // and without a checkpoint that of run.json
+    ranks_resume(&r, &d, 2, "parts", "--steps 9 --batch-size 2");
+    EXPECT_STATUS(r, 0);
+    expect_losses(&d, "whole", "parts", RANKS_TOLERANCE);
     test_remove_directory(&d.dir);
 }
 
@@ -642,6 +677,7 @@ static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
+    {"a resume keeps the total batch, whatever the ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
     {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
     {"a rank that is killed or stopped is named, and a restart resumes bitwise",
      a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},

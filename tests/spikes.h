@@ -601,7 +601,8 @@ static void detectors_survive_a_resume_bit_for_bit(void) {
     expect_same_directories(&d, "whole/checkpoints/step_00000180", "parts/checkpoints/step_00000180");
     FORMAT(path, "%s", d.dir.path);
     run_command(&r,
-                "cd '%s' && for run in whole parts; do sed -E 's/\"(tokens_per_s|ms|flops_util|comm_ms)\": [^,]*, //g' "
+                "cd '%s' && for run in whole parts; do sed -E '/\"start\"/d; "
+                "s/\"(tokens_per_s|ms|flops_util|comm_ms)\": [^,]*, //g' "
                 "$run/log.jsonl > $run.log; done;"
                 "cmp whole.log parts.log && grep -c '\"what\": \"skipped\"' whole.log",
                 path);
@@ -669,7 +670,7 @@ static void the_row_of_steps_that_are_not_finite_is_in_the_checkpoint(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 6 --weight-decay 0 --lr " DIVERGING_LR);
-    EXPECT_STATUS(r, 0);
+    EXPECT_STATUS(r, 1);
     EXPECT(strstr(r.out, "n/a (no step had 128 before it)"), "the summary of a short run: %.300s",
            r.out + max_int(0, (int)strlen(r.out) - 300));
     int before = count_of(r.err, "in a row");
@@ -686,6 +687,79 @@ static void the_row_of_steps_that_are_not_finite_is_in_the_checkpoint(void) {
     EXPECT(r.status == 1 && strstr(r.err, "last good checkpoint: none") && count_of(r.err, "in a row") == 10,
            "status %d, stderr: %.300s", r.status, r.err);
     EXPECT(strstr(r.out, "logits are not finite"), "no word of the samples");
+    test_remove_directory(&d.dir);
+}
+
+static const char *last_line(const char *text) {
+    const char *last = text;
+    for (const char *p = text; (p = strchr(p, '\n')) != NULL && *++p;) last = p;
+    return last;
+}
+
+static void a_run_that_ends_far_above_its_start_says_so(void) {
+    static const struct {
+        const char *options; // of a resume, where the run has begun
+        int status;
+        bool diverged;
+    } starts[] = {
+        {"--steps 20 --lr 1e-3", 0, false},
+        {"--steps 40 --lr 3 --grad-clip 0 --weight-decay 0 --stop-after 30", 0, true},
+        {"--steps 40 --lr 3", 0, true},
+        {"--steps 43 --lr 0", 0, true}, // no worse than its own start
+    };
+    ProgramData d = program_data();
+    ProgramResult r;
+    for (size_t i = 0; i < sizeof(starts) / sizeof(starts[0]); i++) {
+        char options[200];
+        FORMAT(options, "%s%s", starts[i].options, i ? " --resume" : "");
+        run_trainer(&r, &d, "run", options);
+        EXPECT_STATUS(r, starts[i].status);
+        bool said = strstr(last_line(r.err), "the run has diverged; try a lower --lr") != NULL;
+        EXPECT(said == starts[i].diverged, "%s: the last line is %.300s; stdout %.2000s", options, last_line(r.err),
+               r.out);
+    }
+    test_remove_directory(&d.dir);
+}
+
+static void a_run_whose_end_is_not_finite_fails(void) {
+    static TrainRecord records[8];
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 2 --lr 1e-3");
+    EXPECT_STATUS(r, 0);
+    // also one that ends before its last step, and its checkpoint pushes no good one out
+    run_trainer(&r, &d, "run", "--steps 9 --stop-after 5 --keep 1 --resume --lr " DIVERGING_LR);
+    EXPECT(r.status == 1 &&
+               strstr(last_line(r.err), "the run ends at step 5 with a loss or gradient that is not finite") &&
+               strstr(last_line(r.err), "step_00000002\n"),
+           "status %d, the last line: %.300s", r.status, last_line(r.err));
+    run_trainer(&r, &d, "run", "--steps 6 --keep 1 --resume --lr " DIVERGING_LR);
+    EXPECT(r.status == 1 &&
+               strstr(last_line(r.err), "the run ends at step 6 with a loss or gradient that is not finite"),
+           "status %d, the last line: %.300s", r.status, last_line(r.err));
+    RecordCounts n = read_records(&d, "run", records, 8);
+    EXPECT(n.train == 6 && n.stopped >= 1, "%d records, %d of a stop", n.train, n.stopped);
+    run_trainer(&r, &d, "run", "--resume --steps 6");
+    EXPECT(r.status == 1 && strstr(r.out, "nothing to do") && strstr(last_line(r.err), "step 6 is not finite"),
+           "status %d, the last line: %.300s", r.status, last_line(r.err));
+    run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
+    EXPECT(strcmp(r.out, "step_00000002\nstep_00000005\nstep_00000006\n") == 0, "checkpoints: %s", r.out);
+
+    static const char *const modes[] = {"--eval --eval-out eval", "--dump-grads grads", "--generate 5"};
+    run_command(&r,
+                "cd '%s/run/checkpoints/step_00000002' && rm trainer_state.json && printf '\\000\\000\\300\\177' | dd "
+                "of=model.safetensors bs=1 conv=notrunc seek=$(($(wc -c < model.safetensors) - 4))",
+                d.dir.path);
+    EXPECT_STATUS(r, 0);
+    for (int i = 0; i < 3; i++) {
+        run_command(&r,
+                    "cd '%s' && %s --init run/checkpoints/step_00000002 --val-data val.bin --train-data train.bin "
+                    "--threads 2 %s",
+                    d.dir.path, test_program_path(), modes[i]);
+        EXPECT_ONE_LINE(r, 1, "not finite: ");
+    }
+    run_command(&r, "ls '%s/eval' '%s/grads'", d.dir.path, d.dir.path);
+    EXPECT_STATUS(r, 0);
     test_remove_directory(&d.dir);
 }
 
@@ -728,6 +802,9 @@ static const Test spikes_tests[] = {
      a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint},
     {"the row of steps that are not finite is in the checkpoint",
      the_row_of_steps_that_are_not_finite_is_in_the_checkpoint},
+    {"a run that ends far above its start says so in its last line", a_run_that_ends_far_above_its_start_says_so},
+    {"a run whose last step is not finite fails, and so do other modes whose loss is not",
+     a_run_whose_end_is_not_finite_fails},
     {"weights that are not finite are never saved", weights_that_are_not_finite_are_never_saved},
 };
 enum { SPIKES_TEST_COUNT = sizeof(spikes_tests) / sizeof(spikes_tests[0]) };
