@@ -11,6 +11,7 @@ the root of the repository. Compiled with -DREAL=double it tests the mathematics
 model: what the program does with files and processes is tested with the build that people run.
 */
 #define main train_diffv2_main
+#include "tests/busy_directory.h"
 #include "train_diffv2.c"
 #undef main
 #include "tests/harness.h"
