@@ -12,6 +12,7 @@ model: what the program does with files and processes is tested with the build t
 */
 #include "tests/small_sizes.h"
 #define main train_diffv2_main
+#include "tests/busy_directory.h"
 #include "train_diffv2.c"
 #undef main
 #include "tests/harness.h"

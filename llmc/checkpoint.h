@@ -9,7 +9,8 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
   void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
-  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep`
+  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that look
+                                                                   whole, and broken ones that are newer than these
   void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
 
 A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
@@ -27,6 +28,9 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
   atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
   ranks    checkpoint_save, checkpoint_find_* and checkpoint_load_weights are called by all ranks together: each writes,
            reads and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
+  removal  A directory that cannot be removed (a busy file on NFS, say) is a warning: checkpoint_clean tries again, at
+           every start and after every save. By then it no longer has a checkpoint's name. It is an error only where
+           the name itself is in the way of another checkpoint, or would be resumed from.
   errors   CHECK, with the path; only checkpoint_find_newest passes over what is broken, and ends the program when
            nothing else is there, as a start from step 0 would be a silent loss
 */
@@ -138,16 +142,23 @@ static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[
     return found;
 }
 
-// First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name.
-static inline void checkpoint_remove(const char *run_dir, int64_t step) {
+// What was renamed or left unfinished; it has no checkpoint's name.
+static inline void checkpoint_remove_leftover(const char *path) {
+    if (!remove_tree(path)) warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
+}
+
+// First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name. false and errno:
+// it still has its name.
+static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
     char path[PATH_SIZE], old[PATH_SIZE];
     checkpoint_path(run_dir, step, "", path);
     checkpoint_path(run_dir, step, ".old.tmp", old);
-    CHECK(remove_tree(old) && rename(path, old) == 0 && remove_tree(old), "cannot remove the checkpoint %s: %s", path,
-          strerror(errno));
+    if (!remove_tree(old) || rename(path, old) != 0) return false;
+    checkpoint_remove_leftover(old);
+    return true;
 }
 
-// Removes what saves that were cut short have left. The caller holds the run (log_create, log_resume).
+// Removes what saves and removals that were cut short have left. The caller holds the run (log_create, log_resume).
 static inline void checkpoint_clean(const char *run_dir) {
     char parent[PATH_SIZE], path[PATH_SIZE];
     FORMAT(parent, "%s/checkpoints", run_dir);
@@ -158,39 +169,62 @@ static inline void checkpoint_clean(const char *run_dir) {
         if (strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
         if (strcmp(suffix, ".tmp") != 0 && strcmp(suffix, ".old.tmp") != 0) continue;
         FORMAT(path, "%s/%s", parent, name);
-        CHECK(remove_tree(path), "cannot remove the unfinished checkpoint %s: %s", path, strerror(errno));
+        checkpoint_remove_leftover(path);
     }
     if (d) closedir(d);
 }
 
+// One that cannot be removed would be resumed from.
 static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
     size_t count = 0;
     int64_t *steps = checkpoint_steps(run_dir, &count);
-    for (size_t i = 0; i < count && steps[i] > step; i++) checkpoint_remove(run_dir, steps[i]);
+    for (size_t i = 0; i < count && steps[i] > step; i++)
+        CHECK(checkpoint_remove(run_dir, steps[i]), "cannot remove the checkpoint of step %" PRId64 " in %s: %s",
+              steps[i], run_dir, strerror(errno));
     free(steps);
+}
+
+// Whether a checkpoint looks whole, without reading its tensors: its trainer_state.json has the checksum and the step
+// that it should have, and the other files have the sizes that it states. checkpoint_verify compares every byte.
+static inline bool checkpoint_looks_whole(const char *run_dir, int64_t step) {
+    char dir[PATH_SIZE];
+    Reason why;
+    uint64_t saved = 0;
+    checkpoint_path(run_dir, step, "", dir);
+    cJSON *state = state_read(dir, why);
+    bool whole = state && json_get_u64(state, "step", &saved) && saved == (uint64_t)step &&
+                 checksums_sizes_agree(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
+    cJSON_Delete(state);
+    return whole;
 }
 
 // Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.
 static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
     size_t count = 0;
+    checkpoint_clean(run_dir);
     int64_t *steps = checkpoint_steps(run_dir, &count), kept = 0;
     for (size_t i = 0; i < count && keep > 0; i++) {
         if (steps[i] > step) continue;
-        if (kept < keep) kept++;
-        else checkpoint_remove(run_dir, steps[i]);
+        if (kept < keep) kept += checkpoint_looks_whole(run_dir, steps[i]);
+        else if (!checkpoint_remove(run_dir, steps[i]))
+            warn("cannot remove the checkpoint of step %" PRId64 " in %s: %s; trying again at the next checkpoint",
+                 steps[i], run_dir, strerror(errno));
     }
     free(steps);
 }
 
 // The directory, and the files of a checkpoint that are not tensors.
-static inline void checkpoint_begin(const char *run_dir, const char *temporary, const CheckpointBuffers *b) {
+static inline void checkpoint_begin(const char *run_dir, int64_t step, const char *temporary,
+                                    const CheckpointBuffers *b) {
     char parent[PATH_SIZE], path[PATH_SIZE];
     FORMAT(parent, "%s/checkpoints", run_dir);
     if (!is_directory(parent)) {
         make_directories(parent);
         directory_sync(run_dir);
     }
-    CHECK(remove_tree(temporary), "cannot remove the unfinished checkpoint %s: %s", temporary, strerror(errno));
+    checkpoint_path(run_dir, step, ".old.tmp", path); // where it goes for now if it cannot be removed
+    CHECK(remove_tree(temporary) || rename(temporary, path) == 0,
+          "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", temporary, strerror(errno));
     make_directories(temporary);
     FORMAT(path, "%s/config.json", temporary);
     config_json_write(path, b->config, checkpoint_weights_dtype());
@@ -211,10 +245,10 @@ static inline void checkpoint_appear(const char *run_dir, int64_t step, const ch
             char parent[PATH_SIZE];
             directory_of(dir, parent, sizeof(parent));
             directory_sync(parent);
-            CHECK(remove_tree(temporary), "cannot remove the replaced checkpoint %s: %s", temporary, strerror(errno));
+            checkpoint_remove_leftover(temporary);
             return;
         }
-        checkpoint_remove(run_dir, step);
+        CHECK(checkpoint_remove(run_dir, step), "cannot replace the checkpoint %s: %s", dir, strerror(errno));
     }
     rename_synced(temporary, dir);
 }
@@ -235,7 +269,7 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     char dir[PATH_SIZE], temporary[PATH_SIZE], path[PATH_SIZE];
     checkpoint_path(run_dir, step, "", dir);
     checkpoint_path(run_dir, step, ".tmp", temporary);
-    if (comm_rank() == 0) checkpoint_begin(run_dir, temporary, b);
+    if (comm_rank() == 0) checkpoint_begin(run_dir, step, temporary, b);
     FORMAT(path, "%s/model.safetensors", temporary);
     checkpoint_save_weights(path, b);
     FORMAT(path, "%s/optimizer.safetensors", temporary);

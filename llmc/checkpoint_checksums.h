@@ -4,10 +4,11 @@ states its own.
 
   cJSON *checksums_build(dir)                      of the files that are there
   bool   checksums_verify(dir, checksums, why)     whether they are still the same; why: the first difference
+  bool   checksums_sizes_agree(dir, checksums)     whether they still have their sizes, which costs next to nothing
   void   state_write(path, state)                  with the digest of its own text, synced to the disk
   cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
 
-All ranks call checksums_build and checksums_verify together, and each reads its share. Format: checkpoint.h.
+All ranks call checksums_build and checksums_verify together, and each reads its share. The others are for any rank. Format: checkpoint.h.
 */
 #ifndef LLMC_CHECKPOINT_CHECKSUMS_H
 #define LLMC_CHECKPOINT_CHECKSUMS_H
@@ -153,6 +154,20 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, Rea
         }
         free(digests);
         if (!same) return false;
+    }
+    return true;
+}
+
+static inline bool checksums_sizes_agree(const char *dir, const cJSON *checksums) {
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
+        if (i >= CHECKPOINT_NEEDED && !file) continue;
+        char path[PATH_SIZE];
+        uint64_t bytes = 0;
+        struct stat st;
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        if (!json_size(cJSON_GetObjectItemCaseSensitive(file, "bytes"), &bytes)) return false;
+        if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != bytes) return false;
     }
     return true;
 }

@@ -193,7 +193,7 @@ static const OptionRow option_rows[] = {
     {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
         "save one also after the step at which the last one is X minutes old; 0: off"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
-        "checkpoints to keep, the newest; 0: all"},
+        "checkpoints to keep, the newest that are whole; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
         "validate every N steps; 0: only at the start and the end"},
     {"run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,

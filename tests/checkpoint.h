@@ -164,7 +164,11 @@ static bool checkpoint_test_child(int argc, char **argv) {
     } else if (strcmp(action, "newest") == 0) {
         char found[PATH_SIZE];
         printf("%" PRId64 "\n", checkpoint_find_newest(path, found));
-    } else if (strcmp(action, "state") == 0) cJSON_Delete(checkpoint_load_state(path));
+    } else if (strcmp(action, "save") == 0) ckpt_save(path, strtoll(more, NULL, 10), 1);
+    else if (strcmp(action, "clean") == 0) checkpoint_clean(path);
+    else if (strcmp(action, "prune") == 0) checkpoint_prune(path, strtoll(more, NULL, 10), 40);
+    else if (strcmp(action, "drop") == 0) checkpoint_drop_after(path, strtoll(more, NULL, 10));
+    else if (strcmp(action, "state") == 0) cJSON_Delete(checkpoint_load_state(path));
     else if (strcmp(action, "dump") == 0) {
         CkptModel m = ckpt_model("diff_v2", true, 5);
         model_save_dump(path, &m.list, (const grad_t *)m.b.m, 1.5);
@@ -991,6 +995,23 @@ static void ckpt_test_killed_while_saving(void) {
     test_remove_directory(&d);
 }
 
+// Checkpoints of the steps 10, 20, 30 and 40.
+static TestDirectory ckpt_four(void) {
+    TestDirectory d = test_make_directory();
+    for (int64_t step = 10; step <= 40; step += 10) ckpt_save(d.path, step, (uint64_t)step);
+    return d;
+}
+
+// The steps that have a checkpoint.
+static CkptPath ckpt_left(const char *run_dir) {
+    size_t count = 0;
+    int64_t *steps = checkpoint_steps(run_dir, &count);
+    CkptPath left = ckpt_path("%s", "");
+    for (size_t k = count; k-- > 0;) snprintf(left.text + strlen(left.text), 20, "%" PRId64 " ", steps[k]);
+    free(steps);
+    return left;
+}
+
 static void ckpt_test_prune(void) {
     static const struct {
         int64_t keep, step; // of the steps 10, 20, 30, 40 and some foreign names
@@ -1008,31 +1029,85 @@ static void ckpt_test_prune(void) {
         {1, 20, "20 30 40 "}, // 30 and 40 are broken ones of an earlier life: 20 is the newest that is whole
         {2, 30, "20 30 40 "},
     };
+    TestDirectory four = ckpt_four();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         TestDirectory d = test_make_directory();
         static ProgramResult r;
-        run_command(
-            &r,
-            "cd '%s' && mkdir checkpoints && cd checkpoints && mkdir step_00000010 step_00000020 step_00000030 "
-            "step_00000040 step_00000005.tmp best step_5 step_00000010.old.tmp && echo x | tee step_00000010/x best/x "
-            "> step_00000001",
-            d.path);
+        run_command(&r,
+                    "cp -r '%s/checkpoints' '%s' && cd '%s/checkpoints' && mkdir step_00000005.tmp best step_5 "
+                    "step_00000010.old.tmp && echo x | tee step_00000010/x best/x > step_00000001",
+                    four.path, d.path, d.path);
         checkpoint_prune(d.path, cases[i].keep, cases[i].step);
-        size_t count = 0;
-        int64_t *steps = checkpoint_steps(d.path, &count);
-        char left[100] = "";
-        for (size_t k = count; k-- > 0;) snprintf(left + strlen(left), 20, "%" PRId64 " ", steps[k]);
-        EXPECT(strcmp(left, cases[i].left) == 0, "keep %" PRId64 " after step %" PRId64 " leaves %s, not %s",
-               cases[i].keep, cases[i].step, left, cases[i].left);
-        int entries = ckpt_count_entries(ckpt_path("%s/checkpoints", d.path).text);
-        bool ten_removed = strncmp(cases[i].left, "10", 2) != 0; // and then what was left of an earlier removal
-        EXPECT(entries == (int)count + (ten_removed ? 4 : 5), "keep %" PRId64 ": %d entries are left", cases[i].keep,
-               entries);
-        free(steps);
+        CkptPath left = ckpt_left(d.path);
+        EXPECT(strcmp(left.text, cases[i].left) == 0, "keep %" PRId64 " after step %" PRId64 " leaves %s, not %s",
+               cases[i].keep, cases[i].step, left.text, cases[i].left);
+        run_command(&r, "ls '%s/checkpoints' | grep -vc 'step_000000[1-4]0$'", d.path);
+        EXPECT(atoi(r.out) == 3, "keep %" PRId64 ": %s entries that are foreign are left", cases[i].keep, r.out);
         test_remove_directory(&d);
     }
     TestDirectory d = test_make_directory();
     checkpoint_prune(d.path, 3, 10); // a run without checkpoints
+    test_remove_directory(&d);
+    test_remove_directory(&four);
+}
+
+// A broken checkpoint is not one of those that are kept; it goes when enough newer ones are whole.
+static void ckpt_test_prune_broken(void) {
+    static const char *const damages[] = {"truncate -s -1 model.safetensors",
+                                          "rm optimizer.safetensors",
+                                          "rm trainer_state.json",
+                                          "truncate -s -1 trainer_state.json",
+                                          "printf x >> config.json",
+                                          "cp ../step_00000010/trainer_state.json .", // of another step
+                                          "rm config.json && mkdir config.json"};
+    static const char *const left[] = {"10 20 30 40 ", "40 ", "10 20 30 40 "}; // keep 3, 1, 2
+    TestDirectory four = ckpt_four();
+    for (size_t i = 0; i < sizeof(damages) / sizeof(damages[0]); i++)
+        for (int keep = 1; keep <= 3; keep++) {
+            TestDirectory d = test_make_directory();
+            static ProgramResult r;
+            run_command(
+                &r, "cp -r '%s/checkpoints' '%s' && for n in 20 30; do (cd '%s'/checkpoints/step_000000$n && %s); done",
+                four.path, d.path, d.path, damages[i]);
+            EXPECT(r.status == 0, "%s: %s", damages[i], r.err);
+            checkpoint_prune(d.path, keep, 40);
+            CkptPath have = ckpt_left(d.path);
+            EXPECT(strcmp(have.text, left[keep % 3]) == 0, "%s: keep %d leaves %s, not %s", damages[i], keep, have.text,
+                   left[keep % 3]);
+            test_remove_directory(&d);
+        }
+    test_remove_directory(&four);
+}
+
+// What a child does to four checkpoints while directories with this text cannot be removed, and what is left.
+static void ckpt_busy(const TestDirectory *d, const char *busy, const char *action, const char *more, int warnings,
+                      const char *left, const char *leftovers) {
+    static ProgramResult r;
+    run_command(&r, "BUSY='%s' %s --child checkpoint-%s '%s' %s", busy, ckpt_self(), action, d->path, more);
+    EXPECT(r.status == 0 && count_lines(r.err) == warnings && (!warnings || strstr(r.err, "trying again")),
+           "%s %s with %s busy: status %d, %s", action, more, busy, r.status, r.err);
+    CkptPath have = ckpt_left(d->path);
+    EXPECT(strcmp(have.text, left) == 0, "%s %s with %s busy leaves %s, not %s", action, more, busy, have.text, left);
+    run_command(&r, "cd '%s/checkpoints' && ls -d *.tmp 2>/dev/null | tr '\\n' ' '", d->path);
+    EXPECT(strcmp(r.out, leftovers) == 0, "%s %s with %s busy: left over are %s, not %s", action, more, busy, r.out,
+           leftovers);
+}
+
+static void ckpt_test_removal_fails(void) {
+    TestDirectory d = ckpt_four();
+    static ProgramResult r;
+    ckpt_busy(&d, "step_00000010", "prune", "3", 1, "20 30 40 ", "step_00000010.old.tmp ");
+    ckpt_busy(&d, "step_00000010", "clean", "", 1, "20 30 40 ", "step_00000010.old.tmp "); // a start
+    ckpt_busy(&d, "step_00000010", "save", "10", 0, "10 20 30 40 ", "step_00000010.old.tmp ");
+    ckpt_busy(&d, "step_00000010", "prune", "3", 2, "10 20 30 40 ", "step_00000010.old.tmp ");
+    ckpt_busy(&d, "", "prune", "3", 0, "20 30 40 ", "");
+    run_command(&r, "mkdir '%s/checkpoints/step_00000050.tmp'", d.path); // of an interrupted save
+    ckpt_busy(&d, "step_00000050", "save", "50", 0, "20 30 40 50 ", "step_00000050.old.tmp ");
+    ckpt_busy(&d, "step_00000050", "drop", "50", 0, "20 30 40 50 ", "step_00000050.old.tmp ");
+    ckpt_busy(&d, "", "clean", "", 0, "20 30 40 50 ", "");
+    ckpt_busy(&d, "step_00000050", "drop", "30", 1, "20 30 ", "step_00000050.old.tmp ");
+    ckpt_busy(&d, "step_00000030", "save", "30", 1, "20 30 ", "step_00000030.tmp step_00000050.old.tmp "); // replaced
+    ckpt_busy(&d, "", "prune", "2", 0, "20 30 ", "");
     test_remove_directory(&d);
 }
 
@@ -1406,6 +1481,8 @@ static const Test checkpoint_tests[] = {
     {"a checkpoint replaces what an interrupted or broken one left", ckpt_test_leftovers},
     {"a process killed while saving leaves only whole checkpoints", ckpt_test_killed_while_saving},
     {"pruning keeps the newest, and everything when it should keep more than there is", ckpt_test_prune},
+    {"pruning does not count a broken checkpoint as kept", ckpt_test_prune_broken},
+    {"a checkpoint that cannot be removed is a warning and goes later", ckpt_test_removal_fails},
     {"a missing, extra or misshaped tensor is named", ckpt_test_wrong_tensors},
     {"weights of all types are read from shards", ckpt_test_weights_of_all_types},
     {"a gradient dump has the loss and every gradient, to a file, a device or a pipe", ckpt_test_dump},

@@ -6,6 +6,7 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
     nan          a gradient of this step that is not a number
     flip         one bit of a weight, after the update
     signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
+  BUSY=TEXT      directories that cannot be removed, see busy_directory.h
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
 Pieces of work are small, so that a tiny model has several of each (small_sizes.h); here also the buckets of a group and
@@ -17,6 +18,7 @@ the parts of a file that have checksums of their own.
 #include "../llmc/common.h"
 #include "../llmc/ops.h"
 #include "../llmc/comm.h"
+#include "busy_directory.h"
 #include "../llmc/files.h"
 #include "../llmc/stop_signals.h"
 #include "planned_faults.h"

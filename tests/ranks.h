@@ -571,6 +571,24 @@ static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
     test_remove_directory(&d.dir);
 }
 
+static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        ProgramData d = fault_data();
+        ProgramResult r;
+        const char *const options = "--steps 8 --batch-size 2 --total-batch 64 --checkpoint-every 2 --keep 1";
+        ranks_train(&r, &d, ranks, "", "whole", options);
+        EXPECT_STATUS(r, 0);
+        ranks_train(&r, &d, ranks, "BUSY=step_0000000", "run", options);
+        EXPECT(r.status == 0 && count_of(r.err, "cannot remove") >= 3, "status %d, %.300s", r.status, r.err);
+        expect_same_directories(&d, "whole/checkpoints/step_00000008", "run/checkpoints/step_00000008");
+        ranks_resume(&r, &d, ranks, "run", "--steps 9 --schedule constant");
+        EXPECT(r.status == 0 && !strstr(r.err, "cannot remove"), "status %d, %.300s", r.status, r.err);
+        run_command(&r, "ls '%s/run/checkpoints'", d.dir.path);
+        EXPECT(strcmp(r.out, "step_00000009\n") == 0, "left are: %.200s", r.out);
+        test_remove_directory(&d.dir);
+    }
+}
+
 static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -692,6 +710,7 @@ static const Test ranks_program_tests[] = {
      a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
     {"a bit that flips on one rank is found", a_bit_that_flips_on_one_rank_is_found},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
+    {"a run goes on when old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
     {"the memory of all ranks of a machine counts", the_memory_of_all_ranks_of_a_machine_counts},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
