@@ -27,6 +27,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/spikes.h"
 #include "tests/recompute.h"
 #include "tests/ranks.h"
+#include "tests/strangers.h"
 #include "tests/evaluation.h"
 #include "tests/device.h"
 
@@ -53,6 +54,7 @@ static const struct {
     {"spikes", spikes_tests, SPIKES_TEST_COUNT, FP32_BUILD},
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"strangers", strangers_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
