@@ -160,7 +160,7 @@ static inline void watch_hear(WatchPeer *p) {
     WatchReceipt receipt = watch_receive(p, &m);
     if (receipt == WATCH_NOTHING) return;
     if (receipt != WATCH_MESSAGE) {
-        p->gone = true;
+        __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
         // this one was stopped, and the others have said so
         if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
         watch_verdict(&p->last,
@@ -172,9 +172,9 @@ static inline void watch_hear(WatchPeer *p) {
     p->heard = now_seconds();
     if (m.kind == WATCH_END) watch_exit(m.status);
     p->last = m;
-    if (m.kind == WATCH_BYE) p->gone = true;
+    if (m.kind == WATCH_BYE) __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
     if (m.kind != WATCH_FAILED) return;
-    p->gone = true;
+    __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
     watch_fail(&m, m.status);
 }
 
@@ -225,7 +225,8 @@ static inline void *watch_loop(void *unused) {
         if (watch.rank == 0) watch_judge_waiting(limit);
     }
     free(fds);
-    if (watch.rank == 0 && watch.status) watch_fail(NULL, watch.status);
+    int status = WATCH_GET(status);
+    if (watch.rank == 0 && status) watch_fail(NULL, status);
     return NULL;
 }
 
@@ -248,7 +249,7 @@ static inline void watch_part(void) {
 static inline void watch_leave(int status, void *unused) {
     (void)unused;
     if (!watch.on) return;
-    watch.status = status & 0xFF; // as the system does
+    WATCH_SET(status, status & 0xFF); // as the system does
     fflush(NULL);
     bool failed = status != EXIT_DONE && status != EXIT_SIGNALLED;
     if (failed && watch.rank == 0) { // the thread ends the program

@@ -128,7 +128,7 @@ static inline WatchMessage watch_message(WatchKind kind) {
     WatchMessage m;
     memset(&m, 0, sizeof(m));
     double begin = watch_wait_start();
-    m.kind = (int)kind, m.rank = watch.rank, m.ranks = watch.ranks, m.status = watch.status;
+    m.kind = (int)kind, m.rank = watch.rank, m.ranks = watch.ranks, m.status = WATCH_GET(status);
     m.phase = WATCH_GET(phase), m.step = WATCH_GET(step);
     m.device = watch.device;
     m.collectives = WATCH_GET(collectives), m.waiting = begin > 0 ? now_seconds() - begin : 0;
