@@ -31,6 +31,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/recompute.h"
 #include "tests/ranks.h"
 #include "tests/progress.h"
+#include "tests/strangers.h"
 #include "tests/evaluation.h"
 #include "tests/device.h"
 
@@ -61,6 +62,7 @@ static const struct {
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
+    {"strangers", strangers_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},

@@ -1851,7 +1851,7 @@ int main(int argc, char **argv) {
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));
-    comm_open();
+    comm_open(options_start_timeout(argc, argv));
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);

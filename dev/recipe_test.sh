@@ -103,6 +103,18 @@ END
         done
     done
 }
+# A program that writes its secret to a file.
+each_start_has_a_secret_of_its_own_that_is_not_printed() {
+    local i
+    printf '#!/bin/sh\nprintf %%s "$DIFFV2_SECRET" >%q.$$\n' "$scratch/secret" >"$scratch/fake"
+    chmod +x "$scratch/fake"
+    for i in 1 2; do # not even one that is set
+        DIFFV2_SECRET=$i TRAIN_DIFFV2=$scratch/fake RANKS=1 expect 0 "$recipe" --out "$scratch/none" || return 1
+    done
+    ! cat "$scratch"/secret.* | grep -qf - "$scratch/out" "$scratch/err" || { why="it was printed: $(head -c 300 "$scratch/out")"; return 1; }
+    [[ $(cat "$scratch"/secret.*) =~ ^[0-9a-f]{64}$ && $(sort -u "$scratch"/secret.* | wc -l) -le 2 ]] || { why="secrets: $(cat "$scratch"/secret.*)"; return 1; }
+    ! cmp -s "$scratch"/secret.* || { why='two starts have the same'; return 1; }
+}
 a_failure_of_the_program_is_that_of_the_recipe() {
     RANKS=1 expect 2 "$recipe" --no-such-option 1 && one_line no-such-option && RANKS=1 expect 1 "$recipe" "${tiny[@]}" --init "$scratch/nothing" && one_line nothing
 }
@@ -120,6 +132,7 @@ for name in the_figures_of_the_recipes_are_those_of_the_program \
     a_run_that_is_done_stays_done \
     a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise \
     a_rank_that_fails_ends_the_recipe_with_its_status \
+    each_start_has_a_secret_of_its_own_that_is_not_printed \
     a_failure_of_the_program_is_that_of_the_recipe \
     mistakes_are_one_line; do
     why=''

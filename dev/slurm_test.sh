@@ -227,10 +227,12 @@ device_trainer=(build/oncpu/test_trainer --trainer)
 the_cuda_trainer_is_started_without_mpi_and_its_ranks_stop_and_resume() {
     local command="srun --mpi=none --kill-on-bad-exit=1 ${device_trainer[*]} --train-data $data --layers 2 --hidden 24 --heads 2 --kv-heads 1 --head-dim 8"
     command+=" --ffn 40 --seq-len 16 --batch-size 2 --total-batch 64 --warmup 2 --steps 12 --threads 1"
+    # shellcheck disable=SC2016 # expanded by the job
+    local secret='export DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d " "); '
     device() { # name, options...
         local out=$scratch/$1
         shift
-        job=$(CUDA_ON_CPU_DEVICES=2 sbatch --parsable --nodes=1 --ntasks=2 --cpus-per-task=1 --time=10 --output="$out.log" --wrap "$command --out $out $*")
+        job=$(CUDA_ON_CPU_DEVICES=2 sbatch --parsable --nodes=1 --ntasks=2 --cpus-per-task=1 --time=10 --output="$out.log" --wrap "$secret$command --out $out $*")
         await 120 job_is "$job" "$ended" && job_is "$job" COMPLETED || { why="the job is $(job_field "$job" JobState): $(tail -n 1 "$out.log")"; return 1; }
     }
     device device_whole && device device_parts --stop-after 5 && device device_parts --resume || return 1

@@ -1,7 +1,8 @@
 /*
 comm.h: what the ranks of a run say to each other.
 
-  void comm_open()                          first of all in main: rank and number of ranks, and the watchdog
+  void comm_open(start_timeout)             first of all in main: rank and number of ranks, and the watchdog; seconds
+                                            that ranks may take to connect
   void comm_alloc(bucket_bytes, level)      memory for buckets of up to so many bytes with --zero `level`, before step 1
   int  comm_rank(), comm_ranks()            0 and 1 without a launcher
   int  comm_ranks_here()                    ranks on this machine, which share its cores

@@ -13,7 +13,8 @@ static const char *const comm_missing = "MPI and knows no others: scripts/instal
 #endif
 
 static inline const char *comm_library(void) { return NULL; }
-static inline void comm_open(void) {
+static inline void comm_open(double start_timeout) {
+    (void)start_timeout;
     int launched = launch_count();
     CHECK(launched == 1, "started as one of %d processes, but this program was built without %s", launched,
           comm_missing);

@@ -6,8 +6,13 @@ comm_launch.h: who started this process, which rank it is, and where rank 0 is t
   int    launch_rank()             of this process, as the launcher's environment has it
   Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first
-                                   machine of the step, at a port that follows from the job. MASTER_ADDR and MASTER_PORT
-                                   say otherwise.
+                                   machine of the step, at a port that follows from the run's secret. MASTER_ADDR and
+                                   MASTER_PORT override both.
+
+By srun the secret of a run (watchdog_start.h) follows from DIFFV2_SECRET, which scripts/recipe.sh draws for each start,
+and from the step, so that two steps with one variable are two runs. srun passes the variable on to all ranks. Without it
+the program refuses: what Slurm itself tells all ranks, such as the job id, is known to other users too. Variables are
+checked before use like all that comes from outside.
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
@@ -18,6 +23,8 @@ typedef struct {
     WatchAddress address;       // of rank 0
 } Launch;
 
+enum { LAUNCH_LIMIT = 1 << 20 }; // processes
+
 static const char *const launch_mpi_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
 
 // A step of srun; a batch script alone is no step with a number.
@@ -26,10 +33,19 @@ static inline bool launch_is_step(void) {
     return id && isdigit((unsigned char)id[0]) && getenv("SLURM_STEP_NUM_TASKS");
 }
 
+static inline int launch_number(const char *name, int low, int high) {
+    const char *text = getenv(name);
+    bool digits = text && *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 18;
+    long long value = digits ? strtoll(text, NULL, 10) : -1;
+    CHECK(digits && value >= low && value <= high, "%s is '%.40s', a number from %d to %d is expected: %s", name,
+          text ? text : "", low, high, strncmp(name, "SLURM", 5) == 0 ? "srun sets it" : "correct or unset it");
+    return (int)value;
+}
+
 static inline int launch_count(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
-        if (getenv(launch_mpi_variables[i])) return atoi(getenv(launch_mpi_variables[i]));
-    return launch_is_step() ? atoi(getenv("SLURM_STEP_NUM_TASKS")) : 1;
+        if (getenv(launch_mpi_variables[i])) return launch_number(launch_mpi_variables[i], 1, LAUNCH_LIMIT);
+    return launch_is_step() ? launch_number("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT) : 1;
 }
 
 // Whether mpirun or srun started this process, be it the only one.
@@ -78,22 +94,16 @@ static inline Launch launch_by_mpi(int launched) {
 }
 #endif
 
-static inline int launch_number(const char *name, int low, int high) {
-    const char *text = getenv(name);
-    char *end = NULL;
-    long value = text ? strtol(text, &end, 10) : 0;
-    CHECK(text && end != text && *end == 0 && value >= low && value <= high,
-          "%s is '%s', a number from %d to %d is expected: srun sets it", name, text ? text : "", low, high);
-    return (int)value;
-}
-
 // The number of this machine in a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
 static inline int launch_from_counts(const char *list, int machine) {
     for (const char *at = list; *at;) {
         char *end = NULL;
         long count = strtol(at, &end, 10), times = 1;
-        if (end == at || count < 1 || count > INT_MAX) return -1;
-        if (strncmp(end, "(x", 2) == 0) times = strtol(end + 2, &end, 10), end += *end == ')';
+        if (end == at || count < 1 || count > LAUNCH_LIMIT) return -1;
+        if (strncmp(end, "(x", 2) == 0) {
+            times = strtol(end + 2, &end, 10);
+            if (times < 1 || times > LAUNCH_LIMIT || *end++ != ')') return -1;
+        }
         if (machine < times) return (int)count;
         machine -= (int)times;
         if (*end && *end != ',') return -1;
@@ -116,27 +126,40 @@ static inline void launch_first_machine(const char *list, char *name, size_t siz
     name[length] = 0;
 }
 
-// The same on all ranks, from what they all know.
-static inline WatchAddress launch_slurm_address(void) {
-    static const char *const same[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"};
-    const char *machines = getenv("SLURM_STEP_NODELIST"), *chosen = getenv("MASTER_ADDR");
-    char text[400], host[256];
-    WatchAddress a;
-    struct addrinfo want, *found = NULL;
-    int count = 0, length = 0;
-    memset(&a, 0, sizeof(a));
-    memset(&want, 0, sizeof(want));
-    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
-        const char *value = getenv(same[i]);
+static inline HashKey launch_slurm_secret(void) {
+    static const char *const step[] = {"SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME"};
+    const char *secret = getenv("DIFFV2_SECRET");
+    char text[400];
+    int length = 0;
+    HashKey key;
+    for (size_t i = 0; i < sizeof(step) / sizeof(step[0]); i++) {
+        const char *value = getenv(step[i]);
         length += snprintf(text + length, sizeof(text) - (size_t)length, "%.90s.", value ? value : "");
     }
-    a.token = XXH3_64bits(text, (size_t)length);
-    // below those that systems hand out
-    a.port =
-        (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : (int)(20000 + a.token % 10000));
-    a.patience = 60;
+    CHECK(secret && hash_key_parse(&key, secret), // its value is not for a log
+          "DIFFV2_SECRET, by which the ranks know each other, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
+          "/dev/urandom | tr -d ' ')",
+          secret ? "is not 32 hexadecimal digits" : "is not set");
+    return hash_key_derive(&key, "step", text, (size_t)length);
+}
+
+// The same on all ranks, from what they all know.
+static inline WatchAddress launch_slurm_address(void) {
+    const char *machines = getenv("SLURM_STEP_NODELIST"), *chosen = getenv("MASTER_ADDR");
+    char host[256];
+    WatchAddress a;
+    struct addrinfo want, *found = NULL;
+    int count = 0;
+    memset(&a, 0, sizeof(a));
+    memset(&want, 0, sizeof(want));
+    a.secret = launch_slurm_secret();
+    // below those that systems hand out, and not to be guessed
+    int own_port = (int)(20000 + keyed_hash(&a.secret, "port", 4) % 10000);
+    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : own_port);
+    a.later = true;
     if (chosen) FORMAT(host, "%s", chosen);
     else launch_first_machine(machines ? machines : "", host, sizeof(host));
+    watch_clean_text(host, sizeof(host), false);
     CHECK(host[0], "neither SLURM_STEP_NODELIST nor MASTER_ADDR says where rank 0 is: srun sets the former");
     want.ai_family = AF_INET;
     want.ai_socktype = SOCK_STREAM;

@@ -180,12 +180,12 @@ static inline void comm_close(void) {
     MPI_Finalize();
 }
 
-static inline void comm_open(void) {
+static inline void comm_open(double start_timeout) {
     int launched = launch_count();
     if (launched == 1) return;
     Launch l = launch_by_mpi(launched);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
-    watch_open(comm.rank, comm.ranks, &l.address, NULL, 0);
+    watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
     thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
     comm.on = true;
 }

@@ -63,7 +63,7 @@ static inline Launch nccl_launch(int launched) {
 #endif
 }
 
-static inline void comm_open(void) {
+static inline void comm_open(double start_timeout) {
     int launched = launch_count();
     if (launched == 1) return;
     Launch l = nccl_launch(launched);
@@ -72,7 +72,7 @@ static inline void comm_open(void) {
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     setenv("NCCL_NVLS_ENABLE", "0", 0); // see numerics
     ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
-    watch_open(comm.rank, comm.ranks, &l.address, &nccl.id, sizeof(nccl.id));
+    watch_open(comm.rank, comm.ranks, &l.address, start_timeout, &nccl.id, sizeof(nccl.id));
     // from here on rank 0 says once what several ranks have to say
     CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
           status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));

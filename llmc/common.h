@@ -30,6 +30,7 @@ Valid as C11 and as C++17.
 #include <ifaddrs.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <linux/sockios.h>
 #include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -46,7 +47,9 @@ Valid as C11 and as C++17.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/types.h>

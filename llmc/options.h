@@ -257,6 +257,24 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
+// The value of --start-timeout, or its default: ranks connect before options are parsed, so that one of them reports what
+// is wrong with those.
+static inline double options_start_timeout(int argc, char **argv) {
+    static const char name[] = "--start-timeout";
+    const size_t length = sizeof(name) - 1;
+    int r = option_row(name + 2);
+    Options o;
+    options_defaults(&o);
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], name, length) != 0) continue;
+        const char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
+        if (value) option_set(&o, r, value); // options_parse refuses what this does not take
+    }
+    double seconds = o.start_timeout;
+    options_free(&o);
+    return seconds;
+}
+
 // --help and --version come before any complaint and before other processes or devices are looked for. Returns whether
 // one of them is there; `prints` its text, which one of several processes does.
 static inline bool options_answer(int argc, char **argv, bool prints) {

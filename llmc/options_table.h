@@ -51,7 +51,7 @@ typedef struct {
     bool deterministic, memory_check;
 
     int64_t zero;
-    double timeout;
+    double timeout, start_timeout;
     int64_t check_ranks_every, ranks; // ranks: of --dry-run; 0: not given
     double link_gbs;
     const char *rollback; // NULL: off
@@ -219,6 +219,8 @@ static const OptionRow option_rows[] = {
         "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
         "end when a rank is silent, or waited for, this long"},
+    {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60", "(0, 1e9)", NULL,
+        "end when not all ranks have connected to rank 0 after this long"},
     {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0", "[0, 1e15]", NULL,
         "every N steps and before a checkpoint compare what all ranks hold, bit for bit; 0: never"},
 

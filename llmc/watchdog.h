@@ -4,9 +4,8 @@ watchdog.h: the ranks of a run watch one another, so that none waits for ever fo
 Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
 a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
 
-  void watch_open(rank, ranks, address, gift, bytes)   rank 0 has listened at `address`, the others connect to it; then
-                                                       all
-                                           have rank 0's `gift`
+  void watch_open(rank, ranks, address, start_timeout, gift, bytes)   rank 0 has listened at `address`, the others connect
+                                           to it within start_timeout seconds; then all have rank 0's `gift`
   void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
   void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
@@ -18,6 +17,8 @@ a thread and a TCP connection of its own to rank 0, which hears from all and dec
               (stopped, or its machine is gone), or that others have waited for that long although it is alive. Rank 0
               prints one line with rank, host, step and phase and tells all to end, with status 1. Should rank 0
               itself be the one, each of the next few ranks says so.
+  strangers   Only processes that have the run's secret become ranks (watchdog_start.h), and what a rank sends is checked
+              before use. A connection whose messages are not valid ends the run like one that has closed.
   failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
               that a mistake in the command line is one line for a thousand ranks. The others end with its status.
   stdout      is that of rank 0: the others' goes nowhere. Their warnings too, unless they fail afterwards.
@@ -26,7 +27,7 @@ One rank: nothing here does anything, and no thread is started.
 */
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
-#include "watchdog_peers.h"
+#include "watchdog_start.h"
 
 static void (*watch_last_act)(void);
 
@@ -112,8 +113,10 @@ __attribute__((noreturn)) static inline void watch_fail(WatchMessage *first, int
             if (p->gone || p->fd < 0) continue;
             all = false;
             if (poll(&poll_one, 1, 5) <= 0) continue;
-            p->gone = !watch_receive(p->fd, &failed[count]) || failed[count].kind != WATCH_BEAT;
-            if (p->gone && failed[count].kind == WATCH_FAILED) count++;
+            WatchReceipt receipt = watch_receive(p, &failed[count]);
+            if (receipt == WATCH_NOTHING) continue;
+            p->gone = receipt != WATCH_MESSAGE || failed[count].kind != WATCH_BEAT;
+            if (receipt == WATCH_MESSAGE && failed[count].kind == WATCH_FAILED) count++;
         }
         if (all) break;
     }
@@ -154,20 +157,24 @@ static inline void watch_judge_waiting(double limit) {
 
 static inline void watch_hear(WatchPeer *p) {
     WatchMessage m;
-    if (!watch_receive(p->fd, &m)) {
-        p->gone = true;
+    WatchReceipt receipt = watch_receive(p, &m);
+    if (receipt == WATCH_NOTHING) return;
+    if (receipt != WATCH_MESSAGE) {
+        __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
         // this one was stopped, and the others have said so
         if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
-        watch_verdict(&p->last, "has ended without a word (killed?)", 0);
+        watch_verdict(&p->last,
+                      receipt == WATCH_CLOSED ? "has ended without a word (killed?)" : "has sent an invalid message",
+                      0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
     }
     p->heard = now_seconds();
     if (m.kind == WATCH_END) watch_exit(m.status);
     p->last = m;
-    if (m.kind == WATCH_BYE) p->gone = true;
+    if (m.kind == WATCH_BYE) __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
     if (m.kind != WATCH_FAILED) return;
-    p->gone = true;
+    __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
     watch_fail(&m, m.status);
 }
 
@@ -218,7 +225,8 @@ static inline void *watch_loop(void *unused) {
         if (watch.rank == 0) watch_judge_waiting(limit);
     }
     free(fds);
-    if (watch.rank == 0 && watch.status) watch_fail(NULL, watch.status);
+    int status = WATCH_GET(status);
+    if (watch.rank == 0 && status) watch_fail(NULL, status);
     return NULL;
 }
 
@@ -241,7 +249,7 @@ static inline void watch_part(void) {
 static inline void watch_leave(int status, void *unused) {
     (void)unused;
     if (!watch.on) return;
-    watch.status = status;
+    WATCH_SET(status, status & 0xFF); // as the system does
     fflush(NULL);
     bool failed = status != EXIT_DONE && status != EXIT_SIGNALLED;
     if (failed && watch.rank == 0) { // the thread ends the program
@@ -261,23 +269,21 @@ static inline void watch_leave(int status, void *unused) {
 }
 
 // After watch_listen on rank 0, whose address all have; returns when all are connected.
-static inline void watch_open(int rank, int ranks, const WatchAddress *address, void *gift, size_t gift_bytes) {
-    watch.rank = rank, watch.ranks = ranks, watch.token = address->token;
+static inline void watch_open(int rank, int ranks, const WatchAddress *address, double start_timeout, void *gift,
+                              size_t gift_bytes) {
+    watch.rank = rank, watch.ranks = ranks, watch.start_timeout = start_timeout;
     watch_timeout(WATCH_TIMEOUT);
     gethostname(watch.host, sizeof(watch.host) - 1);
     watch.peer_count = rank == 0 ? ranks : 1;
     watch.peers = (WatchPeer *)checked_calloc((size_t)watch.peer_count, sizeof(WatchPeer));
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
-    if (rank == 0) watch_accept();
-    else {
-        watch.peers[0].fd = watch_connect(address);
-        WatchMessage hello = watch_message(WATCH_HELLO);
-        watch.peers[0].last = hello;
-        watch.peers[0].last.rank = 0;
-        memcpy(watch.peers[0].last.host, address->host, WATCH_HOST);
-        watch_send(&watch.peers[0], &hello);
+    if (rank == 0) {
+        watch_accept(&address->secret);
+        watch_give(gift, gift_bytes);
+    } else {
+        watch_join(address);
+        watch_take_gift(gift, gift_bytes);
     }
-    watch_give(gift, gift_bytes);
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
     watch.on = true;
     warn_hook = watch_take_line;

@@ -1,14 +1,19 @@
 /*
-watchdog_peers.h: what the watchdogs of ranks are to each other: state, messages, connections (watchdog.h).
+watchdog_peers.h: what the watchdogs of ranks are to each other: state and messages (watchdog.h).
+
+A message carries its number on the connection and a keyed hash (keyed_hash.h) over itself, under a key that only the
+two ends of this connection have (watchdog_start.h). Nothing of it is used before the hash, the number and every field
+have been checked. Control characters in texts become '?', so that a peer cannot write to the terminal.
 */
 #ifndef LLMC_WATCHDOG_PEERS_H
 #define LLMC_WATCHDOG_PEERS_H
-#include "common.h"
+#include "json.h"
+#include "keyed_hash.h"
 
 // clang-format off
 typedef enum {
     PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS,
-    PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END
+    PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END, PHASE_COUNT
 } Phase;
 // clang-format on
 static const char *const phase_names[] = {
@@ -23,38 +28,54 @@ typedef struct {
     char host[WATCH_HOST];
     uint32_t ip[WATCH_ADDRESSES]; // network byte order; 0: none
     uint16_t port;
-    uint64_t token;  // of the run: a stranger's connection is not a rank's
-    double patience; // seconds until it must listen there; 0: it does
+    bool later;     // it may not listen there yet
+    HashKey secret; // that the run's processes have, and no others
 } WatchAddress;
 
-typedef enum { WATCH_HELLO, WATCH_BEAT, WATCH_BYE, WATCH_FAILED, WATCH_END } WatchKind;
+// First a rank's HELLO, which rank 0 answers by WELCOME or REFUSED, and by START when all are there.
+typedef enum {
+    WATCH_HELLO,
+    WATCH_WELCOME,
+    WATCH_REFUSED,
+    WATCH_START,
+    WATCH_BEAT,
+    WATCH_BYE,
+    WATCH_FAILED,
+    WATCH_END
+} WatchKind;
 typedef struct {
-    uint64_t token;
-    int kind, rank, status, phase;
+    uint64_t hash;   // of all that follows
+    uint64_t number; // of this message among those that its sender has sent on the connection, from 0
+    int kind, rank, ranks, status, phase;
+    int zero; // no bytes between fields
     int64_t step;
     uint64_t collectives; // that the rank has waited for to their end, or to which its device has come
     double waiting;       // seconds in the present one; 0: it does not wait
     uint64_t device;      // that this rank computes on, unlike all others of the world; 0: shared ones
     char host[WATCH_HOST];
-    char text[WATCH_TEXT]; // of WATCH_FAILED: lines
+    char text[WATCH_TEXT]; // of WATCH_FAILED: lines; of WATCH_REFUSED: why; of WATCH_START: what rank 0 gives to all
 } WatchMessage;
-// a heartbeat goes without the text
+// others go without the text
 static inline size_t watch_bytes(int kind) {
-    return kind == WATCH_FAILED ? sizeof(WatchMessage) : offsetof(WatchMessage, text);
+    bool text = kind == WATCH_FAILED || kind == WATCH_REFUSED || kind == WATCH_START;
+    return text ? sizeof(WatchMessage) : offsetof(WatchMessage, text);
 }
 
 typedef struct {
     int fd; // -1: closed
     bool gone;
     double heard; // when
-    WatchMessage last;
+    HashKey key_out, key_in;
+    uint64_t sent, received; // messages
+    WatchMessage last, incoming;
+    size_t have; // bytes of the latter
 } WatchPeer;
 
 static struct {
     bool on, leaving;
     int rank, ranks, status, listener;
-    uint64_t token, device;
-    double timeout, resumed; // the latter: when this process was last found to have been stopped; 0: never
+    uint64_t device;
+    double start_timeout, timeout, resumed; // the last: when this process was last found to have been stopped; 0: never
     char host[WATCH_HOST];
     // what this rank is doing
     int phase;
@@ -107,142 +128,92 @@ static inline WatchMessage watch_message(WatchKind kind) {
     WatchMessage m;
     memset(&m, 0, sizeof(m));
     double begin = watch_wait_start();
-    m.token = watch.token, m.kind = (int)kind, m.rank = watch.rank, m.status = watch.status, m.phase = WATCH_GET(phase),
-    m.step = WATCH_GET(step);
+    m.kind = (int)kind, m.rank = watch.rank, m.ranks = watch.ranks, m.status = WATCH_GET(status);
+    m.phase = WATCH_GET(phase), m.step = WATCH_GET(step);
     m.device = watch.device;
     m.collectives = WATCH_GET(collectives), m.waiting = begin > 0 ? now_seconds() - begin : 0;
     memcpy(m.host, watch.host, WATCH_HOST);
     return m;
 }
 
+static inline uint64_t watch_hash(const HashKey *key, const WatchMessage *m) {
+    size_t skipped = offsetof(WatchMessage, number);
+    return keyed_hash(key, &m->number, watch_bytes(m->kind) - skipped);
+}
+
 // A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
 static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
+    enum { BACKLOG = 2048 }; // bytes; a heartbeat that might fit in part only is left out
+    bool beat = m->kind == WATCH_BEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
+    int queued = 0;
     pthread_mutex_lock(&watch.lock);
-    if (p->fd >= 0) {
-        ssize_t n = send(p->fd, m, watch_bytes(m->kind), MSG_NOSIGNAL | (m->kind == WATCH_FAILED ? 0 : MSG_DONTWAIT));
-        (void)n; // a heartbeat that is lost is late; a connection that is lost is seen by its reader
+    if (p->fd >= 0 && !(beat && ioctl(p->fd, SIOCOUTQ, &queued) == 0 && queued > BACKLOG)) {
+        WatchMessage sealed;
+        memcpy(&sealed, m, watch_bytes(m->kind));
+        sealed.number = p->sent;
+        sealed.hash = watch_hash(&p->key_out, &sealed);
+        ssize_t n = send(p->fd, &sealed, watch_bytes(m->kind), MSG_NOSIGNAL | (is_long ? 0 : MSG_DONTWAIT));
+        p->sent += n > 0; // a connection that is lost is seen by its reader
     }
     pthread_mutex_unlock(&watch.lock);
 }
 
-// One message; false when the connection has ended.
-static inline bool watch_receive(int fd, WatchMessage *m) {
-    char *to = (char *)m;
-    size_t have = 0, want = watch_bytes(WATCH_BEAT);
-    memset(m, 0, sizeof(*m));
-    while (have < want) {
-        ssize_t n = recv(fd, to + have, want - have, 0);
+// ---- what comes from a peer
+
+// A text that ends within its array. What would move a cursor or change a terminal becomes '?': control characters, also
+// those of U+0080 to U+009F, and bytes that are not UTF-8. `lines`: it may have several.
+static inline bool watch_clean_text(char *text, size_t size, bool lines) {
+    if (!memchr(text, 0, size)) return false;
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        int length = utf8_length(at);
+        bool control = (*at < 0x20 && !(lines && *at == '\n')) || *at == 0x7F || (*at == 0xC2 && at[1] < 0xA0);
+        if (length == 0 || control) *at = '?', length = 1;
+        at += length;
+    }
+    return true;
+}
+
+// The kinds that a rank sends at this place of a connection.
+static inline bool watch_kind_fits(bool from_rank_0, uint64_t number, int kind) {
+    if (number == 0) return from_rank_0 ? kind == WATCH_WELCOME || kind == WATCH_REFUSED : kind == WATCH_HELLO;
+    if (number == 1 && from_rank_0) return kind == WATCH_START;
+    return kind == WATCH_BEAT || kind == WATCH_BYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
+}
+
+// Whether this can be the next message of this peer. An introduction may come from any rank: who takes it looks.
+static inline bool watch_is_valid(const WatchPeer *p, WatchMessage *m) {
+    bool fails = m->kind == WATCH_FAILED || m->kind == WATCH_END, hello = m->kind == WATCH_HELLO;
+    bool good_end = m->status == EXIT_DONE || m->status == EXIT_SIGNALLED;
+    if (m->hash != watch_hash(&p->key_in, m) || m->number != p->received) return false;
+    if (!watch_kind_fits(watch.rank != 0, m->number, m->kind)) return false;
+    bool alike = m->ranks == watch.ranks || m->kind == WATCH_REFUSED;
+    if (!hello && (m->rank != p->last.rank || !alike)) return false;
+    if (m->status < 0 || m->status > 255 || (fails && good_end) || (m->kind == WATCH_BYE && !good_end)) return false;
+    if (m->phase < 0 || m->phase >= PHASE_COUNT || m->step < 0) return false;
+    if (!(m->waiting >= 0 && m->waiting < 1e9)) return false;
+    if (!watch_clean_text(m->host, WATCH_HOST, false)) return false;
+    return m->kind == WATCH_START || watch_clean_text(m->text, WATCH_TEXT, true);
+}
+
+typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceipt;
+
+// Takes what has come and waits for nothing: *m is set when a message is complete.
+static inline WatchReceipt watch_receive(WatchPeer *p, WatchMessage *m) {
+    const size_t least = watch_bytes(WATCH_BEAT);
+    for (;;) {
+        size_t want = p->have < least ? least : watch_bytes(p->incoming.kind);
+        if (p->have == want) break;
+        ssize_t n = recv(p->fd, (char *)&p->incoming + p->have, want - p->have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) return false;
-        have += (size_t)n;
-        if (have >= watch_bytes(WATCH_BEAT)) want = watch_bytes(m->kind);
+        if (n < 0 && errno == EAGAIN) return WATCH_NOTHING;
+        if (n <= 0) return WATCH_CLOSED;
+        p->have += (size_t)n;
     }
-    return m->token == watch.token;
-}
-
-// ---- connections
-
-static inline void watch_fill_address(WatchAddress *a) {
-    struct ifaddrs *all = NULL;
-    int count = 0;
-    memset(a, 0, sizeof(*a));
-    gethostname(a->host, sizeof(a->host) - 1);
-    if (getifaddrs(&all) == 0) {
-        for (struct ifaddrs *i = all; i && count < WATCH_ADDRESSES; i = i->ifa_next) {
-            if (!i->ifa_addr || i->ifa_addr->sa_family != AF_INET) continue;
-            struct sockaddr_in in;
-            memcpy(&in, i->ifa_addr, sizeof(in));
-            if (in.sin_addr.s_addr != htonl(INADDR_LOOPBACK)) a->ip[count++] = in.sin_addr.s_addr;
-        }
-        freeifaddrs(all);
-    }
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    uint64_t words[3] = {(uint64_t)now.tv_sec, (uint64_t)now.tv_nsec, (uint64_t)getpid()};
-    a->token = XXH3_64bits(words, sizeof(words));
-}
-
-// Rank 0, first half: listens, at a port that the others know or, with 0, at any, so that they can be told where.
-static inline void watch_listen(WatchAddress *a, uint16_t port) {
-    int yes = 1;
-    if (port == 0) watch_fill_address(a);
-    struct sockaddr_in in;
-    socklen_t length = sizeof(in);
-    memset(&in, 0, sizeof(in));
-    in.sin_family = AF_INET;
-    in.sin_addr.s_addr = htonl(INADDR_ANY);
-    in.sin_port = htons(port);
-    watch.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    // the last run's port is this one's
-    if (port) setsockopt(watch.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-    CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 &&
-              listen(watch.listener, 1024) == 0 && getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
-          "cannot listen for the other ranks%s: %s",
-          port ? " at the port that follows from the job (MASTER_PORT is another)" : "", strerror(errno));
-    a->port = ntohs(in.sin_port);
-}
-
-static inline bool watch_connect_to(uint32_t ip, uint16_t port, int *fd) {
-    struct sockaddr_in in;
-    memset(&in, 0, sizeof(in));
-    in.sin_family = AF_INET;
-    in.sin_addr.s_addr = ip;
-    in.sin_port = htons(port);
-    *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval limit = {10, 0}; // of connect too
-    if (*fd >= 0) setsockopt(*fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
-    if (*fd >= 0 && connect(*fd, (struct sockaddr *)&in, sizeof(in)) == 0) return true;
-    if (*fd >= 0) close(*fd);
-    return false;
-}
-
-static inline int watch_connect(const WatchAddress *a) {
-    int fd = -1;
-    double until = now_seconds() + a->patience;
-    do {
-        if (strcmp(a->host, watch.host) == 0 && watch_connect_to(htonl(INADDR_LOOPBACK), a->port, &fd)) return fd;
-        for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
-            if (watch_connect_to(a->ip[i], a->port, &fd)) return fd;
-    } while (now_seconds() < until && usleep(100000) == 0);
-    CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port,
-          strerror(errno));
-    return -1;
-}
-
-// Rank 0, second half: takes the connections of all ranks.
-static inline void watch_accept(void) {
-    for (int missing = watch.ranks - 1; missing > 0;) {
-        struct pollfd ready = {watch.listener, POLLIN, 0};
-        CHECK(poll(&ready, 1, 60000) > 0, "%d of %d ranks have not come to rank 0 within 60 s", missing, watch.ranks);
-        int fd = accept4(watch.listener, NULL, NULL, SOCK_CLOEXEC);
-        struct timeval limit = {10, 0};
-        if (fd < 0) continue;
-        setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-        WatchMessage m;
-        bool one_of_us = watch_receive(fd, &m) && m.kind == WATCH_HELLO && m.rank > 0 && m.rank < watch.ranks &&
-                         watch.peers[m.rank].fd < 0;
-        if (!one_of_us) {
-            close(fd);
-            continue;
-        }
-        watch.peers[m.rank].fd = fd;
-        watch.peers[m.rank].last = m;
-        missing--;
-    }
-    close(watch.listener);
-}
-
-// What rank 0 knows and all others are to know, once all are connected.
-static inline void watch_give(void *data, size_t bytes) {
-    size_t have = 0;
-    for (int i = 0; i < watch.peer_count; i++) {
-        if (watch.peers[i].fd < 0 || bytes == 0) continue;
-        ssize_t n = watch.rank == 0 ? send(watch.peers[i].fd, data, bytes, MSG_NOSIGNAL) : 0;
-        while (watch.rank > 0 && have < bytes &&
-               (n = recv(watch.peers[i].fd, (char *)data + have, bytes - have, 0)) > 0)
-            have += (size_t)n;
-        CHECK(watch.rank == 0 ? n == (ssize_t)bytes : have == bytes, "rank %d has lost rank %d at the start",
-              watch.rank, watch.rank == 0 ? i : 0);
-    }
+    memset(m, 0, sizeof(*m));
+    memcpy(m, &p->incoming, p->have);
+    p->have = 0;
+    if (!watch_is_valid(p, m)) return WATCH_INVALID;
+    p->received++;
+    return WATCH_MESSAGE;
 }
 #endif

@@ -9,6 +9,9 @@
 # the options it was started with, and the arguments given now.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
 #
+# Each start draws a secret, DIFFV2_SECRET, by which ranks that srun starts without MPI know each other. It is only in
+# the environment of this job's processes.
+#
 # Variables
 #   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs)
 #   RANKS          processes on one machine (its GPUs; the recipe's number where nvidia-smi does not count them)
@@ -88,6 +91,10 @@ if [ -e "$out/run.json" ]; then
 else
     command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
 fi
+
+# Of this start alone; never printed
+DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ') && [ "${#DIFFV2_SECRET}" -eq 32 ] || fail "cannot read 16 bytes from /dev/urandom"
+export DIFFV2_SECRET
 
 # The launcher gets SIGUSR1, which it passes on; at SIGTERM mpirun would end the ranks before they have saved. In a
 # Slurm job SIGTERM comes to the ranks from Slurm itself, and a second signal would end them at once.

@@ -9,8 +9,11 @@ Processes are started with the variables that srun sets, and once by mpirun.
 #define TESTS_CUDA_RANKS_H
 #include "cuda_collectives.h"
 #include "cuda_trainer.h"
+#include "strangers.h"
 
 #ifdef USE_NCCL
+
+#define CUDA_RANKS_SECRET "DIFFV2_SECRET=00112233445566778899aabbccddeeff"
 
 // On a machine with fewer GPUs there is nothing to see.
 static bool has_gpus(int count) {
@@ -43,7 +46,7 @@ static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const
                 "cd '%s' && for i in $(seq 0 %d); do env SLURM_JOB_ID=%d.%d SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=%d "
                 "SLURM_STEP_TASKS_PER_NODE=%d SLURM_NODEID=0 "
                 "SLURM_STEP_NODELIST=localhost SLURM_PROCID=$i SLURM_LOCALID=$i CUDA_ON_CPU_DEVICES=%d BUCKET=1024 "
-                "OMP_NUM_THREADS=1 %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
+                "OMP_NUM_THREADS=1 " CUDA_RANKS_SECRET " %s %s --threads 1 %s & pids=\"$pids $!\"; done; "
                 "{ sleep 60; kill -KILL $pids; } >&- 2>&- <&- & killer=$!; status=0; for p in $pids; do wait $p || { "
                 "s=$?; [ $status -gt 0 ] || { status=$s; { sleep 2; kill -KILL $pids; } & }; }; done >&- 2>&-; "
                 "kill $killer; exit $status",
@@ -246,10 +249,26 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 "
          "SLURM_STEP_NODELIST=no-such-machine.invalid",
          "no-such-machine.invalid is not known"},
-        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"}};
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 'SLURM_STEP_TASKS_PER_NODE=2(x-1)' SLURM_NODEID=0",
+         "SLURM_STEP_TASKS_PER_NODE is '2(x-1)'"},
+        {"-u DIFFV2_SECRET SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
+         "is not set: before srun, export DIFFV2_SECRET=$("},
+        {"DIFFV2_SECRET=0x112233445566778899aabbccddeeff SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 "
+         "SLURM_NODEID=0",
+         "is not 32 hexadecimal digits"},
+        {"SLURM_STEP_NUM_TASKS=x", "SLURM_STEP_NUM_TASKS is 'x'"},
+        {"SLURM_STEP_NUM_TASKS=0", "SLURM_STEP_NUM_TASKS is '0'"},
+        {"SLURM_STEP_NUM_TASKS=-2", "SLURM_STEP_NUM_TASKS is '-2'"},
+        {"SLURM_STEP_NUM_TASKS=4294967298", "SLURM_STEP_NUM_TASKS is '4294967298'"},
+        {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"},
+        {"MASTER_PORT=65536 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
+         "MASTER_PORT is '65536', a number from 1 to 65535 is expected: correct or unset it"}};
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
-        run_command(&r, "cd '%s' && env SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 %s %s --train-data data.bin %s", d.path,
-                    wrong[c].variables, trainer, cuda_ranks_model);
+        run_command(&r,
+                    "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 " CUDA_RANKS_SECRET
+                    " && env %s %s --train-data data.bin %s",
+                    d.path, wrong[c].variables, trainer, cuda_ranks_model);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s",
                wrong[c].variables, r.status, r.err);
     }
@@ -290,6 +309,51 @@ static void help_needs_no_device_and_no_other_rank(void) {
     }
 }
 
+// Strangers who know all but the secret come from before the start until after it, in all ways, while rank 1 is late.
+static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]) {
+    pid_t pid = fork();
+    CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
+    if (pid > 0) return pid;
+    int fds[300], count = 0;
+    close(count_pipe[0]);
+    for (double until = now_seconds() + seconds; now_seconds() < until; usleep(5000)) {
+        if (count >= 300) close(fds[count % 300]);
+        fds[count % 300] = stranger_comes(port, (StrangerKind)(count % STRANGER_KINDS));
+        count += fds[count % 300] >= 0;
+    }
+    _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);
+}
+
+static void strangers_do_not_disturb_a_start_by_srun(void) {
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    WatchAddress free_port;
+    char environment[300];
+    int count_pipe[2], count = 0;
+    CHECK(pipe(count_pipe) == 0, "no pipe: %s", strerror(errno));
+    watch_listen(&free_port, 0);
+    close(watch.listener);
+    pid_t strangers = start_strangers(free_port.port, 8, count_pipe);
+    FORMAT(environment, "MASTER_PORT=%d sh -c 'sleep $((2 * SLURM_PROCID)); exec \"$@\"' sh", free_port.port);
+    double begin = now_seconds();
+    run_ranks(&r, &d, 2, environment, 0, "--train-data data.bin %s --batch-size 2 --steps 2 --out run",
+              cuda_ranks_model);
+    EXPECT(!r.err[0], "%.400s", r.err);
+    EXPECT(now_seconds() - begin < 20, "the run took %.0f s", now_seconds() - begin);
+    close(count_pipe[1]);
+    EXPECT(read(count_pipe[0], &count, sizeof(count)) == (ssize_t)sizeof(count) && count >= 20,
+           "%d strangers came, too few for a test", count);
+    close(count_pipe[0]);
+    waitpid(strangers, NULL, 0);
+    // job and step are right, the secret is not
+    run_ranks(&r, &d, 2, "DIFFV2_SECRET=00112233445566778899aabbccddeef$i MASTER_PORT=$((20000 + $$ % 10000))", 1,
+              "--train-data data.bin %s --batch-size 2 --steps 2 --start-timeout 2", cuda_ranks_model);
+    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not prove to be rank 0") &&
+               strstr(r.err, "have not come to rank 0 within 2 s") && strstr(r.err, "were turned away"),
+           "two secrets: %.600s", r.err);
+    test_remove_directory(&d);
+}
+
 #ifdef USE_MPI
 static void mpirun_starts_what_srun_starts(void) {
     ProgramResult r;
@@ -321,8 +385,23 @@ static void the_lists_of_slurm_are_read(void) {
     static const struct {
         const char *list;
         int machine, count;
-    } counts[] = {{"4", 0, 4},     {"4(x3),2", 0, 4}, {"4(x3),2", 2, 4}, {"4(x3),2", 3, 2}, {"4(x3),2", 4, -1},
-                  {"1,8,2", 1, 8}, {"", 0, -1},       {"x", 0, -1},      {"2;3", 1, -1},    {"0", 0, -1}};
+    } counts[] = {{"4", 0, 4},
+                  {"4(x3),2", 0, 4},
+                  {"4(x3),2", 2, 4},
+                  {"4(x3),2", 3, 2},
+                  {"4(x3),2", 4, -1},
+                  {"1,8,2", 1, 8},
+                  {"", 0, -1},
+                  {"x", 0, -1},
+                  {"2;3", 1, -1},
+                  {"0", 0, -1},
+                  {"4(x-1),2", 0, -1},
+                  {"4(x0)", 0, -1},
+                  {"4(x4294967297)", 0, -1},
+                  {"4(x2", 0, -1},
+                  {"4(x2]", 0, -1},
+                  {"99999999999", 0, -1},
+                  {"4(x2)3", 2, -1}};
     char name[40];
     for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++) {
         launch_first_machine(machines[i].list, name, sizeof(name));
@@ -354,6 +433,8 @@ static const CudaTest cuda_ranks_tests[] = {
      BF16_ALONE},
     {{"--help and --version need neither a device nor other ranks", help_needs_no_device_and_no_other_rank},
      BOTH_PRECISIONS},
+    {{"strangers do not disturb a start by srun, nor have its data", strangers_do_not_disturb_a_start_by_srun},
+     BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
 #ifdef USE_MPI
     {{"mpirun starts what srun starts", mpirun_starts_what_srun_starts}, BF16_ALONE},
