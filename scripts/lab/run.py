@@ -14,6 +14,7 @@ Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed
 """
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cli
 import plan as plans
 import runs as rundirs
-from queue_of_runs import Queue
+from queue_of_runs import Queue, launcher_of
 from trainer import Trainer, TrainerError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,7 +44,7 @@ def parse_arguments():
     parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
     parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
-    parser.add_argument("--threads", type=int, default=0, help="of each run (default: the plan's, or 1)")
+    parser.add_argument("--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)")
     parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
     parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
@@ -114,18 +115,30 @@ def print_runs(runs, costs, jobs):
 
 
 def choose_jobs(a, runs, costs):
-    threads = max(a.threads or run.threads or 1 for run in runs)
+    """How many runs there are at once: as many as cores or GPUs and memory allow, or --jobs."""
+    threads = max((a.threads or run.threads or 1) * run.ranks for run in runs)
     ranks = max(run.ranks for run in runs)
     if a.gpus and ranks > a.gpus:
         fail(f"a run of the plan wants {ranks} GPUs, and --gpus is {a.gpus}", 2)
     jobs = a.jobs or (a.gpus // ranks if a.gpus else max(1, len(os.sched_getaffinity(0)) // threads))
+    room = a.gpus // ranks if a.gpus else jobs
     if not a.gpus:
-        largest = max(costs[run.name][2] for run in runs)
+        largest = max(costs[run.name][2] * run.ranks for run in runs)
         free = next((int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")), largest * jobs)
         if largest > free:
             fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
-        jobs = max(1, min(jobs, free // largest))
-    return jobs
+        room = free // largest
+    if a.jobs and room < a.jobs:
+        print(f"lab/run.py: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} at once", file=sys.stderr)
+    return min(jobs, room)
+
+
+def check_launchers(runs):
+    for run in runs:
+        words = launcher_of(run)
+        if words and not shutil.which(words[0]):
+            fail(f"there is no {words[0]} here, with which arm {run.arm} starts its {run.ranks} ranks: install it (scripts/install_deps.sh --with-mpi), "
+                 f"or name another as 'launcher' in the plan", 2)
 
 
 def check_begun(run, directory):
@@ -177,6 +190,7 @@ def main():
     if a.dry_run:
         print_runs(runs, costs, jobs)
         return 0
+    check_launchers(runs)
     out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
     out.mkdir(parents=True, exist_ok=True)
     lock = open(out / "lab.lock", "w")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_lab.py: tests of the lab. The last line is "N passed, N failed".
+"""test_lab.py: tests of the lab. The last line is "N passed, N failed", and ", N skipped" where some were.
 
 Without arguments the tests that need nothing but Python and the trainer; `--report` those of the report, too, which
 need its packages; `--browser` also those of its pages, in a headless Chromium; `--only WORD` those whose name has it.
@@ -422,6 +422,90 @@ def gpus_are_shared_out_and_given_back():
         assert done.returncode == 2 and "wants 2 GPUs, and --gpus is 1" in done.stderr, done.stderr
 
 
+class Skip(Exception):
+    """What a test needs and this machine lacks."""
+
+
+RANKS = SMALL.replace("seeds = 1 2", "seeds = 1").replace("[arm baseline]\nattention = baseline\n[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n",
+                                                          "ranks = 2\n[arm baseline]\nattention = baseline\n").replace("batch-size = 2", "batch-size = 1")
+
+
+def wait_until(what, seconds=60):
+    deadline = time.time() + seconds
+    while not what():
+        assert time.time() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def trainers_of(directory):
+    """Processes that have the directory in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(directory).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+@test
+def a_lab_of_two_ranks_that_is_stopped_or_killed_saves_its_last_step():
+    if not shutil.which("mpirun"):
+        raise Skip("there is no mpirun")
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
+        corpus(place)
+        shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
+        plan = RANKS.replace("20K", "1500K").replace("checkpoints = 4", "checkpoints = 1")  # no checkpoint but the last, and those of signals
+        small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
+        assert small.returncode == 0, small.stderr + small.stdout
+        said = json.loads((Path(whole) / "out/baseline.lr0.01.seed1/run.json").read_text())
+        if said["ranks"] == 1:
+            raise Skip("the trainer was built without MPI")
+        run, last = Path(place) / "out" / "baseline.lr0.01.seed1", 0
+        for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
+            process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                wait_until(lambda: len(train_steps(run)) > last + 20)
+                process.send_signal(number)
+                assert process.wait(timeout=130) == status, process.returncode
+                wait_until(lambda: not trainers_of(place))  # after SIGKILL the system tells the launcher
+            finally:
+                process.kill()
+            steps = train_steps(run)
+            last = max(steps)
+            assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
+            assert rundirs.checkpoint(run, last).exists(), (number, last, sorted(p.name for p in run.glob("checkpoints/*")))
+
+
+@test
+def a_run_behind_a_script_that_does_not_pass_signals_on_saves_all_the_same():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        launcher = Path(place) / "launch"
+        launcher.write_text('#!/bin/sh\n"$@"\n')
+        launcher.chmod(0o755)
+        plan = RANKS.replace("ranks = 2", f"launcher = {launcher}").replace("20K", "4M").replace("checkpoints = 4", "checkpoints = 1")
+        run = Path(place) / "out" / "baseline.lr0.01.seed1"
+        process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(train_steps(run)) > 20)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=130) == 3 and not rundirs.locked(run), "the lab ended before its run had saved"
+        finally:
+            process.kill()
+        assert rundirs.checkpoint(run, max(train_steps(run))).exists()
+
+
+@test
+def a_launcher_that_is_missing_is_named_before_anything_starts():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
+        assert done.returncode == 2 and "there is no no-such-launcher here" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not (Path(place) / "out").exists()
+
+
 @test
 def one_lab_at_a_time_has_a_directory():
     with tempfile.TemporaryDirectory() as place:
@@ -472,7 +556,7 @@ def main():
         environment.ensure()
         import test_report
         tests.extend(test_report.tests + (test_report.browser_tests if "--browser" in words else []))
-    passed = failed = 0
+    passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")
         if only not in name:
@@ -482,11 +566,14 @@ def main():
             function()
             passed += 1
             print(f"ok   lab: {name} ({time.time() - start:.2f} s)", flush=True)
+        except Skip as why:
+            skipped += 1
+            print(f"skip lab: {name}: {why}", flush=True)
         except Exception:
             failed += 1
             traceback.print_exc()
             print(f"FAIL lab: {name}", flush=True)
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0
 
 
