@@ -94,9 +94,10 @@ run_script() { # what, command...
     shift
     "$@" 2>&1 | tee "$scratch/tests"
     last=$(tail -n 1 "$scratch/tests")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
+    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)?$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
+        skipped=$((skipped + ${BASH_REMATCH[4]:-0}))
     else
         fail_one "$what ended in the middle"
     fi

@@ -91,8 +91,7 @@ def gap_curves(study):
             steps = [s for s in steps if s > 0 and all(stats.finite(r.val[s]) for p in pairs for r in p)]
             if steps:
                 found = [stats.t_interval([a.val[s] - b.val[s] for a, b in pairs]) for s in steps]
-                per_step = pairs[0][0].tokens / pairs[0][0].steps
-                marks.append(trace(arm, label, [s * per_step for s in steps], [e.mean for e in found], lr, mode="lines+markers",
+                marks.append(trace(arm, label, [pairs[0][0].tokens_at(s) for s in steps], [e.mean for e in found], lr, mode="lines+markers",
                                    error=[e.half or 0 for e in found], text=[f"n = {e.n}" for e in found]))
     note = (f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches: below 0 the arm is better. Band and bars: "
             f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not over the whole curve.")
@@ -198,8 +197,7 @@ def layer_figures(study):
                                       error=[(max(v) - min(v)) / 2 if v else 0 for v in values]))
                 steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
                 means = [analysis.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps]
-                per_step = runs[0].tokens / runs[0].steps
-                over_time.append(trace(arm, label, [s * per_step for s in steps], means, lr))
+                over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr))
         figures.append(figure(key.removesuffix("_mean"), title, note + " Bars: half the range over seeds.",
                               [view("by layer", "layer", unit, by_layer, ylog=log, integers=True), view("mean over layers", "tokens", unit, over_time, ylog=log)]))
     return figures

@@ -19,7 +19,8 @@ def summary(r):
         if not row["loss"]:
             continue
         p = (row["gap"] or {}).get("p_holm")
-        rows.append([row["label"], f"{row['lr']:g}", f"{row['parameters']:,}", f"{row['flops_per_token'] / 1e6:.2f}M", f"{row['tokens_per_s']:.0f}", interval(row["loss"]),
+        known = lambda key, form: form(row[key]) if row[key] else "–"
+        rows.append([row["label"], row["rate"], known("parameters", "{:,}".format), known("flops_per_token", lambda x: f"{x / 1e6:.2f}M"), known("tokens_per_s", "{:.0f}".format), interval(row["loss"]),
                      interval(row["gap"], True) if row["gap"] else "reference" if row["arm"] == r["reference"] else "–", f"{p:.3f}" if stats.finite(p) else "–", row["loss"]["n"]])
     return table(["arm", "rate", "parameters", "FLOPs/token", "tokens/s", "loss", "gap", "p (Holm)", "seeds"], rows)
 
@@ -54,7 +55,7 @@ def recall(r):
 def page(r):
     t = r["training"]
     parts = [f"# {r['title']}\n", f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
-             f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n", summary(r)]
+             f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n", *(f"* {note}\n" for note in r["notes"]), summary(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]

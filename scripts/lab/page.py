@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import stats
+from in_force import shown
 
 HERE = Path(__file__).resolve().parent
 # told apart in both themes and, the first four, by those who see fewer colours (after Okabe and Ito)
@@ -63,12 +64,12 @@ def sentence(row, reference, confidence):
     if not gap:
         return None
     if gap["half"] is None:
-        return f"{name}, rate {row['lr']:g}: {gap['mean']:+.4f} nats on one seed, which shows nothing yet."
+        return f"{name}, rate {row['rate']}: {gap['mean']:+.4f} nats on one seed, which shows nothing yet."
     side = "lower" if gap["mean"] < 0 else "higher"
     if decided(gap):
-        return (f"{name}, rate {row['lr']:g}: loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval "
+        return (f"{name}, rate {row['rate']}: loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval "
                 f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}], {gap['n']} seeds.")
-    return (f"{name}, rate {row['lr']:g}: no difference shown: {gap['mean']:+.4f} nats, interval [{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}], {gap['n']} seeds.")
+    return (f"{name}, rate {row['rate']}: no difference shown: {gap['mean']:+.4f} nats, interval [{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}], {gap['n']} seeds.")
 
 
 def summary_table(r):
@@ -77,7 +78,7 @@ def summary_table(r):
         gap = row["gap"]
         kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
         states = ", ".join(f"{n} {s}" for s, n in row["states"].items())
-        rows.append([arm_cell(row), f"{row['lr']:g}", f"{row['parameters']:,}" if row["parameters"] else "–", engineering(row["flops_per_token"]),
+        rows.append([arm_cell(row), escape(row["rate"]), f"{row['parameters']:,}" if row["parameters"] else "–", engineering(row["flops_per_token"]),
                      engineering(row["tokens_per_s"]), interval(row["loss"]), (interval(gap, True), kind) if gap else "reference" if row["arm"] == r["reference"] else "–",
                      number((gap or {}).get("p_holm"), 3), states])
     caption = (f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and seed. Square brackets: "
@@ -127,12 +128,16 @@ def published_table(rows):
 
 def fairness(study, r):
     """What is the same, and what differs, in words and a table."""
-    t, first = r["training"], study.runs[0]
-    same = [f"{r['tokens'] / 1e6:.4g}M tokens in {int(t['steps'])} steps of {int(t['total-batch'])}, schedule {t['schedule']}, {int(t['warmup'])} steps of warmup, down to {t['min-lr-ratio']:g} of the rate",
-            f"AdamW with betas {t['beta1']:g} and {t['beta2']:g}, weight decay {t['weight-decay']:g}, clipping at {t['grad-clip']:g}; products in {t['gemm']}",
-            f"training data with fingerprint {r['data_fingerprint']}, in an order that follows from the seed alone; the same validation windows",
+    first = study.runs[0]
+    said = lambda key: shown(first.options.get(key)) + (f" ({first.over_time(key)})" if f"{shown(first.options.get(key))}" != first.over_time(key) else "")
+    read = first.read[-1][1]
+    same = [f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}, schedule {said('schedule')}, {said('warmup')} steps of warmup, down to {said('min-lr-ratio')} of the rate",
+            f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at {said('grad-clip')}; products in {said('gemm')}",
+            f"training data with fingerprint {r['data_fingerprint']}, in an order that follows from the seed alone",
+            "no validation data" if not read else f"validation on the first {read[0]} windows of data with fingerprint {shown(read[1])}",
             "initial values that follow from (seed, name of the tensor, element): equal wherever two arms have a tensor of the same shape",
-            f"context of {int(first.options['seq-len'])} tokens, vocabulary of {int(first.options['vocab'])}"]
+            f"context of {said('seq-len')} tokens, vocabulary of {said('vocab')}"]
+    head = "Of the first run; what others have instead is named at the top" if study.problems else "The same in all runs, checked from run.json and log.jsonl"
     seeds = {arm: sorted({run.seed for run in study.runs if run.arm == arm}) for arm in study.arms}
     shape = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn")
     rows = []
@@ -140,7 +145,7 @@ def fairness(study, r):
         run = next(x for x in study.runs if x.arm == arm)
         rows.append([arm_cell({"arm": arm, "label": label}), *(escape(run.options[k] if isinstance(run.options[k], str) else int(run.options[k])) for k in shape),
                      f"{run.parameters:,}" if run.parameters else "–", engineering(run.flops_per_token), " ".join(map(str, seeds[arm]))])
-    return ("<p>The same in all runs, checked from run.json:</p><ul>" + "".join(f"<li>{escape(s)}</li>" for s in same) + "</ul>" +
+    return (f"<p>{head}:</p><ul>" + "".join(f"<li>{escape(s)}</li>" for s in same) + "</ul>" +
             table(["arm", *shape, "parameters", "FLOPs/token", "seeds"], rows, "What differs. FLOPs: forward and backward, attention included."))
 
 
@@ -165,10 +170,16 @@ def token_text(token):
     return json.dumps(chr(token))[1:-1] if 32 <= token < 127 or token in (9, 10) else str(token)
 
 
+def heads_of(tensors):
+    """name of a head's tensors -> 'layer:head'"""
+    names = [name.removesuffix(".a1") for name in tensors if name.endswith(".a1")]
+    return {name: "{1}:{3}".format(*name.split(".")) for name in names}
+
+
 def maps_data(arm, label, tensors, chosen=None, limit=24):
     """What the page shows of an arm's attention.safetensors; `chosen`: 'layer:head' to show, else up to `limit` evenly spread."""
-    names = [name.removesuffix(".a1") for name in tensors if name.endswith(".a1")]
-    short = {name: "{1}:{3}".format(*name.split(".")) for name in names}
+    short = heads_of(tensors)
+    names = list(short)
     names = [n for n in names if short[n] in chosen] if chosen else [names[i] for i in stats.thin(names, limit)]
     n, heads, sharp = tensors["tokens"][0][0], [], {}
     for name in names:

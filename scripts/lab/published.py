@@ -34,10 +34,8 @@ def layers_max(study, tools, attention, top, bottom):
     """'max / median' of an evaluation's layers: the layer whose largest value is largest."""
     arm = arm_of(study, attention)
     layers = tools.layer_table(study, tools.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
-    if not layers.get(top):
-        return None
-    best = max(range(len(layers[top])), key=lambda l: layers[top][l])
-    return f"{layers[top][best]:.1f} / {layers[bottom][best]:.2f}"
+    pairs = [(high, low) for high, low in zip(layers.get(top, []), layers.get(bottom, [])) if high is not None and low is not None]
+    return "{:.1f} / {:.2f}".format(*max(pairs)) if pairs else None
 
 
 def both(study, tools, function, *arguments):
@@ -55,9 +53,8 @@ def layer_mean(study, tools, attention, key, source, digits):
 def rms_range(study, tools, attention):
     arm = arm_of(study, attention)
     table = tools.layer_table(study, tools.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
-    if not table.get("context_rms_min"):
-        return None
-    return f"{min(table['context_rms_min']):.3f} to {max(table['context_rms_max']):.3f}, mean {stats.mean(table['context_rms_mean']):.3f}"
+    low, high, mean = ([x for x in table.get(f"context_rms_{key}", []) if x is not None] for key in ("min", "max", "mean"))
+    return f"{min(low):.3f} to {max(high):.3f}, mean {stats.mean(mean):.3f}" if low and high and mean else None
 
 
 def speed(study, tools, attention):

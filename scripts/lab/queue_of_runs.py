@@ -1,7 +1,10 @@
 """queue_of_runs.py: starts runs while there is room, watches them, prints how they do.
 
-A run is a training and then, where the trainer can, an evaluation of its last checkpoint. Trainings are killed by
+A run is a training and then, where the trainer can, an evaluation of its last checkpoint. Trainings are stopped by
 the system when this process dies (they save a checkpoint), so nothing goes on unseen.
+
+A process gets SIGTERM, a launcher of several ranks SIGUSR1: mpirun passes that on, where at SIGTERM it ends the ranks
+before they have saved.
 """
 import ctypes
 import os
@@ -16,6 +19,8 @@ import runs as rundirs
 
 POLL_S = 0.5
 SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
+HARDER_S = 5  # and then between one signal and the next stronger one
+START_S = 5   # how long a launcher may take to start its ranks: what it gets before is lost
 PR_SET_PDEATHSIG = 1
 
 
@@ -27,6 +32,23 @@ class Job:
         self.state, self.step, self.process, self.why = "waiting", 0, None, ""
         self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
         self.no_eval = False
+        self.signals, self.asked = [], False  # what is left to send, each stronger than the one before; whether one was
+
+    def send(self):
+        """Sends the next signal to the process and to what its launcher has started in its group."""
+        self.asked = True
+        number = self.signals.pop(0) if len(self.signals) > 1 else self.signals[0]
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass  # it has ended
+
+    def listens(self):
+        """Whether the ranks of a launcher can hear a signal: the trainer opens its log when it can."""
+        try:
+            return os.stat(self.directory / "log.jsonl").st_mtime > self.started
+        except OSError:
+            return False
 
     def look(self):
         """The run's state by its directory, while no process of ours has it."""
@@ -46,12 +68,19 @@ class Job:
         return 0 if self.state in ("done", "diverged", "failed") else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
 
 
-def die_with_parent(nice):
-    """For the child, before it becomes the trainer: SIGTERM when the lab dies, and none of the terminal's signals."""
+def launcher_of(run):
+    """The words before the trainer's: none for one process."""
+    if run.launcher or run.ranks == 1:
+        return run.launcher.split()
+    return ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
+
+
+def die_with_parent(nice, number):
+    """For the child, before it becomes the trainer: a signal when the lab dies, and none of the terminal's."""
     libc = ctypes.CDLL(None)
 
     def prepare():
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        libc.prctl(PR_SET_PDEATHSIG, number)
         os.setsid()
         if nice:
             os.nice(nice)
@@ -64,7 +93,7 @@ class Queue:
         self.jobs = [Job(run, out / run.name, costs[run.name][1]) for run in runs]
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
-        self.stopping, self.killed_at = None, 0.0
+        self.stopping, self.stopped_at = None, 0.0
         self.started, self.shown_at, self.shown_lines = time.time(), 0.0, 0
 
     # ---- commands
@@ -77,10 +106,11 @@ class Queue:
         words = [str(self.trainer.path), *plans.arguments(run.options), "--out", str(job.directory)]
         if (job.directory / "run.json").exists():
             words.append("--resume")
-        if not self.arguments.gpus:
-            words += ["--threads", str(self.threads(run))]
-        launcher = run.launcher.split() or (["mpirun", "-n", str(run.ranks)] if run.ranks > 1 else [])
-        return launcher + words
+        return launcher_of(run) + words + self.thread_words(run)
+
+    def thread_words(self, run):
+        """On GPUs the trainer's own default, unless the command line says otherwise."""
+        return [] if self.arguments.gpus and not self.arguments.threads else ["--threads", str(self.threads(run))]
 
     def evaluation_command(self, job):
         checkpoint = rundirs.checkpoint(job.directory, job.run.steps)
@@ -89,7 +119,7 @@ class Queue:
                  "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
-        return words + ([] if self.arguments.gpus else ["--threads", str(self.threads(job.run))])
+        return words + self.thread_words(job.run)
 
     def first_of_arm(self, job):
         same = [other.run.seed for other in self.jobs if other.run.arm == job.run.arm]
@@ -103,6 +133,12 @@ class Queue:
     def start(self, job, state, command):
         job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
         environment = dict(os.environ)
+        if os.geteuid() == 0:  # mpirun runs as root, as containers do, only when told
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        job.signals, job.asked = [signal.SIGTERM, signal.SIGKILL], False
+        if state == "training" and launcher_of(job.run):
+            job.signals.insert(0, signal.SIGUSR1)
+        job.state, job.started = state, time.time()
         if job.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
         else:
@@ -111,8 +147,7 @@ class Queue:
             log.write(f"+ {' '.join(command)}\n")
             log.flush()
             job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                           preexec_fn=die_with_parent(self.arguments.nice), env=environment)
-        job.state, job.started = state, time.time()
+                                           preexec_fn=die_with_parent(self.arguments.nice, job.signals[0]), env=environment)
 
     def gpus_wanted(self, job, state):
         return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
@@ -146,7 +181,8 @@ class Queue:
             if job.process is None:
                 continue
             status = job.process.poll()
-            if status is None:
+            saving = self.stopping and job.state == "training" and rundirs.locked(job.directory)  # while its launcher has ended
+            if status is None or saving:
                 if job.state == "training":
                     job.read_tail()
                 continue
@@ -174,12 +210,20 @@ class Queue:
     # ---- signals
 
     def stop(self, number, _frame):
-        """First signal: every run saves a checkpoint. Second: they are killed."""
+        """First signal: every run saves a checkpoint. Each further one: the next stronger signal."""
         again, self.stopping = self.stopping is not None, number
-        self.killed_at = self.killed_at or time.time()
-        for job in self.jobs:
+        self.stopped_at = self.stopped_at or time.time()
+        for job in self.jobs if again else []:
             if job.process:
-                (job.process.kill if again else job.process.terminate)()
+                job.send()
+        self.tell()
+
+    def tell(self):
+        """Sends the first signal to runs that have not got it, as soon as they hear it."""
+        for job in self.jobs:
+            launched = job.process and job.signals[0] == signal.SIGUSR1
+            if job.process and not job.asked and (not launched or job.listens() or time.time() > job.started + START_S):
+                job.send()
 
     def work(self):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -192,13 +236,16 @@ class Queue:
                 busy = any(job.process for job in self.jobs)
                 if not busy and (self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)):
                     break
-                if self.stopping and time.time() > self.killed_at + SAVE_S:
-                    self.stop(signal.SIGKILL, None)
+                if self.stopping:
+                    self.tell()
+                if self.stopping and time.time() > self.stopped_at + SAVE_S:
+                    self.stop(self.stopping, None)
+                    self.stopped_at += HARDER_S
                 time.sleep(POLL_S)
         finally:
             for job in self.jobs:
                 if job.process:
-                    job.process.terminate()
+                    job.send()
         self.show(last=True)
         failed = [job for job in self.jobs if job.state == "failed"]
         for job in self.jobs:

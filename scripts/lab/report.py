@@ -5,7 +5,8 @@
 
 writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
 since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
-on the page. Exit status: 0 done; 1 failed, with one line; 2 usage or runs that are not comparable.
+on the page, and gives runs of one arm, rate and seed rows of their own. What cannot be read is left out, with a line.
+Exit status: 0 done; 1 failed, or something was left out; 2 usage or runs that are not comparable.
 """
 import json
 import re
@@ -43,8 +44,11 @@ def parse_arguments():
     parser.add_argument("--no-png", action="store_true", help="only the page")
     parser.add_argument("--watch", type=float, metavar="SECONDS", help="make it anew so often while runs go on; the open page reloads itself")
     a = parser.parse_args()
-    if a.watch is not None and not a.watch >= 1:
-        parser.error("--watch: 1 second or more")
+    if a.watch is not None and not 1 <= a.watch <= 1e6:
+        parser.error("--watch: 1 second or more, at most a million")
+    if a.heads is not None and not all(re.fullmatch(r"[0-9]+:[0-9]+", head) for head in a.heads.split(",")):
+        parser.error(f"--heads {a.heads}: LAYER:HEAD is wanted, several with commas between them, as 0:1,3:2")
+    a.heads = a.heads and [":".join(str(int(number)) for number in head.split(":")) for head in a.heads.split(",")]
     return a
 
 
@@ -59,7 +63,7 @@ def write_pngs(out, study, shown, maps, lr):
         for view in figure["views"]:
             png.figure_png(out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"), figure, view, list(study.arms), f"{lr:g}")
     for m, tensors in maps:
-        png.maps_png(out / f"map-{m['arm']}.png", m["label"], m["sharpest"], tensors)
+        png.maps_png(out / (re.sub(r"[^\w.+-]+", "-", f"map-{m['arm']}") + ".png"), m["label"], m["sharpest"], tensors)
 
 
 def compact(value):
@@ -72,29 +76,44 @@ def compact(value):
     return re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text) + "\n"
 
 
-def load_maps(study, chosen):
-    found = []
+def load_maps(study, chosen, more_to_come):
+    """[(data for the page, tensors)]: of each arm the first run's that can be read. A chosen head must be in one of them."""
+    found, there = [], set()
     for arm, label in study.arms.items():
-        path = next((p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()), None)
-        if path:
-            tensors = analysis.read_maps(path)
+        for path in [p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()]:
+            try:
+                tensors = analysis.read_maps(path)
+            except rundirs.RunError as error:
+                study.left_out.append(str(error))
+                continue
+            there |= set(page.heads_of(tensors).values())
             shown = page.maps_data(arm, label, tensors, chosen)
             if shown:
                 found.append((shown, tensors))
+            break
+    unknown = [head for head in chosen or [] if head not in there]
+    if unknown and not more_to_come:
+        last = max(there, key=lambda head: tuple(map(int, head.split(":"))), default=None)
+        fail(f"--heads {','.join(unknown)}: no run has maps of {'it' if len(unknown) == 1 else 'these'}; " + (f"the last head is {last}" if last else "there are no maps at all"), 2)
     return found
 
 
-def make(a, out, live):
-    """Reads the runs and writes everything; returns whether runs go on or are missing."""
+def make(a, out, live, told):
+    """Reads the runs and writes everything; returns the study. `told`: what stderr has said is left out."""
     study = analysis.load(a.paths, a.reference)
-    problems = analysis.check(study)
-    if problems and not a.force:
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        fail(f"the runs are not comparable: {problems[0]}{more}; --force compares them all the same", 2)
-    study.notes += [f"Not the same in all runs: {p}" for p in problems[:20]]
+    analysis.check(study)
+    analysis.separate(study)
+    maps = load_maps(study, a.heads, live and study.live)
+    for line in study.left_out:
+        if line not in told:
+            print(f"lab/report.py: {line}; left out", file=sys.stderr, flush=True)
+            told.add(line)
+    if study.problems and not a.force:
+        more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
+        fail(f"the runs are not comparable: {study.problems[0]}{more}; --force compares them all the same", 2)
+    study.notes += [f"Left out: {line}." for line in study.left_out] + [f"Not the same in all runs: {p}" for p in study.problems[:20]]
     results = analysis.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    maps = load_maps(study, a.heads.split(",") if a.heads else None)
     beside = published.rows(study, analysis)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0)
@@ -104,33 +123,32 @@ def make(a, out, live):
     rundirs.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
-    return study.live
+    return study
 
 
 def main():
     a = parse_arguments()
-    out = Path(a.out or Path(a.paths[0]) / "report")
+    out, told = Path(a.out or Path(a.paths[0]) / "report"), set()
+    study = None
     try:
-        going, told = True, False
-        while going:
+        while study is None or (a.watch is not None and study.live):
+            if study:
+                time.sleep(a.watch)
             try:
-                going = make(a, out, a.watch is not None)
-                if not told:
+                first, study = study is None, make(a, out, a.watch is not None, told)
+                if first:
                     print(out / "report.html", flush=True)
-                told = True
             except analysis.NothingYet:
                 if a.watch is None:
                     raise
-            if a.watch is None:
-                break
-            time.sleep(a.watch if going else 0)
+                time.sleep(a.watch)
     except rundirs.RunError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or out}: {error.strerror}")
     except KeyboardInterrupt:
         return 0
-    return 0
+    return 1 if study.left_out else 0
 
 
 if __name__ == "__main__":

@@ -14,14 +14,16 @@ Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed
 """
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import cli
+import in_force
 import plan as plans
 import runs as rundirs
-from queue_of_runs import Queue
+from queue_of_runs import Queue, launcher_of
 from trainer import Trainer, TrainerError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -43,7 +45,7 @@ def parse_arguments():
     parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
     parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
-    parser.add_argument("--threads", type=int, default=0, help="of each run (default: the plan's, or 1)")
+    parser.add_argument("--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)")
     parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
     parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
@@ -58,6 +60,12 @@ def parse_arguments():
         parser.error(f"--lr {a.lr}: {wanted} is wanted".replace("spaces", "commas"))
     if a.tokens and plans.parse_count(a.tokens) is None:
         parser.error(f"--tokens {a.tokens}: a whole number above 0 is wanted, as 2M")
+    if a.seeds and len(set(map(int, a.seeds.split(",")))) < len(a.seeds.split(",")):
+        parser.error(f"--seeds {a.seeds}: a seed is given more than once")
+    if a.dry_run and a.report:
+        parser.error("--report is of runs, and --dry-run starts none")
+    if not -20 <= a.nice <= 19 or (a.nice < 0 and os.geteuid() != 0):
+        parser.error(f"--nice {a.nice}: a number from 0 to 19 is wanted; from -20 as root")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
         parser.error("--jobs is at least 1, --threads and --gpus at least 0")
     return a
@@ -114,29 +122,42 @@ def print_runs(runs, costs, jobs):
 
 
 def choose_jobs(a, runs, costs):
-    threads = max(a.threads or run.threads or 1 for run in runs)
+    """How many runs there are at once: as many as cores or GPUs and memory allow, or --jobs."""
+    threads = max((a.threads or run.threads or 1) * run.ranks for run in runs)
     ranks = max(run.ranks for run in runs)
     if a.gpus and ranks > a.gpus:
         fail(f"a run of the plan wants {ranks} GPUs, and --gpus is {a.gpus}", 2)
     jobs = a.jobs or (a.gpus // ranks if a.gpus else max(1, len(os.sched_getaffinity(0)) // threads))
+    room = a.gpus // ranks if a.gpus else jobs
     if not a.gpus:
-        largest = max(costs[run.name][2] for run in runs)
+        largest = max(costs[run.name][2] * run.ranks for run in runs)
         free = next((int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")), largest * jobs)
         if largest > free:
             fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
-        jobs = max(1, min(jobs, free // largest))
-    return jobs
+        room = free // largest
+    if a.jobs and room < a.jobs:
+        print(f"lab/run.py: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} at once", file=sys.stderr)
+    return min(jobs, room)
+
+
+def check_launchers(runs):
+    for run in runs:
+        words = launcher_of(run)
+        if words and not shutil.which(words[0]):
+            fail(f"there is no {words[0]} here, with which arm {run.arm} starts its {run.ranks} ranks: install it (scripts/install_deps.sh --with-mpi), "
+                 f"or name another as 'launcher' in the plan", 2)
 
 
 def check_begun(run, directory):
-    """A run that was begun under other options is not this run."""
-    said = rundirs.read_json(directory / "run.json").get("options", {})
-    for name, value in run.options.items():
-        have = said.get(name)
-        same = have == value or (isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value))
-        if not same and name not in ("val-every", "stats-every", "checkpoint-every", "checkpoint-minutes", "keep", "batch-size"):
-            fail(f"{directory} was begun with --{name} {rundirs.shown(have)}, and the plan says {rundirs.shown(value)}: "
-                 f"give another --out, or remove that run", 2)
+    """A run that was begun, or resumed, under other options is not this run."""
+    for step, options in in_force.history(rundirs.read_run(directory)):
+        for name, value in run.options.items():
+            have = options.get(name)
+            same = have == value or (isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value))
+            if not same and name not in ("val-every", "stats-every", "checkpoint-every", "checkpoint-minutes", "keep", "batch-size"):
+                began = f"was resumed after step {step}" if step else "was begun"
+                fail(f"{directory} {began} with --{name} {in_force.shown(have)}, and the plan says {in_force.shown(value)}: "
+                     f"give another --out, or remove that run", 2)
 
 
 def is_number(value):
@@ -148,7 +169,7 @@ def is_number(value):
 
 def write_lab(out, plan, size, runs, costs):
     """lab.json: what the report needs to know that the runs do not say; runs of earlier starts stay in it."""
-    old = rundirs.read_json(out / "lab.json") if (out / "lab.json").exists() else {}
+    old = rundirs.read_lab(out) or {}
     if old and (old["plan"], old["size"]) != (plan.name, size):
         fail(f"{out} holds the plan {old['plan']} at size {old['size']}: give another --out", 2)
     arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
@@ -177,9 +198,15 @@ def main():
     if a.dry_run:
         print_runs(runs, costs, jobs)
         return 0
+    check_launchers(runs)
     out = Path(a.out or ROOT / "runs" / f"{plan.name.removesuffix('.plan')}-{size}")
-    out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / "lab.lock", "w")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = open(out / "lab.lock", "w")
+    except FileExistsError:
+        fail(f"--out {out}: this is a file, and a directory is wanted")
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
     try:
         rundirs.lock(lock)
     except OSError:
@@ -189,9 +216,11 @@ def main():
             if (out / run.name / "run.json").exists():
                 check_begun(run, out / run.name)
         write_lab(out, plan, size, runs, costs)
+        status = Queue(out, runs, costs, trainer, jobs, a).work()
     except rundirs.RunError as error:
         fail(str(error))
-    status = Queue(out, runs, costs, trainer, jobs, a).work()
+    except OSError as error:
+        fail(f"{error.filename or out}: {error.strerror}")
     report = [sys.executable, str(ROOT / "scripts/lab/report.py"), str(out)]
     print(f"report: {' '.join(report[1:])}", flush=True)
     if a.report and status != 3:

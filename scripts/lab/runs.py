@@ -5,25 +5,46 @@ import os
 import struct
 from pathlib import Path
 
-# of run.json's options: what must agree between runs for their losses to be compared
-COMPARED = (
-    "train-data", "val-data", "doc-mask", "separator", "seq-len", "vocab", "total-batch", "steps", "min-lr-ratio", "warmup", "schedule",
-    "weight-decay", "beta1", "beta2", "eps", "grad-clip", "skip-loss-z", "skip-grad-z", "val-steps", "gemm", "init",
-)
-PATHS = ("train-data", "val-data")  # where the data lie does not matter when the fingerprint agrees
-
+import in_force
+from shapes import LAB, OPTIONS, RECORDS, RUN, misfit
 
 class RunError(Exception):
     """A directory that is no run, or a damaged one; one line."""
 
 
-def read_json(path):
+def no_constant(name):
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_json(path, shape):
+    """The object of a file, which has the shape; else RunError."""
     try:
-        return json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise RunError(f"{path}: not there") from None
-    except (OSError, ValueError, UnicodeDecodeError) as error:
-        raise RunError(f"{path}: {error}") from None
+        value = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: not JSON: {error}") from None
+    wrong = misfit(value, shape)
+    if wrong:
+        raise RunError(f"{path}: {wrong}")
+    return value
+
+
+def read_run(directory):
+    """run.json, whose options fit at every start."""
+    path = Path(directory) / "run.json"
+    info = read_json(path, RUN)
+    for step, options in in_force.history(info):
+        wrong = misfit(options, OPTIONS, f"options after step {step}" if step else "options")
+        if wrong:
+            raise RunError(f"{path}: {wrong}")
+    return info
+
+
+def read_lab(directory):
+    """lab.json, or None where there is none."""
+    path = Path(directory) / "lab.json"
+    return read_json(path, LAB) if path.exists() else None
 
 
 def write_atomic(path, text):
@@ -36,21 +57,32 @@ def write_atomic(path, text):
     os.replace(temporary, path)
 
 
-def read_log(path):
-    """The records of a log.jsonl, in order. A torn last line is passed over; so are steps that a resume wrote again."""
+def record_of(line):
+    """A line of log.jsonl as a record, or None when it is none."""
+    try:
+        record = json.loads(line, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        return None
+    wrong = misfit(record, {"kind": "text", "step": "whole number"}) or misfit(record, RECORDS.get(record["kind"], {}))
+    return None if wrong else record
+
+
+def read_log(path, broken=None):
+    """The records of a log.jsonl, in order. A last line without its end is being written, or torn, and is passed over.
+    The numbers of other lines that are no records go into `broken`."""
     records = []
     try:
-        with open(path, "rb") as f:
-            lines = f.read().split(b"\n")
+        lines = Path(path).read_bytes().split(b"\n")
     except FileNotFoundError:
         return records
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # torn, or being written
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], 1):
+        record = record_of(line)
+        if record:
             records.append(record)
+        elif broken is not None:
+            broken.append(number)
     return records
 
 
@@ -61,15 +93,9 @@ def tail(path, size=1 << 16):
             f.seek(0, os.SEEK_END)
             f.seek(max(0, f.tell() - size))
             lines = f.read().split(b"\n")
-    except FileNotFoundError:
+    except OSError:
         return []
-    records = []
-    for line in lines:
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            pass
-    return [r for r in records if isinstance(r, dict) and isinstance(r.get("step"), int)]
+    return [record for line in lines[:-1] if (record := record_of(line))]
 
 
 def checkpoint(directory, step):
@@ -101,26 +127,8 @@ def state(directory, steps):
         return "new", 0
     records = tail(directory / "log.jsonl")
     last = max((r["step"] for r in records if r.get("kind") == "train"), default=0)
-    if any(r.get("kind") == "event" and r.get("what") == "stopped" and r.get("why") == "not_finite" for r in records[-3:]):
+    ends = [r for r in records[-3:] if r["kind"] == "event" and r.get("what") in ("start", "stopped")]
+    if ends and ends[-1]["what"] == "stopped" and ends[-1].get("why") == "not_finite":
         return "diverged", last
     done = last >= steps and (checkpoint(directory, steps) / "trainer_state.json").exists()
     return ("done" if done else "begun"), last
-
-
-def differences(a, b, names=("one run", "the other")):
-    """What keeps two run.json from being comparable, a line each."""
-    found = []
-    one, other = a.get("options", {}), b.get("options", {})
-    for key in COMPARED:
-        x, y = one.get(key), other.get(key)
-        same_data = key in PATHS and a.get("data_fingerprint") == b.get("data_fingerprint") is not None
-        if x != y and not same_data:
-            found.append(f"--{key}: {shown(x)} in {names[0]}, {shown(y)} in {names[1]}")
-    x, y = a.get("data_fingerprint"), b.get("data_fingerprint")
-    if x is not None and y is not None and x != y:
-        found.append(f"the training data: fingerprint {x} in {names[0]}, {y} in {names[1]}")
-    return found
-
-
-def shown(value):
-    return "none" if value is None else "yes" if value is True else "no" if value is False else str(value)

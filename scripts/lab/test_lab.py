@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""test_lab.py: tests of the lab. The last line is "N passed, N failed".
+"""test_lab.py: tests of the lab. The last line is "N passed, N failed", and ", N skipped" where some were.
 
 Without arguments the tests that need nothing but Python and the trainer; `--report` those of the report, too, which
 need its packages; `--browser` also those of its pages, in a headless Chromium; `--only WORD` those whose name has it.
@@ -19,6 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path.insert(0, str(HERE))
+import in_force
 import plan as plans
 import runs as rundirs
 import stats
@@ -233,23 +234,83 @@ def what_a_run_is_follows_from_its_directory():
         made_run(run, 5)
         assert rundirs.state(run, 5) == ("begun", 0)
         log = run / "log.jsonl"
-        log.write_text('{"kind": "train", "step": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
+        log.write_text('{"kind": "train", "step": 4, "tokens": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
         assert rundirs.state(run, 5) == ("begun", 4)
-        log.write_text('{"kind": "train", "step": 5, "loss": 1}\n')
+        log.write_text('{"kind": "train", "step": 5, "tokens": 5, "loss": 1}\n')
         assert rundirs.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
         rundirs.checkpoint(run, 5).mkdir(parents=True)
         (rundirs.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
         assert rundirs.state(run, 5) == ("done", 5)
-        log.write_text('{"kind": "train", "step": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n')
+        log.write_text('{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n')
         assert rundirs.state(run, 5) == ("diverged", 3)
         assert not rundirs.locked(run)
+
+
+def resumed(first, *starts):
+    """run.json of a run whose later starts have (step, {option: new value})."""
+    entries = [{"step": 0, "changed": []}] + [{"step": step, "changed": [{"name": k, "old": None, "new": v} for k, v in new.items()]} for step, new in starts]
+    return {"options": first, "data_fingerprint": "5", "starts": entries}
+
+
+@test
+def what_was_in_force_follows_from_the_starts():
+    old = {"options": {"steps": 5, "lr": 0.1}}
+    assert in_force.history(old) == [(0, old["options"])]  # of a trainer that wrote no starts
+    run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
+    assert in_force.history(run) == [(0, {"steps": 5, "lr": 0.1}), (3, {"steps": 5, "lr": 0.2}), (7, {"steps": 9, "lr": 0.2})]
+    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1), (3, 0.2)]
+    # a start that died before its first checkpoint is gone with what it changed
+    run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (6, {"lr": 0.3}), (3, {"lr": 0.1}))
+    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1)]
+    run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}), (0, {}))
+    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1)]
+    run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}))
+    assert in_force.history(run) == [(0, {"steps": 5, "lr": 0.2})]
+
+
+@test
+def a_start_that_changed_an_option_is_a_difference_with_its_step():
+    plain, both = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}), [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)]
+    assert in_force.differences(plain, both[0], ("A", "B")) == ["--beta2: 0.9 in A, 0.9 then 0.99 after step 4 in B"]
+    assert in_force.differences(*both) == []  # the same change in both; another rate is no difference
+    lowered = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (4, {"lr": 0.05}))
+    assert in_force.differences(plain, lowered, ("A", "B")) == ["--lr: 0.1 in A, 0.1 then 0.05 after step 4 in B"]
+    later = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (5, {"lr": 0.05}))
+    assert in_force.differences(lowered, later, ("A", "B")) == ["--lr: 0.1 then 0.05 after step 4 in A, 0.1 then 0.05 after step 5 in B"]
+
+
+def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True, options=True):
+    """What in_force.validations() says of a run of this validation: as the log has it, or only run.json."""
+    info = {"options": {"val-data": path, "val-steps": steps, "batch-size": 2}, "data": {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]}}
+    record = {"kind": "val", "step": 0, "loss": 1.0, **({} if windows is None else {"windows": windows, "data_fingerprint": fingerprint})}
+    return in_force.validations(info, [record] if log else [])
+
+
+@test
+def validations_that_read_other_windows_are_not_compared():
+    same = lambda a, b: in_force.validation_differences(a, b, ("A", "B"))
+    assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
+    assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
+    assert same(validated(8, "7"), validated(16, "7")) == ["windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"]
+    # logs of trainers that did not say what they read: what the options ask for, but no more than there are
+    assert same(validated(8, "7"), validated()) == [] and validated()[0][1][0] == 8
+    assert validated(steps=1000)[0][1][0] == 50
+    assert same(validated(), validated(steps=8)) == ["windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"]
+    assert same(validated(), validated(path="elsewhere")) == ["--val-data: d in A, elsewhere in B"]
+    assert same(validated(), validated(tokens=98)) == ["tokens and shards of the validation data: 99 in 1 in A, 98 in 1 in B"]
+    assert same(validated(log=False), validated(steps=8, log=False)) != []
+    assert same(validated(), validated(path=None)) == ["--val-data: d in A, none in B"]
+    assert same(validated(path=None), validated(path=None)) == []
+    more = in_force.validations(resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
+                                [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)])
+    assert same(validated(), more)[-1] == "windows of validation (--val-steps times --batch-size): 8 in A, 8 then 16 at step 10 in B", same(validated(), more)
 
 
 @test
 def what_keeps_runs_from_being_compared_is_named():
     a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
-    assert rundirs.differences(a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}) == []
-    found = rundirs.differences(a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B"))
+    assert in_force.differences(a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}) == []
+    found = in_force.differences(a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B"))
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
 
 
@@ -422,6 +483,139 @@ def gpus_are_shared_out_and_given_back():
         assert done.returncode == 2 and "wants 2 GPUs, and --gpus is 1" in done.stderr, done.stderr
 
 
+class Skip(Exception):
+    """What a test needs and this machine lacks."""
+
+
+RANKS = SMALL.replace("seeds = 1 2", "seeds = 1").replace("[arm baseline]\nattention = baseline\n[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n",
+                                                          "ranks = 2\n[arm baseline]\nattention = baseline\n").replace("batch-size = 2", "batch-size = 1")
+
+
+def wait_until(what, seconds=60):
+    deadline = time.time() + seconds
+    while not what():
+        assert time.time() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def trainers_of(directory):
+    """Processes that have the directory in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(directory).encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+@test
+def a_lab_of_two_ranks_that_is_stopped_or_killed_saves_its_last_step():
+    if not shutil.which("mpirun"):
+        raise Skip("there is no mpirun")
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
+        corpus(place)
+        shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
+        plan = RANKS.replace("20K", "1500K").replace("checkpoints = 4", "checkpoints = 1")  # no checkpoint but the last, and those of signals
+        small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
+        assert small.returncode == 0, small.stderr + small.stdout
+        said = json.loads((Path(whole) / "out/baseline.lr0.01.seed1/run.json").read_text())
+        if said["ranks"] == 1:
+            raise Skip("the trainer was built without MPI")
+        run, last = Path(place) / "out" / "baseline.lr0.01.seed1", 0
+        for number, status in ((signal.SIGTERM, 3), (signal.SIGKILL, -9), (signal.SIGTERM, 3)):
+            process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                wait_until(lambda: len(train_steps(run)) > last + 20)
+                process.send_signal(number)
+                assert process.wait(timeout=130) == status, process.returncode
+                wait_until(lambda: not trainers_of(place))  # after SIGKILL the system tells the launcher
+            finally:
+                process.kill()
+            steps = train_steps(run)
+            last = max(steps)
+            assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
+            assert rundirs.checkpoint(run, last).exists(), (number, last, sorted(p.name for p in run.glob("checkpoints/*")))
+
+
+@test
+def a_run_behind_a_script_that_does_not_pass_signals_on_saves_all_the_same():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        launcher = Path(place) / "launch"
+        launcher.write_text('#!/bin/sh\n"$@"\n')
+        launcher.chmod(0o755)
+        plan = RANKS.replace("ranks = 2", f"launcher = {launcher}").replace("20K", "4M").replace("checkpoints = 4", "checkpoints = 1")
+        run = Path(place) / "out" / "baseline.lr0.01.seed1"
+        process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: len(train_steps(run)) > 20)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=130) == 3 and not rundirs.locked(run), "the lab ended before its run had saved"
+        finally:
+            process.kill()
+        assert rundirs.checkpoint(run, max(train_steps(run))).exists()
+
+
+@test
+def a_launcher_that_is_missing_is_named_before_anything_starts():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
+        assert done.returncode == 2 and "there is no no-such-launcher here" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert not (Path(place) / "out").exists()
+
+
+@test
+def what_the_lab_cannot_do_is_said_in_one_line():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        file, out = Path(place) / "file", Path(place) / "out"
+        file.write_text("text")
+        for words, status, said in (
+                (("--out", file), 1, "this is a file, and a directory is wanted"), (("--out", file / "below"), 1, "Not a directory"), (("--out", ""), 2, "--out '': the value is empty"),
+                (("--seeds", "1,1"), 2, "a seed is given more than once"), (("--seeds", "3", "--seeds", "4"), 2, "--seeds is given more than once"),
+                (("--arms", ""), 2, "--arms '': the value is empty"), (("--dry-run", "--report"), 2, "--dry-run starts none"), (("--nice", "90"), 2, "--nice 90"),
+                (("--trainer", place), 2, "Permission denied"), (("--trainer", str(launch_nothing(place))), 2, "Exec format error")):
+            words = [str(w) for w in words]
+            command = [sys.executable, str(HERE / "run.py"), str(Path(place) / "small.plan"), *([] if "--trainer" in words else ["--trainer", str(TRAINER)]),
+                       *([] if "--out" in words else ["--out", str(out)]), *words]
+            (Path(place) / "small.plan").write_text(SMALL)
+            done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
+            assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+            assert not out.exists() and file.read_text() == "text"
+        for name, text, said in (("lab.json", "{", "lab.json: not JSON"), ("lab.json", "[]", "lab.json: it is no object"), ("lab.json", "{}", "lab.json: it has no plan"),
+                                 ("baseline.lr0.01.seed1/run.json", "", "run.json: not JSON"), ("baseline.lr0.01.seed1/run.json", '{"options": 3}', "options is no object")):
+            shutil.rmtree(out, ignore_errors=True)
+            (out / name).parent.mkdir(parents=True)
+            (out / name).write_text(text)
+            done = lab(place)
+            assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, (name, text, done.stderr)
+            assert (out / name).read_text() == text
+
+
+def launch_nothing(place):
+    path = Path(place) / "text"
+    path.write_bytes(b"\x7fno program\n\0")
+    path.chmod(0o755)
+    return path
+
+
+@test
+def a_run_that_was_resumed_under_other_options_is_not_the_plans():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "2K")
+        assert lab(place, "--no-eval", "--arms", "baseline", plan=plan).returncode == 0
+        path = Path(place) / "out/baseline.lr0.01.seed1/run.json"
+        said = json.loads(path.read_text())
+        said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
+        path.write_text(json.dumps(said))
+        done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
+        assert done.returncode == 2 and "was resumed after step 8 with --lr 0.5, and the plan says 0.01" in done.stderr, done.stderr
+
+
 @test
 def one_lab_at_a_time_has_a_directory():
     with tempfile.TemporaryDirectory() as place:
@@ -472,7 +666,7 @@ def main():
         environment.ensure()
         import test_report
         tests.extend(test_report.tests + (test_report.browser_tests if "--browser" in words else []))
-    passed = failed = 0
+    passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")
         if only not in name:
@@ -482,11 +676,14 @@ def main():
             function()
             passed += 1
             print(f"ok   lab: {name} ({time.time() - start:.2f} s)", flush=True)
+        except Skip as why:
+            skipped += 1
+            print(f"skip lab: {name}: {why}", flush=True)
         except Exception:
             failed += 1
             traceback.print_exc()
             print(f"FAIL lab: {name}", flush=True)
-    print(f"{passed} passed, {failed} failed")
+    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed or not passed else 0
 
 

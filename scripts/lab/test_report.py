@@ -171,7 +171,7 @@ def runs_that_are_not_comparable_are_refused_by_name():
         made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
         done = report(one, Path(place) / "again", "--out", out)
         assert done.returncode == 2 and "are both arm baseline with rate 0.001 and seed 1" in done.stderr, done.stderr
-        for words, status, said in (((Path(place) / "nothing",), 1, "neither a run"), ((one, "--reference", "x"), 1, "there is no such arm"), ((one, "--watch", "0"), 2, "1 second or more")):
+        for words, status, said in (((Path(place) / "nothing",), 1, "there is no such directory"), ((one, "--reference", "x"), 1, "there is no such arm"), ((one, "--watch", "0"), 2, "1 second or more")):
             done = report(*words, "--out", out)
             assert done.returncode == status and said in done.stderr, done.stderr
         (one / "run.json").write_text("{")
@@ -193,6 +193,225 @@ def a_run_that_has_only_begun_makes_a_report():
         (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "T", "reference": "baseline", "arms": {}, "runs": [{"name": "x", "arm": "baseline"}]}))
         done = report(lab)
         assert done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+def edit(directory, change):
+    """Changes run.json in place by a function."""
+    path = Path(directory) / "run.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def results_of(out):
+    return json.loads((Path(out) / "results.json").read_text())
+
+
+@test
+def the_report_of_a_resumed_run_has_what_was_in_force():
+    with tempfile.TemporaryDirectory() as place:
+        run, whole, out = Path(place) / "run", Path(place) / "whole", Path(place) / "out"
+        made_run(run, "baseline", 0.001, 1, 2.0)
+        made_run(whole, "diff_v2", 0.001, 1, 2.0)
+        (run / "eval.json").unlink()
+        changed = [{"name": "steps", "old": 100, "new": STEPS}, {"name": "lr", "old": 0.001, "new": 0.5}, {"name": "total-batch", "old": BATCH, "new": 3 * BATCH}]
+        start = {"command_line": [], "revision": "def", "host": "h", "ranks": 1}
+        edit(run, lambda j: (j["options"].update(steps=100), j.update(starts=[{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}])))
+        done = report(run, "--out", out, "--no-png")
+        assert done.returncode == 0, done.stderr
+        r = results_of(out)
+        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not of step 100
+        assert r["tokens"] == 100 * BATCH + 100 * 3 * BATCH and r["training"]["steps"] == STEPS and r["revisions"] == ["abc", "def"], r
+        assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
+        page = (out / "report.html").read_text()
+        assert "run was resumed under other options: --lr 0.001 then 0.5 after step 100; --total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
+        assert "<td>0.001 then 0.5 after step 100</td>" in page and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
+        done = report(run, whole, "--out", out, "--no-png")
+        assert done.returncode == 2 and "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)" in done.stderr, done.stderr
+        # resumed by a trainer that did not write starts: the log still shows where the run went
+        edit(run, lambda j: j.pop("starts"))
+        assert report(run, "--out", out, "--no-png").returncode == 0
+        r = results_of(out)
+        assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
+
+
+@test
+def losses_over_other_validation_windows_are_not_compared():
+    with tempfile.TemporaryDirectory() as place:
+        one, other, out = Path(place) / "one", Path(place) / "other", Path(place) / "out"
+        made_run(one, "baseline", 0.001, 1, 2.0)
+        made_run(other, "diff_v2", 0.001, 1, 1.9)
+        sources = lambda fingerprint: [{"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40, "fingerprint": fingerprint}]
+        for mine, its, said in (
+                ({"batch-size": 2}, {"batch-size": 4}, "windows of validation (--val-steps times --batch-size): 10 in one, 20 in other"),
+                ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"), ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
+                ({"val-data": "c"}, {"val-data": "d"}, None), ({"val-data": "c"}, {"val-data": "d", "fingerprint": "8"}, "fingerprint of the validation data: 7 in one, 8 in other")):
+            for run, options in ((one, mine), (other, its)):
+                kept = {k: v for k, v in options.items() if k != "fingerprint"}
+                edit(run, lambda j: (j["options"].update({"batch-size": 2, "val-steps": 5, "val-data": "c", **kept}), j.update(data={"val": sources(options.get("fingerprint", "7"))})))
+            done = report(one, other, "--out", out, "--no-png")
+            assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
+        # the last losses are of the evaluations: those, too, must have read the same
+        evaluation = json.loads((other / "eval.json").read_text())
+        edit(other, lambda j: j.update(data={"val": sources("7")}))
+        (other / "eval.json").write_text(json.dumps({**evaluation, "windows": 8}))
+        done = report(one, other, "--out", out, "--no-png")
+        assert done.returncode == 2 and "windows of the evaluation: 9 in one, 8 in other" in done.stderr, done.stderr
+
+
+@test
+def runs_of_one_arm_rate_and_seed_are_never_one_row():
+    with tempfile.TemporaryDirectory() as place:
+        a, b, out = Path(place) / "a", Path(place) / "b", Path(place) / "out"
+        made_run(a, "baseline", 0.001, 1, 2.0)
+        made_run(b, "baseline", 0.001, 1, 1.5)
+        done = report(a, b, "--out", out, "--no-png")
+        assert done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        done = report(a, b, "--out", out, "--force")
+        assert done.returncode == 0, done.stderr
+        rows = results_of(out)["summary"]
+        assert [(row["arm"], row["losses"]) for row in rows] == [("baseline", {"1": 2.0}), (f"baseline ({b})", {"1": 1.5})], rows
+        assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
+        # of two labs the seeds of each stay together
+        labs = [made_lab(place, name) for name in ("x", "y")]
+        done = report(*labs, "--out", out, "--force", "--no-png")
+        assert done.returncode == 0, done.stderr
+        arms = results_of(out)["arms"]
+        assert list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"] and arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})", arms
+        rows = {(row["arm"], row["lr"]): row for row in results_of(out)["summary"]}
+        assert rows["baseline", 0.001]["loss"]["n"] == rows[f"baseline ({labs[1]})", 0.001]["loss"]["n"] == 3
+        assert len([run for run in results_of(out)["runs"]]) == 16
+
+
+def without_rights():
+    """For a child: root, too, may read only what the permissions say."""
+    import ctypes
+    for right in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+@test
+def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
+    with tempfile.TemporaryDirectory() as place:
+        lab, out = made_lab(place), Path(place) / "out"
+        run = lab / "diff_v2.lr0.001.seed1"
+        whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+        log = whole[run / "log.jsonl"].split(b"\n")
+        damages = [
+            ("run.json", b"", 7, "run.json: not JSON"), ("run.json", b"{}", 7, "run.json: it has no options"), ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
+            ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"), ("run.json", whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'), 7, "run.json: options.steps is no whole number above 0"),
+            ("log.jsonl", b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]), 8, "log.jsonl: line 51 and 1 more are no records"),
+            ("eval.json", b"{", 8, "eval.json: not JSON"), ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is no list"),
+            ("attention.safetensors", b"", 8, "attention.safetensors: damaged"), ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
+        ]
+        for name, data, left, said in damages:
+            (run / name).write_bytes(data)
+            done = report(lab, "--out", out, "--no-png")
+            assert done.returncode == 1 and said in done.stderr and str(run / name) in done.stderr and done.stderr.count("\n") == 1, (name, data[:40], done.stderr)
+            r = results_of(out)
+            assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
+            assert said in (out / "report.html").read_text()
+            (run / name).write_bytes(whole[run / name])
+        (run / "log.jsonl").write_bytes(b"\n".join(log[:-1]) + b'\n{"kind": "tra')  # being written
+        done = report(lab, "--out", out, "--no-png")
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        # directories: one that may not be read, a lab whose lab.json is damaged, and nothing left at all
+        other = Path(place) / "other"
+        made_run(other, "gated_head", 0.001, 1, 2.0)
+        run.chmod(0)
+        for paths, left in (((lab,), 7), ((lab, other), 8)):
+            command = [sys.executable, str(HERE / "report.py"), *map(str, paths), "--out", str(out), "--no-png"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
+            assert done.returncode == 1 and f"{run}/run.json: Permission denied" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            assert len(results_of(out)["runs"]) == left
+        run.chmod(0o755)
+        (lab / "lab.json").write_text("[1]")
+        done = report(lab, other, "--out", out, "--no-png")
+        assert done.returncode == 1 and "lab.json: it is no object; left out" in done.stderr and len(results_of(out)["runs"]) == 1, done.stderr
+        done = report(lab, "--out", out, "--no-png")
+        assert done.returncode == 1 and done.stderr.endswith("lab.json: it is no object\n") and done.stderr.count("\n") == 1, done.stderr
+
+
+def places(value, path=()):
+    """The keys of everything in a JSON value."""
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield path + (key,)
+        yield from places(item, path + (key,))
+
+
+WRONG = (None, "x", -1, 1e999, [None], {}, 10**400, "gone")
+
+
+def spoiled(text, path, wrong):
+    """JSON with another value at one place, or without it."""
+    value = inner = json.loads(text)
+    for key in path[:-1]:
+        inner = inner[key]
+    if wrong == "gone":
+        inner.pop(path[-1])
+    else:
+        inner[path[-1]] = wrong
+    return json.dumps(value)
+
+
+def whole_report(path):
+    """All of a report but its files."""
+    import analysis
+    import figures
+    import page
+    import published
+    study = analysis.load([path])
+    analysis.check(study)
+    analysis.separate(study)
+    results = analysis.results(study)
+    shown = figures.all_figures(study, results["summary"], results["ladder"])
+    results["published"] = published.rows(study, analysis)
+    page.build(study, results, shown, [], [], "")
+    json.dumps(results, allow_nan=False)
+
+
+@test
+def no_value_of_another_type_ends_a_report_in_the_middle():
+    with tempfile.TemporaryDirectory() as place:
+        lab = Path(place) / "lab"
+        run = lab / "run"
+        made_run(run, "diff_v2", 0.001, 1, 2.0)
+        edit(run, lambda j: j.update(starts=[{"step": 0, "changed": []}, {"step": 9, "revision": "x", "changed": [{"name": "beta1", "old": 1, "new": 0.5}]}],
+                                     data={"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]}))
+        lines = (run / "log.jsonl").read_text().splitlines()
+        (run / "log.jsonl").write_text("\n".join(lines[:4] + lines[-5:]) + "\n")
+        (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "s", "title": "T", "question": "Q", "reference": "a", "arms": {"a": {"label": "L"}}, "runs": [{"name": "run", "arm": "a"}]}))
+        cases = [(path, path.read_text(), "", "") for path in (run / "run.json", run / "eval.json", lab / "lab.json")]
+        log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
+        cases += [(log, line, "".join(whole[:i]), "".join(whole[i + 1:])) for i, line in enumerate(whole) if i in (0, 2, 6, 8)]
+        for path, text, before, after in cases:
+            for at in [at for at in places(json.loads(text)) if not ("loss_by_position" in at and at[-1] not in (0, "loss_by_position"))]:
+                for wrong in WRONG:
+                    path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
+                    try:
+                        whole_report(lab)
+                    except rundirs.RunError:
+                        continue
+                    except Exception as error:
+                        raise AssertionError(f"{path.name}: {at} = {wrong!r}") from error
+            path.write_text(before + text + after)
+
+
+@test
+def heads_that_no_map_has_are_refused():
+    with tempfile.TemporaryDirectory() as place:
+        lab, out = made_lab(place), Path(place) / "out"
+        for words, said in (("9:9", "--heads 9:9: no run has maps of it; the last head is 1:1"), ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these"),
+                            ("foo", "--heads foo: LAYER:HEAD is wanted"), ("", "--heads '': the value is empty"), ("0:1,", "LAYER:HEAD is wanted")):
+            done = report(lab, "--out", out, "--no-png", "--heads", words)
+            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), done.stderr
+        done = report(lab, "--out", out, "--no-png", "--heads", "0:1,1:0")
+        assert done.returncode == 0 and '"title":"layer 1, head 0"' in (out / "report.html").read_text() and '"title":"layer 1, head 1"' not in (out / "report.html").read_text(), done.stderr
+        done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
+        assert done.returncode == 2 and "there are no maps at all" in done.stderr, done.stderr
+        for words, said in ((("--reference", ""), "the value is empty"), (("--reference", "a", "--reference", "b"), "given more than once"), (("--watch", "inf"), "1 second or more")):
+            done = report(lab, "--out", out, "--no-png", *words)
+            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 def wait_for(page, expression, seconds=20):

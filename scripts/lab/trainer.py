@@ -18,7 +18,10 @@ class Trainer:
         self.path = Path(path).absolute()
         if not os.access(self.path, os.X_OK):
             raise TrainerError(f"{path}: no such program; build it with 'make {self.path.name}', or give --trainer")
-        done = subprocess.run([self.path, "--help"], capture_output=True, text=True)
+        try:
+            done = subprocess.run([self.path, "--help"], capture_output=True, text=True, errors="replace")
+        except OSError as error:
+            raise TrainerError(f"{path}: {error.strerror}") from None
         self.options = plans.parse_help(done.stdout)
         if done.returncode or "attention" not in self.options:
             raise TrainerError(f"{path}: --help prints no options: it is not the trainer")
