@@ -4,9 +4,11 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
   FAULT=KIND:RANK:STEP[:WHERE]    those of planned_faults.h, and
     kill, stop   also at `write`, in the middle of a checkpoint's files
     nan          a gradient of this step that is not a number
-    flip         one bit of a weight, after the update
+    flip         one bit of the last weight of a tensor, after the update
+    broken       that weight is not a number
     signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
   BUSY=TEXT      directories that cannot be removed, see busy_directory.h
+  LATE=MS        what other ranks send arrives so many milliseconds later
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
 Pieces of work are small, so that a tiny model has several of each (small_sizes.h); here also the buckets of a group and
@@ -17,6 +19,23 @@ the parts of a file that have checksums of their own.
 #define CHECKSUM_CHUNK 5000
 #include "../llmc/common.h"
 #include "../llmc/ops.h"
+#ifdef USE_MPI
+static void arrive_late(void) {
+    if (getenv("LATE")) usleep((useconds_t)(1000 * atoi(getenv("LATE"))));
+}
+static int late_allgather(const void *mine, int count, MPI_Datatype type, void *all, int all_count,
+                          MPI_Datatype all_type, MPI_Comm ranks, MPI_Request *request) {
+    if (mine == MPI_IN_PLACE) arrive_late(); // parameters or gradients
+    return MPI_Iallgather(mine, count, type, all, all_count, all_type, ranks, request);
+}
+static int late_alltoall(const void *mine, int count, MPI_Datatype type, void *all, int all_count,
+                         MPI_Datatype all_type, MPI_Comm ranks, MPI_Request *request) {
+    arrive_late();
+    return MPI_Ialltoall(mine, count, type, all, all_count, all_type, ranks, request);
+}
+#define MPI_Iallgather late_allgather
+#define MPI_Ialltoall late_alltoall
+#endif
 #include "../llmc/comm.h"
 #include "busy_directory.h"
 #include "../llmc/files.h"
@@ -38,11 +57,13 @@ static void faulty_embedding_backward(grad_t *dweight, const floatX *dx, const i
 static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                          double grad_scale, double lr, double beta1, double beta2, double eps, double weight_decay,
                          int64_t step) {
-    static int64_t flipped;
+    static int64_t changed;
     adamw_update(params, master, grads, m, v, count, grad_scale, lr, beta1, beta2, eps, weight_decay, step);
-    if (flipped || !fault_is("flip", NULL)) return;
-    flipped = step;
-    ((unsigned char *)params)[2] ^= 0x10; // high enough that no later rounding hides it
+    bool broken = fault_is("broken", NULL);
+    if (changed || !(broken || fault_is("flip", NULL))) return;
+    changed = step;
+    if (broken) params[count - 1] = (floatX)NAN;
+    else ((unsigned char *)(params + count - 1))[2] ^= 0x10; // high enough that no later rounding hides it
 }
 
 static int faulty_stop_signal(void) {

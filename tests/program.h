@@ -638,6 +638,11 @@ static void generation_prints_text_and_depends_on_the_seed_alone(void) {
     ProgramResult a, b;
     run_trainer(&a, &d, "run", "--steps 2 --sample-every 1 --prompt 'The '");
     EXPECT(a.status == 0 && strstr(a.out, "The "), "status %d: %.200s", a.status, a.err);
+    // at a rate that moves no weight, the step alone tells two samples apart
+    run_trainer(&a, &d, "still", "--steps 2 --sample-every 1 --prompt 'The ' --lr 1e-30");
+    char *first = strstr(a.out, "step 1\nThe "), *second = strstr(a.out, "step 2\nThe ");
+    EXPECT(first && second && strncmp(first + 7, second + 7, 60) != 0, "the same sample after two steps: %.600s",
+           a.out);
     for (int seed = 1; seed <= 2; seed++) {
         run_command(&a, "%s --init '%s/run/checkpoints/step_00000002' --generate 60 --prompt 'every king' --seed %d",
                     test_program(), d.dir.path, seed);

@@ -16,5 +16,5 @@ the last one is smaller. Include before everything else. Results do not depend o
 #define FIRST_TOKENS_PIECE 23
 #define COMM_QUEUE 5
 #define COMM_BLOCK 13
-#define BF16_PRODUCTS 3
+#define BF16_PRODUCTS 2
 #endif

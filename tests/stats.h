@@ -515,6 +515,30 @@ static void statistics_leave_the_run_as_it_is(void) {
     test_remove_directory(&d.dir);
 }
 
+// At a rate that moves no weight, so that the second half of a step's windows is a step of its own.
+static void statistics_are_of_the_last_micro_step(void) {
+    static const char *const options[] = {"--total-batch 128 --steps 2 --stats-every 2",
+                                          "--total-batch 64 --steps 4 --stats-every 4",
+                                          "--total-batch 64 --steps 3 --stats-every 3"};
+    static const char *const keys[] = {"lambda_mean", "context_rms_mean", "first_mass_map1", "residual_max"};
+    ProgramData d = program_data();
+    ProgramResult r;
+    double x[3][4];
+    for (int i = 0; i < 3; i++) {
+        char out[16], text[200];
+        FORMAT(out, "run%d", i);
+        FORMAT(text, "--attention diff_v2 --lr 1e-30 %s", options[i]);
+        run_trainer(&r, &d, out, text);
+        EXPECT_STATUS(r, 0);
+        for (int k = 0; k < 4; k++) log_records(&d, out, "stats", keys[k], &x[i][k]);
+    }
+    for (int k = 0; k < 4; k++)
+        EXPECT(x[0][k] == x[1][k] && x[0][k] != x[2][k],
+               "%s is %.9g after two micro-steps, %.9g after the second alone, %.9g after the first", keys[k], x[0][k],
+               x[1][k], x[2][k]);
+    test_remove_directory(&d.dir);
+}
+
 static const Test stats_tests[] = {
     {"statistics of a layer equal a direct computation, for every variant", statistics_equal_a_direct_computation},
     {"the sampled query rows are distinct and spread", the_sampled_rows_are_distinct_and_spread},
@@ -525,6 +549,7 @@ static const Test stats_tests[] = {
     {"--stats-every logs one record per layer with all its keys, also after a resume",
      the_program_logs_one_record_per_layer},
     {"statistics leave the run as it is, bit for bit", statistics_leave_the_run_as_it_is},
+    {"statistics are of the last micro-step", statistics_are_of_the_last_micro_step},
 };
 enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
 #endif
