@@ -670,6 +670,8 @@ static void open_output(Converter *c) {
         fail(EXIT_FAILED, "cannot write to directory %s: %s", out, strerror(errno));
 }
 
+static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
+
 int main(int argc, char **argv) {
     Converter *c = &converter;
     struct timespec begin, end;
@@ -700,13 +702,13 @@ int main(int argc, char **argv) {
                 c->first_dropped);
     uint64_t documents[SPLITS] = {(uint64_t)c->documents - val_documents, val_documents};
     uint64_t tokens[SPLITS] = {c->tokens - val_tokens, val_tokens};
-    printf("%llu files (%llu empty), %llu documents, %llu tokens, %.1f s\n", (unsigned long long)c->files,
-           (unsigned long long)c->empty_files, (unsigned long long)c->documents, (unsigned long long)c->tokens,
-           seconds);
+    printf("%llu file%s (%llu empty), %llu document%s, %llu tokens, %.1f s\n", (unsigned long long)c->files,
+           plural(c->files), (unsigned long long)c->empty_files, (unsigned long long)c->documents, plural(c->documents),
+           (unsigned long long)c->tokens, seconds);
     for (int split = 0; split < SPLITS; split++)
-        printf("%-5s %llu documents, %llu tokens in %llu shards %s/%s_*.bin\n", split_names[split],
-               (unsigned long long)documents[split], (unsigned long long)tokens[split],
-               (unsigned long long)c->shards[split], c->options.out, split_names[split]);
+        printf("%-5s %llu document%s, %llu tokens in %llu shard%s %s/%s_*.bin\n", split_names[split],
+               (unsigned long long)documents[split], plural(documents[split]), (unsigned long long)tokens[split],
+               (unsigned long long)c->shards[split], plural(c->shards[split]), c->options.out, split_names[split]);
     free(is_val);
     for (int split = 0; split < SPLITS; split++) free(c->written[split]);
     free(c->lengths);

@@ -121,6 +121,26 @@ static inline int options_number_problems(const Options *o, int ranks) {
     return problems;
 }
 
+// Reads the next of token numbers with commas between them, and moves *at to the one after it, or the end; false where
+// there is no such number.
+static inline bool prompt_number(const char **at, int *id) {
+    char *end = NULL;
+    errno = 0;
+    long long x = strtoll(*at, &end, 10);
+    if (!isdigit((unsigned char)**at) || errno || x > INT_MAX || (*end && (*end != ',' || !end[1]))) return false;
+    *id = (int)x;
+    *at = end + (*end == ',');
+    return true;
+}
+
+static inline bool prompt_numbers_valid(const char *text) {
+    int id;
+    do
+        if (!prompt_number(&text, &id)) return false;
+    while (*text);
+    return true;
+}
+
 // Options that a mode needs. `adopted`: those of the checkpoint have been read, if there is one.
 static inline int options_missing(const Options *o, bool adopted) {
     int problems = 0;
@@ -142,11 +162,15 @@ static inline int options_missing(const Options *o, bool adopted) {
 }
 
 static inline int options_exclusions(const Options *o) {
+    OptionText shown;
     int problems = 0, modes = 0;
     if (o->init && o->resume)
         REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
     if (o->prompt && o->prompt_tokens)
         REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
+    if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
+        REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token numbers with commas between them",
+               option_shown(shown, o->prompt_tokens));
     if (o->ranks && !o->dry_run)
         REFUSE(problems,
                "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64,

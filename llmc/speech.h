@@ -67,16 +67,13 @@ static inline void speech_look_in_corpora(Speech *s, const char *text) {
 
 static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
     TokenList list = {NULL, 0, 0};
-    for (const char *at = text;; at++) {
-        char *end = NULL;
-        errno = 0;
-        long long id = strtoll(at, &end, 10);
-        CHECK(strspn(at, "0123456789") > 0 && !errno && (*end == ',' || *end == 0),
-              "--prompt-tokens %.100s: not token numbers with commas between them", text);
-        CHECK(id < V, "--prompt-tokens: token %lld is outside the vocabulary of %d", id, V);
-        tokens_add(&list, (int)id);
-        at = end;
-        if (*end == 0) break;
+    while (*text) {
+        int id = 0;
+        bool number = prompt_number(&text, &id);
+        assert(number); // options_exclusions has read them
+        (void)number;
+        CHECK(id < V, "--prompt-tokens: token %d is outside the vocabulary of %d", id, V);
+        tokens_add(&list, id);
     }
     s->prompt = list.ids;
     s->prompt_length = (int)list.count;

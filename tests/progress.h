@@ -17,10 +17,9 @@ static void a_line_of_progress_is_narrower_than_the_terminal(void) {
         if (!columns) continue;
         EXPECT(strlen(line) < (size_t)columns, "%d columns: '%s'", columns, line);
         EXPECT(columns <= 20 || strncmp(line, "step  12345/1000000", 19) == 0, "%d columns: '%s'", columns, line);
-        const char *last = strrchr(line, '|') ? strrchr(line, '|') : line;
-        EXPECT(columns <= 36 || (strstr(whole, last) &&
-                                 strcspn(strstr(whole, last) + 1, "|") - (strstr(whole, last)[strlen(last)] != 0) ==
-                                     strlen(last) - 1),
+        const char *last = strrchr(line, '|') ? strrchr(line, '|') : line, *field = strstr(whole, last);
+        size_t whole_field = field ? strcspn(field + 1, "|") : 0; // with the space before the next one
+        EXPECT(columns <= 36 || whole_field + 1 - (strlen(field) > strlen(last)) == strlen(last),
                "%d columns: the last field is cut: '%s'", columns, line);
         EXPECT(columns < 80 || strstr(line, "| loss 10.1234 | "), "%d columns: '%s'", columns, line);
         EXPECT((size_t)columns <= strlen(whole) || strcmp(line, whole) == 0, "%d columns: '%s'", columns, line);
@@ -85,6 +84,27 @@ static void a_directory_that_cannot_be_made_has_its_reason(void) {
     test_remove_directory(&d.dir);
 }
 
+static void an_early_failure_leaves_nothing(void) {
+    static const char *const failures[] = {
+        "--train-data none.bin",
+        "--train-data train.bin --val-data none.bin",
+        "--train-data train.bin --sample-every 1 --tokenizer none",
+        "--train-data train.bin --init none",
+        "--train-data train.bin --doc-mask --vocab 300",
+        "--train-data train.bin --hidden 1000000",
+    };
+    ProgramData d = program_data();
+    ProgramResult r;
+    for (size_t i = 0; i < sizeof(failures) / sizeof(failures[0]); i++) {
+        run_command(&r, "cd '%s' && %s %s --steps 2 --out some/where", d.dir.path, test_program_path(), failures[i]);
+        EXPECT(r.status == EXIT_FAILED || r.status == EXIT_USAGE, "%s: status %d", failures[i], r.status);
+        EXPECT(!strstr(r.out, "options ("), "%s: a list of options before the failure: %.300s", failures[i], r.out);
+        run_command(&r, "ls '%s'", d.dir.path);
+        EXPECT(!strstr(r.out, "some"), "%s: it left a directory", failures[i]);
+    }
+    test_remove_directory(&d.dir);
+}
+
 static void a_launched_program_writes_whole_lines(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -101,6 +121,7 @@ static const Test progress_tests[] = {
     {"a number is never printed as -nan", a_number_is_never_printed_as_minus_nan},
     {"a directory that cannot be made has the reason of mkdir, before any list of options",
      a_directory_that_cannot_be_made_has_its_reason},
+    {"an early failure leaves no directory and prints no list of options", an_early_failure_leaves_nothing},
     {"a program under mpirun writes whole lines, whatever terminal mpirun gives it",
      a_launched_program_writes_whole_lines},
 };
