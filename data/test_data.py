@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tests of the scripts in data/, on small inputs made here. The last line is "N passed, N failed".
 
-  test_data.py [WORD]     those whose name contains WORD
+  test_data.py [WORD...]  those whose name contains one of the words
 """
 import fcntl
 import gzip
@@ -358,9 +358,13 @@ TESTS = (every_format_gives_its_documents, the_corpora_of_the_hub_are_read_from_
 
 def main():
     passed = failed = 0
-    for test in TESTS:
-        name, begin = test.__name__.replace("_", " "), time.monotonic()
-        if len(sys.argv) > 1 and sys.argv[1] not in name:
+    names = {test: test.__name__.replace("_", " ") for test in TESTS}
+    for word in sys.argv[1:]:
+        if not any(word in name for name in names.values()):
+            sys.exit(f"test_data.py: no test's name contains '{word}'")
+    for test, name in names.items():
+        begin = time.monotonic()
+        if len(sys.argv) > 1 and not any(word in name for word in sys.argv[1:]):
             continue
         directory = Path(tempfile.mkdtemp(prefix="diffv2_data_"))
         try:

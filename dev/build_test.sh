@@ -367,9 +367,27 @@ make_compiles_cuda_on_the_cpu_again_after_a_change() {
         compiled '' UCONTEXT=yes "$program" && compiled "$all" SANITIZE=address "$program"
 }
 
+# How scripts/test.sh counts what a program of tests says.
+counted() { # passed, failed, skipped that are expected; the program's last line and status
+    program "$tree/tests" "echo 'ok   one'; echo 'FAIL other'; echo '$4'; exit $5"
+    local counts
+    counts=$(
+        scratch=$tree passed=0 failed=0 skipped=0
+        eval "$(sed -n '/^fail_one()/,/^}/p; /^run_script()/,/^}/p' scripts/test.sh)"
+        run_script tests "$tree/tests" >/dev/null
+        echo "$passed $failed $skipped"
+    )
+    [ "$counts" = "$1 $2 $3" ] || { why="'$4' and status $5 are counted as $counts, not $1 $2 $3"; return 1; }
+}
+programs_of_tests_are_believed_if_they_ran_something_and_their_status_agrees() {
+    counted 3 0 0 '3 passed, 0 failed' 0 && counted 3 2 0 '3 passed, 2 failed' 1 && counted 3 0 1 '3 passed, 0 failed, 1 skipped' 0 &&
+        counted 0 0 2 '0 passed, 0 failed, 2 skipped' 0 && counted 0 1 0 '0 passed, 0 failed' 0 && counted 3 1 0 '3 passed, 0 failed' 1 &&
+        counted 3 1 0 '3 passed, 0 failed' 139 && counted 3 2 0 '3 passed, 1 failed' 0 && counted 1 2 0 'Segmentation fault' 139 && counted 1 2 0 '' 0
+}
+
 for test in $(declare -F | awk '{ print $3 }'); do
     case "$test" in
-    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | compiled | fake_nvcc | names) continue ;;
+    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | compiled | fake_nvcc | names | counted) continue ;;
     esac
     clear_tree
     why='' with=''

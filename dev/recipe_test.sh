@@ -137,7 +137,7 @@ for name in the_figures_of_the_recipes_are_those_of_the_program \
     mistakes_are_one_line; do
     why=''
     if [[ $name == the_figures* && ! -x ${TRAIN_DIFFV2CU%% *} ]]; then
-        echo "skip recipes: there is no ${TRAIN_DIFFV2CU%% *} to compare their figures with: make build/oncpu/test_trainer"
+        report skip "recipes: there is no ${TRAIN_DIFFV2CU%% *} to compare their figures with: make build/oncpu/test_trainer"
         continue
     fi
     if "$name"; then report ok "recipes, $ranks ranks: ${name//_/ }"; else report FAIL "recipes, $ranks ranks: ${name//_/ }: $why"; fi

@@ -1,24 +1,26 @@
 # runs.sh: what the tests of runs share (dev/recipe_test.sh, dev/slurm_test.sh, dev/soak.sh source it): a scratch
 # directory with a corpus, small runs, comparison of what they leave, and the count of what passed.
 #
-# Variables it sets: scratch, program, data (a corpus directory), passed, failed
+# Variables it sets: scratch, program, data (a corpus directory), passed, failed, skipped
 # Variables it reads: TRAIN_DIFFV2 and TEXT_TO_SHARDS (build/train_diffv2, build/text_to_shards)
 # shellcheck shell=bash disable=SC2034
 set -uo pipefail
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 program=$(realpath "${TRAIN_DIFFV2:-build/train_diffv2}")
 export TRAIN_DIFFV2=$program
 
 # More ranks than cores: a thread that waits leaves its core to others at once.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
-report() { # ok or FAIL, sentence
+report() { # ok, FAIL or skip, sentence
     echo "$1 $2"
-    if [ "$1" = FAIL ]; then failed=$((failed + 1)); else passed=$((passed + 1)); fi
+    case "$1" in FAIL) failed=$((failed + 1)) ;; skip) skipped=$((skipped + 1)) ;; *) passed=$((passed + 1)) ;; esac
 }
-finish() {
-    echo "$passed passed, $failed failed"
-    [ "$failed" -eq 0 ]
+finish() { # that nothing was run is a failure
+    local line="$passed passed, $failed failed"
+    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+    echo "$line"
+    [ "$failed" -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
     exit
 }
 

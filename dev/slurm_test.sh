@@ -257,6 +257,9 @@ tests=(a_job_that_is_left_alone_runs_to_its_end
 start_slurm || { tail -n 3 "$S"/*.log "$S"/*.out >&2; die "Slurm did not start on loopback; its last lines are above"; }
 RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 ||
     { tail -n 3 "$scratch/whole.out" >&2; die "the run that all are compared with failed"; }
+for word in ${words[@]+"${words[@]}"}; do
+    [[ ${tests[*]} =~ $word ]] || die "no test's name contains '$word'"
+done
 for name in "${tests[@]}"; do
     [ "${#words[@]}" -eq 0 ] || [[ $name =~ $(IFS='|' && echo "${words[*]}") ]] || continue
     why='' start=$SECONDS

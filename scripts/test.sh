@@ -68,39 +68,37 @@ build() { # what, make arguments...
     fi
 }
 
-# Runs a test program and adds up the counts of its last line. One that ends without such a line, or with a
-# status that does not agree with it, failed.
-run_tests() { # build directory, words that choose tests
-    local directory=$1 start=$SECONDS status last
-    shift
-    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" "$directory/test_diffv2" "$@" 2>&1 | tee "$scratch/tests"
-    status=${PIPESTATUS[0]}
-    last=$(tail -n 1 "$scratch/tests")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed$ ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-        if [ "${BASH_REMATCH[2]}" -eq 0 ] && [ "$status" -ne 0 ]; then fail_one "$directory/test_diffv2 ended with status $status"; fi
-    else
-        passed=$((passed + $(grep -c '^ok ' "$scratch/tests")))
-        failed=$((failed + $(grep -c '^FAIL ' "$scratch/tests")))
-        fail_one "$directory/test_diffv2 ended with status $status in the middle of its tests"
-    fi
-    echo "     $directory: $((SECONDS - start)) s"
-}
-
-# A script or program whose last line is "N passed, N failed".
+# Runs a program or script of tests and adds up the counts of its last line, "N passed, N failed" and perhaps ", N skipped".
+# One that ends without such a line, that ran and skipped nothing, or whose status does not agree with its line, failed.
 run_script() { # what, command...
-    local what=$1 last
+    local what=$1 status last
     shift
     "$@" 2>&1 | tee "$scratch/tests"
+    status=${PIPESTATUS[0]}
     last=$(tail -n 1 "$scratch/tests")
     if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)?$ ]]; then
         passed=$((passed + BASH_REMATCH[1]))
         failed=$((failed + BASH_REMATCH[2]))
         skipped=$((skipped + ${BASH_REMATCH[4]:-0}))
+        if [ $((BASH_REMATCH[1] + BASH_REMATCH[2] + ${BASH_REMATCH[4]:-0})) -eq 0 ]; then
+            fail_one "$what ran no test"
+        elif [ "${BASH_REMATCH[2]}" -eq 0 ] && [ "$status" -ne 0 ]; then
+            fail_one "$what ended with status $status although it says '$last'"
+        elif [ "${BASH_REMATCH[2]}" -ne 0 ] && [ "$status" -eq 0 ]; then
+            fail_one "$what ended with status 0 although it says '$last'"
+        fi
     else
-        fail_one "$what ended in the middle"
+        passed=$((passed + $(grep -c '^ok ' "$scratch/tests")))
+        failed=$((failed + $(grep -c '^FAIL ' "$scratch/tests")))
+        fail_one "$what ended with status $status in the middle of its tests"
     fi
+}
+
+run_tests() { # build directory, words that choose tests
+    local directory=$1 start=$SECONDS
+    shift
+    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" run_script "$directory/test_diffv2" "$directory/test_diffv2" "$@"
+    echo "     $directory: $((SECONDS - start)) s"
 }
 
 # Whether this machine has the sanitizers. Leaks are not looked for: the programs leave their memory to the system
@@ -251,6 +249,10 @@ else # one architecture and precision a run: which one follows from the revision
     arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
     on_cpu=build/oncpu/test_trainer
     [ "$precision" = bf16 ] || on_cpu=build/fp32/oncpu/test_trainer
+    help_without_ranks() { # by the second of two processes, where there is perhaps no GPU
+        [ -z "$(env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] &&
+            env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
+    }
     if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu &&
         [ -x "$on_cpu" ]; then
         if compare_dry_runs "$on_cpu"; then
@@ -258,6 +260,12 @@ else # one architecture and precision a run: which one follows from the revision
             passed=$((passed + 1))
         else
             fail_one "nvcc: the dry run of build/nvcc/train_diffv2cu is not that of $on_cpu"
+        fi
+        if help_without_ranks; then
+            echo "ok   nvcc: --help needs neither a GPU nor other ranks"
+            passed=$((passed + 1))
+        else
+            fail_one "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
         fi
     fi
 fi
@@ -316,18 +324,7 @@ fi
 echo "== fuzzing"
 fuzz=(--seconds 5 --mutations 5000)
 [ "${1-}" != --all ] || fuzz=(--seconds 20)
-if dev/fuzz/run.sh "${fuzz[@]}" >"$scratch/fuzz" 2>&1 || [ -s "$scratch/fuzz" ]; then
-    cat "$scratch/fuzz"
-    last=$(tail -n 1 "$scratch/fuzz")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-    else
-        fail_one "dev/fuzz/run.sh ended in the middle"
-    fi
-else
-    fail_one "dev/fuzz/run.sh did not start"
-fi
+run_script dev/fuzz/run.sh dev/fuzz/run.sh "${fuzz[@]}"
 
 echo "     all stages: $SECONDS s"
 finish

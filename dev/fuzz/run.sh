@@ -2,7 +2,7 @@
 # run.sh: feeds the readers of llmc/ with hostile files. For each target: regressions and seeds, then simple
 # mutations of them (any compiler), then libFuzzer (clang, libclang-rt and libomp headers; skipped where they are
 # missing, which is said). Everything it makes is in build/fuzz; a corpus there grows from run to run.
-# The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
+# The last line is "N passed, N failed" (and ", N skipped" where there is no libFuzzer). Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
 # Usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]
 #   --seconds N  libFuzzer's time for each target (20); 0: no libFuzzer
@@ -48,7 +48,7 @@ done
 
 CC=${CC:-cc} FUZZ_CC=${FUZZ_CC:-clang}
 out=build/fuzz here=dev/fuzz
-passed=0 failed=0
+passed=0 failed=0 skipped=
 mkdir -p "$out/crashes" || exit 1
 memory=/dev/shm # inputs become files: in memory where that is possible
 [ -w "$memory" ] || memory=${TMPDIR:-/tmp}
@@ -143,10 +143,11 @@ explore() { # target
 
 missing=''
 [ -n "$show" ] || [ "$seconds$runs" = 0 ] || missing=$(libfuzzer_missing)
-[ -z "$missing" ] || echo "skip libFuzzer: $missing"
+[ -z "$missing" ] || { echo "skip libFuzzer: $missing"; skipped=", ${#targets[@]} skipped"; }
 for target in "${targets[@]}"; do
     replay "$target"
     [ -n "$show" ] || [ -n "$missing" ] || [ "$seconds$runs" = 0 ] || explore "$target"
 done
-[ -n "$show" ] || echo "$passed passed, $failed failed"
+[ -n "$show" ] || echo "$passed passed, $failed failed$skipped"
+[ -n "$show" ] || [ $((passed + failed)) -gt 0 ] || exit 1
 [ "$failed" -eq 0 ]

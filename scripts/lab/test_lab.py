@@ -4,6 +4,7 @@
 Without arguments the tests that need nothing but Python and the trainer; `--report` those of the report, too, which
 need its packages; `--browser` also those of its pages, in a headless Chromium; `--only WORD` those whose name has it.
 """
+import argparse
 import json
 import math
 import os
@@ -659,17 +660,20 @@ def matching_by_the_lab_is_the_trainers_own():
 
 
 def main():
-    words = sys.argv[1:]
-    only = words[words.index("--only") + 1] if "--only" in words else ""
-    if "--report" in words:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("--browser", action="store_true")
+    parser.add_argument("--only", metavar="WORD", default="")
+    given = parser.parse_args()
+    if given.report or given.browser:
         import environment
         environment.ensure()
         import test_report
-        tests.extend(test_report.tests + (test_report.browser_tests if "--browser" in words else []))
+        tests.extend(test_report.tests + (test_report.browser_tests if given.browser else []))
     passed = failed = skipped = 0
     for function in tests:
         name = function.__name__.replace("_", " ")
-        if only not in name:
+        if given.only not in name:
             continue
         start = time.time()
         try:
