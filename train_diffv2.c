@@ -1575,8 +1575,12 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     return options_model(o);
 }
 
-// Windows that the run reads in all its steps.
-static double run_windows(const Options *o) { return (double)o->steps * (double)o->total_batch / (double)o->seq_len; }
+// Windows that the run reads in all its steps: those that it has read, and what the other steps read now.
+static double run_windows(const Run *run) {
+    const Options *o = &run->options;
+    double left = (double)(o->steps - run->step);
+    return (double)run->next_window + left * (double)o->total_batch / (double)o->seq_len;
+}
 
 static cJSON *run_description(const Run *run, int argc, char **argv) {
     const Options *o = &run->options;
@@ -1591,7 +1595,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
                                 ((double)run->model.B * run->model.T));
     json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(o)));
+    cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(run)));
     if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
     cJSON_AddStringToObject(json, "revision", source_revision());
     struct utsname host;
@@ -1668,7 +1672,6 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
             printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, source->path);
     }
     dataloader_refuse_shared(loader);
-    if (loader == &run->train && !o->dump_grads) dataloader_print(loader, run_windows(o));
 }
 
 // Ranks on machines of their own may see other files under the same name.
@@ -1828,6 +1831,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     } else {
         stop_signals_catch(stop_notice(o));
         if (o->out && leads()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
+        dataloader_print(&run->train, run_windows(run));
         options_print(o);
         if (o->match_params) print_match(&run->model, o);
         comm_barrier();

@@ -352,6 +352,18 @@ static void run_json_and_the_log_say_what_was_in_force_at_each_step(void) {
     test_remove_directory(&d.dir);
 }
 
+// 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin.
+static void the_epochs_of_a_resumed_run_are_those_of_all_its_steps(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r, "%s --train-data '%s/val.bin' %s --steps 4 --out '%s/run'", test_program(), d.dir.path, small_model,
+                d.dir.path);
+    EXPECT(r.status == 0 && strstr(r.out, "0.01 epochs in this run"), "status %d: %.300s", r.status, r.out);
+    run_command(&r, "%s --out '%s/run' --resume --steps 7 --total-batch 5120 --threads 2", test_program(), d.dir.path);
+    EXPECT(r.status == 0 && strstr(r.out, "0.78 epochs in this run"), "status %d: %.600s", r.status, r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void a_run_of_an_older_version_gets_the_entry_of_its_first_start(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -879,6 +891,7 @@ static const Test program_tests[] = {
     {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
     {"run.json and the log say which options were in force at each step",
      run_json_and_the_log_say_what_was_in_force_at_each_step},
+    {"the epochs of a resumed run are those of all its steps", the_epochs_of_a_resumed_run_are_those_of_all_its_steps},
     {"a run of an older version gets the entry of its first start, and its tokens are computed",
      a_run_of_an_older_version_gets_the_entry_of_its_first_start},
     {"the log has a record of every step and validation, and --eval agrees with it",
