@@ -1480,7 +1480,8 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     free(own);
     *resume = resume_find(o);
     const char *loaded = resume->path[0] ? resume->path : o->init;
-    if (loaded) {
+    if (loaded) { // resume_find has verified a checkpoint of the run
+        if (!resume->state && !o->dry_run) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
         options_adopt_model(o, &config);
     }

@@ -529,6 +529,23 @@ static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
     }
 }
 
+static void ranks_verify_what_they_start_from(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 1, "", "run", "--steps 2 --batch-size 2");
+    EXPECT_STATUS(r, 0);
+    const char *const start =
+        "--init run/checkpoints/step_00000002 --train-data train.bin --steps 2 --batch-size 2 --threads 1";
+    ranks_run(&r, &d, 3, "", start);
+    EXPECT_STATUS(r, 0);
+    run_command(
+        &r, "cd '%s'/run/checkpoints/step_00000002 && printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc",
+        d.dir.path);
+    ranks_run(&r, &d, 3, "", start);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "its model.safetensors has changed");
+    test_remove_directory(&d.dir);
+}
+
 static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -622,6 +639,7 @@ static const Test ranks_program_tests[] = {
     {"a bit that flips on one rank is found", a_bit_that_flips_on_one_rank_is_found},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
     {"a run goes on when old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
+    {"ranks verify what they start from", ranks_verify_what_they_start_from},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
