@@ -1399,6 +1399,8 @@ static void run_roll_back(Run *run) {
     log_integer(&run->log, "first_bad_step", first_bad);
     log_integer(&run->log, "next_window", (int64_t)run->next_window);
     log_end(&run->log);
+    if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
+    comm_barrier();                                        // also when the run ends here: --resume must not find them
     CHECK(again,
           "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
           ": it does not help; try a lower --lr or --init from an earlier checkpoint",
@@ -1407,8 +1409,7 @@ static void run_roll_back(Run *run) {
     warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64
          ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
          from, run->rollback.count, first_bad, run->step, run->next_window);
-    if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
-    run_checkpoint(run);                                   // the same one, with its new place in the data
+    run_checkpoint(run); // the same one, with its new place in the data
 }
 
 // Whether a signal asks the run to stop. Called once per step: one that arrives a moment later is for the next step,
@@ -1549,7 +1550,8 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     free(own);
     *resume = resume_find(o);
     const char *loaded = resume->path[0] ? resume->path : o->init;
-    if (loaded) {
+    if (loaded) { // resume_find has verified a checkpoint of the run
+        if (!resume->state && !o->dry_run) checkpoint_check_init(loaded);
         ModelConfig config = config_json_read(loaded);
         options_adopt_model(o, &config);
     }

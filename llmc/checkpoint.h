@@ -9,12 +9,14 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
   void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
   void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
-  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that look
-                                                                   whole, and broken ones that are newer than these
+  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that
+                                                                   look whole, and broken ones newer than these
   void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
 
 A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
-checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards.
+checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. Where it has a
+trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read; the optimizer's may be
+missing.
 
   format   config.json            config_json.h
            model.safetensors      the tensors in table order; BF16 when floatX is, else F32
@@ -26,8 +28,8 @@ checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in on
                                   "checksum": the digest of this file's text up to this member's opening quote.
                                   A digest is XXH3-64 as 16 hexadecimal digits.
   atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
-  ranks    checkpoint_save, checkpoint_find_* and checkpoint_load_weights are called by all ranks together: each writes,
-           reads and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
+  ranks    checkpoint_save, _find_*, _check_init and _load_weights are called by all ranks together: each writes, reads
+           and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
   removal  A directory that cannot be removed (a busy file on NFS, say) is a warning: checkpoint_clean tries again, at
            every start and after every save. By then it no longer has a checkpoint's name. It is an error only where
            the name itself is in the way of another checkpoint, or would be resumed from.
@@ -62,9 +64,39 @@ static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) 
     uint64_t saved = 0;
     bool good = json_get_u64(state, "step", &saved) && saved == (uint64_t)step;
     if (!good) snprintf(why, sizeof(Reason), "it was saved at another step, %" PRIu64, saved);
-    good = good && checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), why);
+    good = good && checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), true, why);
     cJSON_Delete(state);
     return good;
+}
+
+// trainer_state.json of a directory that may come from elsewhere. NULL, and an empty `why`: it has none, or one of
+// another program (Transformers writes a file of this name). NULL and a reason: damaged.
+static inline cJSON *checkpoint_init_state(const char *dir, Reason why) {
+    char path[PATH_SIZE];
+    size_t size = 0;
+    FORMAT(path, "%s/trainer_state.json", dir);
+    char *text = file_read(path, CHECKPOINT_STATE_LIMIT, &size);
+    bool missing = !text && (errno == ENOENT || errno == ENOTDIR);
+    cJSON *any = text ? json_parse(text, size) : NULL;
+    bool foreign =
+        cJSON_IsObject(any) && !cJSON_HasObjectItem(any, "checksums") && !cJSON_HasObjectItem(any, "checksum");
+    cJSON_Delete(any);
+    free(text);
+    why[0] = 0;
+    return missing || foreign ? NULL : state_read(dir, why);
+}
+
+static inline void checkpoint_check_init(const char *dir) {
+    Reason why;
+    cJSON *state = checkpoint_init_state(dir, why);
+    double stated = state != NULL;
+    CHECK(!why[0], "%s: %s; restore it, or remove it to load the weights unverified", dir, why);
+    comm_sum_f64(&stated, 1);
+    CHECK(stated == 0 || stated == comm_ranks(), "%s: only %.0f of %d ranks can read its trainer_state.json", dir,
+          stated, comm_ranks());
+    bool good = !state || checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), false, why);
+    CHECK(good, "%s: %s; restore it, or remove trainer_state.json to load it unverified", dir, why);
+    cJSON_Delete(state);
 }
 
 static inline void checkpoint_path(const char *run_dir, int64_t step, const char *suffix, char out[PATH_SIZE]) {

@@ -3,12 +3,14 @@ checkpoint_checksums.h: how a checkpoint is known to be whole: digests of its fi
 states its own.
 
   cJSON *checksums_build(dir)                      of the files that are there
-  bool   checksums_verify(dir, checksums, why)     whether they are still the same; why: the first difference
+  bool   checksums_verify(dir, checksums, optimizer, why)   whether they are still the same; why: the first difference.
+                                                   optimizer: also of its file
   bool   checksums_sizes_agree(dir, checksums)     whether they still have their sizes, which costs next to nothing
   void   state_write(path, state)                  with the digest of its own text, synced to the disk
   cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
 
-All ranks call checksums_build and checksums_verify together, and each reads its share. The others are for any rank. Format: checkpoint.h.
+All ranks call checksums_build and checksums_verify together, and each reads its share. The others are for any
+rank. Format: checkpoint.h.
 */
 #ifndef LLMC_CHECKPOINT_CHECKSUMS_H
 #define LLMC_CHECKPOINT_CHECKSUMS_H
@@ -121,9 +123,10 @@ static inline cJSON *checksums_build(const char *dir) {
     return checksums;
 }
 
-static inline bool checksums_verify(const char *dir, const cJSON *checksums, Reason why) {
+static inline bool checksums_verify(const char *dir, const cJSON *checksums, bool optimizer, Reason why) {
     for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
         char path[PATH_SIZE];
+        if (!optimizer && strcmp(checkpoint_files[i], "optimizer.safetensors") == 0) continue;
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
         // not saved by us

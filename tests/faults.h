@@ -322,6 +322,48 @@ static void a_broken_checkpoint_is_passed_over_by_name(void) {
     test_remove_directory(&d.dir);
 }
 
+static void a_damaged_checkpoint_is_no_start_for_anything(void) {
+    static const char *const modes[] = {"--train-data train.bin --steps 1 --seq-len 16", "--generate 5",
+                                        "--eval --val-data train.bin --seq-len 16",
+                                        "--dump-grads dump --train-data train.bin --seq-len 16"};
+    static const struct {
+        const char *damage, *refused; // NULL: it is not
+    } cases[] = {
+        {"true", NULL},
+        {"rm optimizer.safetensors", NULL},
+        {"printf x >> optimizer.safetensors", NULL},
+        {"printf '\\n' >> config.json", "its config.json has"},
+        {"printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc status=none",
+         "its model.safetensors has changed"},
+        {"truncate -s -1 trainer_state.json", "trainer_state.json does not have the checksum"},
+        {"sed -i 's/\"step\": 1/\"step\": 9/' trainer_state.json", "trainer_state.json does not have the checksum"},
+        {"truncate -s 0 trainer_state.json", "trainer_state.json does not have the checksum"},
+        {"printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc status=none; rm trainer_state.json", NULL},
+        {"printf '\\n' >> config.json; echo '{\"log_history\": []}' > trainer_state.json", NULL}, // of Transformers
+    };
+    ProgramData d = fault_data();
+    ProgramResult r;
+    fault_run(&r, &d, "whole", "");
+    EXPECT_STATUS(r, 0);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int m = 0; m < 4; m++) {
+            run_command(&r,
+                        "cd '%s' && rm -rf start && cp -r whole/checkpoints/step_00000012 start && (cd start && %s) && "
+                        "%s --init start --batch-size 2 --threads 1 %s",
+                        d.dir.path, cases[i].damage, test_program_path(), modes[m]);
+            if (cases[i].refused) EXPECT_ONE_LINE(r, EXIT_FAILED, cases[i].refused);
+            else EXPECT(r.status == 0, "%s, %s: status %d, %.300s", cases[i].damage, modes[m], r.status, r.err);
+        }
+    // a run that was stopped before its first checkpoint starts again from what it was started from
+    run_command(&r,
+                "cd '%s' && rm -rf start && cp -r whole/checkpoints/step_00000012 start && %s --init start --out run "
+                "--train-data train.bin --batch-size 2 --steps 1 && rm -r run/checkpoints && printf '\\n' >> "
+                "start/config.json && %s --out run --resume",
+                d.dir.path, test_program_path(), test_program_path());
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "its config.json has");
+    test_remove_directory(&d.dir);
+}
+
 static void two_processes_do_not_share_a_run(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -398,6 +440,8 @@ static const Test faults_tests[] = {
     {"kill -9 never leaves half a checkpoint", kill_9_never_leaves_half_a_checkpoint},
     {"a broken checkpoint is passed over by name, and an older one continues bitwise",
      a_broken_checkpoint_is_passed_over_by_name},
+    {"a damaged checkpoint is no start for anything, and a foreign one is",
+     a_damaged_checkpoint_is_no_start_for_anything},
     {"two processes do not share a run", two_processes_do_not_share_a_run},
     {"a shard that changes during the run stops it with one line",
      a_shard_that_changes_during_the_run_stops_it_with_one_line},

@@ -4,6 +4,7 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
   FAULT=KIND:RANK:STEP[:WHERE]    those of planned_faults.h, and
     kill, stop   also at `write`, in the middle of a checkpoint's files
     nan          a gradient of this step that is not a number
+    spike        a large gradient of this step
     flip         one bit of the last weight of a tensor, after the update
     broken       that weight is not a number
     signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
@@ -52,6 +53,7 @@ static void faulty_pwrite(int fd, const void *from, size_t bytes, uint64_t offse
 static void faulty_embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
     embedding_backward(dweight, dx, tokens, N, C);
     if (fault_is("nan", NULL)) dweight[0] = (grad_t)NAN;
+    if (fault_is("spike", NULL)) dweight[0] = (grad_t)1e4;
 }
 
 static void faulty_adamw(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,

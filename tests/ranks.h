@@ -643,6 +643,23 @@ static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
     }
 }
 
+static void ranks_verify_what_they_start_from(void) {
+    ProgramData d = fault_data();
+    ProgramResult r;
+    ranks_train(&r, &d, 1, "", "run", "--steps 2 --batch-size 2");
+    EXPECT_STATUS(r, 0);
+    const char *const start =
+        "--init run/checkpoints/step_00000002 --train-data train.bin --steps 2 --batch-size 2 --threads 1";
+    ranks_run(&r, &d, 3, "", start);
+    EXPECT_STATUS(r, 0);
+    run_command(
+        &r, "cd '%s'/run/checkpoints/step_00000002 && printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc",
+        d.dir.path);
+    ranks_run(&r, &d, 3, "", start);
+    EXPECT_ONE_LINE(r, EXIT_FAILED, "its model.safetensors has changed");
+    test_remove_directory(&d.dir);
+}
+
 static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -674,6 +691,53 @@ static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ranks_train(&r, &d, 1, "FAULT=nan:0:2", "early", "--steps 12 --batch-size 2 --checkpoint-every 6 --rollback 1:1");
     EXPECT(r.status == 0 && strstr(r.err, "there is no checkpoint before step 2: going on"), "status %d, %.300s",
            r.status, r.err);
+    test_remove_directory(&d.dir);
+}
+
+static void expect_newest(const ProgramData *d, const char *out, int step) {
+    ProgramResult r;
+    char wanted[40];
+    FORMAT(wanted, "step_%08d\n", step);
+    run_command(&r, "ls '%s/%s/checkpoints' | grep -v tmp | tail -n 1", d->dir.path, out);
+    EXPECT(strcmp(r.out, wanted) == 0, "the newest checkpoint of %s is %s, not %s", out, r.out, wanted);
+}
+
+// Steps 135 and 137 are spikes, whose updates are applied. The checkpoint of step 135 has the first one in it, so the
+// run goes back to that of step 134, where the first start was stopped.
+static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
+    static const char *const back = "back to the checkpoint of step 134, on with the data that follow (window 822)";
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int ranks = 1; ranks <= 3; ranks += 2) {
+        ranks_train(&r, &d, ranks, "", "base",
+                    "--steps 140 --batch-size 2 --total-batch 96 --checkpoint-every 3 --schedule constant "
+                    "--rollback 2:4 --stop-after 134");
+        EXPECT_STATUS(r, 0);
+        run_command(&r, "cd '%s' && for run in killed stopped again; do cp -r base $run; done", d.dir.path);
+        // killed between the removal of the abandoned checkpoints and the next one: they must not be resumed from
+        ranks_run(&r, &d, ranks, "FAULT=spike:0:135,spike:0:137,kill:0:137:save", "--out killed --resume --threads 1");
+        EXPECT(r.status != 0, "%d ranks: status %d, %.300s", ranks, r.status, r.err);
+        expect_newest(&d, "killed", 134);
+        // the first bad step is known after a resume
+        ranks_run(&r, &d, ranks, "FAULT=spike:0:135", "--out stopped --resume --threads 1 --stop-after 136");
+        EXPECT_STATUS(r, 0);
+        ranks_run(&r, &d, ranks, "FAULT=spike:0:137", "--out stopped --resume --threads 1");
+        EXPECT(r.status == 0 && count_of(r.err, back) == 1, "%d ranks: status %d, %.500s", ranks, r.status, r.err);
+        // it comes again three times, then the run gives up, and again at once after a resume
+        for (int i = 0; i < 2; i++) {
+            ranks_run(&r, &d, ranks, "FAULT=spike:0:135,spike:0:137", "--out again --resume --threads 1");
+            EXPECT(r.status == 1 && strstr(r.err, "for the 4th time in a row to the checkpoint of step 134"),
+                   "%d ranks: status %d, %.500s", ranks, r.status, r.err);
+            EXPECT(count_of(r.err, "back to the checkpoint of step 134,") == (i ? 0 : ROLLBACK_TIMES),
+                   "%d ranks, start %d: %.900s", ranks, i, r.err);
+            expect_newest(&d, "again", 134);
+        }
+        ranks_resume(&r, &d, ranks, "again", "");
+        EXPECT(r.status == 0 && strstr(r.out, "training from step 134 to 140"), "%d ranks: status %d, %.300s", ranks,
+               r.status, r.err);
+        run_command(&r, "rm -r '%s'/base '%s'/killed '%s'/stopped '%s'/again", d.dir.path, d.dir.path, d.dir.path,
+                    d.dir.path);
+    }
     test_remove_directory(&d.dir);
 }
 
@@ -767,8 +831,11 @@ static const Test ranks_program_tests[] = {
     {"what arrives late from other ranks changes nothing", what_arrives_late_changes_nothing},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
     {"a run goes on when old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
+    {"ranks verify what they start from", ranks_verify_what_they_start_from},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
     {"the memory of all ranks of a machine counts", the_memory_of_all_ranks_of_a_machine_counts},
+    {"a rollback takes back all bad updates and their checkpoints, and counts over a resume",
+     a_rollback_takes_back_all_bad_updates_and_their_checkpoints},
     {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
 
