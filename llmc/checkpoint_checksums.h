@@ -16,7 +16,7 @@ All ranks call checksums_build and checksums_verify together, and each reads its
 #include "files.h"
 #include "json.h"
 
-enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 256 << 20 };
+enum { CHECKSUM_CHUNK = 64 << 20, CHECKSUM_PIECE = 64 << 10, CHECKPOINT_STATE_LIMIT = 32 << 20 };
 
 static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                                "tokenizer.bin", "tokenizer.json"};
