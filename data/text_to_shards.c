@@ -52,7 +52,7 @@ Builds alone: cc -O2 -o text_to_shards text_to_shards.c, with xxhash.h
 
 enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { HEADER_INTS = 256, MAGIC_U16 = 20240520, VERSION_U16 = 1, MAGIC_U32 = 20240801 };
-enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 1000000 };
+enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 100000 };
 enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
 #define DESCRIPTION "corpus.json"

@@ -25,7 +25,7 @@ rank. Format: checkpoint.h.
 #ifndef CHECKSUM_PIECE
 #define CHECKSUM_PIECE (64 << 10) // bytes that are read at a time
 #endif
-enum { CHECKPOINT_STATE_LIMIT = 256 << 20 };
+enum { CHECKPOINT_STATE_LIMIT = 32 << 20 };
 
 static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                                "tokenizer.bin", "tokenizer.json"};

@@ -182,6 +182,8 @@ static inline ModelConfig config_json_read(const char *directory) {
     FORMAT(path, "%s/config.json", directory);
     char *text = file_read(path, 16 << 20, &size);
     CHECK(text != NULL, "cannot read %s: %s; a checkpoint directory with config.json is wanted", path, strerror(errno));
+    CHECK(json_bounded(text, size), "%s has more than %d JSON values: it is no config.json of a model", path,
+          (int)JSON_VALUE_LIMIT);
     cJSON *object = json_parse(text, size);
     free(text);
     CHECK(cJSON_IsObject(object), "%s is not a JSON object", path);

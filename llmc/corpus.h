@@ -152,6 +152,8 @@ static inline cJSON *corpus_read(const char *path) {
     }
     char *text = file_read(name, 64 << 20, &size);
     CHECK(text != NULL, "cannot read %s: %s", name, strerror(errno));
+    CHECK(json_bounded(text, size), "%s has more than %d JSON values: make the corpus again, with larger shards", name,
+          (int)JSON_VALUE_LIMIT);
     cJSON *json = json_parse(text, size);
     CHECK(json != NULL, "%s is not JSON: make the corpus again", name);
     uint64_t format = 0;

@@ -1,7 +1,9 @@
 /*
 json.h: JSON text that is exact and the same every time, around cJSON's trees and parser.
 
-  cJSON *json_parse(text, size)                the whole text is one value; NULL when not. text[size] must be 0
+  cJSON *json_parse(text, size)                the whole text is one value; NULL when not, or when it is not bounded.
+                                               text[size] must be 0
+  bool   json_bounded(text, size)              has at most JSON_VALUE_LIMIT values, so its tree a bounded size
   char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
   char  *json_line(item, &size)                the same text on one line, with its newline
   void   json_brief(item, out, out_size)       a value on one line, cut, for messages; no control characters
@@ -20,9 +22,25 @@ has as many digits as bring back the same double. NaN and infinities are null. B
 #define LLMC_JSON_H
 #include "common.h"
 
+// A value takes some 100 bytes of a tree and 2 of a text. A header of 100,000 tensors has 1.2 million.
+enum { JSON_VALUE_LIMIT = 1 << 21 };
+
+// Counts what begins or separates values, without parsing: each value needs one of these characters.
+static inline bool json_bounded(const char *text, size_t size) {
+    size_t values = 1;
+    bool string = false;
+    for (size_t i = 0; i < size && values <= JSON_VALUE_LIMIT; i++) {
+        char c = text[i];
+        if (string && c == '\\') i++;
+        else if (c == '"') string = !string;
+        else if (!string) values += c == ',' || c == ':' || c == '[' || c == '{';
+    }
+    return values <= JSON_VALUE_LIMIT;
+}
+
 static inline cJSON *json_parse(const char *text, size_t size) {
     assert(text[size] == 0);
-    if (memchr(text, 0, size)) return NULL;
+    if (memchr(text, 0, size) || !json_bounded(text, size)) return NULL;
     // With the closing 0 inside the length, as the parser of old versions reads one byte too far without it.
     const char *end = NULL;
     cJSON *item = cJSON_ParseWithLengthOpts(text, size + 1, &end, 0);

@@ -102,8 +102,9 @@ static inline size_t piece_gpt2(const CodePoints *c, size_t i) {
 
 // What follows the words in the expressions of cl100k and its kin.
 static inline size_t piece_without_word(const CodePoints *c, size_t i, int digits, bool slash) {
-    size_t end = run_of(c, i, CLASS_NUMBER), begin = i + (c->code[i] == ' ');
-    if (end > i) return end - i > (size_t)digits ? i + (size_t)digits : end;
+    size_t end = i, begin = i + (c->code[i] == ' ');
+    while (end < c->count && end - i < (size_t)digits && (c->kind[end] & CLASS_NUMBER)) end++;
+    if (end > i) return end;
     end = run_of(c, begin, 0);
     if (end > begin) {
         while (is_newline(c, end) || (slash && end < c->count && c->code[end] == '/')) end++;

@@ -73,9 +73,10 @@ static inline bool rollback_from_json(Rollback *r, const cJSON *json) {
         return false;
     if (target > INT64_MAX || times > ROLLBACK_TIMES) return false;
     r->target = (int64_t)target, r->times = (int64_t)times;
+    int64_t older = cJSON_GetArraySize(bad) - r->count; // the last K are kept, whatever K was
     cJSON_ArrayForEach(item, bad) {
         if (!json_size(item, &step)) return false;
-        rollback_note(r, (int64_t)step, true); // the last K, whatever K was
+        if (older-- <= 0) rollback_note(r, (int64_t)step, true);
     }
     return true;
 }

@@ -20,6 +20,8 @@ Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherw
 #include "options_table.h"
 #include "sampler.h"
 
+enum { TOKENIZER_JSON_LIMIT = 256 << 20 };
+
 typedef struct {
     Tokenizer *tokenizer; // NULL: none
     char path[PATH_SIZE]; // of the directory or file
@@ -47,7 +49,7 @@ static inline void speech_adopt(Speech *s, const char *path) {
     char json[PATH_SIZE];
     FORMAT(json, "%s/tokenizer.json", path);
     if (!is_directory(path)) return;
-    s->json = file_read(json, TOKENIZER_FILE_LIMIT, &s->json_size);
+    s->json = file_read(json, TOKENIZER_JSON_LIMIT, &s->json_size);
     CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints are to have: %s", json, strerror(errno));
 }
 

@@ -142,17 +142,28 @@ static inline void encode_text(const Tokenizer *t, const unsigned char *text, si
     free(bytes);
 }
 
-// The longest added token at the start of the text, or -1.
+// The first of the added tokens [low,high), which share `depth` bytes and are longer, whose next byte is not below.
+static inline int added_bound(const Tokenizer *t, int low, int high, size_t depth, int next) {
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (t->added[middle].bytes[depth] < next) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+// The longest added token at the start of the text, or -1: byte by byte, the range of those that begin with these bytes.
 static inline int added_token(const Tokenizer *t, const unsigned char *text, size_t size, size_t *length) {
-    int found = -1;
+    int found = -1, low = 0, high = t->added_count;
     *length = 0;
-    for (int i = 0; i < t->added_count; i++) {
-        size_t n;
-        const unsigned char *bytes = tokenizer_bytes(t, (int)t->added[i], &n);
-        if (n <= size && n > *length && memcmp(bytes, text, n) == 0) {
-            found = (int)t->added[i];
-            *length = n;
+    for (size_t depth = 0; low < high; depth++) {
+        if (t->added[low].length == depth) { // a prefix of the others comes first
+            found = (int)t->added[low++].id;
+            *length = depth;
         }
+        if (depth == size) break;
+        low = added_bound(t, low, high, depth, text[depth]);
+        high = added_bound(t, low, high, depth, text[depth] + 1);
     }
     return found;
 }
@@ -161,7 +172,7 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     CHECK(t->reason[0] == 0, "text cannot be encoded exactly here: %s; give its tokens with --prompt-tokens",
           t->reason);
     bool starts[256] = {false}; // of an added token
-    for (int i = 0; i < t->added_count; i++) starts[t->tokens[t->token_at[t->added[i]]]] = true;
+    for (int i = 0; i < t->added_count; i++) starts[t->added[i].bytes[0]] = true;
     const unsigned char *bytes = (const unsigned char *)text;
     TokenList list = {NULL, 0, 0};
     size_t begin = 0;

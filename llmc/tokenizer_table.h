@@ -19,6 +19,8 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
            number and space a code point has one at most. CLASS_HEAD and CLASS_TAIL say in which parts of a word letters
            and marks may stand (capitals first); only PATTERN_O200K asks, and only its tables have them
   errors   A file may come from anywhere: nothing in it is believed before it is checked.
+  cost     reading is O(n log n) in the file's size and takes up to 8 times its memory, whatever is in it: equal tokens
+           and added tokens count once, and the hash tables are keyed by a number of this process
 */
 #ifndef LLMC_TOKENIZER_TABLE_H
 #define LLMC_TOKENIZER_TABLE_H
@@ -27,7 +29,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
 
 enum {
     TOKENIZER_HEADER_BYTES = 8 + 12 * 4,
-    TOKENIZER_FILE_LIMIT = 256 << 20,
+    TOKENIZER_FILE_LIMIT = 64 << 20, // a vocabulary of 262,144 with its merges: 10 MB
     TOKEN_LENGTH_LIMIT = 65535,
     CLASS_LETTER = 1,
     CLASS_NUMBER = 2,
@@ -47,20 +49,28 @@ typedef struct {
 } Merge;
 
 typedef struct {
+    const unsigned char *bytes;
+    size_t length;
+    uint32_t id, place; // place: in the file's list
+} AddedToken;
+
+typedef struct {
     char *memory; // the file
     size_t size;
     TokenizerKind kind;
     Pattern pattern;
     unsigned flags;
     int vocab_size, separator; // -1: none
-    const uint32_t *added, *ranges;
+    AddedToken *added;         // by their bytes, each text once
+    const uint32_t *ranges;
     int added_count, range_count;
     char *reason;     // empty: text can be encoded
     size_t *token_at; // [vocab_size + 1], into `tokens`
     const unsigned char *tokens;
     Merge *merges; // open addressing; rank 2^32-1: free
     size_t merge_mask;
-    uint32_t *words; // ids by their bytes, likewise; only with TOKENIZER_IGNORE_MERGES
+    uint64_t hash_seed; // of this process: a file cannot know which of its entries meet in a hash table
+    uint32_t *words;    // ids by their bytes, likewise; only with TOKENIZER_IGNORE_MERGES
     size_t word_mask;
     int byte_token[256];      // -1: none
     unsigned char ascii[128]; // classes
@@ -87,20 +97,28 @@ static inline int tokenizer_class(const Tokenizer *t, uint32_t code) {
 
 static inline const Merge *tokenizer_merge(const Tokenizer *t, uint32_t left, uint32_t right) {
     uint64_t pair = (uint64_t)left << 32 | right;
-    for (size_t i = (size_t)XXH3_64bits(&pair, 8) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
+    for (size_t i = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;;
+         i = (i + 1) & t->merge_mask) {
         if (t->merges[i].rank == NO_RANK) return NULL;
         if (t->merges[i].pair == pair) return &t->merges[i];
     }
 }
 
-// The token of these bytes, or -1. Only with TOKENIZER_IGNORE_MERGES.
-static inline int tokenizer_word(const Tokenizer *t, const unsigned char *bytes, size_t size) {
-    for (size_t i = (size_t)XXH3_64bits(bytes, size) & t->word_mask;; i = (i + 1) & t->word_mask) {
-        if (t->words[i] == NO_RANK) return -1;
+// The place of the token of these bytes, or the free one where it would be.
+static inline size_t tokenizer_word_place(const Tokenizer *t, const unsigned char *bytes, size_t size) {
+    for (size_t i = (size_t)XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;;
+         i = (i + 1) & t->word_mask) {
+        if (t->words[i] == NO_RANK) return i;
         size_t length;
         const unsigned char *token = tokenizer_bytes(t, (int)t->words[i], &length);
-        if (length == size && memcmp(token, bytes, size) == 0) return (int)t->words[i];
+        if (length == size && memcmp(token, bytes, size) == 0) return i;
     }
+}
+
+// The first token of these bytes, or -1. Only with TOKENIZER_IGNORE_MERGES.
+static inline int tokenizer_word(const Tokenizer *t, const unsigned char *bytes, size_t size) {
+    uint32_t id = t->words[tokenizer_word_place(t, bytes, size)];
+    return id == NO_RANK ? -1 : (int)id;
 }
 
 // Takes `count` elements of 4 bytes, or as many bytes and their padding, off the file. False: it ends before.
@@ -145,7 +163,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
         for (int i = 0; i < 3; i++)
             if (row[i] >= (uint32_t)t->vocab_size) return false;
         uint64_t pair = (uint64_t)row[0] << 32 | row[1];
-        size_t place = (size_t)XXH3_64bits(&pair, 8) & t->merge_mask;
+        size_t place = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
         while (t->merges[place].rank != NO_RANK && t->merges[place].pair != pair) place = (place + 1) & t->merge_mask;
         if (t->merges[place].rank != NO_RANK) return false; // twice
         t->merges[place].pair = pair;
@@ -175,13 +193,38 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t co
     return t->ranges != NULL;
 }
 
+// By their bytes, a prefix first; of equal ones that which the file lists first.
+static inline int compare_added(const void *a, const void *b) {
+    const AddedToken *x = (const AddedToken *)a, *y = (const AddedToken *)b;
+    int order = memcmp(x->bytes, y->bytes, min_size(x->length, y->length));
+    if (order == 0) order = x->length < y->length ? -1 : x->length > y->length;
+    return order ? order : x->place < y->place ? -1 : x->place > y->place;
+}
+
 static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t count) {
-    t->added = count <= t->size / 4 ? (const uint32_t *)table_take(r, 4 * count) : NULL;
-    t->added_count = (int)count;
-    for (size_t i = 0; t->added && i < count; i++)
-        if (t->added[i] >= (uint32_t)t->vocab_size || t->token_at[t->added[i] + 1] == t->token_at[t->added[i]])
-            return false;
-    return t->added != NULL;
+    const uint32_t *ids = count <= t->size / 4 ? (const uint32_t *)table_take(r, 4 * count) : NULL;
+    if (!ids) return false;
+    bool *listed = (bool *)checked_calloc((size_t)t->vocab_size, sizeof(bool)), good = true;
+    t->added = (AddedToken *)checked_calloc(count, sizeof(AddedToken));
+    for (size_t i = 0; i < count; i++) {
+        good = good && ids[i] < (uint32_t)t->vocab_size;
+        if (!good || listed[ids[i]]) continue;
+        AddedToken *a = &t->added[t->added_count++];
+        a->bytes = tokenizer_bytes(t, (int)ids[i], &a->length);
+        a->id = ids[i], a->place = (uint32_t)i;
+        good = a->length > 0;
+        listed[ids[i]] = true;
+    }
+    free(listed);
+    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof(AddedToken), compare_added);
+    int kept = 0;
+    for (int i = 0; i < t->added_count; i++) {
+        const AddedToken *a = &t->added[i], *last = kept ? &t->added[kept - 1] : NULL;
+        if (last && last->length == a->length && memcmp(last->bytes, a->bytes, a->length) == 0) continue;
+        t->added[kept++] = *a;
+    }
+    t->added_count = kept;
+    return good;
 }
 
 static inline void tokenizer_index_words(Tokenizer *t) {
@@ -193,9 +236,8 @@ static inline void tokenizer_index_words(Tokenizer *t) {
     for (int id = 0; id < t->vocab_size; id++) {
         size_t length;
         const unsigned char *bytes = tokenizer_bytes(t, id, &length);
-        size_t place = (size_t)XXH3_64bits(bytes, length) & t->word_mask;
-        while (t->words[place] != NO_RANK) place = (place + 1) & t->word_mask;
-        t->words[place] = (uint32_t)id;
+        size_t place = tokenizer_word_place(t, bytes, length);
+        if (t->words[place] == NO_RANK) t->words[place] = (uint32_t)id;
     }
 }
 
@@ -235,6 +277,7 @@ static inline void tokenizer_close(Tokenizer *t) {
     free(t->token_at);
     free(t->merges);
     free(t->words);
+    free(t->added);
     free(t);
 }
 
@@ -243,6 +286,7 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     if (is_directory(path)) FORMAT(file, "%s/tokenizer.bin", path);
     else FORMAT(file, "%s", path);
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(Tokenizer));
+    t->hash_seed = (uint64_t)(now_seconds() * 1e9) ^ (uint64_t)(uintptr_t)t ^ (uint64_t)getpid() << 40;
     t->memory = file_read(file, TOKENIZER_FILE_LIMIT, &t->size);
     CHECK(t->memory != NULL, "cannot read the token table %s: %s", file, strerror(errno));
     CHECK(tokenizer_read(t), "%s is no token table, or damaged: make it again with data/token_table.py", file);

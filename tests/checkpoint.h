@@ -9,6 +9,7 @@ main calls checkpoint_test_child before anything else.
 #define TESTS_CHECKPOINT_H
 #include "../llmc/checkpoint.h"
 #include "../llmc/logger.h"
+#include "data.h"
 #include "harness.h"
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -1455,7 +1456,34 @@ static void ckpt_test_start_that_is_locked_out(void) {
 
 // ---------------------------------------------------------------------------------------------------------------------
 
+// Far more than a model has that is read here, and less than the limit of a header's values.
+static void a_file_of_100000_tensors_is_read(void) {
+    enum { TENSORS = 100000 };
+    TestDirectory d = test_make_directory();
+    char path[600];
+    FORMAT(path, "%s/many.safetensors", d.path);
+    char *text = (char *)checked_calloc(TENSORS, 150);
+    size_t n = 8;
+    for (int i = 0; i < TENSORS; i++)
+        n += (size_t)sprintf(text + n,
+                             "%s\"model.layers.%d.mlp.experts.up_proj.weight\":{\"dtype\":\"F32\",\"shape\":[1,1],"
+                             "\"data_offsets\":[%d,%d]}",
+                             i ? "," : "{", i, 4 * i, 4 * i + 4);
+    text[n++] = '}';
+    uint64_t length = n - 8;
+    memcpy(text, &length, 8);
+    memset(text + n, 0, 4 * (size_t)TENSORS);
+    data_write_file(path, text, n + 4 * (size_t)TENSORS);
+    free(text);
+    SafeTensors *s = safetensors_open(path);
+    EXPECT(s->count == TENSORS && safetensors_find(s, "model.layers.99999.mlp.experts.up_proj.weight"), "%zu tensors",
+           s->count);
+    safetensors_close(s);
+    test_remove_directory(&d);
+}
+
 static const Test checkpoint_tests[] = {
+    {"a file of 100,000 tensors is read", a_file_of_100000_tensors_is_read},
     {"every 16-bit pattern is the number that its format says, and comes back", ckpt_test_halves_come_back},
     {"a conversion to 16 bits goes to the nearest, ties to even, beyond the largest to infinity",
      ckpt_test_halves_round},

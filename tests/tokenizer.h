@@ -233,6 +233,67 @@ static void damaged_tables_are_refused(void) {
     test_remove_directory(&d);
 }
 
+// Added tokens over two letters, many of them beginnings of others or equal, listed in any order and one twice: the
+// longest at each place is found, of equal ones the first in the list, as a search through all of them does.
+static void the_longest_added_token_is_found(void) {
+    enum { ADDED = 60, TEXT = 400 };
+    static ToyTable t;
+    TestDirectory d = test_make_directory();
+    char path[600];
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        TestRandom r = {seed};
+        char added[ADDED][8];
+        uint32_t listed[ADDED + 1], bytes = 256;
+        for (int i = 0; i < ADDED; i++) {
+            int length = 1 + test_random_int(&r, 7);
+            for (int k = 0; k < length; k++) added[i][k] = "ab"[test_random_int(&r, 2)];
+            added[i][length] = 0;
+            bytes += (uint32_t)length;
+            listed[i] = 256 + (uint32_t)i;
+        }
+        for (int i = ADDED - 1; i > 0; i--) {
+            int k = test_random_int(&r, i + 1);
+            uint32_t other = listed[i];
+            listed[i] = listed[k], listed[k] = other;
+        }
+        listed[ADDED] = listed[5];
+        const uint32_t header[12] = {TOKENIZER_OF_BYTES, 256 + ADDED, 0, 0,     UINT32_MAX, 0,
+                                     ADDED + 1,          0,           0, bytes, 0,          0};
+        memset(&t, 0, sizeof(t));
+        memcpy(t.bytes, "DV2TOK\0\1", t.size = 8);
+        for (int i = 0; i < 12; i++) toy_number(&t, header[i]);
+        for (int i = 0; i < 256 + ADDED; i++) toy_number(&t, i < 256 ? 1 : (uint32_t)strlen(added[i - 256]));
+        for (int i = 0; i < 256; i++) t.bytes[t.size++] = (unsigned char)i;
+        for (int i = 0; i < ADDED; i++) t.size += (size_t)sprintf((char *)t.bytes + t.size, "%s", added[i]);
+        t.size = round_up(t.size, 4);
+        for (int i = 0; i <= ADDED; i++) toy_number(&t, listed[i]);
+        toy_seal(&t);
+        FORMAT(path, "%s/t", d.path);
+        data_write_file(path, t.bytes, t.size);
+        Tokenizer *table = tokenizer_open(path);
+        char text[TEXT + 1] = "";
+        for (int i = 0; i < TEXT; i++) text[i] = "aabbc"[test_random_int(&r, 5)];
+        int *ids = NULL;
+        size_t count = tokenizer_encode(table, text, TEXT, &ids), n = 0;
+        for (size_t at = 0; at < TEXT; n++) {
+            int want = (unsigned char)text[at];
+            size_t longest = 0;
+            for (int i = 0; i <= ADDED; i++) {
+                size_t length = strlen(added[listed[i] - 256]);
+                if (length <= longest || strncmp(text + at, added[listed[i] - 256], length) != 0) continue;
+                want = (int)listed[i], longest = length;
+            }
+            EXPECT(n < count && ids[n] == want, "seed %d, place %zu: token %d, not %d", (int)seed, at,
+                   n < count ? ids[n] : -1, want);
+            at += max_size(longest, 1);
+        }
+        EXPECT(n == count, "%zu tokens, not %zu", count, n);
+        free(ids);
+        tokenizer_close(table);
+    }
+    test_remove_directory(&d);
+}
+
 // With these the pattern could find no piece where text goes on, or two.
 static void classes_that_a_pattern_cannot_have_are_refused(void) {
     static const struct {
@@ -324,6 +385,7 @@ static const Test tokenizer_tests[] = {
     {"merges are done in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
     {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
     {"damaged tables are refused", damaged_tables_are_refused},
+    {"the longest added token is found, of equal ones the first", the_longest_added_token_is_found},
     {"classes that a pattern cannot have are refused", classes_that_a_pattern_cannot_have_are_refused},
     {"a run speaks with the tokenizer of its corpus, and so do its checkpoints",
      a_run_speaks_with_the_tokenizer_of_its_corpus},

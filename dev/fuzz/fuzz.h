@@ -8,10 +8,15 @@ A target is one file, fuzz_NAME.c, that includes this file, then the reader, and
   void fuzz_seeds(void)        calls fuzz_seed for small valid files and fuzz_word for the dictionary: both come
                                from the writers and tables of llmc/, so that they follow the formats
   void fuzz_one(data, size)    calls the reader; the input is already in its file
+  void fuzz_large(void)        optional: calls fuzz_large_input for inputs far beyond FUZZ_INPUT_LIMIT, which are not mutated: those
+                               that would take quadratic time, or many times their size of memory
   LLVMFuzzerCustomMutator      optional: mutates and then repairs what guards the reader (a checksum, a length)
 
 harness.c turns it into a program: with libFuzzer (clang), or with replay.c, which runs given files and
 simple mutations of them under any compiler.
+
+A large input runs in a process of its own, under limits of CPU time and of memory that the sanitizers' own needs are
+part of.
 
 What counts as a defect: what AddressSanitizer and UndefinedBehaviorSanitizer report, a failed assert, an input
 that takes longer than 5 seconds, more than FUZZ_ALLOCATION_LIMIT bytes in one allocation, a message that is not
@@ -23,11 +28,12 @@ then is released. Hence the macros below, behind the system headers: the readers
 #define FUZZ_H
 #include "../../llmc/common.h"
 
-enum { FUZZ_ALLOCATION_LIMIT = 32 << 20, FUZZ_INPUT_LIMIT = 1 << 14 };
+enum { FUZZ_ALLOCATION_LIMIT = 32 << 20, FUZZ_INPUT_LIMIT = 1 << 14, FUZZ_LARGE_SECONDS = 5, FUZZ_LARGE_MIB = 600 };
 
 extern const char fuzz_file[];
 void fuzz_prepare(void);
 void fuzz_seeds(void);
+void fuzz_large(void);
 void fuzz_one(const uint8_t *data, size_t size);
 
 const char *fuzz_directory(void);                               // without a slash at its end
@@ -35,6 +41,9 @@ void fuzz_put(const char *name, const void *data, size_t size); // a file of tha
 void fuzz_seed(const char *name, const void *data, size_t size);
 void fuzz_seed_from(const char *name, const char *path); // a seed that a writer of llmc/ has written
 void fuzz_word(const char *word);
+void fuzz_large_input(const char *name, const void *data, size_t size);
+// head, then `piece` as often as it fits into `size` bytes with the tail behind it
+void fuzz_large_text(const char *name, const char *head, const char *piece, const char *tail, size_t size);
 PRINTF_LIKE(1, 2) _Noreturn void fuzz_defect(const char *fmt, ...); // ends the program; the input is kept
 _Noreturn void fuzz_exit(int status);
 PRINTF_LIKE(1, 2) void fuzz_warn(const char *fmt, ...);

@@ -73,6 +73,12 @@ static void check_sizes(const ModelConfig *c) {
     }
 }
 
+void fuzz_large(void) {
+    fuzz_large_text("one array", "{\"a\": [", "0,", "0]}", 16 << 20);
+    fuzz_large_text("keys", "{\"model_type\": \"llama\"", ",\"a\":0", "}", 8 << 20);
+    fuzz_large_text("a value for a message", "{\"model_type\": [", "1e9,", "0]}", 4 << 20);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     (void)data, (void)size;
     ModelConfig c = config_json_read(fuzz_directory());

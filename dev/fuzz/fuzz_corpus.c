@@ -26,6 +26,13 @@ void fuzz_seeds(void) {
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
 }
 
+void fuzz_large(void) {
+    fuzz_large_text("one array", "{\"a\": [", "0,", "0]}", 64 << 20);
+    fuzz_large_text("shards", "{\"format\": 1, \"vocab_size\": 9, \"shards\": [",
+                    "{\"file\": \"train_000001.bin\", \"tokens\": 7}, ", "{\"file\": \"train_0.bin\", \"tokens\": 7}]}",
+                    8 << 20);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     CorpusAbout about;
     if (size > 0 && data[0] == '{') {

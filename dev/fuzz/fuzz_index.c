@@ -44,6 +44,11 @@ void fuzz_seeds(void) {
     for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
 }
 
+void fuzz_large(void) {
+    fuzz_large_text("one array", "{\"weight_map\": [", "0,", "0]}", 32 << 20);
+    fuzz_large_text("tensors of one name", "{\"weight_map\": {\"b\":\"a\"", ",\"a\":\"a\"", "}}", 8 << 20);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     (void)data, (void)size;
     SafeTensors *s = safetensors_open(fuzz_directory());

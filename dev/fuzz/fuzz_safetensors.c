@@ -108,6 +108,27 @@ static void read_tensor(const SafeTensors *s, const SafeTensor *t, const uint8_t
     }
 }
 
+static void large_header(const char *name, const char *head, const char *piece, const char *tail, size_t size) {
+    char *file = (char *)checked_calloc(size + LENGTH_BYTES + 1, 1), *text = file + LENGTH_BYTES;
+    size_t n = strlen(head), step = strlen(piece), last = strlen(tail);
+    memcpy(text, head, n);
+    for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
+    memcpy(text + n, tail, last);
+    uint64_t length = n + last;
+    memcpy(file, &length, LENGTH_BYTES);
+    fuzz_large_input(name, file, LENGTH_BYTES + (size_t)length);
+    free(file);
+}
+
+void fuzz_large(void) {
+    const char *entry = ",\"a\":{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[0,0]}";
+    large_header("100 MB", "{\"a\":{\"b\":[0", ",0", "]}}", 100000000);
+    large_header("one array", "{\"a\":{\"b\":[0", ",0", "]}}", 32 << 20);
+    large_header("values up to the limit", "{\"a\":{\"b\":[0", ",0", "]}}", 4 << 20);
+    large_header("tensors of one name", "{\"__metadata__\":{}", entry, "}", 12 << 20);
+    large_header("members without values", "{\"__metadata__\":{}", ",\"\":{}", "}", 6 << 20);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     SafeTensors *s = safetensors_open(path);
     for (size_t i = 0; i < s->count; i++) {

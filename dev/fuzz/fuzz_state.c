@@ -126,6 +126,26 @@ static void check_detectors(const cJSON *json) {
     cJSON_Delete(saved_again);
 }
 
+// A trainer_state.json with the checksum that it needs.
+static void large_state(const char *name, const char *head, const char *piece, const char *end, size_t size) {
+    char *text = (char *)checked_calloc(size + 64, 1), tail[64];
+    size_t n = strlen(head), step = strlen(piece), last = strlen(end);
+    memcpy(text, head, n);
+    for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
+    memcpy(text + n, end, last);
+    n += last;
+    n += (size_t)state_tail(text, n, tail);
+    strcat(text, tail);
+    fuzz_large_input(name, text, n);
+    free(text);
+}
+
+void fuzz_large(void) {
+    large_state("one array", "{\"a\": [", "0,", "0],\n  ", 32 << 20);
+    large_state("bad steps", "{\"rollback\": {\"target\": 1, \"times\": 1, \"bad\": [", "0,", "0]},\n  ", 4 << 20);
+    large_state("options", "{\"step\": 1, \"options\": {\"lr\": 1", ",\"lr\":1", "},\n  ", 8 << 20);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     (void)data;
     static const char *const numbers[] = {"step", "updates", "next_window", "seed", "data_fingerprint"};
@@ -141,6 +161,12 @@ void fuzz_one(const uint8_t *data, size_t size) {
         cJSON_Delete(object);
     }
     check_detectors(cJSON_GetObjectItemCaseSensitive(state, "detectors"));
+    Rollback rollback;
+    memset(&rollback, 0, sizeof(rollback));
+    rollback.count = rollback.steps = ROLLBACK_LIMIT;
+    if (rollback_from_json(&rollback, cJSON_GetObjectItemCaseSensitive(state, "rollback")))
+        FUZZ_EXPECT(rollback.bad_count >= 0 && rollback.bad_count <= ROLLBACK_LIMIT, "%d bad steps",
+                    (int)rollback.bad_count);
     Options o;
     options_defaults(&o);
     o.given[option_row("lr")] = true;            // may differ from the checkpoint's

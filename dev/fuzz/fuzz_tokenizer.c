@@ -53,6 +53,49 @@ void fuzz_seeds(void) {
     fuzz_word("\xff\xff\xff\xff");
 }
 
+// `vocabulary` tokens of `length` bytes each, all the same ones, behind the 256 bytes; `added` times the last of them.
+static void large_table(const char *name, uint32_t vocabulary, uint32_t length, uint32_t added) {
+    size_t room = 8 * (size_t)vocabulary + (size_t)vocabulary * length + 4 * (size_t)added + 4096, at = 8;
+    uint8_t *table = (uint8_t *)checked_calloc(room, 1);
+    uint32_t header[12] = {TOKENIZER_BPE,
+                           256 + vocabulary,
+                           0,
+                           TOKENIZER_IGNORE_MERGES,
+                           UINT32_MAX,
+                           0,
+                           added,
+                           0,
+                           0,
+                           256 + vocabulary * length,
+                           0,
+                           0};
+    memcpy(table, "DV2TOK\0\1", 8);
+    at = put_numbers(table, at, header, 12);
+    for (uint32_t i = 0; i < 256 + vocabulary; i++) {
+        uint32_t bytes = i < 256 ? 1 : length;
+        at = put_numbers(table, at, &bytes, 1);
+    }
+    for (int i = 0; i < 256; i++) table[at++] = (uint8_t)i;
+    memset(table + at, 'a', (size_t)vocabulary * length);
+    at = round_up(at + (size_t)vocabulary * length, 4);
+    for (uint32_t i = 0; i < added; i++) {
+        uint32_t id = 255 + vocabulary - i % min_size(vocabulary, 1000);
+        at = put_numbers(table, at, &id, 1);
+    }
+    uint64_t digest = XXH64(table, at, 0);
+    memcpy(table + at, &digest, 8);
+    fuzz_large_input(name, table, at + 8);
+    free(table);
+}
+
+void fuzz_large(void) {
+    large_table("empty tokens", 1000000, 0, 0);
+    large_table("equal tokens", 1000000, 2, 0);
+    large_table("equal long tokens", 1000, 4000, 0);
+    large_table("added tokens that are equal", 250000, 3, 250000);
+    large_table("a long token that is added again and again", 1, 60000, 1000000);
+}
+
 void fuzz_one(const uint8_t *data, size_t size) {
     (void)data, (void)size;
     Tokenizer *t = tokenizer_open(fuzz_directory());

@@ -8,6 +8,8 @@ This file is not instrumented for coverage, so that the fuzzer follows the reade
 #define FUZZ_HARNESS
 #include "fuzz.h"
 #include <setjmp.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 
 // of the sanitizers' runtime; not every compiler ships its headers
 int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
@@ -168,6 +170,66 @@ void fuzz_write_seeds(const char *to);
 void fuzz_write_seeds(const char *to) {
     snprintf(seed_directory, sizeof(seed_directory), "%s", to);
     fuzz_seeds();
+}
+
+// ---- large inputs
+
+static int large_count;
+static double large_seconds, large_mib; // the most that one of them took
+
+static double cpu_seconds(const struct rusage *used) {
+    return (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
+           1e-6 * (double)(used->ru_utime.tv_usec + used->ru_stime.tv_usec);
+}
+
+void fuzz_large_input(const char *name, const void *data, size_t size) {
+    fuzz_put(fuzz_file, data, size);
+    fflush(NULL);
+    pid_t child = fork();
+    CHECK(child >= 0, "cannot start a process: %s", strerror(errno));
+    if (child == 0) {
+        struct rlimit limit = {FUZZ_LARGE_SECONDS + 1, FUZZ_LARGE_SECONDS + 2};
+        setrlimit(RLIMIT_CPU, &limit);
+        running = true;
+        bool accepted = setjmp(escape) == 0;
+        if (accepted) fuzz_one((const uint8_t *)data, size);
+        running = false;
+        if (show) fprintf(stderr, "%s\n", accepted ? "accepted" : "refused");
+        _exit(EXIT_DONE);
+    }
+    struct rusage used;
+    int status = 0;
+    CHECK(wait4(child, &status, 0, &used) == child, "cannot wait for a process: %s", strerror(errno));
+    double seconds = cpu_seconds(&used), mib = (double)used.ru_maxrss / 1024;
+    if (show) fprintf(stderr, "%s: %zu bytes, %.2f s, %.0f MiB\n", name, size, seconds, mib);
+    if (WIFSIGNALED(status) && WTERMSIG(status) != SIGXCPU && WTERMSIG(status) != SIGKILL)
+        fuzz_defect("large input %s: signal %d", name, WTERMSIG(status));
+    if (seconds > FUZZ_LARGE_SECONDS || mib > FUZZ_LARGE_MIB)
+        fuzz_defect("large input %s of %zu bytes takes %.1f s of %d and %.0f MiB of %d", name, size, seconds,
+                    FUZZ_LARGE_SECONDS, mib, FUZZ_LARGE_MIB);
+    if (status != 0) fuzz_defect("large input %s: status %#x", name, (unsigned)status);
+    large_count++;
+    large_seconds = fmax(large_seconds, seconds), large_mib = fmax(large_mib, mib);
+}
+
+void fuzz_large_text(const char *name, const char *head, const char *piece, const char *tail, size_t size) {
+    char *text = (char *)checked_calloc(size, 1);
+    size_t n = strlen(head), step = strlen(piece), last = strlen(tail);
+    assert(n + step + last <= size);
+    memcpy(text, head, n);
+    for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
+    memcpy(text + n, tail, last);
+    fuzz_large_input(name, text, n + last);
+    free(text);
+}
+
+__attribute__((weak)) void fuzz_large(void) {}
+
+void fuzz_run_large(void);
+void fuzz_run_large(void) {
+    fuzz_large();
+    if (large_count) fprintf(stderr, "%d, up to %.1f s and %.0f MiB\n", large_count, large_seconds, large_mib);
+    else fprintf(stderr, "none\n");
 }
 
 static void write_input(const uint8_t *data, size_t size) {

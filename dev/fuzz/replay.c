@@ -2,6 +2,7 @@
 replay.c: a target without libFuzzer, for regressions, and for machines that have no clang.
 
   NAME seeds DIR                  writes the target's seeds to DIR and its dictionary to DIR.dict
+  NAME large                      runs the target's large inputs
   NAME run MUTATIONS FILE...      runs the files, then MUTATIONS inputs made from them, the same every time
 
 An input that fails is written to $FUZZ_ARTIFACT, or fuzz_failed. FUZZ_SHOW=1 prints what the readers say.
@@ -13,6 +14,7 @@ void __sanitizer_set_death_callback(void (*callback)(void)); // of the sanitizer
 int LLVMFuzzerInitialize(int *argc, char ***argv);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 void fuzz_write_seeds(const char *to);
+void fuzz_run_large(void);
 __attribute__((weak)) size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed);
 
 enum { INPUT_SECONDS = 5 };
@@ -119,12 +121,17 @@ static void mutate(void) {
 }
 
 int main(int argc, char **argv) {
-    CHECK(argc > 2, "usage: %s seeds DIR | run MUTATIONS FILE...", argv[0]);
+    bool large = argc == 2 && strcmp(argv[1], "large") == 0;
+    CHECK(argc > 2 || large, "usage: %s seeds DIR | large | run MUTATIONS FILE...", argv[0]);
     __sanitizer_set_death_callback(keep_input);
     signal(SIGALRM, too_slow);
     LLVMFuzzerInitialize(&argc, &argv);
     if (strcmp(argv[1], "seeds") == 0) {
         fuzz_write_seeds(argv[2]);
+        return EXIT_DONE;
+    }
+    if (large) {
+        fuzz_run_large();
         return EXIT_DONE;
     }
     int files = argc - 3;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # run.sh: feeds the readers of llmc/ with hostile files. For each target: regressions and seeds, then simple
-# mutations of them (any compiler), then libFuzzer (clang, libclang-rt and libomp headers; skipped where they are
+# mutations of them, then large inputs under limits of time and memory (any compiler), then libFuzzer (clang, libclang-rt and libomp headers; skipped where they are
 # missing, which is said). Everything it makes is in build/fuzz; a corpus there grows from run to run.
 # The last line is "N passed, N failed" (and ", N skipped" where there is no libFuzzer). Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
@@ -116,6 +116,14 @@ replay() { # target
     else
         cat "$TMPDIR/log"
         report FAIL "$target: dev/fuzz/run.sh --show $artifact $target"
+    fi
+    start=$SECONDS
+    # the harness has limits of its own for these, of CPU time and of resident memory
+    if ASAN_OPTIONS=$ASAN_OPTIONS:hard_rss_limit_mb=0 FUZZ_SHOW=1 "$program" large >"$TMPDIR/log" 2>&1; then
+        report "ok  " "$target: large inputs, $(tail -n 1 "$TMPDIR/log") ($((SECONDS - start)) s)"
+    else
+        cat "$TMPDIR/log"
+        report FAIL "$target: $program large"
     fi
 }
 
