@@ -269,6 +269,8 @@ def check(study):
             if other.options.get(name) != run.options.get(name):
                 problems.append(f"--{name}: {other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}, both of arm {run.arm}")
     study.notes += [f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes]
+    study.notes += [f"{run.name} went to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: a trainer resumed it that did not write down under which options."
+                    for run in study.runs if run.last > int(run.options["steps"])]
     for what, values in (("revisions of the trainer", set().union(*(r.said("revision") for r in study.runs))), ("hosts", set().union(*(r.said("host") for r in study.runs))),
                          ("devices", {", ".join(r.info.get("devices", [])) for r in study.runs})):
         if len(values) > 1:
@@ -355,7 +357,7 @@ def spike_rows(study):
             runs = [run for run in of(study, arm, lr) if run.train]
             if not runs:
                 continue
-            row = {"arm": arm, "label": label, "lr": lr, "runs": len(runs), "diverged": sum(run.state == "diverged" for run in runs)}
+            row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "runs": len(runs), "diverged": sum(run.state == "diverged" for run in runs)}
             for what in ("loss", "grad"):
                 counts = [stats.spikes([r.get(f"{what}_z") for r in run.train]) for run in runs]
                 judged, found = sum(c[1] for c in counts), sum(len(c[0]) for c in counts)

@@ -37,7 +37,7 @@ def ladder(r):
 
 def spikes(r):
     return table(["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "of the loss"],
-                 [[row["label"], f"{row['lr']:g}", row["runs"], row["diverged"], *(f"{x['spikes']} of {x['judged']}" for x in (row["grad"], row["loss"]))] for row in r["spikes"]])
+                 [[row["label"], row["rate"], row["runs"], row["diverged"], *(f"{x['spikes']} of {x['judged']}" for x in (row["grad"], row["loss"]))] for row in r["spikes"]])
 
 
 def noise(r):
@@ -54,7 +54,7 @@ def recall(r):
 
 def page(r):
     t = r["training"]
-    parts = [f"# {r['title']}\n", f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
+    parts = [f"# {r['title']}\n", f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}{' in the end' if r['runs'][0]['changes'] else ''}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
              f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n", *(f"* {note}\n" for note in r["notes"]), summary(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]

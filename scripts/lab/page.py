@@ -90,7 +90,7 @@ def summary_table(r):
 def spike_table(r):
     def score(x):
         return f"{x['spikes']} of {x['judged']}" + (f" ({x['score']:.2f}%)" if x["score"] is not None else "")
-    rows = [[arm_cell(row), f"{row['lr']:g}", str(row["runs"]), str(row["diverged"]), score(row["grad"]), score(row["loss"])] for row in r["spikes"]]
+    rows = [[arm_cell(row), escape(row["rate"]), str(row["runs"]), str(row["diverged"]), score(row["grad"]), score(row["loss"])] for row in r["spikes"]]
     return table(["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "spikes of the loss"], rows,
                  f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 accepted ones; the score is the percentage of steps judged (all seeds together). "
                  "The published definition: OLMo 2, arXiv 2501.00656.")

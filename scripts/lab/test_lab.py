@@ -244,6 +244,9 @@ def what_a_run_is_follows_from_its_directory():
         assert rundirs.state(run, 5) == ("done", 5)
         log.write_text('{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n')
         assert rundirs.state(run, 5) == ("diverged", 3)
+        with open(log, "a") as f:
+            f.write('{"kind": "event", "step": 3, "what": "start", "changed": []}\n')
+        assert rundirs.state(run, 5) == ("begun", 3)  # somebody has resumed it
         assert not rundirs.locked(run)
 
 

@@ -233,6 +233,30 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
         assert report(run, "--out", out, "--no-png").returncode == 0
         r = results_of(out)
         assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
+        assert "run went to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
+
+
+@test
+def a_run_that_the_trainer_resumed_is_reported_whole():
+    import test_lab
+    with tempfile.TemporaryDirectory() as place:
+        test_lab.corpus(place)
+        words = ["--train-data", "corpus", "--val-data", "corpus", "--layers", "1", "--hidden", "16", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--ffn", "16", "--seq-len", "16",
+                 "--vocab", "256", "--batch-size", "2", "--total-batch", "64", "--warmup", "2", "--val-every", "20", "--val-steps", "4", "--threads", "1", "--lr", "0.001", "--attention", "baseline"]
+        for more in (["--out", "run", "--steps", "40", *words], ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"], ["--out", "whole", "--steps", "80", *words]):
+            done = subprocess.run([test_lab.TRAINER, *more], cwd=place, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+        run, out = Path(place) / "run", Path(place) / "out"
+        done = report(run, "--out", out, "--no-png")
+        assert done.returncode == 0, done.stderr
+        r, log = results_of(out), rundirs.read_log(run / "log.jsonl")
+        last = next(record for record in reversed(log) if record["kind"] == "val")
+        assert last["step"] == 80 and abs(r["runs"][0]["final_loss"] - last["loss"]) < 1e-6, (last, r["runs"])
+        tokens = [record["tokens"] for record in log if record["kind"] == "train"][-1]
+        assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
+        assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
+        done = report(Path(place) / "whole", run, "--out", out, "--no-png")
+        assert done.returncode == 2 and "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and " in done.stderr, done.stderr
 
 
 @test
