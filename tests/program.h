@@ -5,6 +5,7 @@ modes, and what it refuses. Directories are compared file by file, so a resumed 
 #ifndef TESTS_PROGRAM_H
 #define TESTS_PROGRAM_H
 #include "harness.h"
+#include "model.h"
 
 // Sentences of one form, each of four words drawn from eight: a source whose entropy is known.
 static const char *const grammar_words[4][8] = {
@@ -92,6 +93,24 @@ static int log_records(const ProgramData *d, const char *run, const char *kind, 
     }
     if (f) fclose(f);
     return count;
+}
+
+// A key of the train record of a step.
+static void log_value_of_step(const ProgramData *d, const char *run, int step, const char *key, double *value) {
+    char path[600], line[4096];
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
+    FILE *f = fopen(path, "r");
+    bool found = false;
+    while (f && !found && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        const char *kind = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(record, "kind"));
+        double at = 0;
+        found = kind && strcmp(kind, "train") == 0 && json_get_number(record, "step", &at) && at == step &&
+                json_get_number(record, key, value);
+        cJSON_Delete(record);
+    }
+    EXPECT(found, "%s has no %s of step %d", path, key, step);
+    if (f) fclose(f);
 }
 
 static void the_same_seed_gives_the_same_bits(void) {
@@ -528,6 +547,116 @@ static void losses_do_not_depend_on_the_micro_batch(void) {
     test_remove_directory(&d.dir);
 }
 
+// The state of a run that is computed here, in double but for the gradients, from the definitions.
+typedef struct {
+    Model model;
+    DataLoader loader;
+    double *w, *m, *v; // [parameters]
+    int *inputs, *targets;
+    double loss, norm, rate; // of the last step
+} ReferenceRun;
+
+enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP = 3 };
+
+static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
+    const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true};
+    ModelConfig config = case_config(&mc, find_variant("sink"));
+    char path[600];
+    FORMAT(path, "%s/train.bin", d->dir.path);
+    case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
+    model_init(&r->model, seed);
+    dataloader_open(&r->loader, path, REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed, true);
+    dataloader_start(&r->loader, 0);
+    size_t count = r->model.tensors.buffer_count;
+    r->w = (double *)checked_calloc(3 * count, sizeof(double)), r->m = r->w + count, r->v = r->m + count;
+    for (size_t e = 0; e < count; e++) r->w[e] = (double)r->model.params[e];
+    r->inputs = (int *)checked_calloc(2 * REFERENCE_B * REFERENCE_T, sizeof(int));
+    r->targets = r->inputs + REFERENCE_B * REFERENCE_T;
+}
+
+static void reference_close(ReferenceRun *r) {
+    dataloader_close(&r->loader);
+    free(r->w);
+    free(r->inputs);
+    case_close(&r->model);
+}
+
+// Gradients of all windows of the step at once; then their norm, the rate, and AdamW.
+static void reference_step(ReferenceRun *r, int step, double lr, double floor_ratio, double clip, double decay,
+                           double beta1, double beta2, double eps) {
+    const TensorList *list = &r->model.tensors;
+    double N = REFERENCE_B * REFERENCE_T, squares = 0,
+           p = (double)(step - REFERENCE_WARMUP) / (REFERENCE_STEPS - REFERENCE_WARMUP);
+    buffer_zero(r->model.grads, r->model.grads_bytes);
+    buffer_zero(r->model.acts.losses, (size_t)N * sizeof(real));
+    dataloader_next(&r->loader, r->inputs, r->targets, NULL);
+    model_micro_step(&r->model, r->inputs, r->targets, NULL, REFERENCE_B, REFERENCE_T, N);
+    r->loss = model_loss_sum(&r->model, (int)N) / N;
+    for (size_t e = 0; e < list->buffer_count; e++) squares += pow((double)r->model.grads[e], 2);
+    r->norm = sqrt(squares);
+    r->rate = step <= REFERENCE_WARMUP ? lr * step / REFERENCE_WARMUP
+                                       : lr * (floor_ratio + (1 - floor_ratio) * (1 + cos(M_PI * p)) / 2);
+    for (int i = 0; i < list->count; i++)
+        for (size_t e = list->tensors[i].offset; e < list->tensors[i].offset + list->tensors[i].count; e++) {
+            double g = (double)r->model.grads[e] * fmin(1, clip / r->norm);
+            r->m[e] = beta1 * r->m[e] + (1 - beta1) * g;
+            r->v[e] = beta2 * r->v[e] + (1 - beta2) * g * g;
+            double mean = r->m[e] / (1 - pow(beta1, step)), root = sqrt(r->v[e] / (1 - pow(beta2, step)));
+            r->w[e] -= r->rate * (mean / (root + eps) + (list->tensors[i].ndim == 2 ? decay * r->w[e] : 0));
+            r->model.params[e] = (floatX)r->w[e];
+        }
+}
+
+// The whole of a step, in the program: its windows, their sum over micro-steps, clipping, schedule and update.
+static void a_run_is_what_the_definitions_give(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    ReferenceRun reference;
+    double rounding = 2e-6, clipped = 0;
+    run_command(&r,
+                "%s --train-data '%s/train.bin' --attention sink --layers 2 --hidden 24 --heads 2 --kv-heads 1 "
+                "--head-dim 8 --ffn 40 --seq-len %d --batch-size 4 --total-batch %d --steps %d --warmup %d --lr 0.02 "
+                "--min-lr-ratio 0.3 --grad-clip 0.9 --weight-decay 0.3 --beta1 0.8 --beta2 0.9 --eps 1e-3 --seed 7 "
+                "--threads 1 --checkpoint-every 1 --keep 100 --out '%s/run'",
+                test_program(), d.dir.path, REFERENCE_T, REFERENCE_B * REFERENCE_T, REFERENCE_STEPS, REFERENCE_WARMUP,
+                d.dir.path);
+    EXPECT_STATUS(r, 0);
+    reference_open(&reference, &d, 7);
+    for (int step = 1; step <= REFERENCE_STEPS; step++) {
+        double loss = 0, norm = 0, rate = 0, error = 0, size = 0;
+        const TensorList *list = &reference.model.tensors;
+        reference_step(&reference, step, 0.02, 0.3, 0.9, 0.3, 0.8, 0.9, 1e-3);
+        clipped += reference.norm > 0.9;
+        log_value_of_step(&d, "run", step, "loss", &loss);
+        log_value_of_step(&d, "run", step, "grad_norm", &norm);
+        log_value_of_step(&d, "run", step, "lr", &rate);
+        EXPECT(fabs(loss - reference.loss) <= rounding * loss, "step %d: loss %.9g, not %.9g", step, loss,
+               reference.loss);
+        EXPECT(fabs(norm - reference.norm) <= 10 * rounding * norm, "step %d: norm %.9g, not %.9g", step, norm,
+               reference.norm);
+        EXPECT(fabs(rate - reference.rate) <= 1e-8 * rate, "step %d: lr %.9g, not %.9g", step, rate, reference.rate);
+        char path[700];
+        FORMAT(path, "%s/run/checkpoints/step_%08d/model.safetensors", d.dir.path, step);
+        SafeTensors *saved = safetensors_open(path);
+        for (int i = 0; i < list->count; i++) {
+            const Tensor *t = &list->tensors[i];
+            double *w = (double *)checked_calloc(t->count, sizeof(double));
+            safetensors_read(saved, t->name, 0, t->count, w, DTYPE_F64);
+            for (size_t e = 0; e < t->count; e++) {
+                error += pow(w[e] - reference.w[t->offset + e], 2);
+                size += pow(w[e], 2);
+            }
+            free(w);
+        }
+        safetensors_close(saved);
+        EXPECT(error <= pow(rounding, 2) * size, "step %d: the weights are off by %.3g of their norm", step,
+               sqrt(error / size));
+    }
+    EXPECT(clipped > 0 && clipped < REFERENCE_STEPS, "%g steps of %d are clipped", clipped, REFERENCE_STEPS);
+    reference_close(&reference);
+    test_remove_directory(&d.dir);
+}
+
 // What the log says of a step's speed is that of all its micro-steps.
 static void the_speed_of_a_step_counts_all_its_micro_steps(void) {
     ProgramData d = program_data();
@@ -898,6 +1027,7 @@ static const Test program_tests[] = {
      the_log_has_a_record_of_every_step_and_validation},
     {"a validation says which data and how many windows it has read", a_validation_says_what_it_has_read},
     {"losses do not depend on the micro-batch", losses_do_not_depend_on_the_micro_batch},
+    {"a run is what the definitions of a step give", a_run_is_what_the_definitions_give},
     {"the speed of a step counts all its micro-steps", the_speed_of_a_step_counts_all_its_micro_steps},
     {"200 steps of tiny learn a grammar to near its entropy and not below",
      tiny_learns_a_grammar_down_to_near_its_entropy},
