@@ -47,7 +47,8 @@ static const char *cpu_trainer(void) {
     return command;
 }
 
-// A directory with a shard of tokens below `vocab`: data.bin.
+// A directory with a shard of tokens below `vocab`: data.bin. Token 0, which separates documents, is one of every six:
+// hardly a sequence is without one.
 static TestDirectory cuda_data(int vocab) {
     enum { TOKENS = 4000 };
     TestDirectory d = test_make_directory();
@@ -60,6 +61,7 @@ static TestDirectory cuda_data(int vocab) {
     for (int i = 0; i < TOKENS; i++) {
         // small ones are likelier
         uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab));
+        if (test_random_int(&r, 6) == 0) token = 0;
         CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
     }
     CHECK(fclose(f) == 0, "cannot write %s", path);
