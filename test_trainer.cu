@@ -11,6 +11,10 @@ Run it in the root of the repository. The precision is that of the build: fp32 a
 nearly.
 */
 #define BUCKET_ELEMENTS test_bucket_elements()
+// So small that a step's gathers take several rounds, the last of them partial, and that the rings begin anew.
+#define NCCL_HOST_BYTES 112
+#define NCCL_EVENTS 256
+#define NCCL_WAITS 64
 #include "llmc/common.h"
 #include <cuda_runtime.h>
 #include "tests/planned_faults.h"

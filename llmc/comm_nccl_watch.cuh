@@ -9,7 +9,11 @@ call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the 
 #define LLMC_COMM_NCCL_WATCH_CUH
 #include <nccl.h>
 
-enum { NCCL_EVENTS = 2048, NCCL_WAITS = 512, NCCL_HOST_BYTES = 16 << 10 };
+#ifndef NCCL_HOST_BYTES // a rank's part of the host's collectives, and the lengths of two rings; less in tests
+#define NCCL_HOST_BYTES (16 << 10)
+#define NCCL_EVENTS 2048
+#define NCCL_WAITS 512
+#endif
 
 static struct {
     int device;

@@ -28,7 +28,8 @@ static bool has_gpus(int count) {
 #endif
 }
 
-static const char *const cuda_ranks_model = "--layers 2 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
+// Three layers: with --zero 2 the gradients of the first are where those of the third were.
+static const char *const cuda_ranks_model = "--layers 3 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
                                             "--vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1";
 
 // `environment` are assignments; the status is the first that is not 0. Then the others have 2 seconds, as a launcher
@@ -93,6 +94,7 @@ static void device_ranks_have_the_losses_of_the_cpu(void) {
     }
 }
 
+// Nothing but the step's own waits brings the parameters together; --check-ranks-every, in one of the runs, awaits all.
 static void zero_levels_give_the_same_bits_on_devices(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
@@ -103,11 +105,27 @@ static void zero_levels_give_the_same_bits_on_devices(void) {
                 char out[20];
                 FORMAT(out, "z%d%d", order, zero);
                 run_ranks(&r, &d, 2, orders[order], 0,
-                          "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d "
-                          "--check-ranks-every 1 --out %s",
-                          cuda_ranks_model, zero, out);
+                          "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d %s --out %s",
+                          cuda_ranks_model, zero, order + zero == 3 ? "--check-ranks-every 1" : "", out);
                 if (order + zero > 0) expect_same_state(&d, 3, "z00", out, true);
             }
+    test_remove_directory(&d);
+}
+
+// With --zero 1 and 2 the parameters of other ranks are still on their way when the sample begins.
+static void a_sample_is_of_all_parameters(void) {
+    static char sample[3][16384];
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    for (int zero = 0; zero <= 2 && has_gpus(2); zero++) {
+        run_ranks(&r, &d, 2, "", 0,
+                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 1 --sample-every 1 --zero %d",
+                  cuda_ranks_model, zero);
+        const char *from = strstr(r.out, "--- sample after step 1\n"), *to = from ? strstr(from, "\n---\n") : NULL;
+        EXPECT(to, "--zero %d: no sample: %.600s", zero, r.out);
+        snprintf(sample[zero], sizeof(sample[zero]), "%.*s", to ? (int)(to - from) : 0, from ? from : "");
+        EXPECT(strcmp(sample[0], sample[zero]) == 0, "--zero %d: another sample: %.200s", zero, sample[zero]);
+    }
     test_remove_directory(&d);
 }
 
@@ -420,6 +438,8 @@ static const CudaTest cuda_ranks_tests[] = {
      BOTH_PRECISIONS},
     {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams",
       zero_levels_give_the_same_bits_on_devices},
+     BF16_ALONE},
+    {{"a sample is of all parameters of the last update, with every --zero", a_sample_is_of_all_parameters},
      BF16_ALONE},
     {{"any number of devices resumes what others have written", devices_resume_what_others_have_written},
      BOTH_PRECISIONS},

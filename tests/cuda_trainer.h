@@ -47,7 +47,8 @@ static const char *cpu_trainer(void) {
     return command;
 }
 
-// A directory with a shard of tokens below `vocab`: data.bin.
+// A directory with a shard of tokens below `vocab`: data.bin. Token 0, which separates documents, is one of every six:
+// hardly a sequence is without one.
 static TestDirectory cuda_data(int vocab) {
     enum { TOKENS = 4000 };
     TestDirectory d = test_make_directory();
@@ -60,6 +61,7 @@ static TestDirectory cuda_data(int vocab) {
     for (int i = 0; i < TOKENS; i++) {
         // small ones are likelier
         uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab));
+        if (test_random_int(&r, 6) == 0) token = 0;
         CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
     }
     CHECK(fclose(f) == 0, "cannot write %s", path);
@@ -267,13 +269,12 @@ static void gradients_do_not_depend_on_the_order_of_threads(void) {
 
 // One line before all others says what computes attention, and why it is not cuDNN; dumps in the directory's `cpu` and
 // `device` agree where they are given.
-static void expect_attention(const char *cudnn, const char *options, const char *fp32_line, const char *bf16_line) {
+static void expect_attention_of(const char *model, const char *options, const char *fp32_line, const char *bf16_line) {
     const char *line = cuda_fp32 ? fp32_line : bf16_line;
     TestDirectory d = cuda_data(256);
     ProgramResult r;
     char all[1024], first[256];
-    if (cudnn) setenv("CUDA_ON_CPU_CUDNN", cudnn, 1);
-    FORMAT(all, "--train-data data.bin %s %s", cuda_cases[1].options, options);
+    FORMAT(all, "--train-data data.bin %s %s", model, options);
     run_in(&r, &d, device_trainer(), 0, "%s --steps 1", all);
     FORMAT(first, "%.*s", (int)strcspn(r.out, "\n"), r.out);
     EXPECT(strcmp(first, line) == 0, "%s: '%s', not '%s'", options, first, line);
@@ -281,9 +282,15 @@ static void expect_attention(const char *cudnn, const char *options, const char 
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) // where widths differ
         if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0)
             dump_both(&d, &attention_variants[v], line, all);
-    unsetenv("CUDA_ON_CPU_CUDNN");
     test_remove_directory(&d);
 }
+static void expect_attention(const char *cudnn, const char *options, const char *fp32_line, const char *bf16_line) {
+    if (cudnn) setenv("CUDA_ON_CPU_CUDNN", cudnn, 1);
+    expect_attention_of(cuda_cases[1].options, options, fp32_line, bf16_line);
+    unsetenv("CUDA_ON_CPU_CUDNN");
+}
+static const char ONE_ODD_SEQUENCE[] = "--layers 2 --hidden 64 --heads 2 --kv-heads 2 --head-dim 16 --ffn 96 "
+                                       "--vocab 256 --seq-len 65 --batch-size 1 --tie-embeddings";
 
 static void a_run_says_what_computes_attention(void) {
     static const char fp32[] = "attention: our own kernel (an fp32 build; cuDNN's is bf16)";
@@ -302,6 +309,11 @@ static void a_run_says_what_computes_attention(void) {
                      "attention: our own kernel (--sdpa own)");
     expect_attention(NULL, "--doc-mask --separator 0", fp32,
                      "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
+    // 65 log-sum-exps of the first key set, of 4 bytes each, and then those of the second
+    expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v1", fp32,
+                        "attention: our own kernel (the second key set's log-sum-exps are off the 16 bytes that cuDNN "
+                        "wants: --batch-size or --seq-len)");
+    expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v2", fp32, cudnn);
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
