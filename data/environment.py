@@ -39,7 +39,8 @@ def ensure(requirements=REQUIREMENTS, modules=MODULES, place=PLACE):
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"installing Python packages into {place.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
         run([sys.executable, "-m", "venv", str(place)], "making a virtual environment")
-        run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(requirements)], "pip install")
+        run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:",
+             "-r", str(requirements)], "pip install")
         stamp.write_text(wanted)
     os.environ["DIFFV2_VENV"] = str(place)
     os.execv(python, [str(python), *sys.argv])

@@ -4,41 +4,40 @@
   gpt2_tokenizer.py OUT [--ranks FILE]
 
   OUT       the tokenizer.json to write
-  --ranks   a .tiktoken file (lines of base64 bytes and rank); by default assets/gpt2.tiktoken of the package
-            openai-whisper, which pip downloads and does not install
+  --ranks   a .tiktoken file (lines of base64 bytes and rank); by default assets/gpt2.tiktoken of the package that
+            gpt2_ranks/requirements.txt names, a wheel that pip downloads and does not install
 
 A rank file has tokens and no merges. The merge that makes a token is the one that is left when its bytes are merged
 with the tokens of lower rank alone.
 """
 import argparse
 import base64
-import io
+import hashlib
 import json
 import subprocess
 import sys
-import tarfile
 import tempfile
 import zipfile
 from pathlib import Path
 
-PACKAGE, MEMBER = "openai-whisper", "assets/gpt2.tiktoken"
+REQUIREMENTS, MEMBER = Path(__file__).resolve().parent / "gpt2_ranks/requirements.txt", "assets/gpt2.tiktoken"
+SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # of the member, whatever package it is in
 END_OF_TEXT = "<|endoftext|>"
 
 
 def download_ranks():
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--dest",
-                   directory, PACKAGE]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                   "--require-hashes", "--only-binary", ":all:", "--dest", directory, "-r", str(REQUIREMENTS)]
         done = subprocess.run(command, capture_output=True, text=True)
         archives = sorted(Path(directory).iterdir())
         if not archives:
-            sys.exit(f"gpt2_tokenizer.py: pip cannot download {PACKAGE}: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
-        data = archives[0].read_bytes()
-    if zipfile.is_zipfile(io.BytesIO(data)):
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return next(archive.read(n) for n in archive.namelist() if n.endswith(MEMBER))
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        return next(archive.extractfile(m).read() for m in archive if m.name.endswith(MEMBER))
+            sys.exit(f"gpt2_tokenizer.py: pip cannot download what {REQUIREMENTS} names: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+        with zipfile.ZipFile(archives[0]) as archive:
+            data = next((archive.read(n) for n in archive.namelist() if n.endswith(MEMBER)), b"")
+    if hashlib.sha256(data).hexdigest() != SHA256:
+        sys.exit(f"gpt2_tokenizer.py: {archives[0].name} has no {MEMBER} with GPT-2's ranks: name a package that has it in {REQUIREMENTS}")
+    return data
 
 
 def parse_ranks(text):

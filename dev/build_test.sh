@@ -367,14 +367,51 @@ make_compiles_cuda_on_the_cpu_again_after_a_change() {
         compiled '' UCONTEXT=yes "$program" && compiled "$all" SANITIZE=address "$program"
 }
 
+# What scripts install of Python: every package in its version, with hashes, as wheels, which run nothing.
+every_python_package_is_pinned_with_hashes() {
+    local file name
+    for file in $(find data dev scripts -name requirements.txt); do
+        grep -qx -- --require-hashes "$file" && grep -qx -- '--only-binary :all:' "$file" || { why="$file admits packages without hashes, or code that builds them"; return 1; }
+        awk '/^#/ || /^--/ { next }
+            /^[a-z]/ { if (open || $1 !~ /^[a-z0-9_.-]+==[0-9][^ ]*$/ || !/\\$/) { print; bad = 1 } open = 1; next }
+            /^    --hash=sha256:[0-9a-f]+( \\)?$/ && length($1) == 78 { open = /\\$/; next }
+            { print; bad = 1 }
+            END { exit bad || open }' "$file" >"$tree/unpinned" || { why="$file: not pinned: $(head -n 3 "$tree/unpinned")"; return 1; }
+        for name in $(sed -n 's/^\([a-zA-Z][a-zA-Z0-9_.-]*\).*/\1/p' "${file%txt}in" | tr 'A-Z_' 'a-z-'); do
+            grep -q "^$name==" "$file" || { why="$file has no $name: run scripts/pin_packages.sh"; return 1; }
+        done
+    done
+    [ -n "${name-}" ] || { why="no requirements.txt is looked at"; return 1; }
+    # every call of pip asks for them; find_cuda.sh and pin_packages.sh only advise the user
+    grep -rnE --include='*.sh' --include='*.py' --exclude=find_cuda.sh --exclude=pin_packages.sh --exclude=build_test.sh \
+        -e '-m"?,? "?pip"?,? +"?(install|download)' data dev scripts >"$tree/calls"
+    [ "$(wc -l <"$tree/calls")" -ge 4 ] || { why="calls of pip are not found: $(cat "$tree/calls")"; return 1; }
+    while IFS=: read -r file name _; do
+        sed -n "$name,$((name + 1))p" "$file" | grep -q -- --require-hashes || { why="$file:$name calls pip without --require-hashes"; return 1; }
+    done <"$tree/calls"
+}
+packages_for_cuda_are_installed_as_they_are_pinned() {
+    program "$tree/python" "[ \"\$1\" = -m ] || exit 0
+echo \"\$*\" >$tree/call
+for word; do last=\$word; done
+cp \"\$last\" $tree/pins
+exit 1"
+    ! env -i PATH=/usr/bin:/bin HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" scripts/install_deps.sh --with-cuda-python >"$tree/out" 2>&1 || { why="it did not fail"; return 1; }
+    grep -q -- '--require-hashes --only-binary :all:' "$tree/call" || { why="pip is called without hashes: $(cat "$tree/call" "$tree/out")"; return 1; }
+    local name
+    for name in nvidia-cuda-nvcc nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-nccl-cu13; do
+        grep -A 1 "^$name==[0-9]" "$tree/pins" | grep -q -- '--hash=sha256:' || { why="no pinned $name: $(cat "$tree/pins")"; return 1; }
+    done
+}
+
 # How scripts/test.sh counts what a program of tests says.
 counted() { # passed, failed, skipped that are expected; the program's last line and status
-    program "$tree/tests" "echo 'ok   one'; echo 'FAIL other'; echo '$4'; exit $5"
+    program "$tree/program" "echo 'ok   one'; echo 'FAIL other'; echo '$4'; exit $5"
     local counts
     counts=$(
         scratch=$tree passed=0 failed=0 skipped=0
         eval "$(sed -n '/^fail_one()/,/^}/p; /^run_script()/,/^}/p' scripts/test.sh)"
-        run_script tests "$tree/tests" >/dev/null
+        run_script tests "$tree/program" >/dev/null
         echo "$passed $failed $skipped"
     )
     [ "$counts" = "$1 $2 $3" ] || { why="'$4' and status $5 are counted as $counts, not $1 $2 $3"; return 1; }

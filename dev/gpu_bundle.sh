@@ -60,9 +60,10 @@ download_debian() {
 
 # The headers are the same for every Python: any wheel serves.
 download_frontend() {
-    local wheels=(python3 -m pip download --quiet --no-deps --only-binary=:all: --disable-pip-version-check -d "$work/wheels")
-    "${wheels[@]}" nvidia-cudnn-frontend 2>"$work/pip" ||
-        "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 nvidia-cudnn-frontend 2>"$work/pip" ||
+    local wheels=(python3 -m pip download --quiet --no-deps --require-hashes --only-binary=:all: --disable-pip-version-check -d "$work/wheels")
+    sed -n '/^nvidia-cudnn-frontend==/,/[^\\]$/p' "$root/scripts/cuda_python/requirements.txt" >"$work/frontend.txt"
+    "${wheels[@]}" -r "$work/frontend.txt" 2>"$work/pip" ||
+        "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -r "$work/frontend.txt" 2>"$work/pip" ||
         fail "nvidia-cudnn-frontend could not be downloaded: $(tail -n 1 "$work/pip")"
     local wheel=("$work"/wheels/nvidia_cudnn_frontend-*.whl)
     unzip -q "${wheel[0]}" 'include/*' '*/licenses/*' -d "$work/frontend" || fail "${wheel[0]##*/} has no include/ and licenses/: another version?"

@@ -137,13 +137,25 @@ find_missing_cuda() {
     rm -f "$found"
 }
 
+# The lines of packages in scripts/cuda_python/requirements.txt: version and hashes.
+pinned() { # packages...
+    local file=scripts/cuda_python/requirements.txt package
+    for package; do
+        grep -q "^$package==" "$here/$file" || fail "$file has no $package: install it with pip, or add it to requirements.in and run scripts/pin_packages.sh"
+        awk -v name="$package==" 'index($0, name) == 1 { on = 1 } on { print } !/\\$/ { on = 0 }' "$here/$file"
+    done
+}
+
 install_cuda() {
     local python=${PYTHON:-python3}
     find_missing_cuda
     [ "${#wanted[@]}" -gt 0 ] || return 0
     has_program "$python" || fail "no python3, whose packages were to be installed: ${wanted[*]}"
-    echo "+ $python -m pip install --no-deps --target build/python ${wanted[*]}"
-    "$python" -m pip install -q --no-deps --upgrade --target "$here/build/python" "${wanted[@]}" || fail "pip install failed: look at its lines above"
+    pins=$(mktemp) || fail "cannot make a temporary file"
+    trap 'rm -f "$pins"' EXIT
+    pinned "${wanted[@]}" >"$pins"
+    echo "+ $python -m pip install --no-deps --require-hashes --only-binary :all: --target build/python ${wanted[*]}, as scripts/cuda_python pins them"
+    "$python" -m pip install -q --no-deps --require-hashes --only-binary :all: --upgrade --target "$here/build/python" -r "$pins" || fail "pip install failed: look at its lines above"
     find_missing_cuda
     [ "${#wanted[@]}" -eq 0 ] || fail "still missing after the installation: ${wanted[*]}; scripts/find_cuda.sh - says why"
 }
