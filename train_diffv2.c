@@ -1417,6 +1417,9 @@ static void run_roll_back(Run *run) {
 // step: the one whose end all of them know of it.
 static bool run_stop(Run *run) {
     if (comm_ranks() == 1) run->stop = stop_signal;
+    else if (run->stop && leads())
+        warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
+             run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
     return run->stop != 0;
 }
 
@@ -1804,9 +1807,10 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
     checkpoint_clean(o->out);
 }
 
-// What the first signal is answered with, by one rank for all.
+// What the first signal is answered with at once. Ranks answer in run_stop: they also get one from a launcher that ends
+// a job of which a rank has failed, and then no step is finished.
 static const char *stop_notice(const Options *o) {
-    if (!leads()) return NULL;
+    if (comm_ranks() > 1) return NULL;
     return o->out
                ? "diffv2: signal: the step under way is finished, then a checkpoint is saved; a second signal ends the "
                  "run at once\n"
