@@ -69,6 +69,9 @@ def documents_of(prefix):
 
 
 def convert(options):
+    if options.val_tokens is None:
+        _, lengths, _, _ = read_index(f"{options.prefix}.idx")
+        options.val_tokens = max(1, min(1_000_000, int(lengths.sum(dtype=np.int64)) // 100))
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.glob("*.bin")) or (out / "corpus.json").exists():
@@ -127,7 +130,7 @@ def main():
     parser.add_argument("--separator-place", choices=("before", "after"), default="after")
     parser.add_argument("--add-separator", action="store_true")
     parser.add_argument("--tokenizer", metavar="FILE")
-    parser.add_argument("--val-tokens", type=float, default=1e6, metavar="N")
+    parser.add_argument("--val-tokens", type=float, metavar="N")
     parser.add_argument("--shard-tokens", type=float, default=1e8, metavar="N")
     options = parser.parse_args()
     options.prefix = options.prefix.removesuffix(".bin").removesuffix(".idx")

@@ -6,12 +6,14 @@
   data/prepare.py PATH... --out DIR [options]      files, or directories of them: .txt .md .jsonl .parquet, and these
                                                    with .gz or .zst
 
-A directory has val_000000.bin (the first --val-tokens tokens), train_000001.bin and so on, tokenizer.json,
+A directory has val_000000.bin (the first --val-tokens tokens, to the end of a document), train_000001.bin and so on, tokenizer.json,
 tokenizer.bin (the table that the C program reads) and, written last, corpus.json. Documents are read in the order of
 the files' names; the same input gives the same bytes, whatever the number of workers and however often the program
 was stopped: the same command goes on after the last whole shard.
 
-A text file is one document, or several with --delimiter. Empty documents are left out. What is no UTF-8, no JSON, has
+A text file is one document, or several with --delimiter. Whole documents are set aside for validation, so there must be
+two; of few long ones the first may be far more than --val-tokens. Files of a directory whose names end in another way are
+left out and named. Empty documents are left out. What is no UTF-8, no JSON, has
 no text, or is larger than --max-document ends the program, or is left out and counted with --skip-bad.
 """
 import argparse
@@ -33,7 +35,7 @@ import numpy as np
 import tokenizers
 import token_table
 from shards import file_digest, token_type, write_shard
-from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, local_inputs
+from sources import HUB, BadInput, Documents, fetch, first_line, hub, hub_inputs, kind_of, local_inputs
 
 STATE = "progress.json"
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>", "[SEP]")
@@ -279,14 +281,18 @@ def tokenize(corpus, inputs, options, out):
     progress.show(1.0, new_tokens, last=True)
 
 
-def check_disk(out, inputs, options, corpus_name, state, width):
-    """Ends the program when the shards would not fit. Downloads are removed one by one."""
+def expected_tokens(inputs, options, corpus_name):
+    """About as many as there will be, from the sizes of the files."""
     hub = HUB.get(corpus_name)
     size = sum(i.size for i in inputs)
     packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
     tokens = hub.tokens if hub and not options.source_dir else size * packed / (1 if options.tokenizer == "bytes" and not options.train_bpe else 3.5)
-    if options.max_tokens:
-        tokens = min(tokens, options.max_tokens)
+    return min(tokens, options.max_tokens) if options.max_tokens else tokens
+
+
+def check_disk(out, inputs, options, corpus_name, state, width):
+    """Ends the program when the shards would not fit. Downloads are removed one by one."""
+    tokens = expected_tokens(inputs, options, corpus_name)
     need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max([i.size for i in inputs if i.path is None], default=0)
     free = shutil.disk_usage(out).free
     if need > free:
@@ -336,7 +342,7 @@ def parse_arguments():
     parser.add_argument("--separator-place", choices=("before", "after"), default="before", help="where it is of a document (before)")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="of JSON lines and parquet (text)")
     parser.add_argument("--delimiter", metavar="TEXT", help="between the documents of a text file; escapes such as \\f and \\n are understood")
-    parser.add_argument("--val-tokens", type=float, default=1e6, metavar="N", help="at least this many for validation, from the front (1e6)")
+    parser.add_argument("--val-tokens", type=float, metavar="N", help="at least this many for validation, from the front (1e6, or 1%% of the tokens that the files' sizes suggest, if that is less)")
     parser.add_argument("--shard-tokens", type=float, default=1e8, metavar="N", help="a shard ends with the document that reaches this (1e8)")
     parser.add_argument("--max-tokens", type=float, default=0, metavar="N", help="stop after the document that reaches this; 0: all (0)")
     parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
@@ -348,6 +354,8 @@ def parse_arguments():
     options = parser.parse_args()
     for name, least in (("val_tokens", 1), ("shard_tokens", 1), ("max_tokens", 0), ("max_document", 1), ("bpe_sample", 1), ("workers", 1)):
         value = getattr(options, name)
+        if value is None:  # follows from the input
+            continue
         if not least <= value <= 1e15 or value != int(value):
             parser.error(f"--{name.replace('_', '-')} {value:g}: a whole number of {least} or more")
         setattr(options, name, int(value))
@@ -368,6 +376,10 @@ def prepare(options):
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
+    if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
+        raise BadInput(f"{inputs[0].name} is one document, so none can be set aside for validation: cut it with --delimiter TEXT ('\\n\\n' cuts at blank lines), or name more files")
+    if options.val_tokens is None:
+        options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
     lock = open(out / ".lock", "w")  # held until the program ends
     try:
@@ -396,7 +408,8 @@ def finish(out, source, tokenizer, options, state):
     if not state["shards"]:
         raise BadInput("there is no document with text")
     if not train:
-        raise BadInput(f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: lower it, with --force")
+        advice = "lower it" if state["documents"] > 1 else "whole documents are set aside, and there is one: add others, or cut text files with --delimiter"
+        raise BadInput(f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: {advice}, with --force")
     _, reason = token_table.write_table("bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"), str(out / "tokenizer.bin"), tokenizer.separator)
     write_json(out / "corpus.json", {
         "format": 1, "name": out.name, "source": source, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name,

@@ -7,6 +7,7 @@ import fnmatch
 import gzip
 import json
 import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,14 +60,24 @@ def local_input(path):
     return Input(str(path), path.stat().st_size, path, version=str(path.stat().st_mtime_ns))
 
 
+def some_of(names, most=8):
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def local_inputs(paths):
     found = []
     for path in map(Path, paths):
         if path.is_dir():
-            files = sorted(p for p in path.rglob("*") if p.is_file() and any(p.name.lower().endswith(s + k) for s in SUFFIXES for k in ("", *PACKED)))
-            if not files:
-                raise BadInput(f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})")
-            found += [local_input(p) for p in files]
+            known, others = [], []
+            for p in sorted(p for p in path.rglob("*") if p.is_file()):
+                (known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others).append(p)
+            names = some_of([repr(str(p))[1:-1] for p in others])
+            if not known:
+                raise BadInput(f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})" + (f"; it has {names}" if others else ""))
+            if others:
+                plural = "s end" if len(others) > 1 else " ends"
+                print(f"left out, since the name{plural} in none of {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)}): {names}", file=sys.stderr, flush=True)
+            found += [local_input(p) for p in known]
         elif path.is_file():
             found.append(local_input(path))
         else:

@@ -212,7 +212,7 @@ def bad_input_ends_in_one_line(d):
     }
     for name, (data, words) in bad.items():
         (d / name).write_bytes(data)
-        expect_refusal(prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6), d / f"o_{name}", words)
+        expect_refusal(prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6, "--delimiter", "\\f"), d / f"o_{name}", words)
     write_parquet(d / "cut.parquet", good)
     whole = (d / "cut.parquet").read_bytes()
     (d / "cut.parquet").write_bytes(whole[: len(whole) // 2])
@@ -227,6 +227,48 @@ def bad_input_ends_in_one_line(d):
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "no tokenizer.json")
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
+
+
+def a_small_corpus_has_one_percent_for_validation(d):
+    documents = make_documents(2000)
+    write_jsonl(d / "in.jsonl", documents)
+    r = prepare(d / "in.jsonl", "--out", d / "o", "--tokenizer", "bytes")
+    check(r.returncode == 0, r.stderr)
+    corpus = json.loads((d / "o/corpus.json").read_text())
+    share = corpus["val_tokens"] / (corpus["val_tokens"] + corpus["train_tokens"])
+    check(0.005 < share < 0.02 and byte_documents(d / "o") == documents, "validation has", share)
+    r = prepare(d / "in.jsonl", "--out", d / "o", "--tokenizer", "bytes")
+    check(r.returncode == 0 and "finished" in r.stdout, "the same command again:", r.stdout, r.stderr)
+    # two documents are enough, and a single one says what to do before anything is written
+    for name in "ab":
+        (d / f"two/{name}.txt").parent.mkdir(exist_ok=True)
+        (d / f"two/{name}.txt").write_text(f"{name} document\n")
+    r = prepare(d / "two", "--out", d / "o2", "--train-bpe", 300)
+    check(r.returncode == 0 and json.loads((d / "o2/corpus.json").read_text())["documents"] == 2, r.stderr)
+    expect_refusal(prepare(d / "two/a.txt", "--out", d / "o3"), d / "o3", "--delimiter")
+    check(not (d / "o3").exists(), "a directory was made")
+    r = prepare(d / "two/a.txt", "--out", d / "o3", "--tokenizer", "bytes", "--delimiter", " ")
+    check(r.returncode == 0 and byte_documents(d / "o3") == ["a", "document\n"], r.stderr)
+    write_jsonl(d / "one.jsonl", documents[:1])
+    expect_refusal(prepare(d / "one.jsonl", "--out", d / "o4", "--tokenizer", "bytes"), d / "o4", "there is one: add others")
+
+
+def files_that_are_left_out_are_named(d):
+    (d / "in").mkdir()
+    for name in ("a.txt", "b.TXT", "notes.rst", "data.csv", "odd\n.x"):
+        (d / "in" / name).write_text(f"text of {name[:1]}")
+    r = prepare(d / "in", "--out", d / "o", "--tokenizer", "bytes")
+    check(r.returncode == 0 and byte_documents(d / "o") == ["text of a", "text of b"], r.stderr)
+    check(len(r.stderr.splitlines()) == 1 and all(n in r.stderr for n in ("notes.rst", "data.csv", "odd\\n.x")), r.stderr)
+    for i in range(30):
+        (d / f"in/{i}.log").write_text("")
+    r = prepare(d / "in", "--out", d / "p", "--tokenizer", "bytes")
+    check(r.returncode == 0 and len(r.stderr) < 1000 and "and 25 more" in r.stderr, r.stderr)
+    for name in ("a.txt", "b.TXT"):
+        (d / "in" / name).unlink()
+    r = prepare(d / "in", "--out", d / "q", "--tokenizer", "bytes")
+    expect_refusal(r, d / "q", "has no files that end in")
+    check("0.log" in r.stderr, r.stderr)
 
 
 def a_line_of_a_gigabyte_takes_little_memory(d):
@@ -246,7 +288,7 @@ def a_line_of_a_gigabyte_takes_little_memory(d):
 def space_is_checked_before_anything_is_read(d):
     with open(d / "huge.txt", "wb") as f:
         f.truncate(shutil.disk_usage(d).free * 3)  # a hole
-    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL)
+    r = prepare(d / "huge.txt", "--out", d / "o", *SMALL, "--delimiter", ".")
     expect_refusal(r, d / "o", "make room")
     with open(d / "huge.txt", "wb") as f:
         f.write("".join(make_documents(400)).encode())
@@ -341,6 +383,9 @@ def megatron_corpora_are_converted(d):
         check(np.array_equal(tokens, expected) and corpus["separator"] == {"token": 999, "place": "after"}, "the tokens differ")
         r = run("megatron_to_shards.py", prefix, "--out", d / "small", "--vocab", 900)
         check(r.returncode == 1 and "outside --vocab 900" in r.stderr and not list((d / "small").iterdir()), r.stderr)
+        r = run("megatron_to_shards.py", prefix, "--out", d / f"d{kind}", "--vocab", 1000)
+        corpus = json.loads((d / f"d{kind}/corpus.json").read_text())
+        check(r.returncode == 0 and 80 <= corpus["val_tokens"] < 500, "one percent of", sum(map(len, sequences)), "is", corpus["val_tokens"])
         Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-100])
         r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
         check(r.returncode == 1 and "not whole" in r.stderr, r.stderr)
@@ -351,7 +396,8 @@ def megatron_corpora_are_converted(d):
 
 
 TESTS = (every_format_gives_its_documents, the_corpora_of_the_hub_are_read_from_their_layout, the_number_of_workers_changes_nothing,
-         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line, a_line_of_a_gigabyte_takes_little_memory, space_is_checked_before_anything_is_read,
+         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line,
+         a_small_corpus_has_one_percent_for_validation, files_that_are_left_out_are_named, a_line_of_a_gigabyte_takes_little_memory, space_is_checked_before_anything_is_read,
          a_full_disk_leaves_whole_shards_to_go_on_from, special_tokens_in_documents_are_text, the_trainer_reads_and_speaks_a_corpus,
          shards_are_shown_and_verified, megatron_corpora_are_converted)
 
