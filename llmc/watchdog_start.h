@@ -13,7 +13,7 @@ watchdog_start.h: how the watchdogs of ranks find each other and prove to each o
              each direction, are derived from the secret and both numbers; every message carries a keyed hash. So the
              secret is never sent, and nothing that was recorded can be used again.
   bounds     WATCH_PENDING connections wait for their proof at a time, 5 s each, none of them for another. When they are
-             too many, the oldest is closed; a rank whose connection is closed tries again. --start-timeout bounds it all.
+             too many, the oldest is closed; a rank whose connection is closed tries again, until --start-timeout.
 
 Whom this stops
   Anybody who can open connections to rank 0's port, or listen at it before rank 0 does, and knows all of the run but
