@@ -10,9 +10,8 @@ comm_launch.h: who started this process, which rank it is, and where rank 0 is t
                                    MASTER_PORT override both.
 
 By srun the secret of a run (watchdog_start.h) follows from DIFFV2_SECRET, which scripts/recipe.sh draws for each start,
-and from the step, so that two steps with one variable are two runs. srun passes the variable on to all ranks. Without it
-the program refuses: what Slurm itself tells all ranks, such as the job id, is known to other users too. Variables are
-checked before use like all that comes from outside.
+and from the step, so that two steps with one variable are two runs. srun passes the variable on to all ranks. Without
+it the program refuses: what Slurm itself tells all ranks, such as the job id, is known to other users too.
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H

@@ -257,8 +257,8 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
-// The value of --start-timeout, or its default: ranks connect before options are parsed, so that one of them reports what
-// is wrong with those.
+// The value of --start-timeout, or its default. Ranks connect before options are parsed, so that one of them alone
+// reports what is wrong with the options.
 static inline double options_start_timeout(int argc, char **argv) {
     static const char name[] = "--start-timeout";
     const size_t length = sizeof(name) - 1;

@@ -4,8 +4,8 @@ watchdog.h: the ranks of a run watch one another, so that none waits for ever fo
 Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
 a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
 
-  void watch_open(rank, ranks, address, start_timeout, gift, bytes)   rank 0 has listened at `address`, the others connect
-                                           to it within start_timeout seconds; then all have rank 0's `gift`
+  void watch_open(rank, ranks, address, start_timeout, gift, bytes)   rank 0 has listened at `address`, the others
+                                           connect within start_timeout seconds; then all have rank 0's `gift`
   void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
   void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
@@ -17,8 +17,8 @@ a thread and a TCP connection of its own to rank 0, which hears from all and dec
               (stopped, or its machine is gone), or that others have waited for that long although it is alive. Rank 0
               prints one line with rank, host, step and phase and tells all to end, with status 1. Should rank 0
               itself be the one, each of the next few ranks says so.
-  strangers   Only processes that have the run's secret become ranks (watchdog_start.h), and what a rank sends is checked
-              before use. A connection whose messages are not valid ends the run like one that has closed.
+  strangers   Only processes that have the run's secret become ranks (watchdog_start.h), and what a rank sends is
+              checked before use. A connection whose messages are not valid ends the run like one that has closed.
   failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
               that a mistake in the command line is one line for a thousand ranks. The others end with its status.
   stdout      is that of rank 0: the others' goes nowhere. Their warnings too, unless they fail afterwards.

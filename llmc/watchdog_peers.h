@@ -160,8 +160,8 @@ static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
 
 // ---- what comes from a peer
 
-// A text that ends within its array. What would move a cursor or change a terminal becomes '?': control characters, also
-// those of U+0080 to U+009F, and bytes that are not UTF-8. `lines`: it may have several.
+// Whether a text ends within its array. What would move a cursor or change a terminal becomes '?': control characters,
+// also those of U+0080 to U+009F, and bytes that are not UTF-8. `lines`: the text may have several.
 static inline bool watch_clean_text(char *text, size_t size, bool lines) {
     if (!memchr(text, 0, size)) return false;
     for (unsigned char *at = (unsigned char *)text; *at;) {

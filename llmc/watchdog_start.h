@@ -1,8 +1,8 @@
 /*
 watchdog_start.h: how the watchdogs of ranks find each other and prove to each other that they belong to one run.
 
-  void watch_listen(address, port)   rank 0 first: listens at `port`, or at any with 0; fills address->port, and with port
-                                     0 all of the address with a secret of its own, for the others to be told
+  void watch_listen(address, port)   rank 0 first: listens at `port`; with 0 at any, and fills the whole address, with a
+                                     random secret, for the others to be told
   void watch_accept(secret)          rank 0: returns when all ranks have proved themselves; the port is closed then
   void watch_join(address)           the other ranks: returns when rank 0 has proved itself and has accepted this one
   void watch_give(gift, bytes), watch_take_gift(gift, bytes)   what rank 0 knows and all others are to know
@@ -13,7 +13,7 @@ watchdog_start.h: how the watchdogs of ranks find each other and prove to each o
              each direction, are derived from the secret and both numbers; every message carries a keyed hash. So the
              secret is never sent, and nothing that was recorded can be used again.
   bounds     WATCH_PENDING connections wait for their proof at a time, 5 s each, none of them for another. When they are
-             too many, the oldest goes; a rank that is turned away so comes again. All of it ends after --start-timeout.
+             too many, the oldest is closed; a rank whose connection is closed tries again, until --start-timeout.
 
 Whom this stops
   Anybody who can open connections to rank 0's port, or listen at it before rank 0 does, and knows all of the run but
@@ -25,8 +25,8 @@ Whom it does not stop
     encrypted unless they are set up to be. The user's own processes and root can read it from /proc.
   - Who can read packets between the ranks sees hosts, steps, error lines and NCCL's id: nothing here is encrypted. Who
     can change them can break connections, which ends the run, but cannot forge messages of the watchdog.
-  - What MPI and NCCL themselves send and accept: gradients and weights are neither encrypted nor authenticated. Runs
-    belong into a network whose machines are trusted not to read and change the traffic of others.
+  - What MPI and NCCL themselves send and accept: gradients and weights are neither encrypted nor authenticated. Use
+    a network whose machines are trusted not to read and change the traffic of others.
 */
 #ifndef LLMC_WATCHDOG_START_H
 #define LLMC_WATCHDOG_START_H

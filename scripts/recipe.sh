@@ -93,7 +93,8 @@ else
 fi
 
 # Of this start alone; never printed
-DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ') && [ "${#DIFFV2_SECRET}" -eq 32 ] || fail "cannot read 16 bytes from /dev/urandom"
+DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')
+[ "${#DIFFV2_SECRET}" -eq 32 ] || fail "cannot read 16 bytes from /dev/urandom"
 export DIFFV2_SECRET
 
 # The launcher gets SIGUSR1, which it passes on; at SIGTERM mpirun would end the ranks before they have saved. In a

@@ -257,6 +257,22 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s %s: %.400s", cases[c].environment,
                cases[c].options, r.err);
     }
+    // the same for a program without NCCL, which else is a whole one
+    FORMAT(program, "%s", trainer + 1);
+    CHECK(strrchr(program, '/'), "%s has no directory", program);
+    FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
+    CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
+    for (int launched = 0; launched < 2; launched++) {
+        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path,
+                    launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
+        EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
+        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")),
+               "a program without NCCL: %.400s", r.err);
+    }
+    test_remove_directory(&d);
+}
+
+static void variables_of_a_launcher_that_are_wrong_are_named(void) {
     static const struct {
         const char *variables, *word;
     } wrong[] = {
@@ -282,25 +298,15 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"},
         {"MASTER_PORT=65536 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
          "MASTER_PORT is '65536', a number from 1 to 65535 is expected: correct or unset it"}};
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
         run_command(&r,
                     "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 " CUDA_RANKS_SECRET
                     " && env %s %s --train-data data.bin %s",
-                    d.path, wrong[c].variables, trainer, cuda_ranks_model);
+                    d.path, wrong[c].variables, device_trainer(), cuda_ranks_model);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s",
                wrong[c].variables, r.status, r.err);
-    }
-    // the same for a program without NCCL, which else is a whole one
-    FORMAT(program, "%s", trainer + 1);
-    CHECK(strrchr(program, '/'), "%s has no directory", program);
-    FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
-    CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
-    for (int launched = 0; launched < 2; launched++) {
-        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path,
-                    launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
-        EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
-        EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")),
-               "a program without NCCL: %.400s", r.err);
     }
     test_remove_directory(&d);
 }
@@ -454,6 +460,8 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"--help and --version need neither a device nor other ranks", help_needs_no_device_and_no_other_rank},
      BOTH_PRECISIONS},
     {{"strangers do not disturb a start by srun, nor have its data", strangers_do_not_disturb_a_start_by_srun},
+     BF16_ALONE},
+    {{"variables of a launcher that are wrong are named", variables_of_a_launcher_that_are_wrong_are_named},
      BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
 #ifdef USE_MPI

@@ -1,7 +1,7 @@
 /*
-strangers.h: who may be a rank, and what ranks believe of each other. Each test starts ranks as processes of this program,
-on loopback, and connects to them in the ways of a stranger who knows all but the secret, of a rank that sends what no
-rank sends, and of somebody who listens where rank 0 should.
+strangers.h: who may be a rank, and what ranks believe of each other. Each test starts ranks as processes of this
+program, on loopback, and connects to them as a stranger who knows all but the secret, as a rank that sends what no rank
+sends, or listens where rank 0 should.
 */
 #ifndef TESTS_STRANGERS_H
 #define TESTS_STRANGERS_H
@@ -193,6 +193,30 @@ static void a_start_that_lacks_a_rank_ends_after_its_timeout(void) {
     crew_finish(&c);
 }
 
+static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
+    static const StrangerKind kinds[] = {STRANGER_SILENT, STRANGER_HALF};
+    int fds[2];
+    char bytes[100];
+    Crew c;
+    crew_begin(&c, 2, 30);
+    pid_t zero = crew_start(&c, 0, "zero", NULL, 0);
+    crew_stop_listening();
+    for (int i = 0; i < 2; i++) fds[i] = stranger_comes(c.address.port, kinds[i]);
+    double begin = now_seconds();
+    for (int i = 0; i < 2; i++) {
+        struct timeval limit = {15, 0};
+        setsockopt(fds[i], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
+        EXPECT(recv(fds[i], bytes, sizeof(WatchNumber), MSG_WAITALL) == (ssize_t)sizeof(WatchNumber), "no number came");
+        ssize_t n = recv(fds[i], bytes, sizeof(bytes), 0);
+        EXPECT(n == 0 || (n < 0 && errno == ECONNRESET), "connection %d is not closed", i);
+        close(fds[i]);
+    }
+    EXPECT(now_seconds() - begin < 15, "they were closed after %.1f s", now_seconds() - begin);
+    kill(zero, SIGKILL);
+    expect_member(&c, zero, "zero", 128 + SIGKILL, NULL);
+    crew_finish(&c);
+}
+
 // The program's own processes, started wrongly: rank 0 refuses them and goes on.
 static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
     static const struct {
@@ -273,10 +297,16 @@ static void what_was_recorded_of_a_rank_is_of_no_use(void) {
     fd = stranger_connect(c.address.port);
     EXPECT(recv(fd, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number), "rank 0 sends no number");
     EXPECT(send(fd, recorded, bytes, MSG_NOSIGNAL) == (ssize_t)bytes, "%s", strerror(errno));
+    memcpy(&number, more, sizeof(number));
     ssize_t answer = recv(fd, more, sizeof(more), 0);
     EXPECT(answer <= 0, "rank 0 answers with %zd bytes", answer);
+    int other = stranger_connect(c.address.port);
+    EXPECT(recv(other, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number) &&
+               memcmp(more, &number, sizeof(number)) != 0,
+           "rank 0 uses one number twice");
+    close(other);
     crew_stop_listening();
-    expect_member(&c, zero, "zero", 1, "1 connections without the run's secret were turned away");
+    expect_member(&c, zero, "zero", 1, "2 connections without the run's secret were turned away");
     close(fd);
     crew_finish(&c);
 }
@@ -461,6 +491,10 @@ static void the_keyed_hash_is_siphash(void) {
     EXPECT(memcmp(&a, &b, sizeof(a)) != 0 && a.word[0] != a.word[1], "two uses have one key");
     a = hash_key_random(), b = hash_key_random();
     EXPECT(memcmp(&a, &b, sizeof(a)) != 0 && a.word[0] != 0 && a.word[1] != 0, "two random keys are one");
+    static WatchPeer peer;
+    WatchNumber ours = watch_number(), theirs = watch_number();
+    watch_set_keys(&peer, &key, ours, theirs);
+    EXPECT(memcmp(&peer.key_in, &peer.key_out, sizeof(key)) != 0, "both directions of a connection have one key");
     EXPECT(hash_key_parse(&parsed, "0706050403020100"
                                    "0F0e0d0c0b0a0908") &&
                memcmp(&parsed, &key, sizeof(key)) == 0,
@@ -504,6 +538,8 @@ static const Test strangers_tests[] = {
     {"strangers neither enter a start nor hold it up, and come too late after it",
      strangers_neither_enter_a_start_nor_hold_it_up},
     {"a start that lacks a rank ends after --start-timeout", a_start_that_lacks_a_rank_ends_after_its_timeout},
+    {"a connection that proves nothing is closed after a while",
+     a_connection_that_proves_nothing_is_closed_after_a_while},
     {"a process that cannot be the rank it says is refused", a_process_that_cannot_be_the_rank_it_says_is_refused},
     {"who listens in rank 0's place is not believed", who_listens_in_rank_0s_place_is_not_believed},
     {"what was recorded of a rank is of no use", what_was_recorded_of_a_rank_is_of_no_use},
