@@ -13,10 +13,11 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
 Pieces of work are small, so that a tiny model has several of each (small_sizes.h); here also the buckets of a group and
-the parts of a file that have checksums of their own.
+the parts of a file that have checksums of their own. The queue of operations (COMM_QUEUE) has room for the
+buckets of three layers: were it shorter, beginning an operation would wait for late data in the trainer's place.
 */
 #include "small_sizes.h"
-#define BUCKET_ELEMENTS ((size_t)1024)
+#define BUCKET_ELEMENTS ((size_t)3000)
 #define CHECKSUM_CHUNK 5000
 #include "../llmc/common.h"
 #include "../llmc/ops.h"

@@ -596,7 +596,7 @@ static void what_arrives_late_changes_nothing(void) {
         FORMAT(out, "late%d", k);
         FORMAT(options, "--batch-size 2 --total-batch %d --zero %d", k < 3 ? 96 : 192, zero[k]);
         if (k % 3 == 0) print_samples(&whole, &d, in_time, "", options);
-        print_samples(&late, &d, out, "LATE=2", options);
+        print_samples(&late, &d, out, "LATE=4", options);
         for (int step = 2; step <= 4; step += 2) expect_same_weights(&d, in_time, out, step);
         EXPECT(strcmp(whole.out, late.out) == 0, "%s has other samples:\n%.300s\n%.300s", out, whole.out, late.out);
         expect_losses(&d, in_time, out, 0);

@@ -14,7 +14,7 @@ the last one is smaller. Include before everything else. Results do not depend o
 #define SAFETENSORS_STAGING 488
 #define FILE_PIECE ((size_t)1021)
 #define FIRST_TOKENS_PIECE 23
-#define COMM_QUEUE 11
+#define COMM_QUEUE 13
 #define COMM_BLOCK 13
 #define BF16_PRODUCTS 2
 #endif
