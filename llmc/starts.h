@@ -1,8 +1,8 @@
 /*
 starts.h: the starts of a run: what each of them was and changed, for run.json and log.jsonl.
 
-  void   starts_begin(run)                     adds "starts" with the entry of the first start, where it is missing: in a
-                                               new description, and in the run.json of a version that wrote none
+  void   starts_begin(run)                     adds "starts" with the entry of the first start, where it is missing: in
+                                               a new description, and in the run.json of a version that wrote none
   cJSON *starts_changed(run, checkpoint, now)  what a resume changes: [{"name": NAME, "old": VALUE, "new": VALUE}, ...]
   void   starts_append(run, description, step, changed)
   cJSON *starts_event(step, changed)           the record of the log
@@ -10,13 +10,14 @@ starts.h: the starts of a run: what each of them was and changed, for run.json a
   run          run.json: its other keys stay those of the first start
   description  the same of this start
   step         the step that the start begins after
-  options      those that belong to the run and not to one start of it (options_state_to_json), so without --out, --resume,
-               --init, --stop-after and --threads, which the command line of the entry shows; null where not given
-  changed      An option is listed when its value is not that of the start before, or not that of the checkpoint. The two
-               differ when the start before ended without a checkpoint of its own, or a newer checkpoint is broken. So the
-               changes in their order give the options of every start, to a reader of run.json, and also to a reader of
-               the log, from which a resume removes the records after its checkpoint. "old" is the checkpoint's value; where
-               that is the new one, it is the value of the start before.
+  options      those that belong to the run and not to one start of it (options_state_to_json), so without --out,
+               --resume, --init, --stop-after and --threads, which the command line of the entry shows; null where not
+               given
+  changed      An option is listed when its value is not that of the start before, or not that of the checkpoint. The
+               two differ when the start before ended without a checkpoint of its own, or a newer checkpoint is broken.
+               So the changes in their order give the options of every start, to a reader of run.json, and also to a
+               reader of the log, from which a resume removes the records after its checkpoint. "old" is the
+               checkpoint's value; where that is the new one, it is the value of the start before.
   use          The options at step s are those of the last start in the list with a step below s.
 */
 #ifndef LLMC_STARTS_H
