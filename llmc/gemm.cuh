@@ -20,7 +20,7 @@ typedef struct {
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B);
 static inline const char *gemm_library(void); // name and version
 // static inline void gemm_start(void), gemm_stop(void): with ops_init and ops_free. The first allocates
-// GEMM_WORKSPACE_BYTES of device memory.
+// GEMM_WORKSPACE_BYTES of device memory. static inline bool gemm_started(void): between the two.
 enum { GEMM_WORKSPACE_BYTES = 32 << 20 };
 
 static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }

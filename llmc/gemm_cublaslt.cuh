@@ -39,6 +39,7 @@ static struct {
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
 
+static inline bool gemm_started(void) { return gemm_state.handle != NULL; }
 static inline void gemm_start(void) {
     CUBLAS_CHECK(cublasLtCreate(&gemm_state.handle));
     gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");
@@ -141,7 +142,7 @@ static inline const GemmPlan *gemm_plan(GemmShape shape, const void *A, const vo
 }
 
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
-    assert(gemm_state.handle != NULL);
+    assert(gemm_started());
     const GemmPlan *plan = gemm_plan(shape, A, B, C);
     if (plan->refused) {
         gemm_plain(shape, C, A, B);

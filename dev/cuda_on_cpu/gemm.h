@@ -1,13 +1,14 @@
 /*
 gemm.h: what llmc/gemm.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS, and
-rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: empty
-shapes, row strides shorter than rows, null pointers, an output that overlaps an operand.
+rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: a product
+before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand.
 */
 #ifndef CUDA_ON_CPU_GEMM_H
 #define CUDA_ON_CPU_GEMM_H
 #include <vector>
 
 static void *gemm_workspace; // not used, but as on a device it takes its part of the memory
+static inline bool gemm_started(void) { return gemm_workspace != NULL; }
 static inline void gemm_start(void) { gemm_workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace"); }
 static inline void gemm_stop(void) {
     buffer_free(gemm_workspace);
@@ -54,6 +55,7 @@ static inline void gemm(GemmShape s, void *C, const floatX *A, const floatX *B) 
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
     bool possible =
         s.M > 0 && s.N > 0 && s.K > 0 && s.lda >= a_columns && s.ldb >= b_columns && s.ldc >= s.N && A && B && C;
+    CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", s.M, s.N, s.K);
     CHECK(possible, "gemm: a product of %d x %d x %d with row strides %d, %d, %d is not possible", s.M, s.N, s.K, s.lda,
           s.ldb, s.ldc);
     size_t bytes = gemm_extent(s.M, s.N, s.ldc) * (s.fp32_out ? sizeof(float) : sizeof(floatX));
