@@ -5,8 +5,8 @@ corpus.h: what --train-data and --val-data name: shards, corpus directories, or 
               A backslash makes the next character part of a path, for spaces. A weight is a share of the windows that
               are read; their sum is taken for 1. A text that is the name of a file or directory is that alone, and so
               is one without a colon: a pattern may begin with NAME=, as in lang=en/train_*.bin.
-  directory   train_*.bin, val_*.bin and corpus.json. What makes corpora writes the last one last; a directory without it
-              is unfinished when it has what an interrupted program leaves, and else its shards are taken as they are.
+  directory   train_*.bin, val_*.bin and corpus.json, which is written last; a directory without it is unfinished when
+              it has what an interrupted program leaves, and else its shards are taken as they are.
   corpus.json read here: "vocab_size" (every token id is below it), "separator" {"token", "place": "before" or
               "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
 

@@ -123,10 +123,11 @@ static inline void safetensors_add_file(SafeTensors *s, const char *path) {
           path, length, (int)SAFETENSORS_HEADER_LIMIT);
     char *text = (char *)checked_calloc((size_t)length + 8, 1);
     CHECK(file_pread(f->fd, text, (size_t)length, 8), "cannot read %s: %s", path, strerror(errno));
-    CHECK(json_bounded(text, (size_t)length),
-          "%s: the header has more than %d JSON values, and that of 100,000 tensors 1.2 million: split the file, or look "
-          "at what made it",
-          path, (int)JSON_VALUE_LIMIT);
+    CHECK(
+        json_bounded(text, (size_t)length),
+        "%s: the header has more than %d JSON values, and that of 100,000 tensors 1.2 million: split the file, or look "
+        "at what made it",
+        path, (int)JSON_VALUE_LIMIT);
     f->header = text[0] == '{' ? json_parse(text, (size_t)length) : NULL;
     free(text);
     CHECK(cJSON_IsObject(f->header), "%s: the header is not a JSON object: no safetensors file, or a damaged one",

@@ -8,8 +8,8 @@ speech.h: what a run speaks with: its tokenizer, the files of it that go into ch
 Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherwise there are only numbers.
 
   separator   what separates documents: --separator; else what the corpus.json of the training data says (while
-              training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are bytes;
-              else none is known
+              training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are
+              bytes; else none is known
   begin       --prompt-tokens are the context exactly, with nothing before them. A --prompt follows the separator, where
               one is known, since every document in training does. Without a prompt a text begins after the separator,
               or, where none is known, after token 0, which the program warns of. What is put before is not printed.

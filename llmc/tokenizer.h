@@ -152,7 +152,7 @@ static inline int added_bound(const Tokenizer *t, int low, int high, size_t dept
     return low;
 }
 
-// The longest added token at the start of the text, or -1: byte by byte, the range of those that begin with these bytes.
+// The longest added token at the start of the text, or -1: byte by byte, the range of those that begin with them.
 static inline int added_token(const Tokenizer *t, const unsigned char *text, size_t size, size_t *length) {
     int found = -1, low = 0, high = t->added_count;
     *length = 0;

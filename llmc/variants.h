@@ -42,18 +42,18 @@ typedef struct {
 
 // clang-format off
 static const AttentionVariant attention_variants[] = {
-    // name                   maps key_sets merge split pair       lambda          norm       eps   gate       sink
-    {"baseline",              1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2",               2,   1,       1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_cross_group",   2,   1,       1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_no_lambda",     2,   1,       1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v2_no_sigmoid",    2,   1,       1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, 0,    GATE_NONE, SINK_NONE},
-    {"diff_v1",               2,   2,       2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, 1e-5, GATE_NONE, SINK_NONE},
-    {"diff_scalar",           2,   2,       1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  0,    GATE_NONE, SINK_NONE},
-    {"off_by_one",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_ZERO},
-    {"sink",                  1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_LEARNED},
-    {"gated_head",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_HEAD, SINK_NONE},
-    {"gated_elem",            1,   1,       1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_ELEMENT, SINK_NONE},
+    // name                 maps keys merge split pair       lambda          norm       eps   gate       sink
+    {"baseline",            1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2",             2,   1,   1,    1,    PAIR_NEXT, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_cross_group", 2,   1,   1,    1,    PAIR_HALF, LAMBDA_SIGMOID, NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_no_lambda",   2,   1,   1,    1,    PAIR_NEXT, LAMBDA_ONE,     NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v2_no_sigmoid",  2,   1,   1,    1,    PAIR_NEXT, LAMBDA_LINEAR,  NORM_NONE, 0,    GATE_NONE, SINK_NONE},
+    {"diff_v1",             2,   2,   2,    1,    PAIR_NEXT, LAMBDA_EXP,     NORM_HEAD, 1e-5, GATE_NONE, SINK_NONE},
+    {"diff_scalar",         2,   2,   1,    2,    PAIR_NEXT, LAMBDA_SCALAR,  NORM_ALL,  0,    GATE_NONE, SINK_NONE},
+    {"off_by_one",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_ZERO},
+    {"sink",                1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_NONE, SINK_LEARNED},
+    {"gated_head",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_HEAD, SINK_NONE},
+    {"gated_elem",          1,   1,   1,    1,    PAIR_NONE, LAMBDA_NONE,    NORM_NONE, 0,    GATE_ELEMENT, SINK_NONE},
 };
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };

@@ -873,8 +873,8 @@ static void what_generation_begins_with_is_what_was_asked_for(void) {
     test_remove_directory(&d);
 }
 
-// A text follows byte 0, as in the corpora of bytes, or --separator; its tokens given as numbers follow nothing. Line ends
-// are left out, as a separator that is printed ends a paragraph.
+// A text follows byte 0, as in the corpora of bytes, or --separator; its tokens given as numbers follow nothing. Line
+// ends are left out, as a separator that is printed ends a paragraph.
 static void a_text_prompt_follows_the_separator_and_exact_tokens_do_not(void) {
     ProgramData d = program_data();
     ProgramResult text, with, exact;

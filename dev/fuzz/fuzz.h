@@ -8,8 +8,8 @@ A target is one file, fuzz_NAME.c, that includes this file, then the reader, and
   void fuzz_seeds(void)        calls fuzz_seed for small valid files and fuzz_word for the dictionary: both come
                                from the writers and tables of llmc/, so that they follow the formats
   void fuzz_one(data, size)    calls the reader; the input is already in its file
-  void fuzz_large(void)        optional: calls fuzz_large_input for inputs far beyond FUZZ_INPUT_LIMIT, which are not mutated: those
-                               that would take quadratic time, or many times their size of memory
+  void fuzz_large(void)        optional: calls fuzz_large_input for inputs far beyond FUZZ_INPUT_LIMIT, which are not
+                               mutated: those that would take quadratic time, or many times their size of memory
   LLVMFuzzerCustomMutator      optional: mutates and then repairs what guards the reader (a checksum, a length)
 
 harness.c turns it into a program: with libFuzzer (clang), or with replay.c, which runs given files and
