@@ -499,7 +499,8 @@ static void the_keyed_hash_is_siphash(void) {
                                    "0F0e0d0c0b0a0908") &&
                memcmp(&parsed, &key, sizeof(key)) == 0,
            "%" PRIx64 " %" PRIx64, parsed.word[0], parsed.word[1]);
-    static const char *const wrong[] = {"",
+    static const char *const wrong[] = {"00112233445566778899aabbccddeeffx",
+                                        "",
                                         "0",
                                         "0706050403020100"
                                         "0f0e0d0c0b0a090",
