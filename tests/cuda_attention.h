@@ -32,8 +32,7 @@ static AttentionCase attention_case(const Case *c, int sets = 1) {
     return a;
 }
 
-// First keys as documents give them: not decreasing, never beyond the row itself. Documents are a tile long at most, and
-// at least two to a sequence.
+// First keys as documents give them: not decreasing, never beyond the row itself. Each sequence has two or more.
 static void fill_first_keys(Tensor &first_key, int B, int T) {
     for (int b = 0; b < B; b++)
         for (int t = 0, start = 0; t < T; t++) {
@@ -102,9 +101,9 @@ static const bool STAND_IN = false;
 static bool second_set(AttentionShape s) { return product(s.B, s.NQ, s.T) % 4 == 0; }
 
 // n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), sequences per call
-// that the workspace has room for and that there are to be (0: all). The route must be cuDNN's where parts are demanded;
-// what cuDNN may refuse is our kernel's then, and said. A forward wants no workspace of its own, but where there is no
-// cuDNN, as much as the backward: in parts of as many sequences as that.
+// that the workspace has room for and that there are to be (0: all). The route must be cuDNN's where parts are
+// demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of cuDNN's; its stand-in
+// asks for as much as for the backward, so that the forward is done in calls of as many sequences.
 static bool prepare_library(const Case *c, AttentionShape s) {
     int parts = c->n[7], room = c->n[8], sequences = c->n[9] ? c->n[9] : s.B;
     AttentionUse use = {false, parts > 0, true, false};
