@@ -1054,13 +1054,11 @@ static void ckpt_test_prune(void) {
 
 // A broken checkpoint is not one of those that are kept; it goes when enough newer ones are whole.
 static void ckpt_test_prune_broken(void) {
-    static const char *const damages[] = {"truncate -s -1 model.safetensors",
-                                          "rm optimizer.safetensors",
-                                          "rm trainer_state.json",
-                                          "truncate -s -1 trainer_state.json",
-                                          "printf x >> config.json",
-                                          "cp ../step_00000010/trainer_state.json .", // of another step
-                                          "rm config.json && mkdir config.json"};
+    static const char *const damages[] = {
+        "truncate -s -1 model.safetensors",         "rm optimizer.safetensors", "rm trainer_state.json",
+        "truncate -s -1 trainer_state.json",        "printf x >> config.json",
+        "cp ../step_00000010/trainer_state.json .", // of another step
+        "rm config.json && mkdir config.json"};
     static const char *const left[] = {"10 20 30 40 ", "40 ", "10 20 30 40 "}; // keep 3, 1, 2
     TestDirectory four = ckpt_four();
     for (size_t i = 0; i < sizeof(damages) / sizeof(damages[0]); i++)
