@@ -52,7 +52,7 @@ typedef struct {
     real *rstd1;      // (N)
     floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
     floatX *heads;    // (N, NQ, DV): attention output of every query head
-    real *lse;        // (key_sets, B, NQ/key_sets, T)
+    real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
     floatX *lambda;   // (N, OH): where lambda is not projected, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
     floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
@@ -171,8 +171,13 @@ static KeySet key_set(const Model *model, int set, int B, int T, int first) {
     k.k = (size_t)(d->k_at + set * d->QD);
     k.v = (size_t)d->v_at;
     k.out = (size_t)(set * d->DV);
-    k.lse = (size_t)set * (size_t)B * (size_t)k.shape.NQ * (size_t)T;
+    k.lse = (size_t)set * lse_set_stride(k.shape);
     return k;
+}
+
+// Elements of the lse of all key sets.
+static size_t lse_count(const Model *model, int B, int T) {
+    return (size_t)model->config.attention->key_sets * lse_set_stride(key_set(model, 0, B, T, 0).shape);
 }
 
 // Hands out consecutive aligned pieces; with base NULL it only counts.
@@ -215,7 +220,7 @@ static void activations_carve(Model *model, Arena *arena) {
         if (own || model->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
         if (own) {
             layer->heads = CARVE(arena, floatX, N * heads_width);
-            layer->lse = CARVE(arena, real, N * (size_t)d->NQ);
+            layer->lse = CARVE(arena, real, lse_count(model, model->B, model->T));
             layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
             layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
             layer->x_mid = CARVE(arena, floatX, N * C);

@@ -146,23 +146,21 @@ static inline bool attention_fit(AttentionRoute *r, int parts) {
     return attention_make_plans(r, parts, fit);
 }
 
-// Why cuDNN need not be asked; NULL: it is. two_sets: lse of a second key set follows that of the first at once.
-static inline const char *attention_refusal(AttentionShape s, bool two_sets) {
+// Why cuDNN need not be asked; NULL: it is.
+static inline const char *attention_refusal(AttentionShape s) {
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
     if (attention_state.use.own) return "--sdpa own";
     if (sizeof(floatX) != 2) return "an fp32 build; cuDNN's is bf16";
     if (!CUDNN_ATTENTION) return "this build has no cuDNN";
     if (attention_state.use.documents) return "--doc-mask: cuDNN would see beyond documents";
     if (s.T < 2) return "one position";
-    if (two_sets && (size_t)s.B * (size_t)s.NQ * (size_t)s.T % 4)
-        return "the second key set's log-sum-exps are off the 16 bytes that cuDNN wants: --batch-size or --seq-len";
     if ((s.D | s.DV | strides) % 8) return "a head's width or place is no multiple of 8 elements";
     return NULL;
 }
 
-static inline void attention_choose(AttentionRoute *r, bool two_sets) {
+static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
-    const char *refusal = attention_refusal(s, two_sets);
+    const char *refusal = attention_refusal(s);
     bool taken = false;
     if (refusal) FORMAT(r->why, "%s", refusal);
     else if (attention_state.no_device || cudnn_attention_open(r->why, sizeof(r->why))) {
@@ -194,14 +192,14 @@ static inline const AttentionRoute *attention_route(AttentionShape s, bool backw
     return NULL;
 }
 
-static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv, bool two_sets) {
+static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv) {
     if (attention_route(s, backward, add_dv)) return;
     CHECK(attention_state.count < ATTENTION_ROUTES, "attention of more than %d shapes is not planned for",
           ATTENTION_ROUTES);
     AttentionRoute *r = &attention_state.routes[attention_state.count];
     memset(r, 0, sizeof(*r));
     r->shape = s, r->backward = backward, r->add_dv = add_dv;
-    attention_choose(r, two_sets);
+    attention_choose(r);
     attention_state.count++;
 }
 
@@ -211,9 +209,9 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
         cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0; // --dry-run does without one
     if (!attention_state.no_device) device_start();
     s.first_key = NULL; // what attention_use was told decides
-    attention_prepare_one(s, false, false, add_dv);
-    if (backward) attention_prepare_one(s, true, false, add_dv);
-    if (backward && add_dv) attention_prepare_one(s, true, true, add_dv);
+    attention_prepare_one(s, false, false);
+    if (backward) attention_prepare_one(s, true, false);
+    if (backward && add_dv) attention_prepare_one(s, true, true);
 }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {

@@ -7,7 +7,7 @@ kept; training never makes a map.
   first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
               that sum to less than 1 compare
   sink rate   percentage of (sample, layer, head) with alpha > 0.3 on 64 tokens
-  shapes      fused rows (B*T, ld), lse (key_sets, B, NQ/key_sets, T), as in the trainer; map (T,T)
+  shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
   numerics    products in double
   source      Gu et al. 2024, "When attention sink emerges in language models"
 */
@@ -43,7 +43,7 @@ static inline void attention_map(float *map, float *logits, const MapSource *m, 
     size_t T = (size_t)s.T, row = (size_t)b * T;
     const floatX *q = m->q + row * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
     const floatX *k = m->k + row * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    const real *lse = m->lse + (((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * T;
+    const real *lse = m->lse + (size_t)set * lse_set_stride(s) + ((size_t)b * (size_t)s.NQ + (size_t)h) * T;
     for (size_t t = 0; t < T; t++)
         for (size_t j = 0; j < T; j++) {
             double dot = 0;

@@ -33,6 +33,7 @@ typedef struct {
     const floatX *q, *k, *l;
     const real *lse;
     AttentionShape shape;
+    size_t lse_set; // elements of lse from a key set to the next one
     int key_sets, ldl, stride, rows, NH;
     bool sigmoid;
 } AttentionStatsInput;
@@ -50,7 +51,7 @@ static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b
     m.q = in->q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
     m.k = in->k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
     m.lse =
-        (double)in->lse[(((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+        (double)in->lse[(size_t)set * in->lse_set + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
     return m;
 }
 
@@ -119,7 +120,7 @@ static inline void attention_stats_add(AttentionStatsTotal *total, const Attenti
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
     int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
-    AttentionStatsInput in = {q, k, l, lse, s, key_sets, ldl, stride, rows, NH, sigmoid};
+    AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, stride, rows, NH, sigmoid};
     size_t row_bytes = (size_t)NH * sizeof(AttentionHeadStats);
     int at_once = (int)min_size(ATTENTION_STATS_ROWS, attention_stats_limit / row_bytes); // rows per launch
     AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch((size_t)at_once * row_bytes);

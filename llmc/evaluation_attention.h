@@ -45,15 +45,15 @@ static HostAttention host_attention(const Model *model, int l, int B, int T) {
     const AttentionDims *d = &model->dims;
     const LayerActivations *a = &model->acts.layers[l];
     size_t N = (size_t)B * (size_t)T, fused = N * (size_t)d->fused_ld, own = a->lambda ? N * (size_t)d->OH : 1,
-           heads = N * (size_t)d->NQ;
+           lse = lse_count(model, B, T);
     KeySet s = key_set(model, 0, B, T, 0);
     HostAttention h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
-    h.lse = (real *)checked_calloc(heads, sizeof(real));
+    h.lse = (real *)checked_calloc(lse, sizeof(real));
     buffer_download(h.fused, a->fused, fused * sizeof(floatX));
-    buffer_download(h.lse, a->lse, heads * sizeof(real));
+    buffer_download(h.lse, a->lse, lse * sizeof(real));
     if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
     h.source.shape = s.shape;

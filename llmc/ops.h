@@ -69,6 +69,11 @@ typedef struct {
     const int *first_key; // (B,T): the first key that a row sees, not decreasing along T; NULL: 0 everywhere
 } AttentionShape;
 
+// Elements of lse from a key set to the next one: a multiple of 16 bytes, as cuDNN requires of its arguments.
+static inline size_t lse_set_stride(AttentionShape s) {
+    return round_up((size_t)s.B * (size_t)s.NQ * (size_t)s.T, 16 / sizeof(float));
+}
+
 // out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL when there is none
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s);
@@ -170,7 +175,7 @@ static inline Range rms_stats(const floatX *x, size_t rows, int D);
 // count > 0
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
 // On sampled query rows that see more than themselves, all NaN without any. s describes key set 0 of `key_sets`, whose
-// heads alternate within q and k; lse (key_sets, B, NQ, T). l, ldl, stride and sigmoid as for diff_combine_forward;
+// heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, stride and sigmoid as for diff_combine_forward;
 // stride 0: one map, no l
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid);

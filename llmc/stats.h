@@ -17,7 +17,7 @@ stats: what a layer's activations look like, as a few numbers for the log.
   sinks       lse contains the sink, so A does not sum to 1: the dropped column counts in the denominator. A row
               where A1 = s A2 everywhere has no direction and is left out of first_effective.
   shapes      l (N,NH) with row stride ldl; x (rows,D) or (count); q, k as for attention_forward with key set 0
-              first, the sets' heads alternating; lse (key_sets, B, NQ/key_sets, T)
+              first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set (B, NQ/key_sets, T)
   numerics    products q.k in `real`, everything else in double, the magnitudes rounded to fp32. Work is cut
               into a fixed number of parts, so results do not depend on the number of threads. NaN gives NaN,
               except in the median, for which NaN are the largest values.
@@ -143,7 +143,8 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
     StatsMap m;
     m.q = q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
     m.k = k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    m.lse = (double)lse[(((size_t)set * (size_t)s.B + (size_t)b) * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+    m.lse =
+        (double)lse[(size_t)set * lse_set_stride(s) + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
     return m;
 }
 

@@ -92,18 +92,15 @@ static void check_attention(const Case *c, bool documents) {
 static void check_attention_plain(const Case *c) { check_attention(c, false); }
 static void check_attention_documents(const Case *c) { check_attention(c, true); }
 
+// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), sequences per call
+// that the workspace has room for and that there are to be (0: all). The route must be cuDNN's where parts are
+// demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of cuDNN's; its stand-in
+// asks for as much as for the backward, so that the forward is done in calls of as many sequences.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else
 static const bool STAND_IN = false;
 #endif
-// Whether a second key set's lse, behind the first's, would have the 16 bytes that cuDNN wants.
-static bool second_set(AttentionShape s) { return product(s.B, s.NQ, s.T) % 4 == 0; }
-
-// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), sequences per call
-// that the workspace has room for and that there are to be (0: all). The route must be cuDNN's where parts are
-// demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of cuDNN's; its stand-in
-// asks for as much as for the backward, so that the forward is done in calls of as many sequences.
 static bool prepare_library(const Case *c, AttentionShape s) {
     int parts = c->n[7], room = c->n[8], sequences = c->n[9] ? c->n[9] : s.B;
     AttentionUse use = {false, parts > 0, true, false};
@@ -111,7 +108,7 @@ static bool prepare_library(const Case *c, AttentionShape s) {
     attention_use(use);
     attention_fewest_parts = max_int(1, parts);
     if (room) { // a limit that this many sequences just keep
-        attention_prepare(s, true, second_set(s));
+        attention_prepare(s, true, true);
         size_t each = attention_route(s, true, false)->plan_bytes / (size_t)s.B;
         attention_limit = each * (size_t)room;
         attention_stop();
@@ -119,9 +116,9 @@ static bool prepare_library(const Case *c, AttentionShape s) {
         FORMAT(text, "%zu", each);
         setenv("CUDA_ON_CPU_CUDNN_FORWARD", text, 1);
     }
-    attention_prepare(s, true, second_set(s));
+    attention_prepare(s, true, true);
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
-    const AttentionRoute *r = attention_route(s, true, second_set(s)), *forward = attention_route(s, false, false);
+    const AttentionRoute *r = attention_route(s, true, true), *forward = attention_route(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
     EXPECT(taken || !parts, "cuDNN does not take it");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
@@ -155,7 +152,7 @@ static void check_attention_library(const Case *c) {
     twin::attention_forward(out.t() + o_at, lse.t(), fused.t() + a.q, fused.t() + a.k, fused.t() + a.v, t);
     o.expect(out, {4, 2 * attention_error(s) + loose * library_error(2)});
     o.expect(lse, {4, attention_error(s) + loose * 1024}); // its exponentials and logarithms are the device's fast ones
-    for (int add_dv = 0; add_dv <= second_set(s); add_dv++) {
+    for (int add_dv = 0; add_dv < 2; add_dv++) {
         Operands b(0);
         Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs),
                &from = b.in("fused", heads);
@@ -254,7 +251,8 @@ static void check_attention_stats(const Case *c) {
     s.scale = (float)(1 / sqrt((double)D));
     Operands o(c->shift);
     Tensor &fused = o.in("q and k", product(B * T, ld), 2), &l = o.in("l", product(B * T, ldl), 3);
-    Tensor &lse = o.in_fp32("lse", product(sets, B, s.NQ, T)), &first_key = o.ints("first_key", product(B, T), 1);
+    Tensor &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
+           &first_key = o.ints("first_key", product(B, T), 1);
     if (documents) fill_first_keys(first_key, B, T);
     for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as if there were sinks
     s.first_key = documents ? first_key.i() : nullptr;
