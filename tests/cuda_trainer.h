@@ -336,25 +336,25 @@ static double dry_run_total(const TestDirectory *d, const char *options) {
 // What the message offers is what --dry-run says of it.
 static void too_little_memory_is_said(void) {
     static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab "
-                                       "43 --seq-len 13 --total-batch 2600 --steps 1";
-    static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 100"};
+                                       "43 --seq-len 13 --total-batch 10400 --steps 1";
+    static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 400"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     char text[1024], offer[64];
     double needed = 0, saved = 0;
-    setenv("CUDA_ON_CPU_MEMORY", "6", 1); // MiB
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 200", options);
+    setenv("CUDA_ON_CPU_MEMORY", "40", 1); // MiB: enough for a measurement of the peak
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800", options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
-               strstr(r.err, "wanted for activations") && strstr(r.err, "of 6.0 MiB free"),
+               strstr(r.err, "wanted for activations") && strstr(r.err, "of 40.0 MiB free"),
            "stderr: %.600s", r.err);
-    FORMAT(text, "%s --batch-size 200", options);
+    FORMAT(text, "%s --batch-size 800", options);
     const char *needs = strstr(r.err, "the run needs ");
     EXPECT(needs && sscanf(needs, "the run needs %lf MiB: parameters", &needed) == 1 &&
                fabs(needed - dry_run_total(&d, text)) < 0.11,
            "stderr: %.600s", r.err);
     for (int i = 0; i < 3; i++) {
-        FORMAT(text, "%s %s %s", options, i < 2 ? "--batch-size 200" : "", offers[i]);
+        FORMAT(text, "%s %s %s", options, i < 2 ? "--batch-size 800" : "", offers[i]);
         FORMAT(offer, "%s (", offers[i]);
         const char *at = strstr(r.err, offer);
         EXPECT(at && sscanf(at + strlen(offer), "%lf MiB)", &saved) == 1, "no %s in: %.600s", offers[i], r.err);
