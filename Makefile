@@ -151,9 +151,14 @@ endif
 CUDNN_UNIT = $(if $(CUDNN_LIBS),$(if $(filter bf16,$(PRECISION)),$(CUDA_BUILD)/attention_cudnn.o))
 comma = ,
 CUDA_HOST = -Wall,-Wextra$(if $(filter yes,$(STRICT)),$(comma)-Werror),-fopenmp,-fno-math-errno,-fno-trapping-math
-CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(CPPFLAGS) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
+# nvcc knows directories and macros; what else packages ask for (-fopenmp, -pthread) is for the host's compiler
+joined = $(subst -isystem ,-isystem@,$(1))
+nvcc_flags = $(subst -isystem@,-isystem ,$(filter -I% -isystem@% -D% -U%,$(call joined,$(1)))) \
+  $(addprefix -Xcompiler ,$(filter-out -I% -isystem@% -D% -U%,$(call joined,$(1))))
+CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(call nvcc_flags,$(CPPFLAGS) $(CUDA_CFLAGS)) -DDEVICE_OPS -DPRECISION_$(if $(filter fp32,$(PRECISION)),FP32,BF16) \
   $(NCCL_CFLAGS) $(if $(CUDNN_UNIT),$(CUDNN_CFLAGS)) \
-  -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) -MD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch))
+  -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) -MD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
+  $(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) # PTX, for later GPUs
 # an rpath that libraries which the libraries load are looked for in, too
 CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(if $(CUDNN_UNIT),$(CUDNN_LIBS)) -Wl,--disable-new-dtags
 

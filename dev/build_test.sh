@@ -302,15 +302,18 @@ source_tree() {
     fake_compiler "$tree/bin" 1
     file "$tree/library.h"
 }
+make_in_tree() { # make's arguments...
+    env -i PATH="$tree/bin:/usr/bin:/bin" HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" \
+        make -C "$tree/source" CC="$tree/bin/cc" CXX="$tree/bin/cc" ONEDNN=no REVISION=one "$@" >"$tree/out" 2>&1 ||
+        { why="make $*: $(cat "$tree/out")"; return 1; }
+}
 compiled() { # names of the files that make must make, in order of the alphabet; make's arguments...
     local expected=$1 made
     shift
     : >"$tree/log"
     # the file system's clock may not have ticked since the last file
     sleep 0.02
-    env -i PATH="$tree/bin:/usr/bin:/bin" HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" \
-        make -C "$tree/source" CC="$tree/bin/cc" CXX="$tree/bin/cc" ONEDNN=no REVISION=one "$@" >"$tree/out" 2>&1 ||
-        { why="make $*: $(cat "$tree/out")"; return 1; }
+    make_in_tree "$@" || return 1
     made=$(sort "$tree/log" | tr '\n' ' ')
     [ "$made" = "$expected${expected:+ }" ] || { why="make $*: it makes '$made', not '$expected'"; return 1; }
 }
@@ -357,6 +360,33 @@ make_compiles_cuda_again_after_a_change_of_toolkit_architecture_precision_or_lib
     compiled "attention_cudnn.o $all" train_diffv2cu && compiled '' train_diffv2cu || return 1
     touch "$tree/library.h"
     compiled 'attention_cudnn.o train_diffv2.cu.o train_diffv2cu' train_diffv2cu && compiled '' train_diffv2cu
+}
+# The flags of OpenBLAS 0.3.21 (Debian 12), of 0.3.26 and newer with OpenMP (Ubuntu 24.04, Debian 13), and of an OpenMPI whose
+# programs have threads: nvcc refuses -fopenmp and -pthread.
+nvcc_gets_directories_and_macros_and_its_host_compiler_all_other_flags() {
+    source_tree
+    local home=$tree/usr/local/cuda packages=$tree/site-packages cflags object=$tree/source/build/cuda_bf16/train_diffv2.cu.o
+    python "$packages"
+    nvcc "$home" "$known"
+    runtime_headers "$home/include" 13000
+    file "$home/lib64/libcudart.so"
+    file "$packages/nvidia/cublas/include/cublasLt.h"
+    file "$packages/nvidia/cublas/lib/libcublasLt.so.13"
+    fake_compiler "$tree/fake" nvcc
+    fake_nvcc "$home" 13.0
+    for cflags in '-I/usr/include/openblas-openmp' '-I/usr/include/openblas-openmp -fopenmp' '-I/usr/include/mpi -pthread -DUSE_THAT -UTHIS'; do
+        program "$tree/bin/pkg-config" "case \"\$*\" in '--exists openblas') exit;; '--cflags openblas') echo '$cflags';; '--libs openblas') echo -lopenblas;; *) exit 1;; esac"
+        make_in_tree ARCHS='80 90' train_diffv2cu || return 1
+        for word in $cflags; do
+            case $word in
+            -f* | -p*) grep -q -- " -Xcompiler $word " "$object" && ! grep -q -- "[^r] $word " "$object" ;;
+            *) grep -q -- "[^r] $word " "$object" ;;
+            esac || { why="$cflags: nvcc gets $(cat "$object")"; return 1; }
+        done
+    done
+    grep -q -- "-isystem $packages/nvidia/cublas/include " "$object" || { why="nvcc does not find cuBLAS's headers: $(cat "$object")"; return 1; }
+    grep -q -- 'arch=compute_80,code=sm_80.*arch=compute_90,code=sm_90.*arch=compute_90,code=compute_90' "$object" &&
+        ! grep -q -- 'code=compute_80' "$object" || { why="no PTX of the newest architecture alone: $(cat "$object")"; return 1; }
 }
 make_compiles_cuda_on_the_cpu_again_after_a_change() {
     source_tree
@@ -424,7 +454,7 @@ programs_of_tests_are_believed_if_they_ran_something_and_their_status_agrees() {
 
 for test in $(declare -F | awk '{ print $3 }'); do
     case "$test" in
-    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | compiled | fake_nvcc | names | counted) continue ;;
+    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | make_in_tree | compiled | fake_nvcc | names | counted) continue ;;
     esac
     clear_tree
     why='' with=''
