@@ -117,6 +117,17 @@ each_start_has_a_secret_of_its_own_that_is_not_printed() {
     done
     ! cmp -s "$scratch"/secret.* || { why='two starts have the same'; return 1; }
 }
+there_is_a_rank_for_each_gpu_that_is_visible() {
+    mkdir -p "$scratch/bin"
+    printf '#!/bin/sh\nfor i in 0 1 2 3; do echo "GPU $i: Some GPU (UUID: GPU-$i)"; done\n' >"$scratch/bin/nvidia-smi"
+    printf '#!/bin/sh\n' | tee "$scratch/bin/mpirun" >"$scratch/fake"
+    chmod +x "$scratch"/bin/* "$scratch/fake"
+    visible_case() { # ranks, variable
+        expect 0 env -u RANKS ${2+"CUDA_VISIBLE_DEVICES=$2"} PATH="$scratch/bin:$PATH" TRAIN_DIFFV2="$scratch/fake" "$recipe" --out "$scratch/none" &&
+            command_has "mpirun -q -np $1" || { why="CUDA_VISIBLE_DEVICES=${2-}: $why"; return 1; }
+    }
+    visible_case 4 && visible_case 2 2,3 && visible_case 3 GPU-1,MIG-2,0 && visible_case 2 0,1,-1,2 && visible_case 2 1,0,4,3
+}
 a_failure_of_the_program_is_that_of_the_recipe() {
     RANKS=1 expect 2 "$recipe" --no-such-option 1 && one_line no-such-option && RANKS=1 expect 1 "$recipe" "${tiny[@]}" --init "$scratch/nothing" && one_line nothing
 }
@@ -135,6 +146,7 @@ for name in the_figures_of_the_recipes_are_those_of_the_program \
     a_signal_to_the_recipe_saves_and_a_start_goes_on_bitwise \
     a_rank_that_fails_ends_the_recipe_with_its_status \
     each_start_has_a_secret_of_its_own_that_is_not_printed \
+    there_is_a_rank_for_each_gpu_that_is_visible \
     a_failure_of_the_program_is_that_of_the_recipe \
     mistakes_are_one_line; do
     why=''

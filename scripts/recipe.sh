@@ -14,7 +14,8 @@
 #
 # Variables
 #   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs)
-#   RANKS          processes on one machine (its GPUs; the recipe's number where nvidia-smi does not count them)
+#   RANKS          processes on one machine (its GPUs that CUDA_VISIBLE_DEVICES leaves; the recipe's number where
+#                  nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
 #   SLURM_MPI_TYPE how srun starts MPI (pmix)
 # shellcheck shell=bash disable=SC2154 # name, ranks and settings are the recipe's
@@ -23,6 +24,21 @@ set -uo pipefail
 fail() { # text, status
     echo "run_$name.sh: $1" >&2
     exit "${2:-1}"
+}
+
+# How many GPUs the program will see. CUDA_VISIBLE_DEVICES lists them, by index or UUID, up to the first invalid entry.
+visible_gpus() {
+    local gpus count=0 entry entries
+    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    if [ "$gpus" -gt 0 ] && [ -n "${CUDA_VISIBLE_DEVICES+set}" ]; then
+        IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
+        for entry in ${entries[@]+"${entries[@]}"}; do
+            [[ $entry =~ ^(GPU|MIG)- ]] || { [[ $entry =~ ^[0-9]+$ ]] && [ "$entry" -lt "$gpus" ]; } || break
+            count=$((count + 1))
+        done
+        gpus=$count
+    fi
+    echo "$gpus"
 }
 
 # Splits the arguments: where the run is, and the names of the options that are given.
@@ -73,7 +89,7 @@ if [ -n "${SLURM_JOB_ID-}" ]; then
     # srun does not take over --cpus-per-task by itself
     launcher=(srun --mpi="${SLURM_MPI_TYPE:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 else
-    gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+    gpus=$(visible_gpus)
     [ "$gpus" -eq 0 ] || ranks=$gpus
     ranks=${RANKS:-$ranks}
     [[ $ranks =~ ^[1-9][0-9]*$ ]] || fail "RANKS '$ranks': a number of processes from 1 is wanted" 2
