@@ -44,9 +44,13 @@ static inline void nccl_failed(const char *call, ncclResult_t status) {
     for (double until = now_seconds() + 3;
          now_seconds() < until && status != ncclInvalidArgument && status != ncclInvalidUsage;)
         usleep(10000);
-    const char *more = nccl.handle ? ncclGetLastError(nccl.handle) : "";
-    CHECK(false, "NCCL failed: %s (%s)%s%.200s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call,
-          more && *more ? ": " : "", more ? more : "");
+    const char *text = ncclGetLastError(nccl.handle); // also where there is no communicator yet
+    char more[400];
+    snprintf(more, sizeof(more), "%s", text ? text : "");
+    for (char *c = more; *c; c++) *c = iscntrl((unsigned char)*c) ? ' ' : *c; // it ends in a newline
+    if (strstr(more, "out of memory")) out_of_device_memory(0, "NCCL");
+    CHECK(false, "NCCL failed: %s (%s)%s%s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call,
+          *more ? ": " : "", more);
 }
 
 // The main thread's calls. One that is begun while the program ends does not come back.

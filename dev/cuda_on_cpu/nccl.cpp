@@ -8,7 +8,7 @@ should have waited for before it sends, and did not, is missing in what arrives.
 All ranks must make the same calls in the same order; a rank that makes another ends all that see it with a line.
 
 A rank that is gone is waited for without an end, as NCCL does. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a
-line.
+line. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
 */
 #include "internal.h"
 #include <atomic>
@@ -95,6 +95,8 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     return ncclSuccess;
 }
 
+std::string last_error;
+
 } // namespace
 
 extern "C" {
@@ -111,6 +113,10 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
+    if (getenv("CUDA_ON_CPU_NCCL_INIT")) { // a planned error: its text, with a newline as NCCL's texts have
+        last_error = std::string(getenv("CUDA_ON_CPU_NCCL_INIT")) + "\n";
+        return last_error.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage;
+    }
     if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
     int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
@@ -144,7 +150,7 @@ const char *ncclGetErrorString(ncclResult_t error) {
            : error == ncclSystemError     ? "unhandled system error"
                                           : "another error";
 }
-const char *ncclGetLastError(ncclComm_t) { return ""; }
+const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); } // of any communicator, or none
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
