@@ -15,6 +15,7 @@ start the loader. It then goes on as it is.
 #define LLMC_ENVIRONMENT_H
 #include "ops.h"
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,10 +48,17 @@ static inline bool environment_may_start_again(void) {
     return getauxval(AT_BASE) != 0 && !(preloaded && strstr(preloaded, "vgpreload"));
 }
 
+// The name of the process in ps, top and killall, which is "exe" after an exec of /proc/self/exe.
+static inline void environment_name_process(const char *program) {
+    const char *slash = program ? strrchr(program, '/') : NULL;
+    if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // a failure costs the name alone
+}
+
 // To be called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
 // get them.
 static inline void environment_prepare(char **argv) {
     bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;
+    environment_name_process(argv[0]);
     if (!environment_may_start_again()) return;
     for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++) {
         const EnvironmentVariable *v = &environment_variables[i];

@@ -984,6 +984,19 @@ static void the_program_that_is_started_again_has_its_arguments(void) {
     test_remove_directory(&d.dir);
 }
 
+static void the_program_that_is_started_again_keeps_its_name(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_command(&r,
+                "cd '%s' || exit; unset GOMP_SPINCOUNT OMP_WAIT_POLICY; ln -s '%s' a_trainer; "
+                "./a_trainer --train-data train.bin --steps 100000 %s --out run >printed & p=$!; "
+                "for i in $(seq 400); do [ ! -s run/log.jsonl ] || break; sleep 0.05; done; "
+                "cat /proc/$p/comm; kill $p; wait $p",
+                d.dir.path, test_program_path(), small_model);
+    EXPECT(strcmp(r.out, "a_trainer\n") == 0, "the process is called %.100s: %.300s", r.out, r.err);
+    test_remove_directory(&d.dir);
+}
+
 static void a_program_that_cannot_be_started_again_goes_on(void) {
     ProgramResult r;
 #ifndef __SANITIZE_ADDRESS__ // which does not start without /proc
@@ -1041,6 +1054,7 @@ static const Test program_tests[] = {
     {"threads do not spin for long, unless the user says so, for which the program starts again at most once",
      threads_do_not_spin_for_long_unless_the_user_says_so},
     {"the program that is started again has its arguments", the_program_that_is_started_again_has_its_arguments},
+    {"the program that is started again keeps its name", the_program_that_is_started_again_keeps_its_name},
     {"a program that cannot be started again goes on", a_program_that_cannot_be_started_again_goes_on},
 #endif
     {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
