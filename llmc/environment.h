@@ -1,5 +1,6 @@
 /*
-environment: variables that a library reads before main begins. They are set here, and the program is started again once.
+environment.h: variables that a library reads before main begins. They are set here, and the program re-executes itself
+once.
 
   GOMP_SPINCOUNT      how long a thread of GCC's OpenMP waits by spinning before it sleeps. Its default, some
                       milliseconds, keeps the threads that it waits for from running where other processes need the
@@ -54,7 +55,7 @@ static inline void environment_name_process(const char *program) {
     if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // a failure costs the name alone
 }
 
-// To be called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
+// Called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
 // get them.
 static inline void environment_prepare(char **argv) {
     bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;

@@ -277,7 +277,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
 }
 
 // What a rank has sent to one listener opens no connection to another.
-static void what_was_recorded_of_a_rank_is_of_no_use(void) {
+static void a_recorded_handshake_cannot_be_replayed(void) {
     const size_t bytes = sizeof(WatchNumber) + watch_bytes(WATCH_HELLO);
     char recorded[1000], more[1000];
     Crew c;
@@ -543,7 +543,7 @@ static const Test strangers_tests[] = {
      a_connection_that_proves_nothing_is_closed_after_a_while},
     {"a process that cannot be the rank it says is refused", a_process_that_cannot_be_the_rank_it_says_is_refused},
     {"who listens in rank 0's place is not believed", who_listens_in_rank_0s_place_is_not_believed},
-    {"what was recorded of a rank is of no use", what_was_recorded_of_a_rank_is_of_no_use},
+    {"a recorded handshake cannot be replayed", a_recorded_handshake_cannot_be_replayed},
     {"every field of a message is checked", every_field_of_a_message_is_checked},
     {"changed and unfinished messages are noticed", changed_and_unfinished_messages_are_noticed},
     {"heartbeats to a peer that reads nothing are left out, none is cut",
