@@ -37,9 +37,9 @@ very file with CUDA operations instead.
 #ifndef INIT_CHUNK
 #define INIT_CHUNK ((size_t)1 << 20)
 #endif
-// and rows of logits that are computed at a time: 64 MiB of them keep the GEMM at full speed
+// and rows of logits that are computed at a time
 #ifndef LOGIT_ROWS
-#define LOGIT_ROWS(row_bytes) max_size(64, ((size_t)64 << 20) / (row_bytes))
+#define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
 
 // ---------------------------------------------------------------------------------------------------
@@ -284,6 +284,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
+    if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
     Arena count = {NULL, 0};
     activations_carve(model, &count);

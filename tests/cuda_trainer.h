@@ -637,6 +637,29 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     ops_free();
 }
 
+static void logits_come_in_pieces_that_suit_the_gemm(void) {
+    for (size_t V = 64; V <= (size_t)1 << 20; V += 64 * 1021) {
+        size_t bytes = V * sizeof(floatX), rows = matmul_rows_at_a_time(bytes);
+        EXPECT(rows >= 4096 && rows <= 8192 && rows % 256 == 0 && (rows * bytes <= (size_t)1 << 30 || rows == 4096),
+               "a vocabulary of %zu: %zu rows at a time", V, rows);
+    }
+    EXPECT(matmul_rows_at_a_time(50304 * 2) == 8192 && matmul_rows_at_a_time(100288 * 2) == 4096,
+           "%zu rows at a time for V = 50,304, %zu for 100,288", matmul_rows_at_a_time(50304 * 2),
+           matmul_rows_at_a_time(100288 * 2));
+    for (int p = FOR_TRAINING; p <= FOR_GENERATION; p++) {
+        Options o;
+        char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
+        options_parse(&o, 3, argv);
+        options_finish(&o, 1);
+        ModelConfig config = options_model(&o);
+        Model m;
+        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
+        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        model_free(&m, true);
+        options_free(&o);
+    }
+}
+
 // For a sanitizer to watch: what the numbers are the other builds test.
 static void three_steps_at_odd_shapes_end_well(void) {
     TestDirectory d = cuda_data(11);
@@ -671,6 +694,9 @@ typedef struct {
 static const CudaTest cuda_trainer_tests[] = {
     {{"a step waits for the device only to read the loss and the norm",
       a_step_waits_only_to_read_the_loss_and_the_norm},
+     BOTH_PRECISIONS},
+    {{"logits are computed in pieces that suit the GEMM, one row when generating",
+      logits_come_in_pieces_that_suit_the_gemm},
      BOTH_PRECISIONS},
     {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu},
      BOTH_PRECISIONS},
