@@ -10,13 +10,21 @@ device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 byt
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
-#define CUDA_CHECK(call)                                                                                         \
-    do {                                                                                                         \
-        cudaError_t cuda_status = (call);                                                                        \
-        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                            \
-        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call, \
-              __FILE__, __LINE__);                                                                               \
+#define CUDA_CHECK(call)                                                                                           \
+    do {                                                                                                           \
+        cudaError_t cuda_status = (call);                                                                          \
+        device_hold();                                                                                             \
+        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                              \
+        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)%s", cudaGetErrorString(cuda_status), #call, \
+              __FILE__, __LINE__, launch_remark(cuda_status));                                                     \
     } while (0)
+
+// The program ends, and the collectives of this device are aborted. What waited for them goes on with undefined data,
+// so the thread that waited must not go on.
+static bool device_ending;
+static inline void device_hold(void) {
+    while (__atomic_load_n(&device_ending, __ATOMIC_SEQ_CST)) pause();
+}
 
 // Ends the program. bytes 0: what CUDA itself wants, for the call that failed.
 static inline void out_of_device_memory(size_t bytes, const char *what) {

@@ -386,10 +386,11 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         const char *name, *from;
         double gflops; // 0: measured
     } devices[] = {{"NVIDIA B200", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3},
-                   {"NVIDIA B2000", "measured", 0}};
+                   {"NVIDIA B2000", "measured", 0},
+                   {"NVIDIA B300 SXM6 AC MIG 1g.34gb", "measured", 0}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         cJSON *steps[4];
         char path[600];
         static char text[65536];
@@ -416,6 +417,31 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
     }
     test_remove_directory(&d);
+}
+
+// On a device without a row in device_peak.h the first product is the one that measures the peak.
+static void every_mode_runs_on_an_unlisted_device_and_on_a_slice(void) {
+    static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
+    static const char *const modes[] = {
+        "--train-data data.bin %s --steps 2 --checkpoint-every 1 --stats-every 1 --val-data data.bin "
+        "--val-steps 1 --out run",
+        "--resume --steps 3 --out run",
+        "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 1 --batch-size 3 --eval",
+        "--init run/checkpoints/step_00000003 --generate 3 --prompt-tokens 1",
+        "--train-data data.bin %s --dump-grads dump.safetensors",
+        "--train-data data.bin %s --dry-run",
+    };
+    ProgramResult r;
+    for (int n = 0; n < 2; n++) {
+        TestDirectory d = cuda_data(43);
+        setenv("CUDA_ON_CPU_NAME", names[n], 1);
+        for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
+            run_in(&r, &d, device_trainer(), 0, modes[m], cuda_cases[0].options);
+            EXPECT(m > 1 || strstr(r.out, "GFLOP/s (a large matrix product, measured)"), "%s: %.800s", names[n], r.out);
+        }
+        unsetenv("CUDA_ON_CPU_NAME");
+        test_remove_directory(&d);
+    }
 }
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
@@ -711,6 +737,9 @@ static const CudaTest cuda_trainer_tests[] = {
      BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
     {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
+     BOTH_PRECISIONS},
+    {{"every mode runs on a device that is not listed, and on a slice of one",
+      every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
     {{"a dry run without a device is that with one", a_dry_run_without_a_device_is_that_with_one}, BF16_ALONE},
