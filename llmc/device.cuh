@@ -125,8 +125,9 @@ enum { ELEMENT_THREADS = 256 };
                    elements_packed, elements_end, __VA_ARGS__);                                                       \
     } while (0)
 
+// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
-    return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
+    return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
 // Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
