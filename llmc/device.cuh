@@ -133,8 +133,9 @@ enum { ELEMENT_THREADS = 256 };
                    elements_packed, elements_end, __VA_ARGS__);                                                       \
     } while (0)
 
+// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
-    return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
+    return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
 // Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
@@ -229,5 +230,7 @@ static inline void column_sum(float *out, const float *partial, int parts, int C
     LAUNCH(column_sum_kernel, blocks_of((size_t)C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
 }
 
-static __device__ inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
+// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division would take a branch per element.
+// Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
+static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
 #endif
