@@ -1697,7 +1697,7 @@ static void run_compare_data(const Run *run) {
 
 // What a step's speed is compared with: the maker's figure, or a product measured now.
 static void run_find_peak(Run *run) {
-    run->peak_gflops = ops_rated_gflops(&run->peak_from);
+    run->peak_gflops = run->options.measure_peak ? 0 : ops_rated_gflops(&run->peak_from);
     if (run->peak_gflops > 0) return;
     run->peak_gflops = matmul_peak_gflops();
     run->peak_from = "a large matrix product, measured";
