@@ -1702,6 +1702,11 @@ static void run_find_peak(Run *run) {
     run->peak_from = "a large matrix product, measured";
 }
 
+static void warn_of_attention(void) {
+    const char *text = attention_warning();
+    if (text && leads()) warn("%s", text);
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1715,9 +1720,10 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (speaks)
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
-    if (o->dry_run) return;
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+    warn_of_attention();
+    if (o->dry_run) return;
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);

@@ -1,7 +1,8 @@
 /*
 attention_library: attention_forward and attention_backward, by cuDNN where it takes the shape, else by our own kernel
 (attention.cuh). Which of the two is decided once per shape and direction, by attention_prepare, before the workspace is
-allocated; a shape that was not prepared (generation, the few rows of an evaluation) is our kernel's.
+allocated; a shape that was not prepared (generation, the short sequences of --eval) is our kernel's. Our kernel uses no
+tensor cores: where the user did not ask for it, attention_warning gives the reason and the remedy.
 
   strides    q, k, v and their gradients are where the fused GEMM has them: cuDNN is told the strides, nothing is copied
   halves     where cuDNN does not take values of width DV (diff_v1: 2D), it is called for each half of their columns. O
@@ -28,12 +29,13 @@ typedef struct {
     CudnnPlan *plans[ATTENTION_PARTS];
     size_t plan_bytes, scratch_bytes; // workspace: of the plans, and behind it for what is added
     char why[ATTENTION_WHY];          // not cuDNN
+    const char *remedy;               // what would give it to cuDNN; NULL: our kernel is no surprise
 } AttentionRoute;
 
 static struct {
     AttentionUse use;
     bool no_device;
-    int count;
+    int count, warned; // routes; those that attention_warning has looked at
     AttentionRoute routes[ATTENTION_ROUTES];
 } attention_state;
 static size_t attention_limit = (size_t)1 << 30; // bytes
@@ -45,7 +47,7 @@ static inline void attention_stop(void) {
     for (int i = 0; i < attention_state.count; i++)
         for (int part = 0; part < ATTENTION_PARTS; part++)
             cudnn_attention_forget(attention_state.routes[i].plans[part]);
-    attention_state.count = 0;
+    attention_state.count = attention_state.warned = 0;
     cudnn_attention_close();
 }
 
@@ -146,31 +148,65 @@ static inline bool attention_fit(AttentionRoute *r, int parts) {
     return attention_make_plans(r, parts, fit);
 }
 
-// Why cuDNN need not be asked; NULL: it is.
-static inline const char *attention_refusal(AttentionShape s) {
+static inline bool attention_refuse(AttentionRoute *r, const char *why, const char *remedy) {
+    FORMAT(r->why, "%s", why);
+    r->remedy = remedy;
+    return true;
+}
+// Whether cuDNN need not be asked.
+static inline bool attention_refused(AttentionRoute *r) {
+    AttentionShape s = r->shape;
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
-    if (attention_state.use.own) return "--sdpa own";
-    if (sizeof(floatX) != 2) return "an fp32 build; cuDNN's is bf16";
-    if (!CUDNN_ATTENTION) return "this build has no cuDNN";
-    if (attention_state.use.documents) return "--doc-mask: cuDNN would see beyond documents";
-    if (s.T < 2) return "one position";
-    if ((s.D | s.DV | strides) % 8) return "a head's width or place is no multiple of 8 elements";
-    return NULL;
+    if (attention_state.use.own) return attention_refuse(r, "--sdpa own", NULL);
+    if (sizeof(floatX) != 2) return attention_refuse(r, "an fp32 build; cuDNN's is bf16", NULL);
+    if (!CUDNN_ATTENTION)
+        return attention_refuse(r, "this build has no cuDNN",
+                                "scripts/install_deps.sh --with-cuda-python and make train_diffv2cu give it one");
+    if (attention_state.use.documents)
+        return attention_refuse(r, "--doc-mask: cuDNN would see beyond documents",
+                                "cuDNN computes it without --doc-mask");
+    if (s.T < 2) return attention_refuse(r, "one position", NULL);
+    if ((s.D | s.DV | strides) % 8)
+        return attention_refuse(r, "a head's width or place is no multiple of 8 elements",
+                                "choose --head-dim so that all heads are multiples of 8 wide");
+    return false;
+}
+
+static inline bool attention_take(AttentionRoute *r) {
+    AttentionShape s = r->shape;
+    char whole[ATTENTION_WHY];
+    bool taken = attention_fit(r, attention_fewest_parts);
+    if (taken || attention_fewest_parts > 1 || s.DV % 16 || (s.DV == s.D && s.DV <= 128)) return taken;
+    memcpy(whole, r->why, sizeof(whole));
+    taken = attention_fit(r, 2);
+    if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
+    return taken;
+}
+
+// What would give a route to cuDNN that cuDNN has refused: asked, not guessed.
+static inline const char *attention_remedy(const AttentionRoute *refused) {
+    AttentionUse use = attention_state.use;
+    AttentionRoute r = *refused;
+    bool taken = false;
+    if (r.backward && use.deterministic) {
+        attention_state.use.deterministic = false;
+        taken = attention_take(&r);
+        attention_forget(&r);
+        attention_state.use = use;
+    }
+    return taken ? "--no-deterministic gives it to cuDNN, and a newer cuDNN may take it as it is (9.18 on a B200)"
+                 : "a newer cuDNN may take it, or heads of another width (--head-dim)";
 }
 
 static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
-    const char *refusal = attention_refusal(s);
     bool taken = false;
-    if (refusal) FORMAT(r->why, "%s", refusal);
-    else if (attention_state.no_device || cudnn_attention_open(r->why, sizeof(r->why))) {
-        taken = attention_fit(r, attention_fewest_parts);
-        if (!taken && attention_fewest_parts == 1 && s.DV % 16 == 0 && (s.DV != s.D || s.DV > 128)) {
-            char whole[ATTENTION_WHY];
-            memcpy(whole, r->why, sizeof(whole));
-            taken = attention_fit(r, 2);
-            if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
-        }
+    if (attention_refused(r)) taken = false;
+    else if (!attention_state.no_device && !cudnn_attention_open(r->why, sizeof(r->why)))
+        r->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds it with another";
+    else {
+        taken = attention_take(r);
+        if (!taken) r->remedy = attention_remedy(r);
     }
     CHECK(taken || !attention_state.use.library,
           "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
@@ -225,33 +261,6 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return bytes;
 }
 
-// What computes the attention of the first shape that was prepared, in words.
-static inline const char *attention_library(void) {
-    static char text[2 * ATTENTION_WHY];
-    const AttentionRoute *forward = NULL, *backward = NULL;
-    for (int i = attention_state.count - 1; i >= 0; i--) {
-        const AttentionRoute *r = &attention_state.routes[i];
-        if (r->backward) backward = r;
-        else forward = r;
-    }
-    if (!forward) return NULL;
-    const AttentionRoute *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
-    const AttentionRoute *taken = backward && backward->parts ? backward : forward;
-    if (!forward->parts && !(backward && backward->parts)) {
-        FORMAT(text, "our own kernel (%s)", forward->why);
-        return text;
-    }
-    FORMAT(text, "%s%s", cudnn_attention_library(), taken->parts > 1 ? ", values in halves" : "");
-    size_t used = strlen(text);
-    if (taken->backward)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward",
-                                 attention_state.use.deterministic ? "" : "not ");
-    if (taken->sequences < taken->shape.B)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequences at a time", taken->sequences);
-    if (refused)
-        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)",
-                 refused->backward ? "backward" : "forward", refused->why);
-    return text;
-}
+#include "attention_words.cuh"
 #include "attention_calls.cuh"
 #endif
