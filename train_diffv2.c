@@ -1707,6 +1707,17 @@ static void warn_of_attention(void) {
     if (text && leads()) warn("%s", text);
 }
 
+// Attention of the last batch of a validation, which may be partial.
+static void run_plan_last_batch(Run *run) {
+    Model *model = &run->model;
+    int B = (int)(run_validation_windows(run) % (uint64_t)model->B);
+    if (B == 0) return;
+    AttentionShape shape = key_set(model, 0, B, model->T, 0).shape;
+    attention_prepare(shape, false, false);
+    model->workspace_bytes = max_size(model->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    warn_of_attention();
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1736,6 +1747,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)
         run_open_data(run, &run->val, "val-data", o->val_data, config->V);
+    if (run->val.shard_count) run_plan_last_batch(run);
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);

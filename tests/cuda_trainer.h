@@ -394,6 +394,28 @@ static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
     test_remove_directory(&d);
 }
 
+// Seven windows, one at a time or four and three: the same kernel gives each the same loss. Our kernel and cuDNN round
+// differently.
+static void the_last_batch_of_a_validation_is_cudnns(void) {
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    double losses[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        cJSON *record = NULL;
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin --val-data data.bin --val-steps 7 --layers 1 --hidden 32 --heads 2 --kv-heads 2 "
+               "--head-dim 16 --ffn 32 --vocab 256 --seq-len 500 --batch-size %d --total-batch 2000 --steps 1 --lr 0 "
+               "--out %s",
+               i ? 4 : 1, i ? "four" : "one");
+        EXPECT(read_records(&d, i ? "four" : "one", "val", &record, 1) == 1 &&
+                   json_get_number(record, "loss", &losses[i]),
+               "no loss");
+        cJSON_Delete(record);
+    }
+    EXPECT(fabs(losses[0] - losses[1]) <= 1e-12 * losses[0], "losses %.17g and %.17g", losses[0], losses[1]);
+    test_remove_directory(&d);
+}
+
 // The total that --dry-run prints, in MiB.
 static double dry_run_total(const TestDirectory *d, const char *options) {
     ProgramResult r;
@@ -756,6 +778,8 @@ static const CudaTest cuda_trainer_tests[] = {
       a_run_warns_of_our_own_kernel},
      BOTH_PRECISIONS},
     {{"what cuDNN refuses ends a run that demands cuDNN", what_cudnn_refuses_is_an_error_where_it_is_demanded},
+     BF16_ALONE},
+    {{"the last, partial batch of a validation is computed by cuDNN too", the_last_batch_of_a_validation_is_cudnns},
      BF16_ALONE},
     {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said},
      BF16_ALONE},
