@@ -303,8 +303,11 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION)
+    if (purpose != FOR_GENERATION) {
+        attention_leave(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+                        model->activations_bytes + model->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    }
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),

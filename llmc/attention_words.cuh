@@ -27,7 +27,11 @@ static inline const char *attention_library(void) {
         used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward",
                                  attention_state.use.deterministic ? "" : "not ");
     if (taken->sequences < taken->shape.B)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequences at a time", taken->sequences);
+        used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequence%s at a time", taken->sequences,
+                                 taken->sequences == 1 ? "" : "s");
+    if (taken->groups < taken->shape.NKV)
+        used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d of %d groups of heads",
+                                 taken->sequences < taken->shape.B ? ", " : " of ", taken->groups, taken->shape.NKV);
     if (refused)
         snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)",
                  refused->backward ? "backward" : "forward", refused->why);

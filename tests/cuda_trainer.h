@@ -416,6 +416,35 @@ static void the_last_batch_of_a_validation_is_cudnns(void) {
     test_remove_directory(&d);
 }
 
+// 8 query heads of dS, (1088, 1152) or (2112, 2176) in bf16 a sequence: 20 or 74 MiB. The limit is half of what the run
+// leaves of the device's memory, 64 MiB at least; and of a device that is not there 1 GiB.
+static void the_workspace_of_attention_follows_the_devices_memory(void) {
+    static const struct {
+        const char *environment, *options, *line;
+    } cases[] = {
+        {"", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
+        {"CUDA_ON_CPU_DEVICES=0", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16",
+         "deterministic backward of 2 sequences at a time\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 1",
+         "deterministic backward of 2 of 4 groups of heads\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2",
+         "deterministic backward of 1 sequence at a time, 2 of 4 groups of heads\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2 --no-deterministic", "not deterministic backward\n"},
+    };
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        run_command(&r,
+                    "cd '%s' && %s %s --dry-run --layers 1 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn "
+                    "96 --vocab 256 %s",
+                    d.path, cases[c].environment, device_trainer(), cases[c].options);
+        EXPECT(r.status == 0 && strncmp(r.out, "attention: ", 11) == 0 && strstr(r.out, cases[c].line), "%s %s: %.200s",
+               cases[c].environment, cases[c].options, r.out);
+    }
+    test_remove_directory(&d);
+}
+
 // The total that --dry-run prints, in MiB.
 static double dry_run_total(const TestDirectory *d, const char *options) {
     ProgramResult r;
@@ -777,6 +806,8 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"a run warns where our own kernel computes attention unasked, with a remedy that helps",
       a_run_warns_of_our_own_kernel},
      BOTH_PRECISIONS},
+    {{"the workspace of attention follows the device's memory", the_workspace_of_attention_follows_the_devices_memory},
+     BF16_ALONE},
     {{"what cuDNN refuses ends a run that demands cuDNN", what_cudnn_refuses_is_an_error_where_it_is_demanded},
      BF16_ALONE},
     {{"the last, partial batch of a validation is computed by cuDNN too", the_last_batch_of_a_validation_is_cudnns},
