@@ -23,7 +23,7 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
-#define CUDNN_NAMES "B T NQ NKV D DV sets parts room sequences"
+#define CUDNN_NAMES "B T NQ NKV D DV sets parts room calls"
 // clang-format off
 static const Case cases[] = {
     // operation                 check                       parameters               values                     shift why
@@ -90,12 +90,15 @@ static const Case cases[] = {
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 5, 2, 2, 1, 3},        0, "the narrowest"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 64, 4, 2, 64, 64, 1, 1, 0, 0},      0, "whole tiles, groups"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 131, 2, 2, 128, 128, 1, 1, 0, 0},   0, "no groups, D = 128, three tiles"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 2, 2},      0, "two sequences at a time, T beyond a tile"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 1, 0},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 1},      0, "room for two of three sequences: one at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 4, 3},      0, "two sequences at a time, T beyond a tile"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 3},      0, "room for two of three sequences: one at a time"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 1, 64, 128, 2, 1, 0, 0},    0, "diff_v1: values of width 2D, the second key set"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 2, 64, 128, 2, 2, 0, 0},    0, "the same in halves"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 1, 1},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},     0, "three groups of heads at a time of six, though there is room for four"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},     0, "one group at a time, values in halves, the second key set"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},      0, "groups whose lse would be off the 16 bytes: all at once"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 2, 1, 128, 256, 1, 0, 0, 0},    0, "D = 128, values of width 2D, if cuDNN likes"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 33, 6, 2, 32, 64, 1, 0, 0, 0},      0, "diff_scalar: halves of 32"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 65, 4, 2, 16, 16, 1, 0, 0, 0},      0, "narrow heads"},

@@ -304,8 +304,11 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     }
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION)
+    if (purpose != FOR_GENERATION) {
+        attention_leave(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+                        model->activations_bytes + model->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    }
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),
@@ -1703,6 +1706,22 @@ static void run_find_peak(Run *run) {
     run->peak_from = "a large matrix product, measured";
 }
 
+static void warn_of_attention(void) {
+    const char *text = attention_warning();
+    if (text && leads()) warn("%s", text);
+}
+
+// Attention of the last batch of a validation, which may be partial.
+static void run_plan_last_batch(Run *run) {
+    Model *model = &run->model;
+    int B = (int)(run_validation_windows(run) % (uint64_t)model->B);
+    if (B == 0) return;
+    AttentionShape shape = key_set(model, 0, B, model->T, 0).shape;
+    attention_prepare(shape, false, false);
+    model->workspace_bytes = max_size(model->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    warn_of_attention();
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1716,9 +1735,10 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (speaks)
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
-    if (o->dry_run) return;
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+    warn_of_attention();
+    if (o->dry_run) return;
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
@@ -1731,6 +1751,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)
         run_open_data(run, &run->val, "val-data", o->val_data, config->V);
+    if (run->val.shard_count) run_plan_last_batch(run);
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);

@@ -87,15 +87,19 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
 // A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
 // either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
-// is no choice.
+// is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user may
+// expect, and the remedy, one line a call; NULL when all is said.
 typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run
     bool documents;     // first_key will be set
 } AttentionUse;
 static inline void attention_use(AttentionUse use);
+static inline void
+attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_library(void);
+static inline const char *attention_warning(void);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
 // sinks (NH) or 0 (NULL), whose column is dropped; attention_backward with them is then the right one.
