@@ -59,6 +59,11 @@ static const Case cases[] = {
     {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+#ifdef CUDA_ON_CPU
+    {"gemm",                     check_gemm_split,           "K parts",               {256, 4},                  0, "the sum over K may be divided"},
+    {"gemm",                     check_gemm_split,           "K parts",               {200, 1},                  0, "a rest of K would be left out"},
+    {"gemm",                     check_gemm_split,           "K parts",               {40, 1},                   0, "likewise, all of it"},
+#endif
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},

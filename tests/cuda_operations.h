@@ -165,6 +165,30 @@ static void check_gemm_plain(const Case *c) {
     }
 }
 
+#ifdef CUDA_ON_CPU
+// A library that likes to divide sums over K, and then leaves out a rest. n: K, parts of the sum
+static void check_gemm_split(const Case *c) {
+    GemmShape s = {false, true, true, true, 9, 16, c->n[0], c->n[0], c->n[0], 16};
+    Operands o(c->shift);
+    o.integers = 3; // sums are exact
+    Tensor &A = o.in("A", product(s.M, s.K)), &B = o.in("B", product(s.N, s.K)),
+           &C = o.updated_fp32("C", product(s.M, s.N));
+    setenv("CUDA_ON_CPU_GEMM", "split", 1);
+    o.run(0, [&] {
+        gemm(s, C.at(), A.x(), B.x());
+        int parts = gemm_parts_of_k(&gemm_state.plans[0].algorithm);
+        EXPECT(gemm_state.count == 1 && parts == c->n[1], "%d plans, the first in %d parts", gemm_state.count, parts);
+    });
+    unsetenv("CUDA_ON_CPU_GEMM");
+    for (int m = 0; m < s.M; m++)
+        for (int n = 0; n < s.N; n++)
+            for (int k = 0; k < s.K; k++)
+                C.twin[product(m, s.N) + (size_t)n] +=
+                    A.twin[product(m, s.K) + (size_t)k] * B.twin[product(n, s.K) + (size_t)k];
+    o.expect(C, {0, 0});
+}
+#endif
+
 // Small uploads go through pinned memory in turn, large ones wait. n: bytes, times
 static void check_buffers(const Case *c) {
     size_t bytes = (size_t)c->n[0];
