@@ -52,6 +52,8 @@ static const Case cases[] = {
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "no row fits the shared memory"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {65, 12296},               0, "the same, and more rows than parts"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {1, 1},                    0, "the smallest"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {9, 72, 1},                0, "dx is written, not added to"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {5, 19, 1},                1, "likewise, no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {7, 64},                   0, "packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {13, 19},                  0, "no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {5, 328},                  1, "addresses off the pack"},
