@@ -55,6 +55,8 @@ static const Case cases[] = {
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "no row fits the shared memory"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {65, 12296},               0, "the same, and more rows than parts"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {1, 1},                    0, "the smallest"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {9, 72, 1},                0, "dx is written, not added to"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {5, 19, 1},                1, "likewise, no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {7, 64},                   0, "packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {13, 19},                  0, "no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {5, 328},                  1, "addresses off the pack"},
@@ -62,6 +64,11 @@ static const Case cases[] = {
     {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+#ifdef CUDA_ON_CPU
+    {"gemm",                     check_gemm_split,           "K parts",               {256, 4},                  0, "the sum over K may be divided"},
+    {"gemm",                     check_gemm_split,           "K parts",               {200, 1},                  0, "a rest of K would be left out"},
+    {"gemm",                     check_gemm_split,           "K parts",               {40, 1},                   0, "likewise, all of it"},
+#endif
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},

@@ -76,7 +76,8 @@ static inline int rmsnorm_warps(int C) { return min_int(RMSNORM_WARPS, RMSNORM_S
 // A block's part of the rows, its warps taking turns. partial (gridDim.x, C); shared false: one warp, and no room
 template <int W>
 static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x,
-                                               const floatX *weight, const real *rstd, int N, int C, bool shared) {
+                                               const floatX *weight, const real *rstd, int N, int C, bool add,
+                                               bool shared) {
     DYNAMIC_SHARED(float, sums); // (warps, C)
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     int begin = (int)((int64_t)N * blockIdx.x / gridDim.x), end = (int)((int64_t)N * (blockIdx.x + 1) / gridDim.x);
@@ -100,13 +101,13 @@ static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const
             load<W>(d, dy + row + c);
             load<W>(v, x + row + c);
             load<W>(w, weight + c);
-            load<W>(g, dx + row + c);
+            if (add) load<W>(g, dx + row + c);
             load_fp32<W>(sum, dw + c);
             UNROLL
             for (int k = 0; k < W; k++) {
                 float z = v[k] * r;
-                sum[k] += d[k] * z;                   // weight in y = z weight
-                g[k] += r * (d[k] * w[k] - z * mean); // r in y = x r weight
+                sum[k] += d[k] * z;                                     // weight in y = z weight
+                g[k] = (add ? g[k] : 0) + r * (d[k] * w[k] - z * mean); // r in y = x r weight
             }
             store_fp32<W>(dw + c, sum);
             store<W>(dx + row + c, g);
@@ -122,15 +123,17 @@ static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const
 }
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C) {
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
     int warps = rmsnorm_warps(C), threads = max_int(warps, 1) * WARP;
     int parts = min_int(RMSNORM_BLOCKS, (N + max_int(warps, 1) - 1) / max_int(warps, 1));
     size_t bytes = (size_t)warps * (size_t)C * sizeof(float);
     if (packed((size_t)C, dx, dy, x, weight))
-        LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C,
+        LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, add,
                warps > 0);
-    else LAUNCH((rmsnorm_backward_kernel<1>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, warps > 0);
+    else
+        LAUNCH((rmsnorm_backward_kernel<1>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, add,
+               warps > 0);
     column_sum(dweight, partial, parts, C);
 }
 
