@@ -206,7 +206,7 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     int devices = 0;
     attention_state.no_device =
-        cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0; // --dry-run does without one
+        memory_is_short || cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0; // --dry-run does without one
     if (!attention_state.no_device) device_start();
     s.first_key = NULL; // what attention_use was told decides
     attention_prepare_one(s, false, false);
