@@ -1764,6 +1764,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     if (o->memory_check) memory_check_host(&run->model, run_speaker(run));
+    if (o->memory_check) memory_check_device(&run->model, run_speaker(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
     speech_open(&run->speech, o, loaded, !o->generate);
     if ((o->generate || speaks) && run->speech.implied && run->speech.separator < 0 && leads())

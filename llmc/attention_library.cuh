@@ -266,7 +266,7 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
 }
 
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
-    attention_state.no_device = !attention_has_device();
+    attention_state.no_device = memory_is_short || !attention_has_device();
     if (!attention_state.no_device) device_start();
     s.first_key = NULL; // what attention_use was told decides
     attention_prepare_one(s, false, false);

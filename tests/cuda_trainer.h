@@ -465,7 +465,8 @@ static void too_little_memory_is_said(void) {
     char text[1024], offer[64];
     double needed = 0, saved = 0;
     setenv("CUDA_ON_CPU_MEMORY", "40", 1); // MiB: enough for a measurement of the peak
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800", options);
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
+           options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
                strstr(r.err, "wanted for activations") && strstr(r.err, "of 40.0 MiB free"),
@@ -495,11 +496,49 @@ static void a_library_that_finds_no_memory_is_named(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own %s", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s",
+           cuda_cases[0].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") &&
                strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
+    test_remove_directory(&d);
+}
+
+// 33 MiB of buffers, most of them the workspace of matrix products, and 560 MiB that CUDA is expected to take.
+static void memory_of_other_processes_counts(void) {
+    static const struct {
+        const char *memory, *others; // MiB
+        int status;
+        const char *dry_run, *said;
+    } cases[] = {
+        {"4096", "0", 0, "this device has 4096.0 MiB, of which 4096.0 MiB are free now: enough\n", ""},
+        {"4096", "4070", 1, "of which 26.0 MiB are free now: too little until other processes end\n",
+         "MiB needed besides what CUDA takes, 26.0 of 4096.0 MiB free; the run needs "},
+        {"500", "0", 0, "this device has 500.0 MiB, of which 500.0 MiB are free now: too little\n",
+         "device memory may be too little: "},
+        {"20", "0", 1, "this device has 20.0 MiB, of which 20.0 MiB are free now: too little\n",
+         "MiB needed besides what CUDA takes, 20.0 of 20.0 MiB free; the run needs "},
+    };
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        setenv("CUDA_ON_CPU_MEMORY", cases[c].memory, 1);
+        setenv("CUDA_ON_CPU_OTHERS", cases[c].others, 1);
+        run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[1].options);
+        EXPECT(strstr(r.out, cases[c].dry_run), "%s MiB, %s of others': %.2000s", cases[c].memory, cases[c].others,
+               strstr(r.out, "this device"));
+        run_in(&r, &d, device_trainer(), cases[c].status, "--train-data data.bin --steps 1 --out run%d %s", (int)c,
+               cuda_cases[1].options);
+        EXPECT(count_lines(r.err) == (cases[c].said[0] != 0) && strstr(r.err, cases[c].said), "%s MiB: %.900s",
+               cases[c].memory, r.err);
+        EXPECT(cases[c].status == 0 || (strstr(r.err, "--batch-size 1 (") && strstr(r.err, "--no-memory-check starts")),
+               "no advice: %.900s", r.err);
+    }
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --no-memory-check %s", cuda_cases[1].options);
+    unsetenv("CUDA_ON_CPU_MEMORY");
+    unsetenv("CUDA_ON_CPU_OTHERS");
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory"), "stderr: %.900s", r.err);
     test_remove_directory(&d);
 }
 
@@ -866,6 +905,8 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"the last, partial batch of a validation is computed by cuDNN too", the_last_batch_of_a_validation_is_cudnns},
      BF16_ALONE},
     {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said},
+     BF16_ALONE},
+    {{"memory that other processes have is not free, and advice asks no library", memory_of_other_processes_counts},
      BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
     {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
