@@ -26,16 +26,6 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
     gemm(to_weight, dweight, dy, x); // y = x weight^T
 }
 
-static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }
-static inline double matmul_backward_flops(int N, int IC, int OC) { return 4.0 * N * IC * OC; }
-static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
-    return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * sizeof(floatX);
-}
-static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
-    size_t weights = (size_t)OC * (size_t)IC, rows = (size_t)N * (size_t)(2 * IC + 2 * OC);
-    return (rows + weights) * sizeof(floatX) + 2 * weights * sizeof(grad_t);
-}
-
 // ---------------------------------------------------------------------------------------------------
 // What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
 
