@@ -147,6 +147,23 @@ static void nothing_worse_makes_a_step_faster(void) {
     }
 }
 
+// By hand from NCCL's table, 32 MiB: 8 GPUs take Simple, 8.4 + 7 x 3.4 us and 7/8 of the bytes at 360 GB/s; 4096 take LL,
+// 6.6 + 3584 x 0.6 + 511 x 2.7 us and the bytes at 36 GB/s.
+static void rings_take_the_time_of_their_hops_and_bytes(void) {
+    static const struct {
+        int ranks;
+        double ms;
+    } cases[] = {{8, 0.0322 + 0.0815528}, {4096, 3.5367 + 0.9318400}};
+    for (int i = 0; i < 2; i++) {
+        PredictedRun run;
+        predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        double ms = ring_of(&p, 32 * 1048576.0).ms;
+        EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
+        predicted_run_free(&run);
+    }
+}
+
 static void a_small_model_is_bound_by_launches_and_a_large_one_by_products(void) {
     static const struct {
         const char *preset;
@@ -233,6 +250,7 @@ static const Test prediction_tests[] = {
      operations_have_the_flops_of_the_trainer_and_bytes_of_bf16},
     {"classes and operations add up to the step on every device", classes_and_operations_add_up_to_the_step},
     {"nothing worse makes a step faster, up to 4096 ranks", nothing_worse_makes_a_step_faster},
+    {"rings take the time of their hops and bytes", rings_take_the_time_of_their_hops_and_bytes},
     {"a small model is bound by launches, a large one by products",
      a_small_model_is_bound_by_launches_and_a_large_one_by_products},
     {"names of devices may be short", names_of_devices_may_be_short},
