@@ -15,6 +15,7 @@ very file with CUDA operations instead.
 #include "llmc/comm.h"
 #include "llmc/model_config.h"
 #include "llmc/sharding.h"
+#include "llmc/device_peak.h"
 #include "llmc/random.h"
 #include "llmc/options.h"
 #include "llmc/schedule.h"
@@ -131,7 +132,8 @@ typedef struct {
     bool reduce;          // and this one's sums them over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t received_bytes; // pieces of gradients from other ranks
+    size_t received_bytes;    // pieces of gradients from other ranks
+    const DevicePeak *device; // --device: the sizes are those of the bf16 program on this GPU; else NULL
     char *activations_memory;
 } Model;
 
@@ -193,17 +195,25 @@ static size_t lse_count(const Model *model, int B, int T) {
     return (size_t)model->config.attention->key_sets * lse_set_stride(key_set(model, 0, B, T, 0).shape);
 }
 
+// Bytes of an element of each type: those of this program, or of the bf16 program for GPUs that --device is about.
+typedef struct {
+    size_t int_, double_, real_, floatX_, grad_t_;
+} ElementBytes;
+static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
+                          gpu_elements = {4, 8, 4, 2, 4};
+
 // Hands out consecutive aligned pieces; with base NULL it only counts.
 typedef struct {
     char *base;
     size_t used;
+    ElementBytes bytes;
 } Arena;
 static void *carve(Arena *arena, size_t count, size_t element_bytes) {
     size_t at = arena->used;
     arena->used += round_up(count * element_bytes, 256);
     return arena->base ? arena->base + at : NULL;
 }
-#define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
+#define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
 // Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
 static bool layer_keeps(const Model *model, int l, Recompute level) {
@@ -282,6 +292,20 @@ static size_t group_grads_count(const Model *model, size_t *layer_count) {
     return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
 }
 
+// Bytes of the buffers of a planned model.
+static void model_count_bytes(Model *model, ElementBytes e) {
+    int level = model->sharding.level;
+    size_t layer_count, own = model->sharding.own;
+    Arena count = {NULL, 0, e};
+    activations_carve(model, &count);
+    model->activations_bytes = count.used;
+    model->params_bytes = model->tensors.buffer_count * e.floatX_;
+    if (model->purpose != FOR_TRAINING) return;
+    model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
+    model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * e.real_;
+    model->master_bytes = e.floatX_ < e.real_ ? model->moments_bytes / 2 : 0;
+}
+
 // Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
 // --zero `zero` says; allocates nothing but lists.
 static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
@@ -299,22 +323,15 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
-    Arena count = {NULL, 0};
-    activations_carve(model, &count);
-    model->activations_bytes = count.used;
-    model->params_bytes = model->tensors.buffer_count * sizeof(floatX);
-    size_t groups = (size_t)model->sharding.groups, layer_count, own = model->sharding.own;
+    model_count_bytes(model, own_elements);
+    size_t groups = (size_t)model->sharding.groups;
     model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->squares = (double *)checked_calloc((size_t)model->sharding.count * (size_t)ranks, sizeof(double));
-    if (purpose == FOR_TRAINING) {
-        int level = model->sharding.level;
-        model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
-        model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
-        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
-        model->received_bytes = comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, level);
-    }
+    if (purpose == FOR_TRAINING)
+        model->received_bytes =
+            comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, model->sharding.level);
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
     if (purpose != FOR_GENERATION) {
@@ -364,7 +381,7 @@ static void model_alloc(Model *model, const Model *shared) {
         if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
-    Arena arena = {model->activations_memory, 0};
+    Arena arena = {model->activations_memory, 0, own_elements};
     activations_carve(model, &arena);
 
     size_t count = (size_t)model->config.T * (size_t)model->dims.QD;
@@ -881,7 +898,9 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
+#include "llmc/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
 #include "llmc/memory_report.h" // model_memory, model_bytes: what a process takes
+#include "llmc/prediction_report.h"
 
 static void print_match(const Model *model, const Options *o) {
     ModelConfig plain = model_as_baseline(&model->config);
@@ -901,15 +920,17 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
 static void print_communication(const Model *model, const Model *speaker, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s\n",
-           o->link_gbs > 0 ? "    time of it" : "");
+    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
+           o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0,
                         model->sharding.ranks, zero);
+        model_plan_device(&other, model->device, o->deterministic);
         double bytes = communication_bytes(&other, zero, micro_steps);
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, speaker)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
+        if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
         printf("\n");
         model_free(&other, false);
     }
@@ -937,7 +958,7 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
     if (o->match_params) print_match(model, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
-    else printf("memory of this process\n");
+    else printf("memory of %s\n", model->device ? "the GPU" : "this process");
     print_memory(model, speaker);
     if (model->sharding.ranks > 1) print_communication(model, speaker, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
@@ -949,6 +970,8 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     printf("FLOPs (forward and backward)\n");
     printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
     printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
+    if (model->device) print_prediction(model, o);
+    if (o->dry_run_out) write_prediction(o->dry_run_out, model, speaker, o);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1756,9 +1779,15 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (speaks)
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
+    if (o->device) {
+        model_plan_device(&run->model, device_peak_named(o->device), o->deterministic);
+        model_plan_device(&run->speaker, speaks ? run->model.device : NULL, o->deterministic);
+    }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
-    if (attention_library() && leads()) printf("attention: %s\n", attention_library());
-    warn_of_attention();
+    if (!o->device) {
+        if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+        warn_of_attention();
+    }
     if (o->dry_run) return;
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;

@@ -182,12 +182,4 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
     dim3 often((unsigned)(N + WARP - 1) / WARP, (unsigned)(C + WARP - 1) / WARP);
     LAUNCH(embedding_add_often_kernel, often, WARP, 0, dweight, dx, sorted, rows, N, C);
 }
-
-static inline size_t embedding_forward_bytes(int N, int C) {
-    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(int));
-}
-static inline size_t embedding_backward_bytes(int N, int C, int distinct) {
-    return (size_t)N * ((size_t)C * sizeof(floatX) + 16 * SORT_PASSES) +
-           2 * (size_t)distinct * (size_t)C * sizeof(grad_t);
-}
 #endif

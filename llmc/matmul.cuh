@@ -13,12 +13,7 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the libr
     return 0;
 }
 
-// Each piece reads and writes the whole gradient of the head in fp32: of V*C weights 8 V C bytes for 2 rows V C FLOPs,
-// which takes a tenth of the time of the product at 8192 rows of an H200, and a fifth at 4096. Both are whole tiles of
-// the library's kernels, and enough of them for the multiprocessors (dx: rows*C / (128*256) tiles).
-static inline size_t matmul_rows_at_a_time(size_t row_bytes) {
-    return 8192 * row_bytes <= (size_t)1 << 30 ? 8192 : 4096;
-}
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
 
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
     GemmShape forward = {false, true, false, false, N, OC, IC, IC, IC, ldy};
@@ -31,16 +26,6 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
     GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T
     gemm(to_weight, dweight, dy, x); // y = x weight^T
-}
-
-static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }
-static inline double matmul_backward_flops(int N, int IC, int OC) { return 4.0 * N * IC * OC; }
-static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
-    return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * sizeof(floatX);
-}
-static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
-    size_t weights = (size_t)OC * (size_t)IC, rows = (size_t)N * (size_t)(2 * IC + 2 * OC);
-    return (rows + weights) * sizeof(floatX) + 2 * weights * sizeof(grad_t);
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -24,9 +24,12 @@ static int model_memory(const Model *model, const Model *speaker, MemoryPart par
     int count = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (all[i].bytes) parts[count++] = all[i];
-    count += ops_own_memory(parts + count);
-    const char *comm_of;
-    size_t comm_bytes = comm_own_bytes(model->sharding.ranks, &comm_of);
+    bool elsewhere = model->device && ops_use_host_memory; // --device, in the program for the CPU
+    if (elsewhere) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
+    else count += ops_own_memory(parts + count);
+    const char *comm_of = "NCCL, roughly";
+    size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
+                                  : comm_own_bytes(model->sharding.ranks, &comm_of);
     if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
     return count;
 }
@@ -62,6 +65,12 @@ static void print_memory(const Model *model, const Model *speaker) {
     int count = model_memory(model, speaker, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
     printf("  %-44s %10.1f MiB\n", "total", in_mib(memory_total(parts, count)));
+    if (model->device) {
+        double has = device_memory_bytes(model->device), needs = (double)memory_total(parts, count);
+        printf("%s has about %.1f MiB: %s\n", model->device->name, has / 1048576,
+               needs <= has ? "enough" : "too little");
+        return;
+    }
     DeviceMemory now;
     HostMemory host;
     if (ops_use_host_memory && host_memory("", &host))

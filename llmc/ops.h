@@ -220,6 +220,7 @@ typedef struct {
 // Of the device that operations run on; false where that is the CPU, or none is there.
 static inline bool ops_memory(DeviceMemory *m);
 
+#include "traffic.h"
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
 #else

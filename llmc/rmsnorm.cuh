@@ -158,14 +158,4 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
         LAUNCH((rmsnorm_backward_kernel<PACK, false>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
     column_sum(dweight, partial, parts, C);
 }
-
-static inline size_t rmsnorm_forward_bytes(int N, int C) {
-    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(real));
-}
-static inline size_t residual_rmsnorm_forward_bytes(int N, int C) {
-    return (size_t)N * (4 * (size_t)C * sizeof(floatX) + sizeof(real));
-}
-static inline size_t rmsnorm_backward_bytes(int N, int C) {
-    return (size_t)N * (4 * (size_t)C * sizeof(floatX) + sizeof(real)) + 2 * rmsnorm_workspace_bytes(C);
-}
 #endif
