@@ -85,6 +85,36 @@ chmod +x "$fakes/other"
 TRAIN_DIFFV2CU_FP32="$fakes/other" check --pretend --out "$work/d" --bundle "$work/bundle" --parts gradients
 [ "$status" = 1 ] && said 'FAIL gradients of diff_v2, fp32 .*weight: off by' && said 'ok   gradients of diff_v2, bf16'
 ok "gradients of other data are found to be wrong" $?
+# made gradients: device's vectors that are off by some factor of the CPU's
+python3 - "$work" >"$work/said" 2>&1 <<'END'
+import json, struct, sys
+sys.path.insert(0, "dev/gpu_check")
+import gradients
+
+def dump(path, factors):  # of layer 0 and layer 1
+    tensors = {"loss": [3.0], "model.norm.weight": [1.0, 2.0], "lm_head.weight": [1.0, -1.0]}
+    for layer, factor in enumerate(factors):
+        for name, size in (("input_layernorm.weight", 2.0), ("self_attn.sinks", 1.0), ("self_attn.lambda", 0.01 + layer)):
+            tensors[f"model.layers.{layer}.{name}"] = [factor * size, -factor * size]
+    header, data = {}, b""
+    for name, values in tensors.items():
+        blob = struct.pack(f"<{len(values)}f", *values)
+        shape = [1, len(values)] if name == "lm_head.weight" else [len(values)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(blob)]}
+        data += blob
+    text = json.dumps(header).encode()
+    open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
+
+dump(sys.argv[1] + "/cpu", (1, 1))
+for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), False), ((1, -1), False), ((1, float("nan")), False)):
+    dump(sys.argv[1] + "/device", factors)
+    for build in ("bf16", "fp32"):
+        (what, ok, detail), = gradients.compare(sys.argv[1] + "/cpu", sys.argv[1] + "/device", "sink", build)[0]
+        print(factors, build, ok, detail)
+        assert ok == (right and build == "bf16"), factors
+        assert ok or ("sinks: off by" in detail and "layernorm.weight: off by" in detail)
+END
+ok "vectors of a bf16 build are judged: norms, sinks and lambdas" $?
 cat >"$fakes/bench" <<'END'
 #!/bin/sh
 shift 3 # model PRESET T
