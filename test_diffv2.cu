@@ -1,8 +1,9 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [--one-process] [WORDS]   all cases, or those whose line contains WORDS; it ends with
-                                                     `N passed, N failed`
+  test_diffv2cu [--seed N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
+      all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
+      shapes of a model instead, compared on samples (tests/cuda_sizes.h).
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
 run; --seed repeats them. A case that ends its process, as a shape that a library refuses, is one failure (isolation.h);
@@ -14,6 +15,7 @@ with --one-process it ends the run, as debuggers and compute-sanitizer want it. 
 #define SQUARES_LEAST 2048
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
 #include "llmc/environment.h"
 
@@ -195,6 +197,7 @@ static void case_line(char *line, size_t size, const Case *c) {
 // The chosen cases, by their places in the table, which the seeds of their inputs follow.
 static struct {
     std::vector<const Case *> cases;
+    std::vector<size_t> places;
     uint64_t seed;
 } chosen;
 
@@ -205,25 +208,25 @@ static void run_case(int i, TestCounts *counts) {
     case_line(line, sizeof(line), c);
     double start = now_seconds();
     test_failures = 0;
-    test_random.state = chosen.seed + (uint64_t)(c - cases);
+    test_random.state = chosen.seed + chosen.places[(size_t)i];
     c->check(c);
     printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
     test_failures ? counts->failed++ : counts->passed++;
 }
 
-static void choose_cases(int count, char **words) {
+static void choose_cases(const Case *table, size_t size, int count, char **words) {
     char line[512];
     for (int w = 0; w < count; w++) {
         bool fits = false;
-        for (const Case &c : cases) {
-            case_line(line, sizeof(line), &c);
+        for (size_t i = 0; i < size; i++) {
+            case_line(line, sizeof(line), &table[i]);
             fits = fits || test_word_fits(words[w], "", line);
         }
         CHECK(fits, "no case's line contains '%s'", words[w]);
     }
-    for (const Case &c : cases) {
-        case_line(line, sizeof(line), &c);
-        if (test_chosen(count, words, "", line)) chosen.cases.push_back(&c);
+    for (size_t i = 0; i < size; i++) {
+        case_line(line, sizeof(line), &table[i]);
+        if (test_chosen(count, words, "", line)) chosen.cases.push_back(&table[i]), chosen.places.push_back(i);
     }
 }
 
@@ -241,7 +244,13 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[1], "--seed") == 0 && argc > 2) chosen.seed = strtoull(argv[2], NULL, 10), argc--, argv++;
         else break;
     }
-    choose_cases(argc - 1, argv + 1);
+    std::vector<Case> large;
+    if (argc > 5 && strcmp(argv[1], "--sizes") == 0) {
+        large = sizes_cases(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+        argc -= 5, argv += 5;
+    }
+    if (large.empty()) choose_cases(cases, sizeof(cases) / sizeof(cases[0]), argc - 1, argv + 1);
+    else choose_cases(large.data(), large.size(), argc - 1, argv + 1);
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};
     const IsolatedCases isolated = {(int)chosen.cases.size(), device_start, run_case, describe_case};
