@@ -238,6 +238,8 @@ static inline const char *attention_remedy(const AttentionRoute *r) {
     return "a newer cuDNN may take it, or heads of another width (--head-dim)";
 }
 
+#include "attention_probe.cuh"
+
 static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
     bool taken = false;
@@ -245,7 +247,7 @@ static inline void attention_choose(AttentionRoute *r) {
     else if (!attention_state.no_device && !cudnn_attention_open(r->why, sizeof(r->why)))
         r->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds it with another";
     else if (!attention_take(r)) r->remedy = attention_remedy(r);
-    else taken = true;
+    else taken = attention_masks_tail(r);
     CHECK(taken || !attention_state.use.library,
           "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
           r->backward ? "backward" : "forward", s.NQ, s.D, s.DV, r->why);
