@@ -1625,7 +1625,8 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
+    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                              o->sdpa_linear};
     attention_use(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
@@ -1751,8 +1752,8 @@ static void run_find_peak(Run *run) {
 }
 
 static void warn_of_attention(void) {
-    const char *text = attention_warning();
-    if (text && leads()) warn("%s", text);
+    for (const char *text = attention_warning(); text; text = attention_warning())
+        if (leads()) warn("%s", text);
 }
 
 // Attention of the last batch of a validation, which may be partial.

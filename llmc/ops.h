@@ -94,12 +94,14 @@ typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run
     bool documents;     // first_key will be set
+    bool linear;        // a deterministic backward whose memory is linear in T
 } AttentionUse;
 static inline void attention_use(AttentionUse use);
 static inline void
 attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_library(void);
+static inline const char *attention_build(void); // the library and its version, used or not
 static inline const char *attention_warning(void);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,

@@ -48,7 +48,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, memory_check, measure_peak;
+    bool deterministic, sdpa_linear, memory_check, measure_peak;
 
     int64_t zero;
     double timeout, start_timeout;
@@ -217,6 +217,8 @@ static const OptionRow option_rows[] = {
         "attention on a GPU; auto takes cuDNN where it can"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "the same bits in every run; without it cuDNN's attention backward may be faster, and needs less memory"},
+    {"run", "sdpa-linear", OPTION_BOOL, OPTION_SAVED, FIELD(sdpa_linear), NULL, "no", NULL, NULL,
+        "cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
         "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},
