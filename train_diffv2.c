@@ -1064,6 +1064,7 @@ typedef struct {
     LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;    // of matrix products
     const char *peak_from; // whose figure that is
+    uint64_t gemm_table;   // digest of the table of --tune-gemm
 } Run;
 
 static const Model *run_speaker(const Run *run) { return run->speaker.acts.layers ? &run->speaker : NULL; }
@@ -1535,6 +1536,7 @@ static int run_train(Run *run) {
     bool stop = false;
     run->saved_at = now_seconds();
     dataloader_start(&run->train, run->next_window);
+    int missed = matmul_tune_missed(); // by a validation
     while (!stop) {
         StepResult r = run_step(run);
         busy += r.seconds;
@@ -1542,6 +1544,9 @@ static int run_train(Run *run) {
         if (done == 0) run->first_loss = r.loss;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
+        if (done == 1 && o->tune_gemm && matmul_tune_missed() > missed)
+            warn("--tune-gemm %s does not have %d of the products of a step, which the library's first choice computes",
+                 o->tune_gemm, matmul_tune_missed() - missed);
         if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
         if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
@@ -1622,6 +1627,8 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
               gemm_choice(built_for), gemm_choice(o->gemm));
         o->gemm = built_for;
     }
+    CHECK(matmul_has_algorithms || !o->tune_gemm,
+          "--tune-gemm is for GPUs: the libraries of the CPU offer no choice of algorithms");
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
@@ -1677,6 +1684,8 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    FORMAT(text, "%016" PRIx64, run->gemm_table);
+    if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
     if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
@@ -1767,6 +1776,42 @@ static void run_plan_last_batch(Run *run) {
     warn_of_attention();
 }
 
+// The table of --tune-gemm, measured on the products of two micro-steps: one writes the gradients, one adds to them.
+static char *run_measure_gemm(Run *run, size_t *size) {
+    Model *model = &run->model;
+    int N = model->B * model->T;
+    const char *path = run->options.tune_gemm;
+    double start = now_seconds();
+    matmul_tune_measure();
+    for (model->micro_step = 0; model->micro_step < 2; model->micro_step++)
+        model_micro_step(model, run->inputs, run->targets, run->starts, model->B, model->T, N);
+    model->micro_step = 0;
+    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
+    char *text = matmul_tune_table(size);
+    file_write_atomic(path, text, *size);
+    printf("--tune-gemm: matrix products measured in %.1f s, %s written\n", now_seconds() - start, path);
+    return text;
+}
+
+// --tune-gemm: all ranks take the table that rank 0 reads, or measures.
+static void run_tune_gemm(Run *run) {
+    const char *path = run->options.tune_gemm;
+    char *text = NULL, why[600];
+    size_t size = 0;
+    if (leads()) {
+        text = file_read(path, (size_t)1 << 24, &size);
+        CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
+        if (!text) text = run_measure_gemm(run, &size);
+    }
+    comm_broadcast(&size, sizeof(size));
+    if (!text) text = (char *)checked_calloc(size + 1, 1);
+    comm_broadcast(text, size);
+    CHECK(matmul_tune_read(text, size, why, sizeof(why)),
+          "--tune-gemm %s: %s; remove the file to measure again, or leave the option out", path, why);
+    run->gemm_table = XXH3_64bits(text, size);
+    free(text);
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1825,6 +1870,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
     else model_init(&run->model, o->seed);
+    if (training && o->tune_gemm) run_tune_gemm(run);
     if (!resume->state || !training) return;
     run_adopt_state(run, resume->state, resume->path);
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);

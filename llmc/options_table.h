@@ -48,6 +48,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
+    const char *tune_gemm;
     bool deterministic, sdpa_linear, memory_check, measure_peak;
 
     int64_t zero;
@@ -213,6 +214,8 @@ static const OptionRow option_rows[] = {
         "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
+    {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
+        "on a GPU: the fastest algorithm for each matrix product, as FILE says; where there is no FILE, it is measured and written"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
         "attention on a GPU; auto takes cuDNN where it can"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,

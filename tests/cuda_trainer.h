@@ -866,6 +866,60 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
     }
 }
 
+#ifdef CUDA_ON_CPU
+// Copies the table with a change by sed, and dumps gradients under it.
+static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
+    run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
+    run_in(r, d, device_trainer(), status, "--train-data data.bin %s --tune-gemm changed.json --dump-grads %s",
+           cuda_cases[0].options, dump);
+}
+
+static void a_table_decides_which_algorithms_multiply(void) {
+    // the stand-in's third word: whether sums begin with the last part
+    static const char forwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000000/g",
+                      backwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000001/g";
+    static const char *const broken[][2] = {{"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
+                                            {"s/CBLAS in/CBLAS 2 in/", "its library is "},
+                                            {"s/(\"storage\": \")/\\1x/", "its storage is "},
+                                            {"s/gemm_table\": 1/gemm_table\": 2/", "no table of matrix products"},
+                                            {"s/products/product/", "no table of matrix products"},
+                                            {"s/^./x/", "no table of matrix products"},
+                                            {"s/\"M\": [0-9]+/\"M\": 0/", "its product 0 is damaged"},
+                                            {"s/\"lda\": [0-9]+/\"lda\": 1/", "its product 0 is damaged"},
+                                            {"s/\"align_a\": [0-9]+/\"align_a\": 24/", "its product 0 is damaged"},
+                                            {"s/\"add\": [a-z]+/\"add\": 1/", "its product 0 is damaged"},
+                                            {"s/(\"algorithm\": \")/\\10/", "its product 0 is damaged"},
+                                            {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads without", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --tune-gemm table.json --dump-grads measured",
+           cuda_cases[0].options);
+    EXPECT(strstr(r.out, "table.json written") && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
+    run_with_table(&r, &d, 0, "", "read");
+    EXPECT(!strstr(r.out, "measured in"), "it is measured again: %.300s", r.out);
+    run_with_table(&r, &d, 0, forwards, "forwards");
+    run_with_table(&r, &d, 0, backwards, "backwards");
+    run_command(&r, "cd '%s' && cmp measured read && cmp without forwards && ! cmp -s without backwards", d.path);
+    EXPECT(r.status == 0, "the tables do not decide the bits: %.300s%.300s", r.out, r.err);
+    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+        run_with_table(&r, &d, 1, broken[i][0], "none");
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm changed.json: ") && strstr(r.err, broken[i][1]),
+               "%s: %.300s", broken[i][0], r.err);
+    }
+    run_in(&r, &d, device_trainer(), 0,
+           "--train-data data.bin %s --tune-gemm table.json --steps 2 --stop-after 1 --out run", cuda_cases[0].options);
+    EXPECT(r.err[0] == 0, "%.300s", r.err);
+    run_in(&r, &d, device_trainer(), 0, "--out run --resume --batch-size 1 --total-batch 39");
+    EXPECT(strstr(r.err, "--tune-gemm table.json does not have "), "%.300s", r.err);
+    run_command(&r, "cd '%s' && grep -c 'gemm_table_xxh3_64\": \"[0-9a-f]{16}' run/run.json -E", d.path);
+    EXPECT(r.status == 0 && atoi(r.out) >= 2, "run.json says it %.20s times", r.out);
+    run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --tune-gemm table.json", cuda_cases[0].options);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm is for GPUs"), "%.300s", r.err);
+    test_remove_directory(&d);
+}
+#endif
+
 // For a sanitizer to watch: what the numbers are the other builds test.
 static void three_steps_at_odd_shapes_end_well(void) {
     TestDirectory d = cuda_data(11);
@@ -933,6 +987,9 @@ static const CudaTest cuda_trainer_tests[] = {
       every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
+    {{"a table of --tune-gemm decides which algorithms multiply, or is refused",
+      a_table_decides_which_algorithms_multiply},
+     BOTH_PRECISIONS},
     {{"a dry run without a device is that with one", a_dry_run_without_a_device_is_that_with_one}, BF16_ALONE},
 #else
     {{"a dry run is right to two percent of what is in use", a_dry_run_is_right_to_two_percent}, BOTH_PRECISIONS},
