@@ -88,8 +88,16 @@ static inline void comm_open(double start_timeout) {
     // from here on rank 0 says once what several ranks have to say
     CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
           status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
-    CHECK(nccl.device < count, "%d processes on a machine with %d GPUs: start at most one process per GPU",
-          comm.ranks_here, count);
+    CHECK(launch_gpus_per_task() <= 1,
+          "srun gives each process %d GPUs, and a rank uses one: start a task for each GPU, with --gpus-per-task=1 or "
+          "with equal numbers for --gpus-per-node and --ntasks-per-node",
+          launch_gpus_per_task());
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    CHECK(nccl.device < count,
+          "%d processes on a machine with %d GPUs%s%.60s%s: start at most one process per GPU, each of which sees one "
+          "GPU or all",
+          comm.ranks_here, count, visible ? " in CUDA_VISIBLE_DEVICES='" : "", visible ? visible : "",
+          visible ? "'" : "");
     CUDA_CHECK(status);
     if (id_status != ncclSuccess) nccl_failed("ncclGetUniqueId", id_status);
     if (comm.rank == 0) nccl_refuse_shared_devices();
