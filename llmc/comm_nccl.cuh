@@ -187,9 +187,15 @@ static inline void comm_wait(uint64_t ticket) {
     nccl.awaited = ticket;
 }
 
-static __global__ void add_piece_kernel(grad_t *out, const grad_t *piece, size_t count) {
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < count) out[i] += piece[i];
+template <int W> static __global__ void add_piece_kernel(size_t begin, size_t end, grad_t *out, const grad_t *piece) {
+    size_t i = element_index<W>(begin);
+    if (i >= end) return;
+    float sum[W], v[W];
+    load_fp32<W>(sum, out + i);
+    load_fp32<W>(v, piece + i);
+    UNROLL
+    for (int k = 0; k < W; k++) sum[k] += v[k];
+    store_fp32<W>(out + i, sum);
 }
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
@@ -199,8 +205,7 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     NCCL_CHECK(
         ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
     if (add)
-        LAUNCH_ON(nccl.stream, add_piece_kernel, blocks_of(piece, ELEMENT_THREADS), ELEMENT_THREADS, 0, out,
-                  nccl.received, piece);
+        LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
     return nccl_end(ticket);
 }
 
