@@ -277,7 +277,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->config = *config;
     model->dims = attention_dims(config);
     model->tensors = tensor_list_build(config, ranks);
-    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS);
+    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
     model->B = B;
     model->T = T;
     model->purpose = purpose;

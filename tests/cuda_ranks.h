@@ -112,6 +112,25 @@ static void zero_levels_give_the_same_bits_on_devices(void) {
     test_remove_directory(&d);
 }
 
+#ifdef CUDA_ON_CPU
+// NCCL's own sums depend on the size of what is summed; those of its stand-in are in the order of ranks. Unclipped: the
+// norm is a sum over buckets.
+static void bits_on_devices_do_not_depend_on_the_buckets(void) {
+    static const char *const buckets[] = {"BUCKET=512", "BUCKET=3000", "BUCKET=100000"};
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    for (int k = 0; k < 3; k++) {
+        char out[20];
+        FORMAT(out, "bucket%d", k);
+        run_ranks(&r, &d, 2, buckets[k], 0,
+                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --grad-clip 0 --zero %d --out %s",
+                  cuda_ranks_model, k, out);
+        if (k) expect_same_state(&d, 3, "bucket0", out, true);
+    }
+    test_remove_directory(&d);
+}
+#endif
+
 // With --zero 1 and 2 the parameters of other ranks are still on their way when the sample begins.
 static void a_sample_is_of_all_parameters(void) {
     static char sample[3][16384];
@@ -471,6 +490,10 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams",
       zero_levels_give_the_same_bits_on_devices},
      BF16_ALONE},
+#ifdef CUDA_ON_CPU
+    {{"bits on devices do not depend on the size of buckets", bits_on_devices_do_not_depend_on_the_buckets},
+     BF16_ALONE},
+#endif
     {{"a sample is of all parameters of the last update, with every --zero", a_sample_is_of_all_parameters},
      BF16_ALONE},
     {{"any number of devices resumes what others have written", devices_resume_what_others_have_written},

@@ -11,6 +11,7 @@ faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the te
   BUSY=TEXT      directories that cannot be removed, see busy_directory.h
   SLOW=MS        the first tensor of a file of a checkpoint takes so many milliseconds longer to write
   SCARCE=RANK    this rank gets no memory for a copy of the state
+  BUCKET=N       elements of a bucket
   LATE=MS        what other ranks send arrives so many milliseconds later
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
@@ -19,9 +20,13 @@ the parts of a file that have checksums of their own. The queue of operations (C
 buckets of three layers: were it shorter, beginning an operation would wait for late data in the trainer's place.
 */
 #include "small_sizes.h"
-#define BUCKET_ELEMENTS ((size_t)3000)
+#define BUCKET_ELEMENTS faulty_bucket_elements
 #define CHECKSUM_CHUNK 5000
 #include "../llmc/common.h"
+static size_t faulty_bucket_elements(int ranks) {
+    (void)ranks;
+    return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : 3000;
+}
 #include "../llmc/ops.h"
 #ifdef USE_MPI
 static void arrive_late(void) {

@@ -53,6 +53,26 @@ static void every_element_has_one_owner(void) {
             }
 }
 
+static void buckets_grow_with_the_number_of_ranks(void) {
+    for (int ranks = 1; ranks <= 65536; ranks++) {
+        size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
+        EXPECT(n >= before && bytes >= (size_t)32 << 20 && bytes <= (size_t)256 << 20,
+               "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
+        EXPECT(ranks > 128 || bytes / (size_t)ranks >= (size_t)2 << 20, "%d ranks: pieces of %zu bytes", ranks,
+               bytes / (size_t)ranks);
+    }
+    ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
+    int ranks[] = {8, 64};
+    for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
+        Model model;
+        c.V = 1 << 22;
+        model_plan_rank(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
+        EXPECT(model.sharding.largest == bucket_elements(ranks[i]), "%d ranks: the largest bucket has %zu elements",
+               ranks[i], model.sharding.largest);
+        model_free(&model, false);
+    }
+}
+
 static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
@@ -110,6 +130,7 @@ static const Test ranks_tests[] = {
     {"a checkpoint is due when the last one is --checkpoint-minutes old",
      a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old},
     {"every element has one owner, whatever the ranks, the level and the buckets", every_element_has_one_owner},
+    {"buckets grow with the number of ranks, between bounds", buckets_grow_with_the_number_of_ranks},
     {"a rollback is due when enough of the last steps are bad", rollback_is_due_when_enough_of_the_last_steps_are_bad},
 };
 enum { RANKS_TEST_COUNT = sizeof(ranks_tests) / sizeof(ranks_tests[0]) };
@@ -248,6 +269,25 @@ static void zero_levels_give_the_same_bits(void) {
         if (!accumulate) expect_same_weights(&d, "z00", "z02", 6); // with accumulation --zero 2 sums in another order
     }
     expect_losses(&d, "z10", "z12", RANKS_TOLERANCE);
+    test_remove_directory(&d.dir);
+}
+
+// Unclipped: the norm, which clipping divides by, is a sum over buckets in double precision.
+static void bits_do_not_depend_on_the_buckets(void) {
+    static const char *const buckets[] = {"BUCKET=500", "BUCKET=3000", "BUCKET=1000000"};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int zero = 0; zero <= 2; zero++)
+        for (int k = 0; k < 3; k++) {
+            char out[20], options[200];
+            FORMAT(out, "b%d%d", zero, k);
+            FORMAT(options, "--steps 4 --batch-size 2 --total-batch 192 --grad-clip 0 --zero %d", zero);
+            ranks_train(&r, &d, 3, buckets[k], out, options);
+            EXPECT_STATUS(r, 0);
+            char first[20];
+            FORMAT(first, "b%d0", zero);
+            if (k) expect_same_weights(&d, first, out, 4);
+        }
     test_remove_directory(&d.dir);
 }
 
@@ -896,6 +936,7 @@ static void the_memory_of_all_ranks_of_a_machine_counts(void) {
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
+    {"bits do not depend on the size of buckets", bits_do_not_depend_on_the_buckets},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
     {"a resume keeps the total batch, whatever the ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
     {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
