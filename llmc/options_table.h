@@ -49,7 +49,7 @@ typedef struct {
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
     const char *tune_gemm;
-    bool deterministic, sdpa_linear, memory_check, measure_peak;
+    bool deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero;
     double timeout, start_timeout;
@@ -194,6 +194,8 @@ static const OptionRow option_rows[] = {
         "save a checkpoint every N steps, besides the last; 0: off"},
     {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
         "also save a checkpoint when the last one is X minutes old; 0: off"},
+    {"run", "checkpoint-background", OPTION_BOOL, OPTION_LOCAL, FIELD(checkpoint_background), NULL, "yes", NULL, NULL,
+        "write checkpoints while training goes on, from a copy of the state in host memory, where there is room for it"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,

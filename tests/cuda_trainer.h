@@ -639,11 +639,11 @@ static void a_dry_run_counts_all_that_is_allocated(void) {
                options[i]);
         EXPECT(strstr(r.out, "device memory: "), "%s: the memory in use is not said: %.800s", options[i], r.out);
         int count = read_records(&d, "run", "event", events, 8);
-        EXPECT(count == 2 && json_get_number(events[1], "used_bytes", &used) &&
+        EXPECT(count == 3 && json_get_number(events[1], "used_bytes", &used) &&
                    json_get_number(events[1], "at_start_bytes", &at_start) &&
                    json_get_number(events[1], "planned_bytes", &planned) &&
                    json_get_number(events[1], "estimated_bytes", &estimated),
-               "%s: %d events, not the start's and the memory's", options[i], count);
+               "%s: %d events, not the start's, the memory's and the checkpoint's", options[i], count);
         EXPECT(used - at_start == planned - estimated && used > 0 && estimated > 0,
                "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start, planned - estimated);
         for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
@@ -692,7 +692,7 @@ static void a_dry_run_is_right_to_two_percent(void) {
     run_in(&r, &d, device_trainer(), 0,
            "--train-data data.bin --preset 124m --vocab 50257 --batch-size 8 --seq-len 1024 --steps 2 --out run");
     int count = read_records(&d, "run", "event", events, 8);
-    EXPECT(count == 2 && json_get_number(events[1], "used_bytes", &used) &&
+    EXPECT(count == 3 && json_get_number(events[1], "used_bytes", &used) &&
                json_get_number(events[1], "planned_bytes", &planned),
            "%d events", count);
     EXPECT(fabs(planned - used) <= 0.02 * used, "%.1f MiB in use, %.1f planned: %s", used / 1048576, planned / 1048576,
