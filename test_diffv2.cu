@@ -1,10 +1,12 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [WORDS]   all cases, or those whose line contains WORDS; it ends with `N passed, N failed`
+  test_diffv2cu [--seed N] [--one-process] [WORDS]   all cases, or those whose line contains WORDS; it ends with
+                                                     `N passed, N failed`
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
-run; --seed repeats them. What a case checks besides the numbers: tests/cuda_engine.h.
+run; --seed repeats them. A case that ends its process, as a shape that a library refuses, is one failure (isolation.h);
+with --one-process it ends the run, as debuggers and compute-sanitizer want it. What a case checks besides the numbers: tests/cuda_engine.h.
 */
 // Small enough that a case of few elements takes several rounds, the last of them partial.
 #define RMSNORM_BLOCKS 64
@@ -12,6 +14,7 @@ run; --seed repeats them. What a case checks besides the numbers: tests/cuda_eng
 #define SQUARES_LEAST 2048
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "tests/isolation.h"
 #include "llmc/environment.h"
 
 #ifdef USE_NCCL
@@ -166,52 +169,74 @@ static const Case cases[] = {
 };
 // clang-format on
 
-static void case_line(char (&line)[512], const Case *c) {
-    int used = snprintf(line, sizeof(line), "%s ", c->operation);
+static void case_line(char *line, size_t size, const Case *c) {
+    size_t used = (size_t)snprintf(line, size, "%s ", c->operation);
     const char *name = c->names;
     for (int i = 0; *name; i++) {
         int length = (int)strcspn(name, " ");
-        used += snprintf(line + used, sizeof(line) - (size_t)used, " %.*s=%d", length, name, c->n[i]);
+        used += (size_t)snprintf(line + used, size - used, " %.*s=%d", length, name, c->n[i]);
         name += length + (name[length] == ' ');
     }
-    if (c->shift) used += snprintf(line + used, sizeof(line) - (size_t)used, " shift=%d", c->shift);
-    snprintf(line + used, sizeof(line) - (size_t)used, "  (%s)", c->why);
+    if (c->shift) used += (size_t)snprintf(line + used, size - used, " shift=%d", c->shift);
+    snprintf(line + used, size - used, "  (%s)", c->why);
+}
+
+// The chosen cases, by their places in the table, which the seeds of their inputs follow.
+static struct {
+    std::vector<const Case *> cases;
+    uint64_t seed;
+} chosen;
+
+static void describe_case(int i, char *line, size_t size) { case_line(line, size, chosen.cases[(size_t)i]); }
+static void run_case(int i, TestCounts *counts) {
+    const Case *c = chosen.cases[(size_t)i];
+    char line[512];
+    case_line(line, sizeof(line), c);
+    double start = now_seconds();
+    test_failures = 0;
+    test_random.state = chosen.seed + (uint64_t)(c - cases);
+    c->check(c);
+    printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
+    test_failures ? counts->failed++ : counts->passed++;
+}
+
+static void choose_cases(int count, char **words) {
+    char line[512];
+    for (int w = 0; w < count; w++) {
+        bool fits = false;
+        for (const Case &c : cases) {
+            case_line(line, sizeof(line), &c);
+            fits = fits || test_word_fits(words[w], "", line);
+        }
+        CHECK(fits, "no case's line contains '%s'", words[w]);
+    }
+    for (const Case &c : cases) {
+        case_line(line, sizeof(line), &c);
+        if (test_chosen(count, words, "", line)) chosen.cases.push_back(&c);
+    }
 }
 
 int main(int argc, char **argv) {
     environment_prepare(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
 #ifdef CUDA_ON_CPU
-    uint64_t seed = 1;
+    chosen.seed = 1;
 #else
-    uint64_t seed = (uint64_t)time(NULL);
+    chosen.seed = (uint64_t)time(NULL);
 #endif
-    if (argc > 2 && strcmp(argv[1], "--seed") == 0) {
-        seed = strtoull(argv[2], NULL, 10);
-        argc -= 2, argv += 2;
+    bool one_process = false;
+    for (; argc > 1 && strncmp(argv[1], "--", 2) == 0; argc--, argv++) {
+        if (strcmp(argv[1], "--one-process") == 0) one_process = true;
+        else if (strcmp(argv[1], "--seed") == 0 && argc > 2) chosen.seed = strtoull(argv[2], NULL, 10), argc--, argv++;
+        else break;
     }
-    for (int w = 1; w < argc; w++) {
-        bool fits = false;
-        for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-            char line[512];
-            case_line(line, &cases[i]);
-            fits = fits || test_word_fits(argv[w], "", line);
-        }
-        CHECK(fits, "no case's line contains '%s'", argv[w]);
-    }
-    printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", seed);
+    choose_cases(argc - 1, argv + 1);
+    printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};
-    device_start();
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        char line[512];
-        case_line(line, &cases[i]);
-        if (!test_chosen(argc - 1, argv + 1, "", line)) continue;
-        double start = now_seconds();
-        test_failures = 0;
-        test_random.state = seed + i;
-        cases[i].check(&cases[i]);
-        printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
-        test_failures ? counts.failed++ : counts.passed++;
-    }
+    const IsolatedCases isolated = {(int)chosen.cases.size(), device_start, run_case, describe_case};
+    if (one_process) {
+        device_start();
+        for (int i = 0; i < isolated.count; i++) run_case(i, &counts);
+    } else counts = run_isolated(&isolated);
     return test_end(&counts);
 }

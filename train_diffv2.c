@@ -38,9 +38,9 @@ very file with CUDA operations instead.
 #ifndef INIT_CHUNK
 #define INIT_CHUNK ((size_t)1 << 20)
 #endif
-// and rows of logits that are computed at a time: 64 MiB of them keep the GEMM at full speed
+// and rows of logits that are computed at a time
 #ifndef LOGIT_ROWS
-#define LOGIT_ROWS(row_bytes) max_size(64, ((size_t)64 << 20) / (row_bytes))
+#define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
 
 // ---------------------------------------------------------------------------------------------------
@@ -308,6 +308,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
+    if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
     model_count_bytes(model, own_elements);
     size_t groups = (size_t)model->sharding.groups;
@@ -1719,7 +1720,7 @@ static void run_compare_data(const Run *run) {
 
 // What a step's speed is compared with: the maker's figure, or a product measured now.
 static void run_find_peak(Run *run) {
-    run->peak_gflops = ops_rated_gflops(&run->peak_from);
+    run->peak_gflops = run->options.measure_peak ? 0 : ops_rated_gflops(&run->peak_from);
     if (run->peak_gflops > 0) return;
     run->peak_gflops = matmul_peak_gflops();
     run->peak_from = "a large matrix product, measured";

@@ -10,13 +10,21 @@ device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 byt
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
-#define CUDA_CHECK(call)                                                                                         \
-    do {                                                                                                         \
-        cudaError_t cuda_status = (call);                                                                        \
-        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                            \
-        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call, \
-              __FILE__, __LINE__);                                                                               \
+#define CUDA_CHECK(call)                                                                                           \
+    do {                                                                                                           \
+        cudaError_t cuda_status = (call);                                                                          \
+        device_hold();                                                                                             \
+        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                              \
+        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)%s", cudaGetErrorString(cuda_status), #call, \
+              __FILE__, __LINE__, launch_remark(cuda_status));                                                     \
     } while (0)
+
+// The program ends, and the collectives of this device are aborted. What waited for them goes on with undefined data,
+// so the thread that waited must not go on.
+static bool device_ending;
+static inline void device_hold(void) {
+    while (__atomic_load_n(&device_ending, __ATOMIC_SEQ_CST)) pause();
+}
 
 // Ends the program. bytes 0: what CUDA itself wants, for the call that failed.
 static inline void out_of_device_memory(size_t bytes, const char *what) {
@@ -125,8 +133,9 @@ enum { ELEMENT_THREADS = 256 };
                    elements_packed, elements_end, __VA_ARGS__);                                                       \
     } while (0)
 
+// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
-    return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
+    return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
 // Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
@@ -221,5 +230,7 @@ static inline void column_sum(float *out, const float *partial, int parts, int C
     LAUNCH(column_sum_kernel, blocks_of((size_t)C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
 }
 
-static __device__ inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
+// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division would take a branch per element.
+// Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
+static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
 #endif

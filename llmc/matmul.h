@@ -72,6 +72,9 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) {
     return bf16_size() * ((size_t)N * in + (size_t)OC * in + (size_t)N * out);
 }
 
+// 64 MiB of them keep the GEMM at full speed (dev/BENCH.md).
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, ((size_t)64 << 20) / row_bytes); }
+
 // Rounds a matrix into `to`; returns where the next one may go.
 static inline char *matmul_round(char *to, const real *in, int ld, int rows, int columns) {
     int ldo = bf16_stride(columns);

@@ -50,6 +50,9 @@ static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weig
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
                                    int N, int IC, int OC, int ldy); // dx =, dweight +=
 static inline size_t matmul_workspace_bytes(int N, int IC, int OC); // of both
+// Rows of a product with a wide output, the logits, that are worth computing at a time; row_bytes: of one of them.
+// Sums over rows depend on it, so it is a function of its argument alone.
+static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
 // rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table

@@ -48,7 +48,7 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, memory_check;
+    bool deterministic, memory_check, measure_peak;
 
     int64_t zero;
     double timeout, start_timeout;
@@ -209,6 +209,8 @@ static const OptionRow option_rows[] = {
         "CPU threads, at most the cores that the process may use"},
     {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
         "refuse to start when this machine has too little memory available for the run"},
+    {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
+        "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,

@@ -16,8 +16,10 @@ enum { FP32_BYTES = 4 }; // gradients, moments, master weights, statistics
 
 // ---- matrix products and attention
 
-// Rows of logits that a GPU computes at a time. Each piece reads and writes the gradient of the head in fp32, 8 V C bytes
-// for 2 rows V C FLOPs of one product: a tenth of its time at 8192 rows of an H200, a fifth at 4096.
+// Rows of logits that a GPU computes at a time. Each piece reads and writes the whole gradient of the head in fp32: of V*C
+// weights 8 V C bytes for 2 rows V C FLOPs, which takes a tenth of the time of the product at 8192 rows of an H200, and
+// a fifth at 4096. Both are whole tiles of the library's kernels, and enough of them for the multiprocessors (dx:
+// rows*C / (128*256) tiles).
 static inline size_t gpu_logit_rows(size_t row_bytes) { return 8192 * row_bytes <= (size_t)1 << 30 ? 8192 : 4096; }
 
 static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }

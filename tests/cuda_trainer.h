@@ -383,19 +383,22 @@ static void a_library_that_finds_no_memory_is_named(void) {
 
 static void the_peak_of_a_known_device_is_its_makers(void) {
     static const struct {
-        const char *name, *from;
+        const char *name, *option, *from;
         double gflops; // 0: measured
-    } devices[] = {{"NVIDIA B200", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3},
-                   {"NVIDIA B2000", "measured", 0}};
+    } devices[] = {{"NVIDIA B200", "", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3},
+                   {"NVIDIA B200", "--measure-peak", "measured", 0},
+                   {"NVIDIA B2000", "", "measured", 0},
+                   {"NVIDIA B300 SXM6 AC MIG 1g.34gb", "", "measured", 0}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < (int)(sizeof(devices) / sizeof(devices[0])); i++) {
         cJSON *steps[4];
         char path[600];
         static char text[65536];
         double said = 0, printed = 0;
         setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run%d", cuda_cases[0].options, i);
+        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run%d %s", cuda_cases[0].options,
+               i, devices[i].option);
         unsetenv("CUDA_ON_CPU_NAME");
         const char *peak = strstr(r.out, "; peak ");
         EXPECT(peak && sscanf(peak, "; peak %lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from),
@@ -416,6 +419,31 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
     }
     test_remove_directory(&d);
+}
+
+// On a device without a row in device_peak.h the first product is the one that measures the peak.
+static void every_mode_runs_on_an_unlisted_device_and_on_a_slice(void) {
+    static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
+    static const char *const modes[] = {
+        "--train-data data.bin %s --steps 2 --checkpoint-every 1 --stats-every 1 --val-data data.bin "
+        "--val-steps 1 --out run",
+        "--resume --steps 3 --out run",
+        "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 1 --batch-size 3 --eval",
+        "--init run/checkpoints/step_00000003 --generate 3 --prompt-tokens 1",
+        "--train-data data.bin %s --dump-grads dump.safetensors",
+        "--train-data data.bin %s --dry-run",
+    };
+    ProgramResult r;
+    for (int n = 0; n < 2; n++) {
+        TestDirectory d = cuda_data(43);
+        setenv("CUDA_ON_CPU_NAME", names[n], 1);
+        for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
+            run_in(&r, &d, device_trainer(), 0, modes[m], cuda_cases[0].options);
+            EXPECT(m > 1 || strstr(r.out, "GFLOP/s (a large matrix product, measured)"), "%s: %.800s", names[n], r.out);
+        }
+        unsetenv("CUDA_ON_CPU_NAME");
+        test_remove_directory(&d);
+    }
 }
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
@@ -637,6 +665,29 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     ops_free();
 }
 
+static void logits_come_in_pieces_that_suit_the_gemm(void) {
+    for (size_t V = 64; V <= (size_t)1 << 20; V += 64 * 1021) {
+        size_t bytes = V * sizeof(floatX), rows = matmul_rows_at_a_time(bytes);
+        EXPECT(rows >= 4096 && rows <= 8192 && rows % 256 == 0 && (rows * bytes <= (size_t)1 << 30 || rows == 4096),
+               "a vocabulary of %zu: %zu rows at a time", V, rows);
+    }
+    EXPECT(matmul_rows_at_a_time(50304 * 2) == 8192 && matmul_rows_at_a_time(100288 * 2) == 4096,
+           "%zu rows at a time for V = 50,304, %zu for 100,288", matmul_rows_at_a_time(50304 * 2),
+           matmul_rows_at_a_time(100288 * 2));
+    for (int p = FOR_TRAINING; p <= FOR_GENERATION; p++) {
+        Options o;
+        char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
+        options_parse(&o, 3, argv);
+        options_finish(&o, 1);
+        ModelConfig config = options_model(&o);
+        Model m;
+        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
+        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        model_free(&m, true);
+        options_free(&o);
+    }
+}
+
 // For a sanitizer to watch: what the numbers are the other builds test.
 static void three_steps_at_odd_shapes_end_well(void) {
     TestDirectory d = cuda_data(11);
@@ -672,6 +723,9 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"a step waits for the device only to read the loss and the norm",
       a_step_waits_only_to_read_the_loss_and_the_norm},
      BOTH_PRECISIONS},
+    {{"logits are computed in pieces that suit the GEMM, one row when generating",
+      logits_come_in_pieces_that_suit_the_gemm},
+     BOTH_PRECISIONS},
     {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu},
      BOTH_PRECISIONS},
     {{"gradients of every variant equal the CPU trainer's", gradients_equal_the_cpus}, BOTH_PRECISIONS},
@@ -685,6 +739,9 @@ static const CudaTest cuda_trainer_tests[] = {
      BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
     {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
+     BOTH_PRECISIONS},
+    {{"every mode runs on a device that is not listed, and on a slice of one",
+      every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
     {{"a dry run without a device is that with one", a_dry_run_without_a_device_is_that_with_one}, BF16_ALONE},

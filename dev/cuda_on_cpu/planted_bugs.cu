@@ -14,6 +14,7 @@ sanitizer sees is left out of builds that have none, and said so.
 #include <nccl.h>
 #endif
 #include "../../tests/harness.h"
+#include <thread>
 using cuda_on_cpu::Order;
 
 static cudaStream_t main_stream;
@@ -483,6 +484,8 @@ template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
     ncclComm_t comm;
     ncclGetUniqueId(&id);
     int rank = fork() == 0;
+    setenv("CUDA_ON_CPU_DEVICES", "2", 1);
+    setenv("CUDA_ON_CPU_VISIBLE", rank ? "1" : "0", 1);
     char *all = device_array<char>(32);
     if (ncclCommInitRank(&comm, 2, id, rank) != ncclSuccess) _exit(CHILD_WRONG_RESULT);
     size_t bytes = bug && rank == 1 ? 8 : 16;
@@ -492,6 +495,18 @@ template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
     ncclCommDestroy(comm);
 }
 #endif
+template <bool bug> static void a_thread_that_does_not_choose_its_device(void) {
+    setenv("CUDA_ON_CPU_DEVICES", "2", 1);
+    cudaStreamDestroy(main_stream);
+    cudaDeviceReset();
+    cudaSetDevice(1);
+    cudaStreamCreate(&main_stream);
+    std::thread([] {
+        int *x = nullptr;
+        if (!bug) cudaSetDevice(1);
+        if (cudaMalloc(&x, sizeof(int)) != cudaSuccess || cudaFree(x) != cudaSuccess) _exit(CHILD_WRONG_RESULT);
+    }).join();
+}
 template <bool bug> static void host_buffer_changed_too_early(void) {
     int *out = device_array<int>(1), *pinned = nullptr;
     cudaMallocHost(&pinned, sizeof(int));
@@ -580,6 +595,8 @@ static const Bug bugs[] = {
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
      BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
 #endif
+    {"a thread that does not choose its device", "cudaMalloc by a thread whose device is 0",
+     BUG(a_thread_that_does_not_choose_its_device), EVERY},
     {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
 };
 

@@ -1,0 +1,58 @@
+/*
+isolated_cases.h: that cases which end their process are failures of their own (isolation.h runs the tests on devices).
+*/
+#ifndef TESTS_ISOLATED_CASES_H
+#define TESTS_ISOLATED_CASES_H
+#include "isolation.h"
+
+static void planned_open(void) {}
+static void planned_describe(int i, char *line, size_t size) { snprintf(line, size, "case %d", i); }
+static void planned_run(int i, TestCounts *counts) {
+    CHECK(i != 1, "a shape that a library refuses");
+    if (i == 3) raise(SIGKILL);
+    counts->passed++;
+}
+
+// Runs five cases, the second of which exits and the fourth of which is killed, with their output in r->out and r->err.
+static TestCounts run_planned(ProgramResult *r) {
+    const IsolatedCases cases = {5, planned_open, planned_run, planned_describe};
+    TestDirectory d = test_make_directory();
+    const char *names[] = {"out", "err"};
+    int saved[2];
+    char path[2][600];
+    fflush(NULL);
+    for (int i = 0; i < 2; i++) {
+        FORMAT(path[i], "%s/%s", d.path, names[i]);
+        saved[i] = dup(1 + i);
+        int file = open(path[i], O_WRONLY | O_CREAT, 0600);
+        CHECK(saved[i] >= 0 && file >= 0 && dup2(file, 1 + i) >= 0, "cannot redirect into %s", path[i]);
+        close(file);
+    }
+    TestCounts counts = run_isolated(&cases);
+    fflush(NULL);
+    for (int i = 0; i < 2; i++) {
+        CHECK(dup2(saved[i], 1 + i) >= 0, "cannot take the redirection back: %s", strerror(errno));
+        close(saved[i]);
+    }
+    test_read_file(path[0], r->out, sizeof(r->out));
+    test_read_file(path[1], r->err, sizeof(r->err));
+    test_remove_directory(&d);
+    return counts;
+}
+
+static void a_case_that_ends_its_process_is_one_failure(void) {
+    ProgramResult r;
+    TestCounts counts = run_planned(&r);
+    EXPECT(counts.passed == 3 && counts.failed == 2, "%d passed, %d failed", counts.passed, counts.failed);
+    EXPECT(strcmp(r.out, "FAIL case 1: its process ended, exit status 1\nFAIL case 3: its process ended, signal 9\n") ==
+               0,
+           "it printed: %s", r.out);
+    EXPECT(strcmp(r.err, "diffv2: a shape that a library refuses\n") == 0, "it said: %s", r.err);
+}
+
+static const Test isolated_tests[] = {
+    {"a case that ends its process is one failure, and the cases behind it are run",
+     a_case_that_ends_its_process_is_one_failure},
+};
+enum { ISOLATED_TEST_COUNT = sizeof(isolated_tests) / sizeof(isolated_tests[0]) };
+#endif
