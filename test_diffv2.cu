@@ -1,8 +1,9 @@
 /*
 test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with CUDA_ON_CPU) on the CPU.
 
-  test_diffv2cu [--seed N] [--one-process] [WORDS]   all cases, or those whose line contains WORDS; it ends with
-                                                     `N passed, N failed`
+  test_diffv2cu [--seed N] [--one-process] [--sizes PRESET KV_HEADS B T] [WORDS]
+      all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
+      shapes of a model instead, compared on samples (tests/cuda_sizes.h).
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
 run; --seed repeats them. A case that ends its process, as a shape that a library refuses, is one failure (isolation.h);
@@ -14,6 +15,7 @@ with --one-process it ends the run, as debuggers and compute-sanitizer want it. 
 #define SQUARES_LEAST 2048
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
 #include "llmc/environment.h"
 
@@ -23,7 +25,7 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
-#define CUDNN_NAMES "B T NQ NKV D DV sets parts room sequences"
+#define CUDNN_NAMES "B T NQ NKV D DV sets parts room calls"
 // clang-format off
 static const Case cases[] = {
     // operation                 check                       parameters               values                     shift why
@@ -40,7 +42,8 @@ static const Case cases[] = {
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {200, 1, 2568},            0, "two rounds of columns and a part of one, more rows than threads"},
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {5, 2, 300},               1, "the same without packs"},
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {1, 1, 1},                 0, "the smallest"},
-    {"embedding_backward in order", check_embedding_order,   "N V C",                 {1500, 40, 24},            0, "fp32 sums in the order of the rows"},
+    {"embedding_backward in order", check_embedding_order,   "N V C",                 {1500, 46, 24},            0, "fp32 sums in the order of the rows, more and fewer than a warp"},
+    {"embedding_backward in order", check_embedding_order,   "N V C",                 {700, 3, 40},              0, "rows of several warps, two blocks of columns"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {7, 64},                   0, "packs"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {130, 19},                 0, "no packs, more rows than a block"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {3, 1096},                 0, "a row of several packs per lane, not evenly"},
@@ -51,10 +54,12 @@ static const Case cases[] = {
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {130, 19},                 0, "no packs"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {2100, 8},                 0, "more rows than parts, heads of width 8"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {9, 1096},                 1, "addresses off the pack"},
-    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "two warps' sums fit the shared memory"},
-    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "no row fits the shared memory"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "more packs than threads in fp32"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "more packs than threads"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {65, 12296},               0, "the same, and more rows than parts"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {1, 1},                    0, "the smallest"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {9, 72, 1},                0, "dx is written, not added to"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {5, 19, 1},                1, "likewise, no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {7, 64},                   0, "packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {13, 19},                  0, "no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {5, 328},                  1, "addresses off the pack"},
@@ -62,6 +67,11 @@ static const Case cases[] = {
     {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+#ifdef CUDA_ON_CPU
+    {"gemm",                     check_gemm_split,           "K parts",               {256, 4},                  0, "the sum over K may be divided"},
+    {"gemm",                     check_gemm_split,           "K parts",               {200, 1},                  0, "a rest of K would be left out"},
+    {"gemm",                     check_gemm_split,           "K parts",               {40, 1},                   0, "likewise, all of it"},
+#endif
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},
@@ -90,12 +100,15 @@ static const Case cases[] = {
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 5, 2, 2, 1, 3},        0, "the narrowest"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 64, 4, 2, 64, 64, 1, 1, 0, 0},      0, "whole tiles, groups"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 131, 2, 2, 128, 128, 1, 1, 0, 0},   0, "no groups, D = 128, three tiles"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 2, 2},      0, "two sequences at a time, T beyond a tile"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 1, 0},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 1},      0, "room for two of three sequences: one at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 4, 3},      0, "two sequences at a time, T beyond a tile"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 3},      0, "room for two of three sequences: one at a time"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 1, 64, 128, 2, 1, 0, 0},    0, "diff_v1: values of width 2D, the second key set"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 2, 64, 128, 2, 2, 0, 0},    0, "the same in halves"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 1, 1},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},     0, "three groups of heads at a time of six, though there is room for four"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},     0, "one group at a time, values in halves, the second key set"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},      0, "groups whose lse would be off the 16 bytes: all at once"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 2, 1, 128, 256, 1, 0, 0, 0},    0, "D = 128, values of width 2D, if cuDNN likes"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 33, 6, 2, 32, 64, 1, 0, 0, 0},      0, "diff_scalar: halves of 32"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 65, 4, 2, 16, 16, 1, 0, 0, 0},      0, "narrow heads"},
@@ -184,6 +197,7 @@ static void case_line(char *line, size_t size, const Case *c) {
 // The chosen cases, by their places in the table, which the seeds of their inputs follow.
 static struct {
     std::vector<const Case *> cases;
+    std::vector<size_t> places;
     uint64_t seed;
 } chosen;
 
@@ -194,25 +208,25 @@ static void run_case(int i, TestCounts *counts) {
     case_line(line, sizeof(line), c);
     double start = now_seconds();
     test_failures = 0;
-    test_random.state = chosen.seed + (uint64_t)(c - cases);
+    test_random.state = chosen.seed + chosen.places[(size_t)i];
     c->check(c);
     printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
     test_failures ? counts->failed++ : counts->passed++;
 }
 
-static void choose_cases(int count, char **words) {
+static void choose_cases(const Case *table, size_t size, int count, char **words) {
     char line[512];
     for (int w = 0; w < count; w++) {
         bool fits = false;
-        for (const Case &c : cases) {
-            case_line(line, sizeof(line), &c);
+        for (size_t i = 0; i < size; i++) {
+            case_line(line, sizeof(line), &table[i]);
             fits = fits || test_word_fits(words[w], "", line);
         }
         CHECK(fits, "no case's line contains '%s'", words[w]);
     }
-    for (const Case &c : cases) {
-        case_line(line, sizeof(line), &c);
-        if (test_chosen(count, words, "", line)) chosen.cases.push_back(&c);
+    for (size_t i = 0; i < size; i++) {
+        case_line(line, sizeof(line), &table[i]);
+        if (test_chosen(count, words, "", line)) chosen.cases.push_back(&table[i]), chosen.places.push_back(i);
     }
 }
 
@@ -230,7 +244,13 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[1], "--seed") == 0 && argc > 2) chosen.seed = strtoull(argv[2], NULL, 10), argc--, argv++;
         else break;
     }
-    choose_cases(argc - 1, argv + 1);
+    std::vector<Case> large;
+    if (argc > 5 && strcmp(argv[1], "--sizes") == 0) {
+        large = sizes_cases(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]));
+        argc -= 5, argv += 5;
+    }
+    if (large.empty()) choose_cases(cases, sizeof(cases) / sizeof(cases[0]), argc - 1, argv + 1);
+    else choose_cases(large.data(), large.size(), argc - 1, argv + 1);
     printf("storage %s, --seed %" PRIu64 "\n", sizeof(floatX) == 2 ? "bf16" : "fp32", chosen.seed);
     TestCounts counts = {0, 0, 0};
     const IsolatedCases isolated = {(int)chosen.cases.size(), device_start, run_case, describe_case};

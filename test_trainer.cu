@@ -18,6 +18,7 @@ nearly.
 #define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
 #include "llmc/common.h"
 #include <cuda_runtime.h>
+#include "llmc/attention_cudnn.h"
 #include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.
@@ -36,15 +37,21 @@ static cudaError_t counted_wait(cudaStream_t stream) {
     return cudaStreamSynchronize(stream);
 }
 static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event);
+template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... arguments) {
+    if (memory_is_short) fprintf(stderr, "cuDNN is asked for a plan while memory is short\n");
+    return cudnn_attention_plan(arguments...);
+}
 static void device_phase(Phase phase);
 
 #define cudaStreamSynchronize counted_wait
 #define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
+#define cudnn_attention_plan witnessed_plan
 #define watch_phase device_phase
 #define main train_diffv2_main
 #include "train_diffv2.cu"
 #undef main
 #undef watch_phase
+#undef cudnn_attention_plan
 #undef cudaStreamWaitEvent
 
 // MISSING_WAIT=collectives or operations: those forget to wait for the others.

@@ -7,8 +7,8 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
   bench_cuda ... profile PRESET ATTENTION KV_HEADS B T                        where a step's time goes, by operation
   bench_cuda ... turns PRESET ATTENTION KV_HEADS B T                          a step for each line on stdin, then its
                                                                               milliseconds (for dev/gpu_check)
-  KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2 (the preset's, or twice as many); all cases
-  of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
+  KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many),
+  fast: as with --no-deterministic; all cases of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
   --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
   --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
   --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each
@@ -171,7 +171,6 @@ static double bench_step(BenchModel *b) {
     double start = now_seconds(), loss;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     if (model->purpose == FOR_TRAINING) {
-        buffer_zero(model->grads, model->grads_bytes);
         model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
         loss = model_loss_sum(model, N);
         double norm = model_grad_norm(model);
@@ -211,16 +210,20 @@ static size_t bench_bytes(const Model *m) {
 typedef struct {
     char preset[32], attention[32], text[80];
     int NKV;
+    bool fast;
 } ModelCase;
 
 static ModelCase read_case(const char *preset, const char *text) {
     ModelCase c;
     int heads = 0;
+    char option[8] = "";
     memset(&c, 0, sizeof(c));
-    CHECK(sscanf(text, "%31[^,],%d,%d", c.attention, &c.NKV, &heads) == 3 && (heads == 1 || heads == 2) && c.NKV >= 0,
-          "'%s' is no case: wanted ATTENTION,KV_HEADS,HEADS with HEADS 1 or 2", text);
+    int read = sscanf(text, "%31[^,],%d,%d,%7s", c.attention, &c.NKV, &heads, option);
+    c.fast = strcmp(option, "fast") == 0;
+    CHECK(read == 3 + c.fast && (heads == 1 || heads == 2) && c.NKV >= 0,
+          "'%s' is no case: ATTENTION,KV_HEADS,HEADS[,fast] is expected, with HEADS 1 or 2", text);
     FORMAT(c.preset, "%s%s", preset, heads == 2 ? "-2h" : "");
-    FORMAT(c.text, "%s%s", c.attention, heads == 2 ? " with 2 NH heads" : "");
+    FORMAT(c.text, "%s%s%s", c.attention, heads == 2 ? " with 2 NH heads" : "", c.fast ? ", not deterministic" : "");
     return c;
 }
 
@@ -261,7 +264,10 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     ops_free();
     int B = largest_batch(cases, count, T, use);
     for (int i = 0; i < count; i++) {
+        AttentionUse of = use;
+        of.deterministic = use.deterministic && !cases[i].fast;
         attention_stop(); // plans of the model before; a forward alone has those of the training
+        attention_use(of);
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;

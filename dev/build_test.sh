@@ -34,10 +34,10 @@ cudnn_headers() { # directory, major version
     file "$1/cudnn.h"
     file "$1/cudnn_version.h" "#define CUDNN_MAJOR ${2:-9}"
 }
-frontend() { # directory
+frontend() { # directory, minor version
     file "$1/cudnn_frontend.h"
     file "$1/cudnn_frontend_version.h" "#define CUDNN_FRONTEND_MAJOR_VERSION 1
-#define CUDNN_FRONTEND_MINOR_VERSION 32"
+#define CUDNN_FRONTEND_MINOR_VERSION ${2:-32}"
 }
 known='compute_80 compute_90 compute_100 compute_120'
 toolkit() { # directory, version, directory of libraries below it
@@ -207,6 +207,18 @@ an_old_cudnn_is_refused() {
     a_toolkit_with_everything_in_it
     cudnn_headers "$tree/usr/local/cuda/include" 8
     succeeds && empty CUDNN_CFLAGS && notes 'older than cuDNN 9'
+}
+an_old_frontend_is_refused_and_a_newer_one_behind_it_is_taken() {
+    local home=$tree/usr/local/cuda
+    a_toolkit_with_everything_in_it
+    frontend "$home/include" 15
+    succeeds && empty CUDNN_CFLAGS && notes 'frontend is 1.15, and 1.16 or newer is needed' --with-cuda-python || return 1
+    frontend "$home/include" 16
+    succeeds && has CUDNN_CFLAGS "$home/include" && notes 'frontend 1.16' || return 1
+    frontend "$home/include" 14
+    frontend "$tree/site-packages/include" 32
+    python "$tree/site-packages"
+    succeeds && has CUDNN_CFLAGS "$tree/site-packages/include" && notes 'frontend 1.32'
 }
 what_is_missing_is_said_all_at_once() {
     fails 1 'no nvcc found' 'CUDA=DIRECTORY' && with="CUDA=$tree/none" fails 1 "$tree/none has no bin/nvcc" || return 1

@@ -88,10 +88,12 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
 static inline void attention_use(AttentionUse use) {
     CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
 }
+static inline void attention_leave(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
 static inline const char *attention_library(void) { return NULL; }
+static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);

@@ -1,7 +1,7 @@
 /*
 matmul: a linear layer without bias. Equations in matmul.h; the products are those of gemm.cuh.
 
-  numerics  x, weight, y, dx in floatX, sums in fp32; dweight accumulates in fp32 inside the product (beta = 1)
+  numerics  x, weight, y, dx in floatX, sums in fp32; with add dweight accumulates in fp32 inside the product (beta = 1)
   flops     2 N IC OC forward, twice that backward
 */
 #ifndef LLMC_MATMUL_CUH
@@ -21,9 +21,9 @@ static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weig
 }
 
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                   int N, int IC, int OC, int ldy) {
+                                   int N, int IC, int OC, int ldy, bool add) {
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
-    GemmShape to_weight = {true, false, true, true, OC, IC, N, ldy, IC, IC};
+    GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T
     gemm(to_weight, dweight, dy, x); // y = x weight^T
 }

@@ -208,7 +208,7 @@ static const OptionRow option_rows[] = {
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL,
         "CPU threads, at most the cores that the process may use"},
     {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
-        "refuse to start when this machine has too little memory available for the run"},
+        "refuse to start when this machine, or the GPU, has too little memory available for the run"},
     {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
         "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,

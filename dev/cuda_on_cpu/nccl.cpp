@@ -7,11 +7,11 @@ processes share; it ends once all ranks have; until then its stream stands still
 should have waited for before it sends, and did not, is missing in what arrives. Sums are formed in the order of ranks.
 All ranks must make the same calls in the same order; a rank that makes another ends all that see it with a line.
 
-A rank that is gone is waited for without an end, as NCCL does. An abort ends the collectives that wait: their streams go
-on, with NaN where results should be. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
+A rank that is gone is waited for without an end, as NCCL does. An abort ends the collectives that wait: their streams
+go on, with NaN where results should be. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
 
-Refused as NCCL refuses it: two ranks on one GPU or on slices of one; a communicator that is none, or no longer; any call
-after an error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
+Refused as NCCL refuses it: two ranks on one GPU or on slices of one; a communicator that is none, or no longer; any
+call after an error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
 CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: this rank's collectives do not end from that one on, and TEXT is the error of
 the communicator.
 */

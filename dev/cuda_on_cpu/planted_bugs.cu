@@ -13,6 +13,7 @@ sanitizer sees is left out of builds that have none, and said so.
 #ifdef USE_NCCL
 #include <nccl.h>
 #endif
+#include "../../llmc/attention_cudnn.h"
 #include "../../tests/harness.h"
 #include <thread>
 using cuda_on_cpu::Order;
@@ -507,6 +508,23 @@ template <bool bug> static void a_thread_that_does_not_choose_its_device(void) {
         if (cudaMalloc(&x, sizeof(int)) != cudaSuccess || cudaFree(x) != cudaSuccess) _exit(CHILD_WRONG_RESULT);
     }).join();
 }
+// what 0: a plan before the library is open, 1: a run after the plan's end, 2: a plan when the library closes
+template <int what, bool bug> static void wrong_order_of_cudnn(void) {
+    char why[256];
+    size_t bytes;
+    CudnnAttention a;
+    CudnnTensors t;
+    memset(&a, 0, sizeof(a));
+    a.B = a.NQ = a.NKV = 1, a.T = a.D = a.DV = 8;
+    a.q = a.k = a.v = a.out = CudnnStrides{8, 8};
+    t.q = t.k = t.v = t.out = device_array<char>(128), t.lse = device_array<float>(8);
+    if (!bug || what != 0) cudnn_attention_open(why, sizeof(why));
+    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, why, sizeof(why));
+    if (bug && what == 1) cudnn_attention_forget(plan);
+    cudnn_attention_run(plan, &t, nullptr, main_stream, why, sizeof(why));
+    if (!bug || what != 2) cudnn_attention_forget(plan);
+    cudnn_attention_close();
+}
 template <bool bug> static void host_buffer_changed_too_early(void) {
     int *out = device_array<int>(1), *pinned = nullptr;
     cudaMallocHost(&pinned, sizeof(int));
@@ -597,6 +615,11 @@ static const Bug bugs[] = {
 #endif
     {"a thread that does not choose its device", "cudaMalloc by a thread whose device is 0",
      BUG(a_thread_that_does_not_choose_its_device), EVERY},
+    {"a plan of cuDNN before it is opened", "before it is opened", BUG_OF(wrong_order_of_cudnn, 0), SCHEDULER},
+    {"a run of a plan of cuDNN after its end", "a plan that does not exist", BUG_OF(wrong_order_of_cudnn, 1),
+     SCHEDULER},
+    {"a plan of cuDNN that outlives the library", "while 1 of its plans exist", BUG_OF(wrong_order_of_cudnn, 2),
+     SCHEDULER},
     {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
 };
 

@@ -3,20 +3,25 @@
 
 Parts, in the order of what they are worth when time is short:
     probe      what this machine has: device, driver, compilers, libraries, Python packages
-    build      the trainer and its tests in bf16 and fp32, the benchmark, the trainer for CPUs
+    build      the trainer and its tests in bf16 and fp32, the benchmark, the trainer for CPUs; or those of the bundle
     ops        every CUDA operation against its C twin, on the device
     gradients  of the whole model against the CPU trainer's, for every variant, fp32 and bf16 (gradients.py: how near)
-    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with diff_v2's query heads, at four sizes
+    train      3 steps in fp32 and with a measured peak; 124m for 100 steps; the same again, and stopped and resumed, bit for bit
+    sizes      operations at the shapes of 1.4b: cuDNN against our attention, cuBLASLt against our product, the rest against
+               their C twins on samples
+    memcheck   small cases under compute-sanitizer: memory
+    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with diff_v2's query heads, at four sizes; diff_v2 without
+               --deterministic
     peer       the same models in PyTorch (dev/reference/bench_torch.py), a step of each in turn
     kernels    each operation's time and share of what a copy, or a product, reaches here
     profile    where a step's time goes; with ncu also what its counters say
-    train      124m for 100 steps; the same again, bit for bit; stopped and resumed, bit for bit
-    sanitizer  operations under compute-sanitizer: memory and races
+    sanitizer  all operations under compute-sanitizer: memory and races
 The same command goes on where it was, whatever ended it; parts that are done are not repeated, and unfinished ones go on
-behind their last case. In --out: results.txt, results.json, log.txt.
+behind their last case. In --out: results.txt, results.json, log.txt, written after every case.
 
 Programs can be given by environment, as commands: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU, TEST_DIFFV2CU_FP32,
-BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (python3).
+BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (python3); COMPUTE_SANITIZER: that program;
+SANITIZER_SECONDS: after which a case of it is stopped.
 Exit status: 0 all parts passed (or were skipped, saying why); 1 some failed; 2 usage; 3 time ran out: again with the same --out.
 """
 import argparse
@@ -29,7 +34,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import measured
 import proven
-from runner import ROOT, Check, OutOfTime, Part, Skip
+import sanitizer
+import training
+from programs import ROOT
+from runner import Check, OutOfTime, Part, Skip, Unfinished
 from store import ENDED, Store, StoreError
 
 PARTS = {  # name: (what runs it, seconds without which it is not begun, programs without which it cannot be)
@@ -37,12 +45,14 @@ PARTS = {  # name: (what runs it, seconds without which it is not begun, program
     "build": (proven.build, 60, []),
     "ops": (proven.ops, 20, ["TEST_DIFFV2CU"]),
     "gradients": (proven.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
+    "train": (training.train, 60, ["TRAIN_DIFFV2CU"]),
+    "sizes": (proven.sizes, 20, ["TEST_DIFFV2CU"]),
+    "memcheck": (sanitizer.memcheck, 20, ["TEST_DIFFV2CU"]),
     "models": (measured.models, 30, ["BENCH_CUDA"]),
     "peer": (measured.peer, 45, ["BENCH_CUDA"]),
     "kernels": (measured.kernels, 20, ["BENCH_CUDA"]),
     "profile": (measured.profile, 20, ["BENCH_CUDA"]),
-    "train": (proven.train, 60, ["TRAIN_DIFFV2CU"]),
-    "sanitizer": (proven.sanitizer, 30, ["TEST_DIFFV2CU"]),
+    "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }
 
 
@@ -60,6 +70,8 @@ def run_part(check, name):
         status, why = ("passed" if all(c["ok"] for c in part.state["checks"] + part.checks) else "failed"), ""
     except OutOfTime:
         status, why = "unfinished", "time ran out"
+    except Unfinished as reason:
+        status, why = "unfinished", str(reason)
     except Skip as reason:
         status, why = "skipped", str(reason)
     except Exception as error:  # what nobody thought of must not keep the other parts from running
@@ -123,7 +135,7 @@ def main():
             store.forget(name)
     todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
     # results may have come here from a machine that is gone, with the programs that it had built
-    if "build" not in todo and any(check.missing_programs(PARTS[n][2]) for n in todo):
+    if "build" not in todo and any(check.programs.missing(PARTS[n][2]) for n in todo):
         store.forget("build")
         todo.insert(0, "build")
     for name in todo:
@@ -132,7 +144,7 @@ def main():
         if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
             store.part(name)["why"] = "not begun: time ran out"
             continue
-        missing = check.missing_programs(PARTS[name][2])
+        missing = check.programs.missing(PARTS[name][2])
         if missing:
             store.part(name).update(status="unfinished", why=f"not built: {', '.join(missing)}")
             continue

@@ -1,5 +1,4 @@
-"""The parts of a check that prove something: build, operations, gradients, training, sanitizers."""
-import hashlib
+"""The parts of a check that prove something: probe, build, operations, sizes, gradients."""
 import importlib.metadata
 import json
 import os
@@ -10,7 +9,8 @@ import time
 from pathlib import Path
 
 import gradients as comparison
-from runner import PROGRAMS, OutOfTime, Skip
+from programs import PLACES
+from runner import Skip
 
 VARIANTS = ["diff_v2", "baseline", "diff_v1", "diff_v2_cross_group", "diff_v2_no_lambda", "diff_v2_no_sigmoid", "diff_scalar", "off_by_one", "sink",
             "gated_head", "gated_elem"]
@@ -97,6 +97,10 @@ def build(check, part):
         "CPU": ([], ["TRAIN_DIFFV2"]),
     }
     started = time.monotonic()
+    half_built = check.work / "building"
+    if half_built.exists() and not check.pretend:  # a start that was killed while compilers wrote
+        for folder in ("cuda_bf16", "cuda_fp32"):
+            shutil.rmtree(check.root / "build" / folder, ignore_errors=True)
     if check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists():  # links may not have travelled
         shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
     common = ["MPI=no"] + ([f"DEPS={check.bundle}"] if check.bundle and not check.pretend else [])
@@ -105,11 +109,17 @@ def build(check, part):
     at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
     names, commands = [], []
     for name, (arguments, programs) in jobs.items():
-        goals = list(dict.fromkeys(PROGRAMS[p][check.pretend].split()[0] for p in programs if p not in check.given))
+        goals = list(dict.fromkeys(PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given))
         if goals:
             names.append(name)
             commands.append(["make", "-k", f"-j{at_once}", *common, *arguments, *goals])
-    made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
+    if check.programs.folder:
+        part.record({"table": "facts", "what": "programs of the bundle", "value": f"not used: {check.programs.why}" if check.programs.why else "used"})
+    half_built.touch()
+    try:
+        made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
+    finally:
+        half_built.unlink()
     results = dict(zip(names, made))
     # a compiler that warns of more than others must not keep everything from being seen
     for name, command in zip(names, commands):
@@ -119,7 +129,7 @@ def build(check, part):
             status, text = check.run([*command, "STRICT=no"], 900)
         part.check(f"build of {name}", status == 0, "" if status == 0 else complaints(text))
     part.record({"table": "facts", "what": "build", "value": f"{time.monotonic() - started:.0f} s"})
-    if not check.missing_programs(["BENCH_CUDA"]):
+    if not check.programs.missing(["BENCH_CUDA"]):
         status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
         facts = json_lines(text)
         part.check("a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text))
@@ -134,17 +144,48 @@ def build(check, part):
 # ---------------------------------------------------------------------------------------------------
 # ops
 
+def failures(text):
+    """Each failing case of a test program, with the first thing that it said."""
+    found, said = [], ""
+    for line in text.splitlines():
+        if line.startswith("FAIL "):
+            found.append(f"{line[5:100]}{': ' + said[:150] if said else ''}")
+        said = "" if re.match("FAIL|ok |skip|storage", line) else said or line.strip()
+    return found
+
+
+def test_result(status, text, limit):
+    """(whether a test program passed, what is said of it)"""
+    found = re.search(r"^(\d+) passed, (\d+) failed$", last_line(text))
+    failing = failures(text)
+    detail = f"stopped after {limit} s" if status is None else last_line(text)
+    return status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail + (": " + "; ".join(failing[:5]) if failing else "")
+
+
 def ops(check, part):
     for build_name, program in (("bf16", "TEST_DIFFV2CU"), ("fp32", "TEST_DIFFV2CU_FP32")):
         if not part.pending(build_name):
             continue
         # where one process runs every thread of every block, a few operations show that this part works
         status, text = check.run([*check.commands[program], *(["rope"] if check.pretend else [])], 400)
-        found = re.search(r"^(\d+) passed, (\d+) failed$", last_line(text))
-        failing = [line[5:100] for line in text.splitlines() if line.startswith("FAIL")]
-        detail = last_line(text) + (": " + "; ".join(failing[:5]) if failing else "")
-        part.check(f"operations against their C twins, {build_name}", status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail)
+        part.check(f"operations against their C twins, {build_name}", *test_result(status, text, 400))
         part.end(build_name)
+
+
+# ---------------------------------------------------------------------------------------------------
+# sizes
+
+SIZES = [("1.4b", 8, 16, 2048), ("124m", 6, 64, 1024)]  # (preset, key/value heads, B, T)
+
+
+def sizes(check, part):
+    for case in [("tiny", 2, 2, 70)] if check.pretend else SIZES:
+        name = " ".join(str(word) for word in case)
+        if not part.pending(name):
+            continue
+        status, text = check.run([*check.commands["TEST_DIFFV2CU"], "--sizes", *case], 300)
+        part.check(f"operations at the shapes of {name}", *test_result(status, text, 300))
+        part.end(name)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -187,133 +228,3 @@ def gradients(check, part):
                     part.record(record)
         shutil.rmtree(folder, ignore_errors=True)
         part.end(variant)
-
-
-# ---------------------------------------------------------------------------------------------------
-# train
-
-def digest(path):
-    h = hashlib.sha256()
-    with open(path, "rb") as f:
-        while block := f.read(1 << 24):
-            h.update(block)
-    return h.hexdigest()
-
-
-def steps_of(run):
-    """{step: (loss, norm) as they are written}"""
-    steps = {}
-    for line in open(run / "log.jsonl"):
-        record = json.loads(line)
-        if record["kind"] == "train":
-            steps[record["step"]] = (record["loss"], record["grad_norm"])
-    return steps
-
-
-def same_run(a, b, steps):
-    """What differs between two runs: '' where nothing does."""
-    x, y = steps_of(a), steps_of(b)
-    for step in range(1, steps + 1):
-        if step not in x or x.get(step) != y.get(step):
-            return f"step {step}: {x.get(step)} and {y.get(step)}"
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        files = [run / f"checkpoints/step_{steps:08d}/{name}" for run in (a, b)]
-        if digest(files[0]) != digest(files[1]):
-            return f"{name} after step {steps}"
-    return ""
-
-
-def memory_of(part, run):
-    """What --dry-run says beside what the device says, as the run has logged them."""
-    for line in open(run / "log.jsonl"):
-        record = json.loads(line)
-        if record.get("what") == "device_memory":
-            used, planned = record["used_bytes"], record["planned_bytes"]
-            part.record({"table": "facts", "what": "target: device memory: planned by --dry-run, of what is in use",
-                         "value": f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
-                                  + ("reached" if abs(planned / used - 1) <= 0.02 else "missed")})
-
-
-def train(check, part):
-    corpus = check.corpus()
-    if not corpus:
-        raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
-    steps, stop = (8, 3) if check.pretend else (100, 40)
-    shape = ["--preset", "tiny", "--batch-size", "1", "--seq-len", "16"] if check.pretend else ["--preset", "124m", "--batch-size", "16", "--vocab", "50257"]
-    shape += ["--attention", "diff_v2", "--train-data", corpus, "--steps", steps, "--lr", "3e-3" if check.pretend else "6e-4", "--warmup", steps // 10]
-    program, runs = check.commands["TRAIN_DIFFV2CU"], {n: check.work / f"train-{n}" for n in ("first", "second", "resumed")}
-
-    def go(name, *more):
-        status, text = check.run([*program, *shape, "--out", runs[name], *more], 500)
-        return status == 0, "" if status == 0 else last_line(text)
-
-    if part.pending("first"):
-        for run in runs.values():
-            shutil.rmtree(run, ignore_errors=True)
-        ok, detail = go("first")
-        part.check(f"{shape[1]} trains for {steps} steps", ok, detail)
-        if ok:
-            losses = steps_of(runs["first"])
-            first, last = losses[1][0], losses[steps][0]
-            falls = first is not None and last is not None and last < (first if check.pretend else 0.6 * first)
-            part.check("its loss falls", falls, f"{first} at step 1, {last} at step {steps}")
-            memory_of(part, runs["first"])
-        part.end("first")
-    if not (runs["first"] / "log.jsonl").exists():
-        if all(c["ok"] for c in part.state["checks"]):  # from a machine that is gone
-            part.state["done"].clear()
-            part.state["checks"].clear()
-            return train(check, part)
-        return None
-    if part.pending("second"):
-        shutil.rmtree(runs["second"], ignore_errors=True)
-        ok, detail = go("second")
-        detail = detail or same_run(runs["first"], runs["second"], steps)
-        part.check("the same run again is the same, bit for bit", ok and not detail, detail)
-        part.end("second")
-    if part.pending("resumed"):
-        shutil.rmtree(runs["resumed"], ignore_errors=True)
-        ok, detail = go("resumed", "--stop-after", stop)
-        if ok:
-            status, text = check.run([*program, "--out", runs["resumed"], "--resume"], 500)
-            ok, detail = status == 0, "" if status == 0 else last_line(text)
-        detail = detail or same_run(runs["first"], runs["resumed"], steps)
-        part.check(f"stopped after step {stop} and resumed it is the same, bit for bit", ok and not detail, detail)
-        part.end("resumed")
-    for run in runs.values():
-        shutil.rmtree(run, ignore_errors=True)
-    return None
-
-
-# ---------------------------------------------------------------------------------------------------
-# sanitizer
-
-def sanitizer(check, part):
-    """Memory errors over all operations; races over those whose threads share memory, which take longest."""
-    if check.pretend and not os.environ.get("COMPUTE_SANITIZER"):
-        raise Skip("no device: scripts/test.sh runs the kernels under AddressSanitizer instead")
-    tool = os.environ.get("COMPUTE_SANITIZER") or find_tool("compute-sanitizer")
-    if not tool:
-        raise Skip("compute-sanitizer is not installed")
-    program = check.commands["TEST_DIFFV2CU"]
-    cases = [("memcheck", word) for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul", "")]
-    cases[7:7] = [("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")] + [("synccheck", "rmsnorm")]
-    for kind, word in cases:
-        name = f"{kind} {word or 'all'}"
-        if not part.pending(name):
-            continue
-        if check.left() < 20:
-            raise OutOfTime  # rather than half a case
-        limit = 240
-        status, text = check.run([tool, "--tool", kind, "--error-exitcode", "9", *program, *([word] if word else [])], limit)
-        if re.search(r"Device not supported|not supported on this|Unable to (?:initialize|attach)", text):
-            raise Skip(f"compute-sanitizer does not work on this machine: {last_line(text)}")
-        summary = [line.replace("=", "").strip() for line in text.splitlines() if "SUMMARY" in line]
-        found = [line.replace("=", "").strip() for line in text.splitlines() if re.search(r"=+ +(Invalid|Error: |Race|Warning: Race|Barrier|Program hit)", line)]
-        if status is None:
-            part.record({"table": "facts", "what": name, "value": f"stopped after {limit} s: nothing found till then" if not found else "; ".join(found[:3])})
-            if found:
-                part.check(f"compute-sanitizer, {name}", False, "; ".join(found[:3]))
-        else:
-            part.check(f"compute-sanitizer, {name}", status == 0, "; ".join(found[:3] + summary[:1]) or last_line(text))
-        part.end(name)

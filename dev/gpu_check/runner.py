@@ -2,21 +2,14 @@
 import ctypes
 import os
 import shlex
+import signal
 import subprocess
 import threading
 import time
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-PROGRAMS = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
-    "TRAIN_DIFFV2CU": ("build/cuda_bf16/train_diffv2cu", "build/oncpu/test_trainer --trainer"),
-    "TRAIN_DIFFV2CU_FP32": ("build/cuda_fp32/train_diffv2cu", "build/fp32/oncpu/test_trainer --trainer"),
-    "TEST_DIFFV2CU": ("build/cuda_bf16/test_diffv2cu", "build/oncpu/test_diffv2"),
-    "TEST_DIFFV2CU_FP32": ("build/cuda_fp32/test_diffv2cu", "build/fp32/oncpu/test_diffv2"),
-    "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
-    "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
-}
-SPARE = 5  # seconds that are kept for writing results and leaving
+from programs import ROOT, Programs
+
+SPARE, GRACE = 6, 2  # seconds that are kept for writing results and leaving; of a program to end
 
 
 libc = ctypes.CDLL(None)
@@ -35,6 +28,10 @@ class Skip(Exception):
     """A part that cannot be done here, and why."""
 
 
+class Unfinished(Exception):
+    """A part with cases that were stopped before their end, and which."""
+
+
 class Check:
     """What the parts work with: programs, time, the folder of results."""
 
@@ -45,14 +42,14 @@ class Check:
         self.work = ROOT / "build/gpu_check"
         self.work.mkdir(parents=True, exist_ok=True)
         self.ends = time.monotonic() + 60 * options.minutes - SPARE if options.minutes else None
-        self.commands = {n: shlex.split(os.environ.get(n) or places[self.pretend]) for n, places in PROGRAMS.items()}
-        self.given = {n for n in PROGRAMS if os.environ.get(n)}
+        self.programs = Programs(options.bundle, options.pretend)
+        self.commands = self.programs.commands
 
     def left(self):
         return self.ends - time.monotonic() if self.ends else 1e9
 
-    def missing_programs(self, names):
-        return [n for n in names if not os.access(ROOT / self.commands[n][0], os.X_OK)]
+    def environment(self, words, more=None):
+        return {**os.environ, **self.programs.environment_of(words), **(more or {})}
 
     def corpus(self):
         """A corpus directory: the bundle's, or one that was made here."""
@@ -71,7 +68,7 @@ class Check:
         started = time.monotonic()
         try:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                       cwd=cwd, env={**os.environ, **(env or {})}, start_new_session=True, preexec_fn=die_with_me)
+                                       cwd=cwd, env=self.environment(words, env), start_new_session=True, preexec_fn=die_with_me)
         except OSError as error:
             self.store.log.write(f"{error}\n")
             return 127, f"{words[0]} cannot be started: {error.strerror}"
@@ -118,11 +115,14 @@ class Check:
 
 
 def end(process):
-    """Ends a program with everything that it has started: they are one session."""
-    try:
-        os.killpg(process.pid, 9)
-    except ProcessLookupError:
-        pass
+    """Ends a program with everything that it has started: they are one session. First so that make, and compilers, can
+    remove what they have half written."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(GRACE)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
     process.wait()
 
 
@@ -143,6 +143,11 @@ class Part:
 
     def record(self, record):
         self.records.append(record)
+
+    def restart(self):
+        """Forgets what the part has found: it is done again from its first case."""
+        for key in ("done", "checks", "records"):
+            self.state[key] = []
 
     def end(self, case):
         self.state["checks"] += self.checks

@@ -20,6 +20,7 @@ import runs as rundirs
 POLL_S = 0.5
 SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
 HARDER_S = 5  # and then between one signal and the next stronger one
+SPARE_S = 20  # of --minutes, at most a tenth of them: for checkpoints, and too little for a run to begin
 START_S = 5   # how long a launcher may take to start its ranks: what it gets before is lost
 PR_SET_PDEATHSIG = 1
 
@@ -88,13 +89,15 @@ def die_with_parent(nice, number):
 
 
 class Queue:
-    def __init__(self, out, runs, costs, trainer, jobs, arguments):
+    def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
         self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
         self.jobs = [Job(run, out / run.name, costs[run.name][1]) for run in runs]
         self.free_gpus = list(range(arguments.gpus))
         self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
         self.stopping, self.stopped_at = None, 0.0
-        self.started, self.shown_at, self.shown_lines = time.time(), 0.0, 0
+        self.spare = min(SPARE_S, 6 * arguments.minutes)
+        self.ends = started + 60 * arguments.minutes - self.spare if arguments.minutes else None
+        self.shown_at, self.shown_lines = 0.0, 0
 
     # ---- commands
 
@@ -156,7 +159,7 @@ class Queue:
         """Starts what there is room for. Evaluations first: they are short and what is done is worth more."""
         room = self.places - sum(job.process is not None for job in self.jobs)
         for job in self.jobs:
-            if room <= 0 or self.stopping:
+            if room <= 0 or self.stopping or (self.ends and time.time() > self.ends - self.spare):
                 return
             if job.process or job.state not in ("waiting", "trained"):
                 continue
@@ -236,6 +239,8 @@ class Queue:
                 busy = any(job.process for job in self.jobs)
                 if not busy and (self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)):
                     break
+                if self.ends and time.time() > self.ends and not self.stopping:
+                    self.stop(signal.SIGTERM, None)
                 if self.stopping:
                     self.tell()
                 if self.stopping and time.time() > self.stopped_at + SAVE_S:
@@ -252,8 +257,13 @@ class Queue:
             if job.why:
                 print(f"lab/run.py: {job.run.name} failed: {job.why}", file=sys.stderr)
         if self.stopping:
-            print("stopped; the same command goes on")
+            print(f"stopped; {self.whole_seeds()} have all their arms; the same command goes on")
         return 3 if self.stopping else 1 if failed else 0
+
+    def whole_seeds(self):
+        seeds = {job.run.seed for job in self.jobs}
+        unfinished = {job.run.seed for job in self.jobs if job.state not in ("done", "diverged")}
+        return f"{len(seeds - unfinished)} of {len(seeds)} seeds"
 
     # ---- progress
 

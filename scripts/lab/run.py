@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -47,6 +48,7 @@ def parse_arguments():
     parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
     parser.add_argument("--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)")
+    parser.add_argument("--minutes", type=float, default=0, help="stop within this time: runs save, and the same command goes on (default: no limit)")
     parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
     parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
     parser.add_argument("--report", action="store_true", help="make the report when the runs are done")
@@ -66,6 +68,8 @@ def parse_arguments():
         parser.error("--report is of runs, and --dry-run starts none")
     if not -20 <= a.nice <= 19 or (a.nice < 0 and os.geteuid() != 0):
         parser.error(f"--nice {a.nice}: a number from 0 to 19 is wanted; from -20 as root")
+    if not 0 <= a.minutes < float("inf"):
+        parser.error(f"--minutes {a.minutes:g}: a time above 0 is wanted")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
         parser.error("--jobs is at least 1, --threads and --gpus at least 0")
     return a
@@ -185,6 +189,7 @@ def write_lab(out, plan, size, runs, costs):
 
 
 def main():
+    started = time.time()
     a = parse_arguments()
     try:
         trainer = Trainer(a.trainer)
@@ -216,7 +221,7 @@ def main():
             if (out / run.name / "run.json").exists():
                 check_begun(run, out / run.name)
         write_lab(out, plan, size, runs, costs)
-        status = Queue(out, runs, costs, trainer, jobs, a).work()
+        status = Queue(out, runs, costs, trainer, jobs, a, started).work()
     except rundirs.RunError as error:
         fail(str(error))
     except OSError as error:

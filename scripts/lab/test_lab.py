@@ -363,10 +363,10 @@ match = baseline
 """
 
 
-def lab(place, *words, plan=SMALL, **popen):
+def lab(place, *words, plan=SMALL, jobs="2", **popen):
     path = Path(place) / "small.plan"
     path.write_text(plan)
-    command = [sys.executable, str(HERE / "run.py"), str(path), "--trainer", str(TRAINER), "--out", str(Path(place) / "out"), "--jobs", "2", *words]
+    command = [sys.executable, str(HERE / "run.py"), str(path), "--trainer", str(TRAINER), "--out", str(Path(place) / "out"), "--jobs", jobs, *words]
     if popen:
         return subprocess.Popen(command, cwd=place, text=True, **popen)
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
@@ -431,6 +431,30 @@ def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
             assert train_steps(Path(place) / "out" / name) == list(range(1, 470)), (name, moments)
             mine, wanted = (rundirs.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole))
             assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
+
+
+@test
+def a_lab_with_little_time_stops_in_time_and_goes_on_seed_by_seed():
+    plan = (ROOT / "scripts/plans/gpu-half-hour.plan").read_text()
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        words = ["--size", "smoke", "--seeds", "1,2", "--data", "corpus", "--minutes", "0.12"]
+        windows, ends, said = 0, [], ""
+        while windows < 30:
+            started = time.time()
+            done = lab(place, *words, plan=plan, jobs="1")
+            windows, said = windows + 1, done.stdout
+            assert time.time() - started < 12, said
+            if done.returncode == 0:
+                break
+            assert done.returncode == 3 and " of 2 seeds have all their arms; the same command goes on" in said, said + done.stderr
+        assert done.returncode == 0 and windows > 1, (windows, said)
+        for seed in (1, 2):
+            for arm in ("baseline", "diff_v2", "baseline-2h"):
+                run = Path(place) / "out" / f"{arm}.lr0.004.seed{seed}"
+                assert train_steps(run) == list(range(1, 41)) and (run / "eval.json").exists(), run
+                ends.append((run / "run.json").stat().st_ctime)
+        assert ends == sorted(ends), ends  # one seed's arms, then the next's
 
 
 @test

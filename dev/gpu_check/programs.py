@@ -1,0 +1,90 @@
+"""The programs of a check: given by environment, carried by a bundle, or built here.
+
+    BUNDLE/bin/       what dev/gpu_bundle.sh has compiled, under the names that the files have below build/
+    BUNDLE/sources    the digest of the sources that they were compiled from
+
+They are used where the sources are these and every one of them starts; else all of them are built.
+"""
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PLACES = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
+    "TRAIN_DIFFV2CU": ("build/cuda_bf16/train_diffv2cu", "build/oncpu/test_trainer --trainer"),
+    "TRAIN_DIFFV2CU_FP32": ("build/cuda_fp32/train_diffv2cu", "build/fp32/oncpu/test_trainer --trainer"),
+    "TEST_DIFFV2CU": ("build/cuda_bf16/test_diffv2cu", "build/oncpu/test_diffv2"),
+    "TEST_DIFFV2CU_FP32": ("build/cuda_fp32/test_diffv2cu", "build/fp32/oncpu/test_diffv2"),
+    "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
+    "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
+}
+SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/*.cu", "dev/*.h", "dev/cuda_on_cpu/*")
+
+
+def sources_digest(root=ROOT):
+    """Of everything that a program may be compiled from; needs no git."""
+    digest = hashlib.sha256()
+    for path in sorted({p for pattern in SOURCES for p in root.glob(pattern) if p.is_file()}):
+        digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def library_path(bundle):
+    """The value of LD_LIBRARY_PATH for programs that were linked on another machine."""
+    script = ROOT / "scripts/find_cuda.sh"
+    found = subprocess.run([script, "-"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
+                           env={**os.environ, "DEPS": str(bundle), "MPI": "no"}).stdout if script.exists() else ""
+    folders = [os.path.dirname(path) for path in re.findall(r"(?<![\w,])/\S+\.so\S*", found)]
+    return ":".join(dict.fromkeys([str(bundle / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
+
+
+def starts(words, environment):
+    """Whether the program runs here: it answers --help, if only by a complaint."""
+    try:
+        done = subprocess.run([*words, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              env=environment, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return 0 <= done.returncode < 126  # 126, 127: the loader's
+
+
+class Programs:
+    def __init__(self, bundle, pretend):
+        self.commands = {n: shlex.split(os.environ.get(n) or places[pretend]) for n, places in PLACES.items()}
+        self.given = {n for n in PLACES if os.environ.get(n)}
+        self.folder, self.environment, self.why = bundle and bundle / "bin", {}, ""
+        if self.folder and self.folder.is_dir():
+            self.take(bundle)
+
+    def take(self, bundle):
+        """Takes the bundle's programs, or says in `why` what is against it."""
+        of = bundle / "sources"
+        if not of.exists() or of.read_text().strip() != sources_digest():
+            self.why = "they are of other sources"
+            return
+        environment = {"LD_LIBRARY_PATH": library_path(bundle)}
+        taken = {}
+        for name in PLACES.keys() - self.given:
+            first, *rest = self.commands[name]
+            taken[name] = [str(self.folder / Path(first).relative_to("build")), *rest]
+            if not starts(taken[name], {**os.environ, **environment}):
+                self.why = f"{taken[name][0]} does not start on this machine"
+                return
+        self.commands.update(taken)
+        self.given |= taken.keys()
+        self.environment = environment
+
+    def environment_of(self, words):
+        """What a command needs besides: the libraries of a program out of the bundle."""
+        return self.environment if self.environment and any(w.startswith(f"{self.folder}/") for w in words) else {}
+
+    def missing(self, names):
+        return [n for n in names if not os.access(ROOT / self.commands[n][0], os.X_OK)]
+
+
+if __name__ == "__main__":
+    print(sources_digest(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT))
