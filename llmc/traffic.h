@@ -28,8 +28,8 @@ static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
     return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * FLOATX_BYTES;
 }
 static inline size_t matmul_to_input_bytes(int N, int IC, int OC) { return matmul_forward_bytes(N, IC, OC); }
-static inline size_t matmul_to_weight_bytes(int N, int IC, int OC) {
-    return (size_t)N * (size_t)(IC + OC) * FLOATX_BYTES + 2 * (size_t)OC * (size_t)IC * FP32_BYTES;
+static inline size_t matmul_to_weight_bytes(int N, int IC, int OC, bool add) {
+    return (size_t)N * (size_t)(IC + OC) * FLOATX_BYTES + (add ? 2 : 1) * (size_t)OC * (size_t)IC * FP32_BYTES;
 }
 
 static inline double attention_visible(AttentionShape s) {
