@@ -34,8 +34,8 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/strangers.h"
 #include "tests/evaluation.h"
 #include "tests/device.h"
-#include "tests/isolated_cases.h"
 #include "tests/prediction.h"
+#include "tests/isolated_cases.h"
 
 static const struct {
     const char *subject;
@@ -66,8 +66,8 @@ static const struct {
     {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
     {"strangers", strangers_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
-    {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
+    {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
 };

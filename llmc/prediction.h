@@ -1,6 +1,6 @@
 /*
 prediction.h: the milliseconds of a training step on a GPU that need not be here (--dry-run --device NAME), from the
-operations' FLOPs and bytes (traffic.h) and assumed rates (assumptions.h). StepPart of train_diffv2.c, which includes it:
+operations' FLOPs and bytes (traffic.h) and assumed rates (assumptions.h). Part of train_diffv2.c, which includes it:
 predict_* walk through a step as model_micro_step and model_update do.
 
   operation       the slower of its FLOPs at the peak's share and its bytes at the bandwidth's; never faster than its
@@ -154,7 +154,7 @@ static void predict_rows(Prediction *p, PredictionClass kind, const char *name, 
 }
 
 // C (M,N) = A B over K.
-static double gemm_ms(const Prediction *p, int M, int N, int K, size_t bytes) {
+static double gemm_ms(const Prediction *p, int M, int N, int K, double bytes) {
     static const struct {
         int M, N;
         double share;
@@ -169,19 +169,25 @@ static double gemm_ms(const Prediction *p, int M, int N, int K, size_t bytes) {
             double sums = split > 1 ? memory_ms(p, 2.0 * split * M * N * FP32_BYTES) : 0;
             best = fmin(best, flops / (rate * tiles[i].share) + sums);
         }
-    double memory = memory_ms(p, (double)bytes);
+    double memory = memory_ms(p, bytes);
     return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles of a wave overlap with nothing
 }
 static void predict_matmul_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
-    size_t bytes = matmul_forward_bytes(N, IC, OC);
-    predict_op(p, kind, "matmul_forward", calls, 1, matmul_forward_flops(N, IC, OC), (double)bytes,
+    double bytes = (double)matmul_forward_bytes(N, IC, OC);
+    predict_op(p, kind, "matmul_forward", calls, 1, matmul_forward_flops(N, IC, OC), bytes,
                gemm_ms(p, N, OC, IC, bytes));
 }
-static void predict_matmul_backward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
-    size_t to_input = matmul_to_input_bytes(N, IC, OC), to_weight = matmul_to_weight_bytes(N, IC, OC);
-    predict_op(p, kind, "matmul_backward", calls, 2, matmul_backward_flops(N, IC, OC), (double)(to_input + to_weight),
+// The gradient of the weight is written by `writes` of a step's calls, the others add to it.
+static void predict_matmul_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N, int IC,
+                                    int OC) {
+    double adds = 1 - writes / (calls * p->times), to_input = (double)matmul_to_input_bytes(N, IC, OC);
+    double to_weight = (double)matmul_to_weight_bytes(N, IC, OC, false) * (1 - adds) +
+                       (double)matmul_to_weight_bytes(N, IC, OC, true) * adds;
+    predict_op(p, kind, "matmul_backward", calls, 2, matmul_backward_flops(N, IC, OC), to_input + to_weight,
                gemm_ms(p, N, IC, OC, to_input) + gemm_ms(p, OC, IC, N, to_weight));
 }
+// Times that a step writes the gradient of a weight: with --zero 2 in each micro-step.
+static double gradient_writes(const Prediction *p) { return p->model->sharding.level == 2 ? p->micro_steps : 1; }
 
 static void predict_attention(Prediction *p, AttentionShape s, int sets, bool backward) {
     double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
@@ -261,7 +267,7 @@ static void predict_head(Prediction *p, int N) {
         int n = last ? rest : rows, chunks = last ? 1 : N / rows;
         predict_matmul_forward(p, CLASS_LM_HEAD, chunks, n, C, V);
         predict_rows(p, CLASS_CROSS_ENTROPY, "cross_entropy", chunks, 1, cross_entropy_bytes(n, V, m->Vp, true));
-        predict_matmul_backward(p, CLASS_LM_HEAD, chunks, n, C, V);
+        predict_matmul_backward(p, CLASS_LM_HEAD, chunks, last ? 0 : gradient_writes(p), n, C, V);
     }
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
 }
@@ -289,15 +295,16 @@ static void predict_context_backward(Prediction *p, int N) {
 static void predict_backward(Prediction *p, int N) {
     const ModelConfig *c = &p->model->config;
     const AttentionDims *d = &p->model->dims;
+    double writes = gradient_writes(p) * c->L;
     predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
     predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, c->F));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * c->F);
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 2, 2, rmsnorm_backward_bytes(N, c->C));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
     predict_context_backward(p, N);
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
     predict_begin(p, PART_EMBED_BACKWARD, p->micro_steps);
     int distinct = (int)(c->V * (1 - exp(-(double)N / c->V))); // of N tokens with equal chances
     predict_rows(p, CLASS_EMBEDDING, "embedding_backward", 1, 13, embedding_backward_bytes(N, c->C, distinct));
@@ -321,7 +328,14 @@ static void predict_update(Prediction *p) {
     const Sharding *s = &m->sharding;
     size_t own = s->level ? s->own : m->tensors.buffer_count;
     predict_begin(p, PART_UPDATE, 1);
-    predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, m->grads_bytes);
+    int zeroed = 0; // gradients that no product writes
+    size_t zeros = 0;
+    for (int i = 0; i < m->tensors.count; i++) {
+        const Tensor *t = &m->tensors.tensors[i];
+        if (!is_product_weight(m, t)) zeroed++, zeros += t->count;
+    }
+    predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, (size_t)m->B * (size_t)m->T * FP32_BYTES); // the losses
+    predict_rows(p, CLASS_UPDATE, "buffer_zero", zeroed * gradient_writes(p), 1, zeros * FP32_BYTES / (size_t)zeroed);
     predict_rows(p, CLASS_UPDATE, "sum_of_squares", s->count, 2, sum_of_squares_bytes(s->own) / (size_t)s->count);
     predict_rows(p, CLASS_UPDATE, "adamw_update", m->tensors.count, 1,
                  adamw_bytes(own, true) / (size_t)m->tensors.count);

@@ -1,5 +1,5 @@
 /*
-prediction_communication.h: what the ranks of a predicted step exchange, and how much of that computation hides. StepPart of
+prediction_communication.h: what the ranks of a predicted step exchange, and how much of that computation hides. Part of
 prediction.h, which includes it.
 
 The backward's groups of gradients enter one queue of rings as they are complete, bucket by bucket, and so do the

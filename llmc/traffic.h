@@ -16,8 +16,10 @@ enum { FP32_BYTES = 4 }; // gradients, moments, master weights, statistics
 
 // ---- matrix products and attention
 
-// Rows of logits that a GPU computes at a time. Each piece reads and writes the gradient of the head in fp32, 8 V C bytes
-// for 2 rows V C FLOPs of one product: a tenth of its time at 8192 rows of an H200, a fifth at 4096.
+// Rows of logits that a GPU computes at a time. Each piece reads and writes the whole gradient of the head in fp32: of V*C
+// weights 8 V C bytes for 2 rows V C FLOPs, which takes a tenth of the time of the product at 8192 rows of an H200, and
+// a fifth at 4096. Both are whole tiles of the library's kernels, and enough of them for the multiprocessors (dx:
+// rows*C / (128*256) tiles).
 static inline size_t gpu_logit_rows(size_t row_bytes) { return 8192 * row_bytes <= (size_t)1 << 30 ? 8192 : 4096; }
 
 static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }
@@ -26,8 +28,8 @@ static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
     return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * FLOATX_BYTES;
 }
 static inline size_t matmul_to_input_bytes(int N, int IC, int OC) { return matmul_forward_bytes(N, IC, OC); }
-static inline size_t matmul_to_weight_bytes(int N, int IC, int OC) {
-    return (size_t)N * (size_t)(IC + OC) * FLOATX_BYTES + 2 * (size_t)OC * (size_t)IC * FP32_BYTES;
+static inline size_t matmul_to_weight_bytes(int N, int IC, int OC, bool add) {
+    return (size_t)N * (size_t)(IC + OC) * FLOATX_BYTES + (add ? 2 : 1) * (size_t)OC * (size_t)IC * FP32_BYTES;
 }
 
 static inline double attention_visible(AttentionShape s) {
