@@ -35,6 +35,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/evaluation.h"
 #include "tests/device.h"
 #include "tests/isolated_cases.h"
+#include "tests/prediction.h"
 
 static const struct {
     const char *subject;
@@ -66,6 +67,7 @@ static const struct {
     {"strangers", strangers_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},
+    {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
     {"evaluation", evaluation_tests, EVALUATION_TEST_COUNT, EVERY_BUILD},
     {"evaluation program", evaluation_program_tests, EVALUATION_PROGRAM_TEST_COUNT, FP32_BUILD},
 };

@@ -25,7 +25,7 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 
 // Shapes that are no multiple of a pack (8 in bf16, 4 in fp32), of a warp, of a tile of 64; the smallest; and large
 // enough for several blocks.
-#define CUDNN_NAMES "B T NQ NKV D DV sets parts room sequences"
+#define CUDNN_NAMES "B T NQ NKV D DV sets parts room calls"
 // clang-format off
 static const Case cases[] = {
     // operation                 check                       parameters               values                     shift why
@@ -42,7 +42,8 @@ static const Case cases[] = {
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {200, 1, 2568},            0, "two rounds of columns and a part of one, more rows than threads"},
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {5, 2, 300},               1, "the same without packs"},
     {"embedding_backward",       check_embedding_backward,   "N V C",                 {1, 1, 1},                 0, "the smallest"},
-    {"embedding_backward in order", check_embedding_order,   "N V C",                 {1500, 40, 24},            0, "fp32 sums in the order of the rows"},
+    {"embedding_backward in order", check_embedding_order,   "N V C",                 {1500, 46, 24},            0, "fp32 sums in the order of the rows, more and fewer than a warp"},
+    {"embedding_backward in order", check_embedding_order,   "N V C",                 {700, 3, 40},              0, "rows of several warps, two blocks of columns"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {7, 64},                   0, "packs"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {130, 19},                 0, "no packs, more rows than a block"},
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {3, 1096},                 0, "a row of several packs per lane, not evenly"},
@@ -53,10 +54,12 @@ static const Case cases[] = {
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {130, 19},                 0, "no packs"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {2100, 8},                 0, "more rows than parts, heads of width 8"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {9, 1096},                 1, "addresses off the pack"},
-    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "two warps' sums fit the shared memory"},
-    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "no row fits the shared memory"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "more packs than threads in fp32"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 12304},                0, "more packs than threads"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {65, 12296},               0, "the same, and more rows than parts"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {1, 1},                    0, "the smallest"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {9, 72, 1},                0, "dx is written, not added to"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C overwrite",         {5, 19, 1},                1, "likewise, no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {7, 64},                   0, "packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {13, 19},                  0, "no packs"},
     {"residual_rmsnorm_forward", check_residual_rmsnorm,     "N C",                   {5, 328},                  1, "addresses off the pack"},
@@ -64,6 +67,11 @@ static const Case cases[] = {
     {"matmul",                   check_matmul,               "N IC OC ldy",           {13, 24, 259, 320},        0, "V % 8 = 3, rows padded to 64"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {1, 40, 7, 64},            0, "one row"},
     {"matmul",                   check_matmul,               "N IC OC ldy",           {9, 5, 3, 3},              0, "nothing aligned"},
+#ifdef CUDA_ON_CPU
+    {"gemm",                     check_gemm_split,           "K parts",               {256, 4},                  0, "the sum over K may be divided"},
+    {"gemm",                     check_gemm_split,           "K parts",               {200, 1},                  0, "a rest of K would be left out"},
+    {"gemm",                     check_gemm_split,           "K parts",               {40, 1},                   0, "likewise, all of it"},
+#endif
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {72, 136, 40, 0},          0, "packs, parts of tiles"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {65, 67, 33, 3},           0, "one beyond a tile, odd strides"},
     {"gemm_plain",               check_gemm_plain,           "M N K gap",             {1, 8, 64, 8},             1, "one row, addresses off the pack"},
@@ -92,12 +100,15 @@ static const Case cases[] = {
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 5, 2, 2, 1, 3},        0, "the narrowest"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 64, 4, 2, 64, 64, 1, 1, 0, 0},      0, "whole tiles, groups"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 131, 2, 2, 128, 128, 1, 1, 0, 0},   0, "no groups, D = 128, three tiles"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 2, 2},      0, "two sequences at a time, T beyond a tile"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 1, 0},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 1},      0, "room for two of three sequences: one at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 4, 3},      0, "two sequences at a time, T beyond a tile"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 3},      0, "room for two of three sequences: one at a time"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 1, 64, 128, 2, 1, 0, 0},    0, "diff_v1: values of width 2D, the second key set"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 2, 64, 128, 2, 2, 0, 0},    0, "the same in halves"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 1, 1},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},     0, "three groups of heads at a time of six, though there is room for four"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},     0, "one group at a time, values in halves, the second key set"},
+    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},      0, "groups whose lse would be off the 16 bytes: all at once"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 2, 1, 128, 256, 1, 0, 0, 0},    0, "D = 128, values of width 2D, if cuDNN likes"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 33, 6, 2, 32, 64, 1, 0, 0, 0},      0, "diff_scalar: halves of 32"},
     {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 65, 4, 2, 16, 16, 1, 0, 0, 0},      0, "narrow heads"},

@@ -15,12 +15,20 @@ nearly.
 #define NCCL_HOST_BYTES 112
 #define NCCL_EVENTS 256
 #define NCCL_WAITS 64
+#define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
 #include "llmc/common.h"
 #include <cuda_runtime.h>
+#include "llmc/attention_cudnn.h"
 #include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.
 static size_t test_bucket_elements(void) { return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20; }
+
+// LOGIT_ROWS=16: so few that the models of the tests have several pieces of logits, the last of them smaller.
+static size_t matmul_rows_at_a_time(size_t row_bytes);
+static size_t test_logit_rows(size_t row_bytes) {
+    return getenv("LOGIT_ROWS") ? (size_t)atoi(getenv("LOGIT_ROWS")) : matmul_rows_at_a_time(row_bytes);
+}
 
 static int host_waits; // times that the host has waited for the device
 
@@ -29,15 +37,21 @@ static cudaError_t counted_wait(cudaStream_t stream) {
     return cudaStreamSynchronize(stream);
 }
 static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event);
+template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... arguments) {
+    if (memory_is_short) fprintf(stderr, "cuDNN is asked for a plan while memory is short\n");
+    return cudnn_attention_plan(arguments...);
+}
 static void device_phase(Phase phase);
 
 #define cudaStreamSynchronize counted_wait
 #define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
+#define cudnn_attention_plan witnessed_plan
 #define watch_phase device_phase
 #define main train_diffv2_main
 #include "train_diffv2.cu"
 #undef main
 #undef watch_phase
+#undef cudnn_attention_plan
 #undef cudaStreamWaitEvent
 
 // MISSING_WAIT=collectives or operations: those forget to wait for the others.
@@ -68,6 +82,7 @@ static const CudaTest *cuda_test(int t) {
 int main(int argc, char **argv) {
     environment_prepare(argv); // not the trainer, which knows only its own arguments
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
+    setenv("LOGIT_ROWS", "16", 1);
     setvbuf(stdout, NULL, _IOLBF, 0);
     TestCounts counts = {0, 0, 0};
     char subject[40];

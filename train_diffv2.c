@@ -15,6 +15,7 @@ very file with CUDA operations instead.
 #include "llmc/comm.h"
 #include "llmc/model_config.h"
 #include "llmc/sharding.h"
+#include "llmc/device_peak.h"
 #include "llmc/random.h"
 #include "llmc/options.h"
 #include "llmc/schedule.h"
@@ -37,9 +38,9 @@ very file with CUDA operations instead.
 #ifndef INIT_CHUNK
 #define INIT_CHUNK ((size_t)1 << 20)
 #endif
-// and rows of logits that are computed at a time: 64 MiB of them keep the GEMM at full speed
+// and rows of logits that are computed at a time
 #ifndef LOGIT_ROWS
-#define LOGIT_ROWS(row_bytes) max_size(64, ((size_t)64 << 20) / (row_bytes))
+#define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
 
 // ---------------------------------------------------------------------------------------------------
@@ -127,10 +128,12 @@ typedef struct {
     grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
     grad_t *own_grads;    // --zero 2: those of this rank's own pieces, summed over ranks and micro-steps; else NULL
     double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    int micro_step;       // of an update: the first one's backward writes the gradients, the others' add to them
+    bool reduce;          // and this one's sums them over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t received_bytes; // pieces of gradients from other ranks
+    size_t received_bytes;    // pieces of gradients from other ranks
+    const DevicePeak *device; // --device: the sizes are those of the bf16 program on this GPU; else NULL
     char *activations_memory;
 } Model;
 
@@ -138,9 +141,12 @@ static floatX *param(const Model *model, TensorKind kind, int layer) {
     const Tensor *t = tensor_of(&model->tensors, kind, layer);
     return t ? model->params + t->offset : NULL;
 }
+static grad_t *tensor_grad(const Model *model, const Tensor *t) {
+    return model->group_grads[t->layer + 1] + (t->offset - model->tensors.group_offset[t->layer + 1]);
+}
 static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     const Tensor *t = tensor_of(&model->tensors, kind, layer);
-    return t ? model->group_grads[t->layer + 1] + (t->offset - model->tensors.group_offset[t->layer + 1]) : NULL;
+    return t ? tensor_grad(model, t) : NULL;
 }
 
 // The attention of one key set: which heads it reads and where they are in the fused rows.
@@ -148,6 +154,15 @@ typedef struct {
     AttentionShape shape;
     size_t q, k, v, out, lse; // first elements, in a fused row, in a row of heads, and in lse
 } KeySet;
+
+// Whether the backward adds to the gradients where they are. With --zero 2 they are new in every micro-step, and are
+// added up in own_grads.
+static bool grads_add(const Model *model) { return model->micro_step > 0 && model->sharding.level < 2; }
+
+// Whether the tensor is the weight of a matrix product, which writes all of its gradient.
+static bool is_product_weight(const Model *model, const Tensor *t) {
+    return t->ndim == 2 && (t->row->kind != T_EMBED || model->config.tied);
+}
 
 static KeySet key_set(const Model *model, int set, int B, int T, int first) {
     const AttentionDims *d = &model->dims;
@@ -180,17 +195,25 @@ static size_t lse_count(const Model *model, int B, int T) {
     return (size_t)model->config.attention->key_sets * lse_set_stride(key_set(model, 0, B, T, 0).shape);
 }
 
+// Bytes of an element of each type: those of this program, or of the bf16 program for GPUs that --device is about.
+typedef struct {
+    size_t int_, double_, real_, floatX_, grad_t_;
+} ElementBytes;
+static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
+                          gpu_elements = {4, 8, 4, 2, 4};
+
 // Hands out consecutive aligned pieces; with base NULL it only counts.
 typedef struct {
     char *base;
     size_t used;
+    ElementBytes bytes;
 } Arena;
 static void *carve(Arena *arena, size_t count, size_t element_bytes) {
     size_t at = arena->used;
     arena->used += round_up(count * element_bytes, 256);
     return arena->base ? arena->base + at : NULL;
 }
-#define CARVE(arena, type, count) (type *)carve(arena, count, sizeof(type))
+#define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
 // Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
 static bool layer_keeps(const Model *model, int l, Recompute level) {
@@ -269,6 +292,20 @@ static size_t group_grads_count(const Model *model, size_t *layer_count) {
     return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
 }
 
+// Bytes of the buffers of a planned model.
+static void model_count_bytes(Model *model, ElementBytes e) {
+    int level = model->sharding.level;
+    size_t layer_count, own = model->sharding.own;
+    Arena count = {NULL, 0, e};
+    activations_carve(model, &count);
+    model->activations_bytes = count.used;
+    model->params_bytes = model->tensors.buffer_count * e.floatX_;
+    if (model->purpose != FOR_TRAINING) return;
+    model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
+    model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * e.real_;
+    model->master_bytes = e.floatX_ < e.real_ ? model->moments_bytes / 2 : 0;
+}
+
 // Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
 // --zero `zero` says; allocates nothing but lists.
 static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
@@ -284,27 +321,24 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
+    if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
-    Arena count = {NULL, 0};
-    activations_carve(model, &count);
-    model->activations_bytes = count.used;
-    model->params_bytes = model->tensors.buffer_count * sizeof(floatX);
-    size_t groups = (size_t)model->sharding.groups, layer_count, own = model->sharding.own;
+    model_count_bytes(model, own_elements);
+    size_t groups = (size_t)model->sharding.groups;
     model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->squares = (double *)checked_calloc((size_t)model->sharding.count * (size_t)ranks, sizeof(double));
-    if (purpose == FOR_TRAINING) {
-        int level = model->sharding.level;
-        model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * sizeof(grad_t);
-        model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * sizeof(real);
-        if (sizeof(floatX) < sizeof(real)) model->master_bytes = model->moments_bytes / 2;
-        model->received_bytes = comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, level);
-    }
+    if (purpose == FOR_TRAINING)
+        model->received_bytes =
+            comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, model->sharding.level);
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION)
+    if (purpose != FOR_GENERATION) {
+        attention_leave(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+                        model->activations_bytes + model->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    }
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),
@@ -347,7 +381,7 @@ static void model_alloc(Model *model, const Model *shared) {
         if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
     }
     model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
-    Arena arena = {model->activations_memory, 0};
+    Arena arena = {model->activations_memory, 0, own_elements};
     activations_carve(model, &arena);
 
     size_t count = (size_t)model->config.T * (size_t)model->dims.QD;
@@ -566,7 +600,7 @@ static void model_classify(Model *model, int N, real dloss) {
         cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, Vp, dloss);
         if (dloss != 0)
             matmul_backward(a->dnorm + at, grad(model, head_kind(model), 0), a->logits, a->norm_final + at, head, rows,
-                            C, V, Vp);
+                            C, V, Vp, n > 0 || grads_add(model));
     }
 }
 
@@ -642,9 +676,8 @@ static void context_backward(Model *model, int l, int B, int T) {
                       d->DV, ld, d->gate_width);
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
-        buffer_zero(g->dcombined, (size_t)N * width * sizeof(floatX));
         rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
-                         a->rstd_sub, N * d->norm_count, d->norm_width);
+                         a->rstd_sub, N * d->norm_count, d->norm_width, false);
     }
     if (d->pair_stride) {
         LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
@@ -685,31 +718,41 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
+    bool add = grads_add(model);
 
     // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)): dx passes the sum unchanged
-    matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
+    matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C,
+                    add);
     swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, F);
     matmul_backward(g->dnorm, grad(model, T_MLP_GATE, l), g->dgate_up, a->norm2, param(model, T_MLP_GATE, l), N, C,
-                    2 * F, 2 * F);
-    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C);
+                    2 * F, 2 * F, add);
+    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C,
+                     true);
 
     // x_mid = x + o(context), context = context(rope(fused(norm1)))
-    matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
+    matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C,
+                    add);
     context_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
-    matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld);
-    rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C);
+    matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld,
+                    add);
+    rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true);
 }
 
-// Before a group's gradients are added to. With --zero 2 its place is another group's, or the last micro-step's, until
-// that is with its owners.
+// Before a group's gradients are written or added to. With --zero 2 its place is another group's, or the last
+// micro-step's, until that is with its owners. What no product writes is added to from zero.
 static void grads_open(Model *model, int group) {
-    const size_t *at = model->tensors.group_offset;
     int L = model->config.L;
-    if (model->sharding.level < 2) return;
-    comm_wait(model->reduced[group]);
-    if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
-    buffer_zero(model->group_grads[group], (at[group + 1] - at[group]) * sizeof(grad_t));
+    if (model->sharding.level == 2) {
+        comm_wait(model->reduced[group]);
+        if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
+    }
+    if (grads_add(model)) return;
+    for (int i = 0; i < model->tensors.count; i++) {
+        const Tensor *t = &model->tensors.tensors[i];
+        if (t->layer + 1 == group && !is_product_weight(model, t))
+            buffer_zero(tensor_grad(model, t), t->count * sizeof(grad_t));
+    }
 }
 
 // This rank's piece of a bucket of the gradients, where the sum over all ranks is put.
@@ -727,18 +770,18 @@ static void grads_close(Model *model, int group) {
     for (int i = s->first[group]; i < s->first[group + 1]; i++) {
         const Bucket *b = &s->buckets[i];
         grad_t *bucket = model->group_grads[group] + (b->begin - model->tensors.group_offset[group]);
-        model->reduced[group] = comm_reduce_scatter(bucket, b->piece, own_grads(model, b), s->level == 2);
+        model->reduced[group] =
+            comm_reduce_scatter(bucket, b->piece, own_grads(model, b), s->level == 2 && model->micro_step > 0);
         if (s->level == 0) model->reduced[group] = comm_all_gather(bucket, b->piece * sizeof(grad_t));
     }
 }
 
-// After model_forward and model_classify with dloss != 0 on the same rows; adds to the gradients.
+// After model_forward and model_classify with dloss != 0 on the same rows; writes the gradients, or adds to them.
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
     int N = B * T, C = model->config.C, L = model->config.L;
-    buffer_zero(a->dx, (size_t)N * (size_t)C * sizeof(floatX));
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
-                     param(model, T_NORM_FINAL, 0), a->rstd_final, N, C);
+                     param(model, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
     grads_close(model, L + 1);
     for (int l = L - 1; l >= 0; l--) {
         const floatX *x = block_input(model, l);
@@ -848,15 +891,16 @@ static double forward_flops(const Model *model, int B, int T) {
     double weights = 0;
     for (int i = 0; i < model->tensors.count; i++) {
         const Tensor *t = &model->tensors.tensors[i];
-        bool lookup_only = t->row->kind == T_EMBED && !model->config.tied;
-        if (t->ndim == 2 && !lookup_only) weights += (double)t->count;
+        if (is_product_weight(model, t)) weights += (double)t->count;
     }
     KeySet s = key_set(model, 0, B, T, 0);
     return 2 * weights * B * T + model->config.L * model->config.attention->key_sets * attention_forward_flops(s.shape);
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
+#include "llmc/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
 #include "llmc/memory_report.h" // model_memory, model_bytes: what a process takes
+#include "llmc/prediction_report.h"
 
 static void print_match(const Model *model, const Options *o) {
     ModelConfig plain = model_as_baseline(&model->config);
@@ -876,15 +920,17 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
 static void print_communication(const Model *model, const Model *speaker, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s\n",
-           o->link_gbs > 0 ? "    time of it" : "");
+    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
+           o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
     for (int zero = 0; zero <= 2; zero++) {
         Model other;
         model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0,
                         model->sharding.ranks, zero);
+        model_plan_device(&other, model->device, o->deterministic);
         double bytes = communication_bytes(&other, zero, micro_steps);
         printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, speaker)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
+        if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
         printf("\n");
         model_free(&other, false);
     }
@@ -912,7 +958,7 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
     if (o->match_params) print_match(model, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
-    else printf("memory of this process\n");
+    else printf("memory of %s\n", model->device ? "the GPU" : "this process");
     print_memory(model, speaker);
     if (model->sharding.ranks > 1) print_communication(model, speaker, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
@@ -924,6 +970,8 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     printf("FLOPs (forward and backward)\n");
     printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
     printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
+    if (model->device) print_prediction(model, o);
+    if (o->dry_run_out) write_prediction(o->dry_run_out, model, speaker, o);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1197,13 +1245,13 @@ static StepResult run_step(Run *run) {
     StepResult r;
     watch_step(run->step + 1);
     model->stats_seconds = 0;
-    buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
         bool stats = run->stats && micro == run->micro_steps - 1 && every(run->step + 1, o->stats_every);
         watch_phase(PHASE_DATA);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
+        model->micro_step = micro;
         model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->sharding.level == 2);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
@@ -1702,6 +1750,22 @@ static void run_find_peak(Run *run) {
     run->peak_from = "a large matrix product, measured";
 }
 
+static void warn_of_attention(void) {
+    const char *text = attention_warning();
+    if (text && leads()) warn("%s", text);
+}
+
+// Attention of the last batch of a validation, which may be partial.
+static void run_plan_last_batch(Run *run) {
+    Model *model = &run->model;
+    int B = (int)(run_validation_windows(run) % (uint64_t)model->B);
+    if (B == 0) return;
+    AttentionShape shape = key_set(model, 0, B, model->T, 0).shape;
+    attention_prepare(shape, false, false);
+    model->workspace_bytes = max_size(model->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    warn_of_attention();
+}
+
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
@@ -1715,13 +1779,21 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (speaks)
         model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
-    if (o->dry_run) return;
+    if (o->device) {
+        model_plan_device(&run->model, device_peak_named(o->device), o->deterministic);
+        model_plan_device(&run->speaker, speaks ? run->model.device : NULL, o->deterministic);
+    }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
-    if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+    if (!o->device) {
+        if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+        warn_of_attention();
+    }
+    if (o->dry_run) return;
     memory_announce(&run->model, run_speaker(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
     if (o->memory_check) memory_check_host(&run->model, run_speaker(run));
+    if (o->memory_check) memory_check_device(&run->model, run_speaker(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
     speech_open(&run->speech, o, loaded, !o->generate);
     if ((o->generate || speaks) && run->speech.implied && run->speech.separator < 0 && leads())
@@ -1730,6 +1802,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
     if (o->val_data && !o->generate && !o->dump_grads)
         run_open_data(run, &run->val, "val-data", o->val_data, config->V);
+    if (run->val.shard_count) run_plan_last_batch(run);
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
     ops_init(run->model.workspace_bytes);

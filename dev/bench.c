@@ -145,7 +145,7 @@ static void r_embedding_b(const Shape *s, real *const *x) { embedding_backward(x
 static double e_rmsnorm(const Shape *s) { return 2.0 * s->N * s->C; }
 static void r_rmsnorm(const Shape *s, real *const *x) { rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5); }
 static double e_rmsnorm_b(const Shape *s) { return 4.0 * s->N * s->C; }
-static void r_rmsnorm_b(const Shape *s, real *const *x) { rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C); }
+static void r_rmsnorm_b(const Shape *s, real *const *x) { rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C, true); }
 static double e_rope(const Shape *s) { return 2.0 * s->N * s->rope_heads * s->QD; }
 static void r_rope(const Shape *s, real *const *x) { rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, 0); }
 static double e_combine(const Shape *s) { return 3.0 * s->N * s->NH * s->D; }
@@ -174,8 +174,6 @@ static void r_norm(const Shape *s, real *const *x) {
 }
 static double e_adamw(const Shape *s) { return 7.0 * (double)s->parameters; }
 static void r_adamw(const Shape *s, real *const *x) { adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100); }
-static double e_zero(const Shape *s) { return (double)s->parameters; }
-static void r_zero(const Shape *s, real *const *x) { buffer_zero(x[0], s->parameters * sizeof(real)); }
 
 static const MemoryOperation memory_operations[] = {
     {"embedding",            COPY,   e_embedding,   once,            r_embedding},
@@ -191,7 +189,6 @@ static const MemoryOperation memory_operations[] = {
     {"swiglu",               ADD,    e_swiglu,      per_layer,       r_swiglu},
     {"swiglu backward",      ADD,    e_swiglu_b,    per_layer,       r_swiglu_b},
     {"cross_entropy",        UPDATE, e_entropy,     once,            r_entropy},
-    {"gradients to zero",    WRITE,  e_zero,        once,            r_zero},
     {"gradient norm",        READ,   e_norm,        once,            r_norm},
     {"adamw",                UPDATE, e_adamw,       once,            r_adamw},
 };
@@ -340,7 +337,6 @@ static const StepCase step_cases[] = {
 static double bench_step(Model *model, const Options *o, const int *tokens, int B, int T, double part[3]) {
     size_t N = (size_t)B * (size_t)T;
     double t0 = now_seconds();
-    buffer_zero(model->grads, model->grads_bytes);
     buffer_zero(model->acts.losses, N * sizeof(real));
     buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
     buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));

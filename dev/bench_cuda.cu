@@ -171,7 +171,6 @@ static double bench_step(BenchModel *b) {
     double start = now_seconds(), loss;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     if (model->purpose == FOR_TRAINING) {
-        buffer_zero(model->grads, model->grads_bytes);
         model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
         loss = model_loss_sum(model, N);
         double norm = model_grad_norm(model);

@@ -191,7 +191,7 @@ static void kernels_of_rows(const Model *m, int N) {
                    [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5); });
     k = kernel_case("rmsnorm_backward", (double)rmsnorm_backward_bytes(N, c), 0, "N %d C %d", N, c);
     with(with(with(with(with(with(k, FLOATX, NC), FP32, C), FLOATX, NC), FLOATX, NC), FLOATX, C), POSITIVE, n);
-    kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c); });
+    kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c, true); });
     k = kernel_case("residual_rmsnorm_forward", (double)residual_rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
     with(with(with(with(with(with(k, FLOATX, NC), FLOATX, NC), FP32, n), FLOATX, NC), FLOATX, NC), FLOATX, C);
     kernel_measure(k,
@@ -303,7 +303,7 @@ static void kernels_of_products(const Model *m, int N) {
         k = kernel_case("matmul_backward", 0, matmul_backward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
                         layers[i].name, rows, IC, OC);
         with(with(with(with(with(k, FLOATX, in), FP32, weight), FLOATX, out), FLOATX, in), FLOATX, weight);
-        kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy); });
+        kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy, true); });
     }
 }
 #undef F

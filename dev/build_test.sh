@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # build_test.sh: what the Makefile and scripts/find_cuda.sh find, over trees that imitate the places where people have CUDA,
 # cuDNN, NCCL and the small libraries: toolkit, Debian, conda, Python's packages for CUDA 12 and 13, a directory of
-# dependencies; and what make compiles again after a change. Compilers are imitations, too. The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did.
+# dependencies; and what make compiles again after a change. Compilers are imitations, too, but for the test of what nvcc
+# makes of kernels. The last line is "N passed, N failed, N skipped". Exit status: 0 nothing failed, 1 something did.
 #
 # Usage: dev/build_test.sh
 set -u
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 [ $# -eq 0 ] || { echo "build_test.sh: unexpected argument '$1': it takes none" >&2; exit 2; }
 tree=$(mktemp -d) || exit 1
 trap 'rm -rf "$tree"' EXIT
-passed=0 failed=0
+passed=0 failed=0 skipped=0
 gcc_machine=$(uname -m)
 
 # ---------------------------------------------------------------------------------------------------
@@ -33,10 +34,10 @@ cudnn_headers() { # directory, major version
     file "$1/cudnn.h"
     file "$1/cudnn_version.h" "#define CUDNN_MAJOR ${2:-9}"
 }
-frontend() { # directory
+frontend() { # directory, minor version
     file "$1/cudnn_frontend.h"
     file "$1/cudnn_frontend_version.h" "#define CUDNN_FRONTEND_MAJOR_VERSION 1
-#define CUDNN_FRONTEND_MINOR_VERSION 32"
+#define CUDNN_FRONTEND_MINOR_VERSION ${2:-32}"
 }
 known='compute_80 compute_90 compute_100 compute_120'
 toolkit() { # directory, version, directory of libraries below it
@@ -206,6 +207,18 @@ an_old_cudnn_is_refused() {
     a_toolkit_with_everything_in_it
     cudnn_headers "$tree/usr/local/cuda/include" 8
     succeeds && empty CUDNN_CFLAGS && notes 'older than cuDNN 9'
+}
+an_old_frontend_is_refused_and_a_newer_one_behind_it_is_taken() {
+    local home=$tree/usr/local/cuda
+    a_toolkit_with_everything_in_it
+    frontend "$home/include" 15
+    succeeds && empty CUDNN_CFLAGS && notes 'frontend is 1.15, and 1.16 or newer is needed' --with-cuda-python || return 1
+    frontend "$home/include" 16
+    succeeds && has CUDNN_CFLAGS "$home/include" && notes 'frontend 1.16' || return 1
+    frontend "$home/include" 14
+    frontend "$tree/site-packages/include" 32
+    python "$tree/site-packages"
+    succeeds && has CUDNN_CFLAGS "$tree/site-packages/include" && notes 'frontend 1.32'
 }
 what_is_missing_is_said_all_at_once() {
     fails 1 'no nvcc found' 'CUDA=DIRECTORY' && with="CUDA=$tree/none" fails 1 "$tree/none has no bin/nvcc" || return 1
@@ -397,6 +410,27 @@ make_compiles_cuda_on_the_cpu_again_after_a_change() {
         compiled '' UCONTEXT=yes "$program" && compiled "$all" SANITIZE=address "$program"
 }
 
+# In PTX, where nvcc decides it: of an index that it does not see to be a multiple, it makes several narrow stores.
+kernels_of_whole_packs_store_16_bytes_at_a_time() {
+    local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels
+    [ -x "$nvcc" ] || { why="there is no $nvcc"; return 77; }
+    kernels='adamw residual scale fill swiglu_forward swiglu_backward rope embedding_forward'
+    kernels+=' diff_combine_forward gate_forward'
+    file "$tree/kernels.cu" "#define DEVICE_OPS
+#define PRECISION_BF16
+#include \"llmc/common.h\"
+#include \"llmc/ops.h\"
+extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)};"
+    "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" ||
+        { why=$(tail -n 3 "$tree/err"); return 1; }
+    for name in $kernels; do
+        awk -v kernel="${name}_kernelILi8E" '/\.entry / { here = index($0, kernel) }
+            here && /st\.global/ { stores++; narrow += !/st\.global\.v4\.(u|b|f)32/ }
+            END { exit stores == 0 || narrow > 0 }' "$tree/ptx" ||
+            { why="${name}_kernel stores less at a time, or nothing"; return 1; }
+    done
+}
+
 # What scripts install of Python: every package in its version, with hashes, as wheels, which run nothing.
 every_python_package_is_pinned_with_hashes() {
     local file name
@@ -461,10 +495,13 @@ for test in $(declare -F | awk '{ print $3 }'); do
     if "$test"; then
         echo "ok   build: ${test//_/ }"
         passed=$((passed + 1))
+    elif [ $? -eq 77 ]; then
+        echo "skip build: ${test//_/ }: $why"
+        skipped=$((skipped + 1))
     else
         echo "FAIL build: ${test//_/ }: $why"
         failed=$((failed + 1))
     fi
 done
-echo "$passed passed, $failed failed"
+echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

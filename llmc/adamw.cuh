@@ -52,8 +52,4 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
     s.epsilon = (float)eps;
     LAUNCH_ELEMENTS(adamw_kernel, packed(0, params, master, grads, m, v), count, params, master, grads, m, v, s);
 }
-
-static inline size_t adamw_bytes(size_t count, bool master) {
-    return count * (7 * sizeof(float) + (master ? sizeof(float) + sizeof(floatX) : 0));
-}
 #endif

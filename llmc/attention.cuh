@@ -20,27 +20,6 @@ attention: causal grouped-query attention, tile by tile. Equations in attention.
 #define LLMC_ATTENTION_CUH
 #include "attention_tile.cuh"
 
-static inline double attention_visible(AttentionShape s) {
-    return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));
-}
-static inline double attention_forward_flops(AttentionShape s) {
-    return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
-}
-static inline double attention_backward_flops(AttentionShape s) {
-    return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
-}
-static inline size_t attention_forward_bytes(AttentionShape s) {
-    size_t rows = (size_t)s.B * (size_t)s.T, keys = (size_t)s.B * (size_t)(s.first + s.T);
-    return (rows * (size_t)s.NQ + keys * (size_t)s.NKV) * (size_t)(s.D + s.DV) * sizeof(floatX) +
-           rows * (size_t)s.NQ * sizeof(real);
-}
-static inline size_t attention_backward_bytes(AttentionShape s) { // as if each tensor were read or written once
-    size_t rows = (size_t)s.B * (size_t)s.T, queries = 2 * (size_t)s.D + 2 * (size_t)s.DV,
-           keys = 2 * (size_t)(s.D + s.DV);
-    return rows * ((size_t)s.NQ * queries + (size_t)s.NKV * keys) * sizeof(floatX) +
-           3 * rows * (size_t)s.NQ * sizeof(real);
-}
-
 // of the backward: delta (B,NQ,T)
 static inline size_t attention_own_workspace_bytes(AttentionShape s) {
     return (size_t)s.B * (size_t)s.NQ * (size_t)s.T * sizeof(real);

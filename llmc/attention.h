@@ -30,16 +30,6 @@ enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both direc
 // room for the zeros after the last visible key, up to a tile of them, in whole vectors
 enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * TILE_LANES };
 
-static inline double attention_visible(AttentionShape s) {
-    return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));
-}
-static inline double attention_forward_flops(AttentionShape s) {
-    return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
-}
-static inline double attention_backward_flops(AttentionShape s) {
-    return 2.0 * s.NQ * attention_visible(s) * (3.0 * s.D + 2.0 * s.DV);
-}
-
 // Sizes that follow from a shape, and the pieces of the workspace.
 typedef struct {
     size_t keys;   // visible to the last query
@@ -98,10 +88,12 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
 static inline void attention_use(AttentionUse use) {
     CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
 }
+static inline void attention_leave(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
 static inline const char *attention_library(void) { return NULL; }
+static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);

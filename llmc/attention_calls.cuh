@@ -30,12 +30,34 @@ static inline void attention_add(floatX *to, const floatX *from, size_t N, int h
                 (unsigned)heads, width, ld, head);
 }
 
+// Where a call begins: first elements in the rows and in lse, and for the values' columns of a part.
+typedef struct {
+    size_t q, k, v, o, lse;
+} AttentionStart;
+static inline AttentionStart attention_start(const AttentionRoute *r, int call, int part) {
+    AttentionShape s = r->shape;
+    int shares = s.NKV / r->groups, kv = call % shares * r->groups;
+    size_t b = (size_t)(call / shares * r->sequences), row = b * (size_t)s.T, h = (size_t)(kv * (s.NQ / s.NKV)),
+           column = (size_t)(part * (s.DV / r->parts));
+    AttentionStart a;
+    a.q = row * (size_t)s.ldq + h * (size_t)s.q_head;
+    a.k = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head;
+    a.v = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head + column;
+    a.o = row * (size_t)s.ldo + h * (size_t)s.o_head + column;
+    a.lse = (b * (size_t)s.NQ + h) * (size_t)s.T;
+    return a;
+}
+static inline int attention_calls(const AttentionRoute *r) {
+    return r->shape.B / r->sequences * (r->shape.NKV / r->groups);
+}
+
 static inline void attention_call(CudnnPlan *plan, const CudnnTensors *t, const AttentionRoute *r, void *workspace) {
     char why[ATTENTION_WHY];
     AttentionShape s = r->shape;
     CHECK(cudnn_attention_run(plan, t, workspace, main_stream, why, sizeof(why)),
           "attention's %s of %d sequences of %d, %d and %d heads of width %d and %d: %s; --sdpa own does without cuDNN",
-          r->backward ? "backward" : "forward", r->sequences, s.T, s.NQ, s.NKV, s.D, s.DV / r->parts, why);
+          r->backward ? "backward" : "forward", r->sequences, s.T, attention_queries(r), r->groups, s.D,
+          s.DV / r->parts, why);
 }
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
@@ -47,48 +69,45 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     }
     assert(packed(0, out, lse, q, k, v));
     char *workspace = (char *)(void *)ops_workspace_take(r->plan_bytes);
-    for (int b = 0; b < s.B; b += r->sequences) {
-        size_t row = (size_t)b * (size_t)s.T;
+    for (int call = 0; call < attention_calls(r); call++)
         for (int part = 0; part < r->parts; part++) {
-            int column = part * (s.DV / r->parts);
+            AttentionStart at = attention_start(r, call, part);
             CudnnTensors t;
             memset(&t, 0, sizeof(t));
-            t.q = q + row * (size_t)s.ldq;
-            t.k = k + row * (size_t)s.ldkv;
-            t.v = v + row * (size_t)s.ldkv + column;
-            t.out = out + row * (size_t)s.ldo + column;
-            t.lse = lse + row * (size_t)s.NQ; // the same from each half
+            t.q = q + at.q;
+            t.k = k + at.k;
+            t.v = v + at.v;
+            t.out = out + at.o;
+            t.lse = lse + at.lse; // the same from each half
             attention_call(r->plans[0], &t, r, workspace);
         }
-    }
 }
 
-// The gradients of part `part` of the values' columns, of the sequences from `row` on.
-static inline void attention_backward_part(const AttentionRoute *r, int part, size_t row, floatX *dq, floatX *dk,
+// The gradients of part `part` of the values' columns in one call.
+static inline void attention_backward_part(const AttentionRoute *r, int part, int call, floatX *dq, floatX *dk,
                                            floatX *dv, const floatX *dout, const floatX *out, const real *lse,
                                            const floatX *q, const floatX *k, const floatX *v) {
     AttentionShape s = r->shape;
     AttentionScratch scratch;
     char *workspace = (char *)(void *)ops_workspace_take(r->plan_bytes + r->scratch_bytes);
     attention_scratch(r, workspace + r->plan_bytes, &scratch);
-    int width = s.DV / r->parts, column = part * width;
-    size_t to_q = row * (size_t)s.ldq, to_kv = row * (size_t)s.ldkv, to_o = row * (size_t)s.ldo + (size_t)column,
-           N = (size_t)r->sequences * (size_t)s.T;
-    floatX *sum_q = dq + to_q, *sum_k = dk + to_kv, *sum_v = dv + to_kv + column;
+    AttentionStart at = attention_start(r, call, part);
+    int queries = attention_queries(r);
+    size_t N = (size_t)r->sequences * (size_t)s.T;
     CudnnTensors t;
-    t.q = q + to_q;
-    t.k = k + to_kv;
-    t.v = v + to_kv + column;
-    t.out = const_cast<floatX *>(out) + to_o;
-    t.lse = const_cast<real *>(lse) + row * (size_t)s.NQ;
-    t.dout = dout + to_o;
-    t.dq = part ? scratch.dq : sum_q;
-    t.dk = part ? scratch.dk : sum_k;
-    t.dv = r->add_dv ? scratch.dv : sum_v;
+    t.q = q + at.q;
+    t.k = k + at.k;
+    t.v = v + at.v;
+    t.out = const_cast<floatX *>(out) + at.o;
+    t.lse = const_cast<real *>(lse) + at.lse;
+    t.dout = dout + at.o;
+    t.dq = part ? scratch.dq : dq + at.q;
+    t.dk = part ? scratch.dk : dk + at.k;
+    t.dv = r->add_dv ? scratch.dv : dv + at.v;
     attention_call(r->plans[part], &t, r, workspace);
-    if (part) attention_add(sum_q, scratch.dq, N, s.NQ, s.D, s.ldq, s.q_head);
-    if (part) attention_add(sum_k, scratch.dk, N, s.NKV, s.D, s.ldkv, s.k_head);
-    if (r->add_dv) attention_add(sum_v, scratch.dv, N, s.NKV, width, s.ldkv, s.v_head);
+    if (part) attention_add(dq + at.q, scratch.dq, N, queries, s.D, s.ldq, s.q_head);
+    if (part) attention_add(dk + at.k, scratch.dk, N, r->groups, s.D, s.ldkv, s.k_head);
+    if (r->add_dv) attention_add(dv + at.v, scratch.dv, N, r->groups, s.DV / r->parts, s.ldkv, s.v_head);
 }
 
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
@@ -100,8 +119,8 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
         return;
     }
     assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));
-    for (int b = 0; b < s.B; b += r->sequences)
+    for (int call = 0; call < attention_calls(r); call++)
         for (int part = 0; part < r->parts; part++)
-            attention_backward_part(r, part, (size_t)b * (size_t)s.T, dq, dk, dv, dout, out, lse, q, k, v);
+            attention_backward_part(r, part, call, dq, dk, dv, dout, out, lse, q, k, v);
 }
 #endif

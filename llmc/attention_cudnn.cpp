@@ -13,7 +13,7 @@ A description becomes a graph of one node, the graph a plan, once for each shape
   limits    bf16, from compute capability 8.0. Widths multiples of 8: backward to 128, on 9.x to 256 (10.x: 192 with
             values of 128, or 256, by cuDNN 9.11 and 9.23); values of a width of their own where the plan for it exists.
             All strides and addresses multiples of 16 bytes. T need not be a multiple of anything; T = 1 has no
-            backward. Deterministic on 10.x from cuDNN 9.18. Bugs of 9.10.0 and 9.10.1 are refused by the frontend.
+            backward. Deterministic on 10.x from cuDNN 9.18.
   source    docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html (support matrix), and the
             frontend's node/sdpa_support_surface.h and node/scaled_dot_product_flash_attention.h
 */
@@ -24,14 +24,16 @@ A description becomes a graph of one node, the graph a plan, once for each shape
 
 #include <cudnn_frontend.h>
 
+#include <cassert>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <unordered_map>
 
-#if CUDNN_FRONTEND_VERSION < 11300
-#error "cudnn-frontend 1.13 or newer is needed: pip install -U nvidia-cudnn-frontend"
+// 1.13 to 1.14.1 let the backward read beyond sequences whose length is no multiple of 128: NaN
+#if CUDNN_FRONTEND_VERSION < 11600
+#error "cudnn-frontend 1.16 or newer is needed: scripts/install_deps.sh --with-cuda-python installs it"
 #endif
 
 namespace fe = cudnn_frontend;
@@ -160,6 +162,7 @@ static void describe(Graph &graph, const CudnnAttention &a) {
 
 extern "C" bool cudnn_attention_open(char *why, size_t size) {
     if (handle) return true;
+    if (!cudnn_version_usable(cudnnGetVersion(), why, size)) return false;
     return guarded([&] { return good(cudnnCreate(&handle), "cuDNN does not start", why, size); }, why, size);
 }
 
@@ -213,7 +216,8 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
         plan = std::make_unique<CudnnPlan>();
         return build(plan.get(), *a, workspace_bytes, why, size);
     };
-    if (!cudnn_attention_open(why, size) || !guarded(make, why, size)) return nullptr;
+    assert(handle);
+    if (!guarded(make, why, size)) return nullptr;
     return plan.release();
 }
 

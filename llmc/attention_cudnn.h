@@ -14,6 +14,7 @@ A function that can fail says why in one line, which it leaves in `why`, and cha
 #define LLMC_ATTENTION_CUDNN_H
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -38,14 +39,24 @@ typedef struct {
 
 typedef struct CudnnPlan CudnnPlan;
 
+// version: 91900 is 9.19.0. 9.10.0 and 9.10.1: cuDNN's frontend refuses their backward, too.
+static inline bool cudnn_version_usable(size_t version, char *why, size_t size) {
+    if (version != 90800 && version != 91000 && version != 91001) return true;
+    snprintf(why, size, "cuDNN %zu.%zu.%zu has known bugs in attention: 9.11 or newer is needed", version / 10000,
+             version / 100 % 100, version % 100);
+    return false;
+}
+
 #ifdef USE_CUDNN
 enum { CUDNN_ATTENTION = 1 }; // the build has it
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Before all else, on the device that the thread has chosen; more often does nothing.
+// Before plans are made, on the device that the thread has chosen; more often does nothing. Refuses versions of cuDNN
+// whose attention is known to be wrong.
 bool cudnn_attention_open(char *why, size_t size);
+// After all plans are forgotten.
 void cudnn_attention_close(void);
 // Name and version of the library, which need not be open.
 const char *cudnn_attention_library(void);

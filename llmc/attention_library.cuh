@@ -1,17 +1,20 @@
 /*
 attention_library: attention_forward and attention_backward, by cuDNN where it takes the shape, else by our own kernel
 (attention.cuh). Which of the two is decided once per shape and direction, by attention_prepare, before the workspace is
-allocated; a shape that was not prepared (generation, the few rows of an evaluation) is our kernel's.
+allocated; a shape that was not prepared (generation, the short sequences of --eval) is our kernel's. Our kernel uses no
+tensor cores: where the user did not ask for it, attention_warning gives the reason and the remedy.
 
   strides    q, k, v and their gradients are where the fused GEMM has them: cuDNN is told the strides, nothing is copied
   halves     where cuDNN does not take values of width DV (diff_v1: 2D), it is called for each half of their columns. O
              is put together; with dP = dP_1 + dP_2 and delta = rowsum(dO O) = delta_1 + delta_2, dS = P (dP - delta) is
              dS_1 + dS_2, so dQ and dK are sums over the halves: the second goes to scratch memory and is added.
   add_dv     dV of a second key set goes to scratch memory and is added
-  sequences  a backward whose workspace would be larger than attention_limit works on as many sequences at a time as fit
-             (the deterministic one may need NQ T^2 bf16 for each), at least one, if lse stays aligned; sums do not
-cross sequences numerics   what is added has been rounded to floatX, once more than in our kernel order      the same
-bits in every run, unless attention_use was told that they need not be
+  calls      cuDNN's deterministic backward may need NQ T^2 bf16 of workspace for each sequence. A workspace larger than
+             attention_limit is kept for fewer sequences at a time or, where one is too much, for fewer groups of heads
+             (a key/value head with the query heads that read it), if lse stays aligned. Sums cross neither, so that
+             the bits are those of a single call. The limit is half of the device's memory that the run leaves.
+  numerics   what is added has been rounded to floatX, once more than in our kernel
+  order      the same bits in every run, unless attention_use was told that they need not be
 */
 #ifndef LLMC_ATTENTION_LIBRARY_CUH
 #define LLMC_ATTENTION_LIBRARY_CUH
@@ -25,27 +28,44 @@ typedef struct {
     bool backward, add_dv;
     int parts;     // of the values' columns, each a call; 0: our own kernel
     int sequences; // per call
+    int groups;    // of heads per call; all, unless a call has one sequence
     CudnnPlan *plans[ATTENTION_PARTS];
     size_t plan_bytes, scratch_bytes; // workspace: of the plans, and behind it for what is added
     char why[ATTENTION_WHY];          // not cuDNN
+    const char *remedy;               // what would give it to cuDNN; NULL: our kernel is no surprise
 } AttentionRoute;
 
 static struct {
     AttentionUse use;
     bool no_device;
-    int count;
+    int count, warned;   // routes; those that attention_warning has looked at
     AttentionRoute routes[ATTENTION_ROUTES];
 } attention_state;
-static size_t attention_limit = (size_t)1 << 30; // bytes
+static size_t attention_limit = (size_t)1 << 30; // bytes; without a device that tells its memory
 static int attention_fewest_parts = 1;           // 2: halves even where the whole width is taken; for tests
 
 static inline void attention_use(AttentionUse use) { attention_state.use = use; }
+
+static inline bool attention_has_device(void) { // --dry-run does without one
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+// By the memory of all of the device, so that runs on devices of a kind make the same calls.
+static inline void attention_leave(size_t bytes) {
+    enum { LEAST = 64 << 20 };
+    size_t free_bytes = 0, total = 0;
+    if (!attention_has_device()) return;
+    device_start();
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    attention_limit = max_size(LEAST, total > bytes ? (total - bytes) / 2 : 0);
+}
 
 static inline void attention_stop(void) {
     for (int i = 0; i < attention_state.count; i++)
         for (int part = 0; part < ATTENTION_PARTS; part++)
             cudnn_attention_forget(attention_state.routes[i].plans[part]);
-    attention_state.count = 0;
+    attention_state.count = attention_state.warned = 0;
     cudnn_attention_close();
 }
 
@@ -57,19 +77,23 @@ static inline CudnnStrides attention_strides(int row, int head) {
     return s;
 }
 
+// The query heads that a call computes.
+static inline int attention_queries(const AttentionRoute *r) { return r->groups * (r->shape.NQ / r->shape.NKV); }
+
 static inline CudnnAttention attention_description(const AttentionRoute *r, int part) {
     AttentionShape s = r->shape;
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
     a.backward = r->backward, a.deterministic = attention_state.use.deterministic;
-    a.B = r->sequences, a.T = s.T, a.NQ = s.NQ, a.NKV = s.NKV, a.D = s.D, a.DV = s.DV / r->parts;
+    a.B = r->sequences, a.T = s.T, a.NQ = attention_queries(r), a.NKV = r->groups;
+    a.D = s.D, a.DV = s.DV / r->parts;
     a.scale = s.scale;
     a.q = attention_strides(s.ldq, s.q_head), a.k = attention_strides(s.ldkv, s.k_head);
     a.v = attention_strides(s.ldkv, s.v_head), a.out = attention_strides(s.ldo, s.o_head);
     if (!r->backward) return a;
-    a.dq = part ? attention_strides(s.NQ * s.D, s.D) : a.q; // scratch memory has no gaps
-    a.dk = part ? attention_strides(s.NKV * s.D, s.D) : a.k;
-    a.dv = r->add_dv ? attention_strides(s.NKV * a.DV, a.DV) : a.v;
+    a.dq = part ? attention_strides(a.NQ * s.D, s.D) : a.q; // scratch memory has no gaps
+    a.dk = part ? attention_strides(a.NKV * s.D, s.D) : a.k;
+    a.dv = r->add_dv ? attention_strides(a.NKV * a.DV, a.DV) : a.v;
     return a;
 }
 
@@ -79,8 +103,9 @@ typedef struct {
 } AttentionScratch;
 static inline size_t attention_scratch(const AttentionRoute *r, char *base, AttentionScratch *to) {
     AttentionShape s = r->shape;
-    size_t rows = (size_t)r->sequences * (size_t)s.T * sizeof(floatX), kv = rows * (size_t)s.NKV, at = 0;
-    to->dq = (floatX *)(void *)(base + at), at += r->parts > 1 ? round_up(rows * (size_t)(s.NQ * s.D), 256) : 0;
+    size_t rows = (size_t)r->sequences * (size_t)s.T * sizeof(floatX), queries = rows * (size_t)attention_queries(r),
+           kv = rows * (size_t)r->groups, at = 0;
+    to->dq = (floatX *)(void *)(base + at), at += r->parts > 1 ? round_up(queries * (size_t)s.D, 256) : 0;
     to->dk = (floatX *)(void *)(base + at), at += r->parts > 1 ? round_up(kv * (size_t)s.D, 256) : 0;
     to->dv = (floatX *)(void *)(base + at), at += r->add_dv ? round_up(kv * (size_t)(s.DV / r->parts), 256) : 0;
     return at;
@@ -108,9 +133,10 @@ static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, ch
     return true;
 }
 
-static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequences) {
+static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequences, int groups) {
     size_t bytes = 0;
-    r->parts = parts, r->sequences = sequences, r->plan_bytes = 0;
+    attention_forget(r);
+    r->parts = parts, r->sequences = sequences, r->groups = groups, r->plan_bytes = 0;
     for (int part = 0; part < (r->backward ? parts : 1); part++) { // both halves of a forward are one plan
         CudnnAttention a = attention_description(r, part);
         bool taken = attention_state.no_device && attention_estimate(&a, &bytes, r->why, sizeof(r->why));
@@ -131,46 +157,82 @@ static inline bool attention_make_plans(AttentionRoute *r, int parts, int sequen
     return true;
 }
 
-// As many sequences at a time as the limit allows, a divisor of B; all of them where their lse would not be aligned.
-static inline int attention_sequences(AttentionShape s, size_t bytes_each) {
-    int n = s.B;
-    while (n > 1 && (s.B % n || bytes_each * (size_t)n > attention_limit)) n--;
-    return (size_t)n * (size_t)s.NQ * (size_t)s.T % 4 ? s.B : n;
+// The largest divisor of n that keeps the limit, or the smallest; n itself where the lse of a second call would not be
+// aligned. Of each of n: bytes of workspace, and elements of lse.
+static inline int attention_share(int n, size_t bytes, size_t lse) {
+    int best = n;
+    for (int d = n; d > 0 && (size_t)best * bytes > attention_limit; d--)
+        if (n % d == 0 && (size_t)d * lse % 4 == 0) best = d;
+    return best;
 }
 static inline bool attention_fit(AttentionRoute *r, int parts) {
-    int B = r->shape.B;
-    if (!attention_make_plans(r, parts, B)) return false;
-    int fit = attention_sequences(r->shape, r->plan_bytes / (size_t)B);
-    if (fit == B) return true;
-    attention_forget(r);
-    return attention_make_plans(r, parts, fit);
+    AttentionShape s = r->shape;
+    if (!attention_make_plans(r, parts, s.B, s.NKV)) return false;
+    size_t each = r->plan_bytes / (size_t)s.B;
+    int sequences = attention_share(s.B, each, (size_t)s.NQ * (size_t)s.T), groups = s.NKV;
+    if (sequences == 1) groups = attention_share(groups, each / (size_t)s.NKV, (size_t)(s.NQ / s.NKV) * (size_t)s.T);
+    return (sequences == s.B && groups == s.NKV) || attention_make_plans(r, parts, sequences, groups);
 }
 
-// Why cuDNN need not be asked; NULL: it is.
-static inline const char *attention_refusal(AttentionShape s) {
+static inline bool attention_refuse(AttentionRoute *r, const char *why, const char *remedy) {
+    FORMAT(r->why, "%s", why);
+    r->remedy = remedy;
+    return true;
+}
+// Whether cuDNN need not be asked.
+static inline bool attention_refused(AttentionRoute *r) {
+    AttentionShape s = r->shape;
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
-    if (attention_state.use.own) return "--sdpa own";
-    if (sizeof(floatX) != 2) return "an fp32 build; cuDNN's is bf16";
-    if (!CUDNN_ATTENTION) return "this build has no cuDNN";
-    if (attention_state.use.documents) return "--doc-mask: cuDNN would see beyond documents";
-    if (s.T < 2) return "one position";
-    if ((s.D | s.DV | strides) % 8) return "a head's width or place is no multiple of 8 elements";
-    return NULL;
+    if (attention_state.use.own) return attention_refuse(r, "--sdpa own", NULL);
+    if (sizeof(floatX) != 2) return attention_refuse(r, "an fp32 build; cuDNN's is bf16", NULL);
+    if (!CUDNN_ATTENTION)
+        return attention_refuse(r, "this build has no cuDNN",
+                                "scripts/install_deps.sh --with-cuda-python and make train_diffv2cu give it one");
+    if (attention_state.use.documents)
+        return attention_refuse(r, "--doc-mask: cuDNN would see beyond documents",
+                                "cuDNN computes it without --doc-mask");
+    if (s.T < 2) return attention_refuse(r, "one position", NULL);
+    if ((s.D | s.DV | strides) % 8)
+        return attention_refuse(r, "a head's width or place is no multiple of 8 elements",
+                                "choose --head-dim so that all heads are multiples of 8 wide");
+    return false;
+}
+
+static inline bool attention_take(AttentionRoute *r) {
+    AttentionShape s = r->shape;
+    char whole[ATTENTION_WHY];
+    bool taken = attention_fit(r, attention_fewest_parts);
+    if (taken || attention_fewest_parts > 1 || s.DV % 16 || (s.DV == s.D && s.DV <= 128)) return taken;
+    memcpy(whole, r->why, sizeof(whole));
+    taken = attention_fit(r, 2);
+    if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
+    return taken;
+}
+
+// What would give a route to cuDNN that cuDNN has refused: asked, not guessed.
+static inline const char *attention_remedy(const AttentionRoute *refused) {
+    AttentionUse use = attention_state.use;
+    AttentionRoute r = *refused;
+    bool taken = false;
+    if (r.backward && use.deterministic) {
+        attention_state.use.deterministic = false;
+        taken = attention_take(&r);
+        attention_forget(&r);
+        attention_state.use = use;
+    }
+    return taken ? "--no-deterministic gives it to cuDNN, and a newer cuDNN may take it as it is (9.18 on a B200)"
+                 : "a newer cuDNN may take it, or heads of another width (--head-dim)";
 }
 
 static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
-    const char *refusal = attention_refusal(s);
     bool taken = false;
-    if (refusal) FORMAT(r->why, "%s", refusal);
-    else if (attention_state.no_device || cudnn_attention_open(r->why, sizeof(r->why))) {
-        taken = attention_fit(r, attention_fewest_parts);
-        if (!taken && attention_fewest_parts == 1 && s.DV % 16 == 0 && (s.DV != s.D || s.DV > 128)) {
-            char whole[ATTENTION_WHY];
-            memcpy(whole, r->why, sizeof(whole));
-            taken = attention_fit(r, 2);
-            if (!taken) memcpy(r->why, whole, sizeof(whole)); // says more than that of half
-        }
+    if (attention_refused(r)) taken = false;
+    else if (!attention_state.no_device && !cudnn_attention_open(r->why, sizeof(r->why)))
+        r->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds it with another";
+    else {
+        taken = attention_take(r);
+        if (!taken) r->remedy = attention_remedy(r);
     }
     CHECK(taken || !attention_state.use.library,
           "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
@@ -204,9 +266,7 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
 }
 
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
-    int devices = 0;
-    attention_state.no_device =
-        cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0; // --dry-run does without one
+    attention_state.no_device = memory_is_short || !attention_has_device();
     if (!attention_state.no_device) device_start();
     s.first_key = NULL; // what attention_use was told decides
     attention_prepare_one(s, false, false);
@@ -225,33 +285,6 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return bytes;
 }
 
-// What computes the attention of the first shape that was prepared, in words.
-static inline const char *attention_library(void) {
-    static char text[2 * ATTENTION_WHY];
-    const AttentionRoute *forward = NULL, *backward = NULL;
-    for (int i = attention_state.count - 1; i >= 0; i--) {
-        const AttentionRoute *r = &attention_state.routes[i];
-        if (r->backward) backward = r;
-        else forward = r;
-    }
-    if (!forward) return NULL;
-    const AttentionRoute *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
-    const AttentionRoute *taken = backward && backward->parts ? backward : forward;
-    if (!forward->parts && !(backward && backward->parts)) {
-        FORMAT(text, "our own kernel (%s)", forward->why);
-        return text;
-    }
-    FORMAT(text, "%s%s", cudnn_attention_library(), taken->parts > 1 ? ", values in halves" : "");
-    size_t used = strlen(text);
-    if (taken->backward)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward",
-                                 attention_state.use.deterministic ? "" : "not ");
-    if (taken->sequences < taken->shape.B)
-        used += (size_t)snprintf(text + used, sizeof(text) - used, " of %d sequences at a time", taken->sequences);
-    if (refused)
-        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)",
-                 refused->backward ? "backward" : "forward", refused->why);
-    return text;
-}
+#include "attention_words.cuh"
 #include "attention_calls.cuh"
 #endif

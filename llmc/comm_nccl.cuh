@@ -21,6 +21,17 @@ start alone) or by srun without any MPI.
 
 // ---- begin
 
+// Two slices of a GPU (MIG) have the same: NCCL takes one rank per bus address, whatever the UUIDs.
+static inline uint64_t nccl_device_identity(const cudaDeviceProp *facts) {
+    char machine[40] = "", text[100];
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "r"); // host names may be equal
+    bool known = boot && fgets(machine, sizeof(machine), boot);
+    if (boot) fclose(boot);
+    if (!known) return XXH3_64bits(&facts->uuid, sizeof(facts->uuid));
+    FORMAT(text, "%s %x:%x:%x", machine, facts->pciDomainID, facts->pciBusID, facts->pciDeviceID);
+    return XXH3_64bits(text, strlen(text));
+}
+
 // On the machine's GPU of the same number; where each process sees one of its own, on that.
 static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
     int count = 0;
@@ -31,7 +42,7 @@ static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
     if (nccl.device >= count) return count;
     *status = cudaSetDevice(nccl.device);
     if (*status == cudaSuccess) *status = cudaGetDeviceProperties(&facts, nccl.device);
-    if (*status == cudaSuccess) watch.device = XXH3_64bits(&facts.uuid, sizeof(facts.uuid));
+    if (*status == cudaSuccess) watch.device = nccl_device_identity(&facts);
     return count;
 }
 
@@ -41,8 +52,9 @@ static inline void nccl_refuse_shared_devices(void) {
             uint64_t mine = a ? watch.peers[a].last.device : watch.device,
                      other = b ? watch.peers[b].last.device : watch.device;
             CHECK(mine != other || mine == 0,
-                  "ranks %d and %d (%s) would share one GPU: start at most one process per GPU", b, a,
-                  watch.peers[a].last.host);
+                  "ranks %d and %d (%s) would share one GPU: start at most one process per GPU, slices of one (MIG) "
+                  "included",
+                  b, a, watch.peers[a].last.host);
         }
 }
 
@@ -195,7 +207,6 @@ static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
 static inline void nccl_host_wait(uint64_t ticket) {
     double begin = now_seconds();
     CUDA_CHECK(cudaEventSynchronize(nccl.end[ticket % NCCL_EVENTS]));
-    while (NCCL_GET(ending)) pause(); // an abort ends collectives too, with anything in their memory
     comm.wait_seconds += now_seconds() - begin;
     nccl_read_waits(false);
 }

@@ -29,8 +29,8 @@ static struct {
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
     grad_t *received;           // [piece]: --zero 2
     size_t received_bytes;
-    size_t own_bytes;          // device memory that NCCL has taken
-    bool inside, ending, stop; // the main thread is in a call of NCCL; the program ends
+    size_t own_bytes;  // device memory that NCCL has taken
+    bool inside, stop; // the main thread is in a call of NCCL; the thread shall end
     pthread_t thread;
 } nccl;
 
@@ -53,13 +53,17 @@ static inline void nccl_failed(const char *call, ncclResult_t status) {
           *more ? ": " : "", more);
 }
 
+static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __ATOMIC_SEQ_CST); }
+
 // The main thread's calls. One that is begun while the program ends does not come back.
 #define NCCL_CHECK(call)                                                 \
     do {                                                                 \
         NCCL_SET(inside, true);                                          \
-        while (NCCL_GET(ending)) NCCL_SET(inside, false), pause();       \
+        if (nccl_ending()) NCCL_SET(inside, false);                      \
+        device_hold();                                                   \
         ncclResult_t nccl_status = (call);                               \
         NCCL_SET(inside, false);                                         \
+        device_hold();                                                   \
         if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
     } while (0)
 
@@ -74,7 +78,7 @@ static inline void *nccl_abort(void *done) {
 static inline void nccl_last_act(void) {
     static bool done;
     pthread_t thread;
-    NCCL_SET(ending, true);
+    __atomic_store_n(&device_ending, true, __ATOMIC_SEQ_CST);
     for (double until = now_seconds() + 0.5; now_seconds() < until && NCCL_GET(inside);) usleep(1000);
     if (NCCL_GET(inside) || !nccl.handle || pthread_create(&thread, NULL, nccl_abort, &done)) return;
     for (double until = now_seconds() + 1; now_seconds() < until && !__atomic_load_n(&done, __ATOMIC_SEQ_CST);)
@@ -105,7 +109,7 @@ static inline void nccl_look(void) {
 static inline void *nccl_loop(void *unused) {
     (void)unused;
     if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
-    while (!NCCL_GET(stop) && !NCCL_GET(ending)) {
+    while (!NCCL_GET(stop) && !nccl_ending()) {
         ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
         if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))
             nccl_failed("in the background", asked != ncclSuccess ? asked : status);

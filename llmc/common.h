@@ -132,11 +132,17 @@ static inline void *checked_calloc(size_t count, size_t size) {
 
 // What the program is about to allocate in all, and which options need less: the rest of the line when memory is short.
 static void (*memory_advice)(char *text, size_t size);
+// From then on no library is asked what it would take: it may want memory for the answer.
+static bool memory_is_short;
+static inline void memory_advise(char *text, size_t size) {
+    memory_is_short = true;
+    if (memory_advice) memory_advice(text, size);
+}
 
 // Ends the program. memory: which; bytes: 0 where only the library knows; room: what is known of how much there is.
 static inline void out_of_memory(const char *memory, size_t bytes, const char *what, const char *room) {
     char advice[2048] = "a smaller --batch-size or --seq-len needs less", wanted[32] = "more";
-    if (memory_advice) memory_advice(advice, sizeof(advice));
+    memory_advise(advice, sizeof(advice));
     if (bytes) snprintf(wanted, sizeof(wanted), "%.1f MiB", (double)bytes / 1048576.0);
     CHECK(false, "out of %s: %s wanted for %s%s; %s", memory, wanted, what, room, advice);
 }

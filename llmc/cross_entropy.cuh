@@ -65,8 +65,4 @@ static inline void cross_entropy(real *losses, floatX *logits, const int *target
         LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
     else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
 }
-
-static inline size_t cross_entropy_bytes(int N, int V, int Vp, bool gradient) {
-    return (size_t)N * (gradient ? 2 * (size_t)V + (size_t)Vp : (size_t)V) * sizeof(floatX);
-}
 #endif

@@ -2,7 +2,7 @@
 device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 bytes, reductions within a warp or block.
 
   streams      all operations run on main_stream, in the order of their calls; only reads wait for it
-  packs        `load<W>` and `store<W>` move W elements of floatX: PACK (16 bytes) or 1. A launcher takes PACK where
+  packs        `load<W>` and `store<W>` move W elements of floatX, PACK (16 bytes) or 1. A launcher takes PACK where
                `packed` says that widths and pointers allow it, and 1 otherwise: slower, as right.
   reductions   by exchange within a warp, then over the warps in order: the same bits in every run, no atomics
   rounding     arithmetic is fp32, each result is rounded once, when it is stored
@@ -10,13 +10,21 @@ device.cuh: what every CUDA operation uses: the stream, buffers, packs of 16 byt
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH
 
-#define CUDA_CHECK(call)                                                                                         \
-    do {                                                                                                         \
-        cudaError_t cuda_status = (call);                                                                        \
-        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                            \
-        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)", cudaGetErrorString(cuda_status), #call, \
-              __FILE__, __LINE__);                                                                               \
+#define CUDA_CHECK(call)                                                                                           \
+    do {                                                                                                           \
+        cudaError_t cuda_status = (call);                                                                          \
+        device_hold();                                                                                             \
+        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                              \
+        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)%s", cudaGetErrorString(cuda_status), #call, \
+              __FILE__, __LINE__, launch_remark(cuda_status));                                                     \
     } while (0)
+
+// The program ends, and the collectives of this device are aborted. What waited for them goes on with undefined data,
+// so the thread that waited must not go on.
+static bool device_ending;
+static inline void device_hold(void) {
+    while (__atomic_load_n(&device_ending, __ATOMIC_SEQ_CST)) pause();
+}
 
 // Ends the program. bytes 0: what CUDA itself wants, for the call that failed.
 static inline void out_of_device_memory(size_t bytes, const char *what) {
@@ -61,29 +69,29 @@ static __device__ inline float to_float(floatX x) { return (float)x; }
 static __device__ inline void round_to(float *to, float x) { *to = x; }
 static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
 
+// W elements as they are stored, in one access of 2 to 16 bytes.
+template <int BYTES> struct Bits;
+template <> struct Bits<2> { typedef unsigned short type; };
+template <> struct Bits<4> { typedef unsigned type; };
+template <> struct Bits<8> { typedef uint2 type; };
+template <> struct Bits<16> { typedef uint4 type; };
+template <int W> using Stored = typename Bits<W *(int)sizeof(floatX)>::type;
+
 template <int W> static __device__ inline void load(float *v, const floatX *from) {
-    if constexpr (W == PACK) {
-        const uint4 bits = *(const uint4 *)(const void *)from;
-        floatX x[PACK];
-        memcpy((void *)x, &bits, sizeof(x));
-        UNROLL
-        for (int i = 0; i < PACK; i++) v[i] = to_float(x[i]);
-    } else {
-        v[0] = to_float(from[0]);
-    }
+    const Stored<W> bits = *(const Stored<W> *)(const void *)from;
+    floatX x[W];
+    memcpy((void *)x, &bits, sizeof(x));
+    UNROLL
+    for (int i = 0; i < W; i++) v[i] = to_float(x[i]);
 }
 
 template <int W> static __device__ inline void store(floatX *to, const float *v) {
-    if constexpr (W == PACK) {
-        floatX x[PACK];
-        UNROLL
-        for (int i = 0; i < PACK; i++) round_to(&x[i], v[i]);
-        uint4 bits;
-        memcpy(&bits, x, sizeof(x));
-        *(uint4 *)(void *)to = bits;
-    } else {
-        round_to(to, v[0]);
-    }
+    floatX x[W];
+    UNROLL
+    for (int i = 0; i < W; i++) round_to(&x[i], v[i]);
+    Stored<W> bits;
+    memcpy(&bits, x, sizeof(x));
+    *(Stored<W> *)(void *)to = bits;
 }
 
 // The same for fp32 numbers that go with a pack: 16 bytes at a time as well.
@@ -125,8 +133,9 @@ enum { ELEMENT_THREADS = 256 };
                    elements_packed, elements_end, __VA_ARGS__);                                                       \
     } while (0)
 
+// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
-    return begin + (blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
+    return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
 // Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
@@ -203,7 +212,7 @@ static __device__ inline float block_max(float x, float *memory) {
 }
 
 // out[c] += sum over the parts, in a fixed order, of partial[part,c]       partial (parts, C)
-enum { COLUMN_GROUPS = 16 };
+enum { COLUMN_GROUPS = 32 };
 static __global__ void column_sum_kernel(float *out, const float *partial, int parts, int C) {
     SHARED(float, sums, COLUMN_GROUPS *WARP);
     int lane = (int)threadIdx.x % WARP, group = (int)threadIdx.x / WARP, c = (int)blockIdx.x * WARP + lane;
@@ -221,5 +230,7 @@ static inline void column_sum(float *out, const float *partial, int parts, int C
     LAUNCH(column_sum_kernel, blocks_of((size_t)C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
 }
 
-static __device__ inline float sigmoid_of(float x) { return 1 / (1 + expf(-x)); }
+// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division would take a branch per element.
+// Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
+static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
 #endif

@@ -1,6 +1,7 @@
 /*
 device_peak.h: what a GPU's matrix units do at most: dense bf16 products with fp32 sums, in TFLOP/s, by NVIDIA's own
-documents. A step's speed is logged as a share of it.
+documents. A step's speed is logged as a share of it. A prediction (prediction.h) also uses the size and the bandwidth of
+its memory and the link to other GPUs, from the same data sheets and NVIDIA's product pages.
 
   sources   Data sheets of the data center GPUs: they print figures with structured sparsity, half of which is dense.
             Whitepapers of the RTX cards (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense figure):
@@ -46,59 +47,65 @@ static const char *const peak_source_names[] = {
     "NVIDIA RTX Blackwell GPU Architecture whitepaper",
 };
 
+typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
 typedef struct {
     const char *name;
     int multiprocessors; // 0: any, where the document does not say
     double tflops;
+    double memory_gb, memory_gbs; // capacity; GB/s of the sheet
+    double link_gbs;              // to the other GPUs of the machine, one way: NVLink, else PCI Express
+    DeviceGeneration generation;  // CARD: GDDR memory, no fast link
     PeakSource source;
 } DevicePeak;
 // clang-format off
 static const DevicePeak device_peaks[] = {
-    {"A100-SXM4-*", 108, 312, SHEET_A100},
-    {"A100-PCIE-*", 108, 312, SHEET_A100},
-    {"A100 * PCIe", 108, 312, SHEET_A100},
-    {"A30", 56, 165, SHEET_AMPERE_CARDS},
-    {"A40", 84, 149.7, SHEET_AMPERE_CARDS},
-    {"A10", 72, 125, SHEET_AMPERE_CARDS},
-    {"H100 * HBM3", 132, 989.4, SHEET_H100}, // SXM
-    {"H100 PCIe", 114, 756.5, SHEET_H100},
-    {"H100 NVL", 132, 835.5, SHEET_H100},
-    {"H200", 132, 989.4, SHEET_H200}, // SXM
-    {"H200 NVL", 132, 835.5, SHEET_H200},
-    {"GH200 *", 132, 989.4, SHEET_GH200},
-    {"B200", 0, 2250, SHEET_HGX_BLACKWELL},
-    {"B300 *", 0, 2250, SHEET_HGX_BLACKWELL}, // "B300 SXM6 AC"
-    {"GB200", 0, 2500, SHEET_NVL72},
-    {"GB300", 0, 2500, SHEET_NVL72},
-    {"L40S", 142, 362.05, SHEET_L40S},
-    {"L40", 142, 181.05, SHEET_L40},
-    {"L4", 58, 121, SHEET_L4},
-    {"RTX A6000", 84, 154.8, WHITEPAPER_GA102}, // like the next one, with the full rate
-    {"RTX 6000 Ada Generation", 142, 364.2, WHITEPAPER_ADA},
-    {"RTX 3060", 28, 25.5, WHITEPAPER_GA102},
-    {"RTX 3060 Ti", 38, 32.4, WHITEPAPER_GA102},
-    {"RTX 3070", 46, 40.6, WHITEPAPER_GA102},
-    {"RTX 3070 Ti", 48, 43.5, WHITEPAPER_GA102},
-    {"RTX 3080", 68, 59.5, WHITEPAPER_GA102},
-    {"RTX 3080", 70, 61.3, WHITEPAPER_GA102}, // 12 GB
-    {"RTX 3080 Ti", 80, 68.2, WHITEPAPER_GA102},
-    {"RTX 3090", 82, 71.2, WHITEPAPER_GA102},
-    {"RTX 3090 Ti", 84, 80.0, WHITEPAPER_GA102},
-    {"RTX 4060", 24, 30.2, WHITEPAPER_ADA},
-    {"RTX 4060 Ti", 34, 44.1, WHITEPAPER_ADA},
-    {"RTX 4070", 46, 58.3, WHITEPAPER_ADA},
-    {"RTX 4070 SUPER", 56, 71.0, WHITEPAPER_ADA},
-    {"RTX 4070 Ti", 60, 80.2, WHITEPAPER_ADA},
-    {"RTX 4070 Ti SUPER", 66, 88.2, WHITEPAPER_ADA},
-    {"RTX 4080", 76, 97.5, WHITEPAPER_ADA},
-    {"RTX 4080 SUPER", 80, 104.4, WHITEPAPER_ADA},
-    {"RTX 4090", 128, 165.2, WHITEPAPER_ADA},
-    {"RTX 5060", 30, 38.4, WHITEPAPER_RTX_BLACKWELL},
-    {"RTX 5060 Ti", 36, 47.4, WHITEPAPER_RTX_BLACKWELL},
-    {"RTX 5070", 48, 61.7, WHITEPAPER_RTX_BLACKWELL},
-    {"RTX 5070 Ti", 70, 87.9, WHITEPAPER_RTX_BLACKWELL},
-    {"RTX 5080", 84, 112.6, WHITEPAPER_RTX_BLACKWELL},
-    {"RTX 5090", 170, 209.5, WHITEPAPER_RTX_BLACKWELL},
+    // name, multiprocessors, TFLOP/s, memory GB, GB/s, link GB/s, generation, source
+    {"A100-SXM4-80GB", 108, 312, 80, 2039, 300, AMPERE, SHEET_A100},
+    {"A100-SXM4-40GB", 108, 312, 40, 1555, 300, AMPERE, SHEET_A100},
+    {"A100-PCIE-40GB", 108, 312, 40, 1555, 32, AMPERE, SHEET_A100},
+    {"A100 * PCIe", 108, 312, 80, 1935, 32, AMPERE, SHEET_A100},
+    {"A30", 56, 165, 24, 933, 100, AMPERE, SHEET_AMPERE_CARDS},
+    {"A40", 84, 149.7, 48, 696, 32, CARD, SHEET_AMPERE_CARDS},
+    {"A10", 72, 125, 24, 600, 32, CARD, SHEET_AMPERE_CARDS},
+    {"H100 * HBM3", 132, 989.4, 80, 3350, 450, HOPPER, SHEET_H100}, // SXM
+    {"H100 PCIe", 114, 756.5, 80, 2000, 64, HOPPER, SHEET_H100},
+    {"H100 NVL", 132, 835.5, 94, 3900, 64, HOPPER, SHEET_H100},
+    {"H200", 132, 989.4, 141, 4800, 450, HOPPER, SHEET_H200}, // SXM
+    {"H200 NVL", 132, 835.5, 141, 4800, 64, HOPPER, SHEET_H200},
+    {"GH200 *", 132, 989.4, 96, 4000, 450, HOPPER, SHEET_GH200},
+    {"B200", 0, 2250, 180, 7700, 900, BLACKWELL, SHEET_HGX_BLACKWELL},
+    {"B300 *", 0, 2250, 270, 7700, 900, BLACKWELL, SHEET_HGX_BLACKWELL}, // "B300 SXM6 AC"
+    {"GB200", 0, 2500, 186, 8000, 900, BLACKWELL, SHEET_NVL72},
+    {"GB300", 0, 2500, 279, 8000, 900, BLACKWELL, SHEET_NVL72},
+    {"L40S", 142, 362.05, 48, 864, 32, CARD, SHEET_L40S},
+    {"L40", 142, 181.05, 48, 864, 32, CARD, SHEET_L40},
+    {"L4", 58, 121, 24, 300, 32, CARD, SHEET_L4},
+    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // like the next one, with the full rate
+    {"RTX 6000 Ada Generation", 142, 364.2, 48, 960, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 3060", 28, 25.5, 12, 360, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3060 Ti", 38, 32.4, 8, 448, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3070", 46, 40.6, 8, 448, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3070 Ti", 48, 43.5, 8, 608, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3080", 68, 59.5, 10, 760, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3080", 70, 61.3, 12, 912, 32, CARD, WHITEPAPER_GA102}, // 12 GB
+    {"RTX 3080 Ti", 80, 68.2, 12, 912, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3090", 82, 71.2, 24, 936, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3090 Ti", 84, 80.0, 24, 1008, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 4060", 24, 30.2, 8, 272, 16, CARD, WHITEPAPER_ADA},
+    {"RTX 4060 Ti", 34, 44.1, 8, 288, 16, CARD, WHITEPAPER_ADA},
+    {"RTX 4070", 46, 58.3, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 SUPER", 56, 71.0, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 Ti", 60, 80.2, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 Ti SUPER", 66, 88.2, 16, 672, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4080", 76, 97.5, 16, 717, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4080 SUPER", 80, 104.4, 16, 736, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4090", 128, 165.2, 24, 1008, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 5060", 30, 38.4, 8, 448, 32, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5060 Ti", 36, 47.4, 8, 448, 32, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5070", 48, 61.7, 12, 672, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5070 Ti", 70, 87.9, 16, 896, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5080", 84, 112.6, 16, 960, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5090", 170, 209.5, 32, 1792, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
 };
 // clang-format on
 enum { DEVICE_PEAK_COUNT = sizeof(device_peaks) / sizeof(device_peaks[0]) };
@@ -126,6 +133,21 @@ static inline const DevicePeak *device_peak_find(const char *name, int multiproc
         if (peak_name_is(row->name, name) && (row->multiprocessors == 0 || row->multiprocessors == multiprocessors))
             return row;
     }
+    return NULL;
+}
+
+// The first row that a user's name stands for: all of the row's name, in either case, or its beginning up to a space, a
+// hyphen or the end ("a100", "H100"). NULL where there is none.
+static inline const DevicePeak *device_peak_named(const char *name) {
+    name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
+    size_t length = strlen(name);
+    for (int whole = 1; whole >= 0 && length; whole--)
+        for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
+            const char *row = device_peaks[i].name;
+            if (strncasecmp(row, name, length) == 0 && (whole ? !row[length] : strchr(" -", row[length]) != NULL))
+                return &device_peaks[i];
+            if (whole && peak_name_is(row, name)) return &device_peaks[i];
+        }
     return NULL;
 }
 #endif

@@ -77,11 +77,4 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
     LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
                 l, N, NH, D, ldl, stride, sigmoid);
 }
-
-static inline size_t diff_combine_forward_bytes(int N, int NH, int D) {
-    return (size_t)N * (size_t)NH * (3 * (size_t)D + 1) * sizeof(floatX);
-}
-static inline size_t diff_combine_backward_bytes(int N, int NH, int D) {
-    return (size_t)N * (size_t)NH * (4 * (size_t)D + 2) * sizeof(floatX);
-}
 #endif

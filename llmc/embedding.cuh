@@ -4,7 +4,8 @@ embedding: a row of the table per token. Equations in embedding.h; what differs 
   forward   a thread per pack of a row
   backward  a token that occurs often adds its rows in the order of n, as on the CPU, without atomics: the rows are
             sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n),
-            then one block walks the rows of one token. Sorting takes three launches and 16 bytes a row per pass.
+            then one warp walks the rows of one token, for 256 columns; where they are many, for 32 columns, 32 rows at
+            a time. Sorting takes three launches and 16 bytes a row per pass.
   sorting   a warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each
             warp's rows of each digit go; the warp then places them 32 at a time, ranked by votes.
   numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bit for bit that of the CPU
@@ -114,40 +115,55 @@ static __global__ void embedding_scan_kernel(int *counts, int count) {
     }
 }
 
-// A block per sorted row; the one at which a token begins adds up all rows of that token. The block looks up as many
-// rows as it has threads at once, so that several loads of dx are under way together.
-enum { ADD_THREADS = 128, ADD_AHEAD = 4 };
+// A warp adds up the rows of the token that begins at `first`, for columns of its own. AHEAD of them are loaded at once:
+// the sum stays in the order of the rows, and waits for memory once per AHEAD rows.
+template <int W, int AHEAD>
+static __device__ inline void embedding_add_rows(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
+                                                 int first, int N, int C, int c) {
+    int lane = (int)threadIdx.x % WARP, token = tokens[first], i = first + lane;
+    bool active = c < C; // the others help with the rows
+    float sum[W] = {0}, v[AHEAD][W];
+    grad_t *dw = dweight + (size_t)token * (size_t)C + c;
+    const floatX *d = dx + (active ? c : 0);
+    if (active) load_fp32<W>(sum, dw);
+    int row = i < N && tokens[i] == token ? rows[i] : -1;
+    for (int count = WARP; count == WARP;) {
+        int here = row;
+        count = __popc(__ballot_sync(ALL_LANES, here >= 0)); // they are sorted: the first lanes
+        i += WARP;
+        row = i < N && tokens[i] == token ? rows[i] : -1; // while these rows are added
+        for (int j = 0; j < count; j += AHEAD) {
+            UNROLL
+            for (int k = 0; k < AHEAD; k++) // beyond the end the last one again: no branch between loads
+                load<W>(v[k], d + (size_t)__shfl_sync(ALL_LANES, here, min(j + k, count - 1)) * (size_t)C);
+            UNROLL
+            for (int k = 0; k < AHEAD; k++) {
+                UNROLL
+                for (int e = 0; e < W; e++) sum[e] = j + k < count ? sum[e] + v[k][e] : sum[e]; // x[n,c] = weight[..,c]
+            }
+        }
+    }
+    if (active) store_fp32<W>(dw, sum);
+}
+
+// blockIdx.x: a sorted row; the one at which a token begins. A token of WARP rows or more is left to the next kernel.
+enum { ADD_AHEAD = 4 };
 template <int W>
 static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
                                             int N, int C) {
-    SHARED(int, same, ADD_THREADS);
-    int first = (int)blockIdx.x, thread = (int)threadIdx.x, token = tokens[first];
-    if (first > 0 && tokens[first - 1] == token) return;
-    for (int column = 0; column < C; column += ADD_THREADS * W) {
-        int c = column + thread * W, count = ADD_THREADS;
-        bool active = c < C; // the others help with the rows
-        float sum[W] = {0}, v[ADD_AHEAD][W];
-        grad_t *dw = dweight + (size_t)token * (size_t)C + c;
-        if (active) load_fp32<W>(sum, dw);
-        for (int base = first; count == ADD_THREADS; base += ADD_THREADS) {
-            bool of_token = base + thread < N && tokens[base + thread] == token;
-            __syncthreads(); // `same` has been read
-            if (of_token) same[thread] = rows[base + thread];
-            count = __syncthreads_count(of_token);
-            for (int i = 0; active && i < count; i += ADD_AHEAD) {
-                UNROLL
-                for (int j = 0; j < ADD_AHEAD; j++)
-                    if (i + j < count) load<W>(v[j], dx + (size_t)same[i + j] * (size_t)C + c);
-                UNROLL
-                for (int j = 0; j < ADD_AHEAD; j++) {
-                    if (i + j >= count) break;
-                    UNROLL
-                    for (int k = 0; k < W; k++) sum[k] += v[j][k]; // x[n,c] = weight[tokens[n],c]
-                }
-            }
-        }
-        if (active) store_fp32<W>(dw, sum);
-    }
+    int first = (int)blockIdx.x, token = tokens[first], last = first + WARP - 1;
+    if ((first > 0 && tokens[first - 1] == token) || (last < N && tokens[last] == token)) return;
+    embedding_add_rows<W, ADD_AHEAD>(dweight, dx, tokens, rows, first, N, C, (int)column_index<W>());
+}
+
+// The tokens of many rows: each has a row whose place is a multiple of WARP, and the first such one adds them all. An
+// element a thread, so that many SMs share a token, and as many rows at once as the warp has looked up.
+static __global__ void embedding_add_often_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
+                                                  int N, int C) {
+    int at = (int)blockIdx.x * WARP, token = tokens[at], i = at - 1 - (int)threadIdx.x;
+    int before = __popc(__ballot_sync(ALL_LANES, i >= 0 && tokens[i] == token)), last = at - before + WARP - 1;
+    if (before == WARP || last >= N || tokens[last] != token) return;
+    embedding_add_rows<1, WARP>(dweight, dx, tokens, rows, at - before, N, C, (int)column_index<1>());
 }
 
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
@@ -162,16 +178,8 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
                true);
     }
     const int *sorted = s.tokens[(SORT_PASSES - 1) % 2], *rows = s.rows[(SORT_PASSES - 1) % 2];
-    if (packed((size_t)C, dx, dweight))
-        LAUNCH((embedding_add_kernel<PACK>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
-    else LAUNCH((embedding_add_kernel<1>), N, ADD_THREADS, 0, dweight, dx, sorted, rows, N, C);
-}
-
-static inline size_t embedding_forward_bytes(int N, int C) {
-    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(int));
-}
-static inline size_t embedding_backward_bytes(int N, int C, int distinct) {
-    return (size_t)N * ((size_t)C * sizeof(floatX) + 16 * SORT_PASSES) +
-           2 * (size_t)distinct * (size_t)C * sizeof(grad_t);
+    LAUNCH_COLUMNS(embedding_add_kernel, packed((size_t)C, dx, dweight), N, C, dweight, dx, sorted, rows, N, C);
+    dim3 often((unsigned)(N + WARP - 1) / WARP, (unsigned)(C + WARP - 1) / WARP);
+    LAUNCH(embedding_add_often_kernel, often, WARP, 0, dweight, dx, sorted, rows, N, C);
 }
 #endif

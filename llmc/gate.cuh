@@ -81,11 +81,4 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
     bool wide = packed((size_t)D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
     LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * (size_t)heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);
 }
-
-static inline size_t gate_forward_bytes(int N, int heads, int D, int width) {
-    return (size_t)N * (size_t)heads * (2 * (size_t)D + (size_t)width) * sizeof(floatX);
-}
-static inline size_t gate_backward_bytes(int N, int heads, int D, int width) {
-    return (size_t)N * (size_t)heads * (3 * (size_t)D + 2 * (size_t)width) * sizeof(floatX);
-}
 #endif

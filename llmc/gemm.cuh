@@ -5,8 +5,8 @@ gemm.cuh: the one seam to a library for matrix products.
 
   types      A and B floatX; C floatX, or fp32 where shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  cuBLASLt (gemm_cublaslt.cuh), with a kernel of our own for what it refuses (gemm_plain.cuh); where
-             kernels run on the CPU, a C twin (dev/cuda_on_cpu/gemm.h)
+  behind it  gemm_plans.cuh chooses how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run on the CPU a C
+             twin (dev/cuda_on_cpu/gemm.h); gemm_plain.cuh is a kernel of our own for what the library refuses
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH
@@ -17,11 +17,29 @@ typedef struct {
     int M, N, K, lda, ldb, ldc; // row strides of what is stored
 } GemmShape;
 
+typedef struct {
+    GemmShape shape;
+    unsigned alignment[3]; // bytes, of A, B and C: powers of two
+} GemmProblem;
+typedef struct {
+    uint64_t data[8];
+} GemmAlgorithm; // how a library computes a product, in its own words
+
+enum { GEMM_WORKSPACE_BYTES = 32 << 20, GEMM_CANDIDATES = 8 };
+
+// gemm_plans.cuh
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B);
+// gemm_start and gemm_stop: with ops_init and ops_free. The first allocates GEMM_WORKSPACE_BYTES of device memory.
+// gemm_started: between the two.
+static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const floatX *B); // gemm_plain.cuh
+
+// The library defines GemmHandles, its own description of a shape, gemm_library_start and gemm_library_stop, and:
 static inline const char *gemm_library(void); // name and version
-// static inline void gemm_start(void), gemm_stop(void): with ops_init and ops_free. The first allocates
-// GEMM_WORKSPACE_BYTES of device memory. static inline bool gemm_started(void): between the two.
-enum { GEMM_WORKSPACE_BYTES = 32 << 20 };
+//   void gemm_describe(GemmHandles *, GemmShape), void gemm_forget(GemmHandles *)
+//   int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *, const GemmProblem *, bool may_split, const char
+//       **why)                        up to `limit` algorithms, the fastest by its estimate first; why: there is none
+//   int gemm_parts_of_k(const GemmAlgorithm *)                      in how many parts the algorithm sums over K
+//   void gemm_multiply(const GemmHandles *, GemmShape, const GemmAlgorithm *, C, A, B, workspace)
 
 static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
 static inline size_t gemm_bytes(GemmShape s) {
@@ -35,4 +53,5 @@ static inline size_t gemm_bytes(GemmShape s) {
 #else
 #include "gemm_cublaslt.cuh"
 #endif
+#include "gemm_plans.cuh"
 #endif

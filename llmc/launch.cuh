@@ -18,12 +18,18 @@ give it a 16-byte type.
 #include "common.h"
 #include <cuda_runtime.h>
 
-#define LAUNCH_CHECK(call, kernel_name)                                                                              \
-    do {                                                                                                             \
-        cudaError_t launch_error = (call);                                                                           \
-        if (launch_error == cudaErrorMemoryAllocation) out_of_memory("device memory", 0, kernel_name, "");           \
-        CHECK(launch_error == cudaSuccess, "%s:%d: kernel %s was not launched: %s", __FILE__, __LINE__, kernel_name, \
-              cudaGetErrorString(launch_error));                                                                     \
+// Faults of kernels (illegal address, misaligned address and the like) are reported by whatever call comes next.
+static inline const char *launch_remark(cudaError_t error) {
+    bool late = error >= cudaErrorIllegalAddress && error <= cudaErrorLaunchFailure;
+    return late ? "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 names it" : "";
+}
+
+#define LAUNCH_CHECK(call, kernel_name)                                                                                \
+    do {                                                                                                               \
+        cudaError_t launch_error = (call);                                                                             \
+        if (launch_error == cudaErrorMemoryAllocation) out_of_memory("device memory", 0, kernel_name, "");             \
+        CHECK(launch_error == cudaSuccess, "%s:%d: kernel %s was not launched: %s%s", __FILE__, __LINE__, kernel_name, \
+              cudaGetErrorString(launch_error), launch_remark(launch_error));                                          \
     } while (0)
 #define LAUNCH_ALLOW_SHARED(kernel, bytes) \
     LAUNCH_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), #kernel)
@@ -31,8 +37,11 @@ give it a 16-byte type.
 #ifdef CUDA_ON_CPU
 
 #include "../dev/cuda_on_cpu/device.h"
-#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...) \
-    cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__)
+#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)                               \
+    do {                                                                                        \
+        cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__); \
+        LAUNCH_CHECK(cudaGetLastError(), #kernel);                                              \
+    } while (0)
 #define SHARED(type, name, count)               \
     static cuda_on_cpu::SharedSite name##_site; \
     type(&name)[count] = *static_cast<type(*)[count]>(name##_site.array(sizeof(type[count]), alignof(type), #name))

@@ -110,6 +110,4 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
     const double *partial = lambda_partial_sums(dl, count);
     LAUNCH(lambda_exp_backward_kernel, 1, LAMBDA_THREADS, 0, dq1, dk1, dq2, dk2, partial, q1, k1, q2, k2, D);
 }
-
-static inline size_t layer_lambda_bytes(size_t count) { return count * sizeof(floatX); }
 #endif

@@ -1,7 +1,7 @@
 /*
 matmul: a linear layer without bias. Equations in matmul.h; the products are those of gemm.cuh.
 
-  numerics  x, weight, y, dx in floatX, sums in fp32; dweight accumulates in fp32 inside the product (beta = 1)
+  numerics  x, weight, y, dx in floatX, sums in fp32; with add dweight accumulates in fp32 inside the product (beta = 1)
   flops     2 N IC OC forward, twice that backward
 */
 #ifndef LLMC_MATMUL_CUH
@@ -13,27 +13,19 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the libr
     return 0;
 }
 
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
+
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
     GemmShape forward = {false, true, false, false, N, OC, IC, IC, IC, ldy};
     gemm(forward, y, x, weight);
 }
 
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                   int N, int IC, int OC, int ldy) {
+                                   int N, int IC, int OC, int ldy, bool add) {
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
-    GemmShape to_weight = {true, false, true, true, OC, IC, N, ldy, IC, IC};
+    GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T
     gemm(to_weight, dweight, dy, x); // y = x weight^T
-}
-
-static inline double matmul_forward_flops(int N, int IC, int OC) { return 2.0 * N * IC * OC; }
-static inline double matmul_backward_flops(int N, int IC, int OC) { return 4.0 * N * IC * OC; }
-static inline size_t matmul_forward_bytes(int N, int IC, int OC) {
-    return ((size_t)N * (size_t)(IC + OC) + (size_t)OC * (size_t)IC) * sizeof(floatX);
-}
-static inline size_t matmul_backward_bytes(int N, int IC, int OC) {
-    size_t weights = (size_t)OC * (size_t)IC, rows = (size_t)N * (size_t)(2 * IC + 2 * OC);
-    return (rows + weights) * sizeof(floatX) + 2 * weights * sizeof(grad_t);
 }
 
 // ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 matmul: a linear layer without bias, by a GEMM library.
 
   forward   y = x weight^T
-  backward  dx = dy weight,   dweight += dy^T x
+  backward  dx = dy weight,   dweight = dy^T x, or with add += dy^T x
   shapes    x (N,IC), weight (OC,IC), y and dy (N,OC) with row stride ldy >= OC
   numerics  products and sums in `real` by the library, in an order that it fixes for a given shape and
             number of threads; after matmul_use_bf16, x, weight and dy are first rounded to bf16, in the
@@ -72,6 +72,9 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) {
     return bf16_size() * ((size_t)N * in + (size_t)OC * in + (size_t)N * out);
 }
 
+// 64 MiB of them keep the GEMM at full speed (dev/BENCH.md).
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, ((size_t)64 << 20) / row_bytes); }
+
 // Rounds a matrix into `to`; returns where the next one may go.
 static inline char *matmul_round(char *to, const real *in, int ld, int rows, int columns) {
     int ldo = bf16_stride(columns);
@@ -103,14 +106,14 @@ static inline void matmul_forward_bf16(floatX *y, const floatX *x, const floatX 
 }
 
 static inline void matmul_backward_bf16(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                        const floatX *weight, int N, int IC, int OC, int ldy) {
+                                        const floatX *weight, int N, int IC, int OC, int ldy, bool add) {
     int ldi = bf16_stride(IC), ldo = bf16_stride(OC);
     char *x16 = (char *)ops_workspace_take(matmul_workspace_bytes(N, IC, OC)),
          *weight16 = matmul_round(x16, x, IC, N, IC);
     char *dy16 = matmul_round(weight16, weight, IC, OC, IC);
     matmul_round(dy16, dy, ldy, N, OC);
     Bf16Shape to_input = {false, false, false, N, IC, OC, ldo, ldi, IC},
-              to_weight = {true, false, true, OC, IC, N, ldo, ldi, IC};
+              to_weight = {true, false, add, OC, IC, N, ldo, ldi, IC};
     matmul_rounded(to_input, dy16, weight16, dx);
     matmul_rounded(to_weight, dy16, x16, dweight);
 }
@@ -121,13 +124,13 @@ static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weig
 }
 
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                   int N, int IC, int OC, int ldy) {
+                                   int N, int IC, int OC, int ldy, bool add) {
     if (matmul_in_bf16 && N >= BF16_ROWS) {
-        matmul_backward_bf16(dx, dweight, dy, x, weight, N, IC, OC, ldy);
+        matmul_backward_bf16(dx, dweight, dy, x, weight, N, IC, OC, ldy, add);
         return;
     }
-    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC); // y = x weight^T
-    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, 1, dweight, IC);   // y = x weight^T
+    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);         // y = x weight^T
+    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, add ? 1 : 0, dweight, IC); // y = x weight^T
 }
 
 // Whether OPENBLAS_CORETYPE is needed, without which the library would leave AVX-512 unused.

@@ -24,9 +24,12 @@ static int model_memory(const Model *model, const Model *speaker, MemoryPart par
     int count = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (all[i].bytes) parts[count++] = all[i];
-    count += ops_own_memory(parts + count);
-    const char *comm_of;
-    size_t comm_bytes = comm_own_bytes(model->sharding.ranks, &comm_of);
+    bool elsewhere = model->device && ops_use_host_memory; // --device, in the program for the CPU
+    if (elsewhere) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
+    else count += ops_own_memory(parts + count);
+    const char *comm_of = "NCCL, roughly";
+    size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
+                                  : comm_own_bytes(model->sharding.ranks, &comm_of);
     if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
     return count;
 }
@@ -43,6 +46,18 @@ static size_t model_bytes(const Model *model, const Model *speaker) {
     return memory_total(parts, model_memory(model, speaker, parts));
 }
 
+// Of it what is estimated: what CUDA and NCCL take themselves.
+static size_t memory_about(const MemoryPart *parts, int count) {
+    size_t sum = 0;
+    for (int i = 0; i < count; i++) sum += parts[i].about ? parts[i].bytes : 0;
+    return sum;
+}
+
+// What a process may still take of a device: what is free, and what is in use already that the estimates are for.
+static size_t memory_room(const DeviceMemory *now, size_t about) {
+    return now->total - now->used + min_size(now->used, about);
+}
+
 static double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
 static void print_memory(const Model *model, const Model *speaker) {
@@ -50,14 +65,24 @@ static void print_memory(const Model *model, const Model *speaker) {
     int count = model_memory(model, speaker, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
     printf("  %-44s %10.1f MiB\n", "total", in_mib(memory_total(parts, count)));
+    if (model->device) {
+        double has = device_memory_bytes(model->device), needs = (double)memory_total(parts, count);
+        printf("%s has about %.1f MiB: %s\n", model->device->name, has / 1048576,
+               needs <= has ? "enough" : "too little");
+        return;
+    }
     DeviceMemory now;
     HostMemory host;
     if (ops_use_host_memory && host_memory("", &host))
         printf("%s has %.1f MiB available: %s\n", host.limit, in_mib(host.available),
                memory_total(parts, count) <= host.available ? "enough" : "too little");
     if (!ops_memory(&now)) return;
-    size_t room = now.total - (now.used - now.at_start), needed = memory_total(parts, count); // its context is in both
-    printf("this device has %.1f MiB: %s\n", in_mib(now.total), needed <= room ? "enough" : "too little");
+    size_t needed = memory_total(parts, count), room = memory_room(&now, memory_about(parts, count));
+    printf("this device has %.1f MiB, of which %.1f MiB are free now: %s\n", in_mib(now.total),
+           in_mib(now.total - now.used),
+           needed <= room        ? "enough"
+           : needed <= now.total ? "too little until other processes end"
+                                 : "too little");
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -119,10 +144,31 @@ static void memory_check_host(const Model *model, const Model *speaker) {
     size_t needed = (size_t)ranks * model_bytes(model, speaker);
     if (!ops_use_host_memory || !host_memory("", &host) || needed <= host.available) return;
     char advice[2048], of_ranks[64] = "";
-    memory_advice_text(advice, sizeof(advice));
+    memory_advise(advice, sizeof(advice));
     if (ranks > 1) FORMAT(of_ranks, ", %d times on this machine", ranks);
     CHECK(false, "too little memory: %.1f MiB needed, %s has %.1f MiB available; %s%s; --no-memory-check starts anyway",
           in_mib(needed), host.limit, in_mib(host.available), advice, of_ranks);
+}
+
+// The same for a device, which other processes may use. What CUDA and NCCL take is estimated: it warns, and does not
+// refuse.
+static void memory_check_device(const Model *model, const Model *speaker) {
+    MemoryPart parts[MEMORY_PARTS];
+    DeviceMemory now;
+    if (!ops_memory(&now)) return;
+    int count = model_memory(model, speaker, parts);
+    size_t needed = memory_total(parts, count), about = memory_about(parts, count), available = now.total - now.used;
+    char advice[2048];
+    if (needed - about > available) {
+        memory_advise(advice, sizeof(advice));
+        CHECK(false,
+              "too little device memory: %.1f MiB needed besides what CUDA takes, %.1f of %.1f MiB free; %s; "
+              "--no-memory-check starts anyway",
+              in_mib(needed - about), in_mib(available), in_mib(now.total), advice);
+    }
+    if (needed > memory_room(&now, about))
+        warn("device memory may be too little: %.1f MiB needed, %.1f of them estimated, %.1f of %.1f MiB free",
+             in_mib(needed), in_mib(about), in_mib(available), in_mib(now.total));
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -134,8 +180,7 @@ static void memory_log(Log *log, int64_t step, const Model *model, const Model *
     DeviceMemory now;
     if (!ops_memory(&now)) return;
     int count = model_memory(model, speaker, parts);
-    size_t planned = memory_total(parts, count), about = 0;
-    for (int i = 0; i < count; i++) about += parts[i].about ? parts[i].bytes : 0;
+    size_t planned = memory_total(parts, count), about = memory_about(parts, count);
     log_begin(log, "event", step);
     log_string(log, "what", "device_memory");
     log_integer(log, "used_bytes", (int64_t)now.used);

@@ -12,7 +12,7 @@ that is declared and not defined is a compiler warning, hence an error.
   B sequences, T positions, N = B*T rows, C hidden size, L layers, V vocabulary, Vp row stride of the
   logits, F MLP width, D head dimension, NH output heads, NKV key/value heads, NQ query heads.
   Matrices are row-major; weights are [out, in]. `ld` is a row stride in elements.
-  "=" overwrites, "+=" accumulates: parameter gradients and residual gradients accumulate.
+  "=" overwrites, "+=" accumulates: gradients of vectors and of the embedding do, and others where `add` says so.
 
 Pointers are to operation memory (buffer_alloc). Only operations dereference them.
 */
@@ -39,8 +39,9 @@ static inline size_t embedding_workspace_bytes(int N); // of the backward
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
                                    real eps);
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C); // dx +=, dweight +=
-static inline size_t rmsnorm_workspace_bytes(int C);                                       // of the backward
+                                    const floatX *weight, const real *rstd, int N, int C,
+                                    bool add);       // dx =, or with add +=; dweight +=
+static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
 // sum = a + b, y = rmsnorm(sum): bit for bit residual_forward, then rmsnorm_forward of what it stored
 static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
@@ -48,8 +49,11 @@ static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
-                                   int N, int IC, int OC, int ldy); // dx =, dweight +=
-static inline size_t matmul_workspace_bytes(int N, int IC, int OC); // of both
+                                   int N, int IC, int OC, int ldy, bool add); // dx =; dweight =, or with add +=
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC);           // of both
+// Rows of a product with a wide output, the logits, that are worth computing at a time; row_bytes: of one of them.
+// Sums over rows depend on it, so it is a function of its argument alone.
+static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
 // rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
@@ -84,15 +88,19 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
 // A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
 // either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
-// is no choice.
+// is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user may
+// expect, and the remedy, one line a call; NULL when all is said.
 typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run
     bool documents;     // first_key will be set
 } AttentionUse;
 static inline void attention_use(AttentionUse use);
+static inline void
+attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_library(void);
+static inline const char *attention_warning(void);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
 // sinks (NH) or 0 (NULL), whose column is dropped; attention_backward with them is then the right one.
@@ -212,6 +220,7 @@ typedef struct {
 // Of the device that operations run on; false where that is the CPU, or none is there.
 static inline bool ops_memory(DeviceMemory *m);
 
+#include "traffic.h"
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
 #else

@@ -8,6 +8,7 @@ options, and combinations that are refused.
 #include "corpus.h"
 #include "host.h"
 #include "model_config.h"
+#include "device_peak.h"
 #include "options_table.h"
 #include "rollback.h"
 
@@ -161,6 +162,19 @@ static inline int options_missing(const Options *o, bool adopted) {
     return problems;
 }
 
+// Reports a --device that is in no row; returns 1.
+static inline int options_unknown_device(const char *name) {
+    char list[2048] = "";
+    size_t used = 0;
+    OptionText shown;
+    for (int i = 0; i < DEVICE_PEAK_COUNT; i++)
+        if (i == 0 || strcmp(device_peaks[i].name, device_peaks[i - 1].name) != 0)
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", device_peaks[i].name);
+    assert(used < sizeof(list));
+    warn("--device '%s' is not known: it must be one of %s, or the beginning of one", option_shown(shown, name), list);
+    return 1;
+}
+
 static inline int options_exclusions(const Options *o) {
     OptionText shown;
     int problems = 0, modes = 0;
@@ -177,6 +191,11 @@ static inline int options_exclusions(const Options *o) {
                o->ranks, o->ranks, o->ranks);
     if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
         REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
+    if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
+    if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
+        REFUSE(problems, "--device predicts the bf16 program, and this one is compiled for fp32");
+    if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
+    if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
     if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))

@@ -63,6 +63,7 @@ typedef struct {
     int64_t top_k;
     bool eval, dry_run;
     const char *eval_out, *dump_attention;
+    const char *device, *dry_run_out; // of --dry-run
 
     double rms_norm_eps; // no option: 1e-5, or what a loaded model has
 
@@ -207,7 +208,7 @@ static const OptionRow option_rows[] = {
     {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL,
         "CPU threads, at most the cores that the process may use"},
     {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
-        "refuse to start when this machine has too little memory available for the run"},
+        "refuse to start when this machine, or the GPU, has too little memory available for the run"},
     {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
         "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
@@ -248,6 +249,10 @@ static const OptionRow option_rows[] = {
         "print parameters, memory and FLOPs"},
     {"instead of training", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
         "of --dry-run: for one of W ranks"},
+    {"instead of training", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
+        "of --dry-run: predict memory, speed and hours of the bf16 program on this GPU, such as H200, A100 or 'RTX 5090'"},
+    {"instead of training", "dry-run-out", OPTION_TEXT, OPTION_LOCAL, FIELD(dry_run_out), "FILE", NULL, NULL, NULL,
+        "of --device: the prediction as JSON"},
     {"instead of training", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
         "of --dry-run: GB/s that a rank sends and receives, for the time of communication"},
     {"instead of training", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this text"},

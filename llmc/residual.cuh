@@ -20,6 +20,4 @@ static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, cons
 static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count) {
     LAUNCH_ELEMENTS(residual_kernel, packed(0, y, a, b), count, y, a, b);
 }
-
-static inline size_t residual_forward_bytes(size_t count) { return 3 * count * sizeof(floatX); }
 #endif

@@ -4,9 +4,10 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
   forward   up to a warp shares a row; its second pass finds the row in the cache. residual_rmsnorm_forward reads a and
             b, writes their sum, and normalises the sum as it was rounded: bit for bit residual_forward followed by
             rmsnorm_forward, without reading the sum again.
-  backward  a warp takes rows one after another. Each lane adds dweight for its own columns in fp32, in shared memory
-            where a row fits (no barrier: no other lane touches them), else in the workspace; the partial sums of all
-            blocks are then added in order. How rows are shared out depends on N and C alone.
+  backward  a block takes rows one after another, several at once where they are short. A thread has the same columns in
+            all of them: it loads dy, x and dx of a row at once, keeps them while the block adds up the product, and
+            dweight in registers. The partial sums of all blocks are then added in order. How rows are shared out
+            depends on N and C alone.
   numerics  sums in fp32; y and dx rounded once each
   traffic   forward C in, C out (with the residual 2C in, 2C out); backward 4C in (dx included), C out, and
             RMSNORM_BLOCKS C fp32 out and in
@@ -66,81 +67,95 @@ static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *r
 #ifndef RMSNORM_BLOCKS // blocks of the backward; fewer in tests
 #define RMSNORM_BLOCKS 512
 #endif
-enum { RMSNORM_WARPS = 4, RMSNORM_SHARED_BYTES = 48 << 10 };
+enum { RMSNORM_LANES = 1024, RMSNORM_THREADS = 256 }; // most threads of a row, and of a block unless a row has more
 
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_BLOCKS * (size_t)C * sizeof(real); }
 
-// How many warps a block has: as many sums of dweight as its shared memory holds; 0: not one.
-static inline int rmsnorm_warps(int C) { return min_int(RMSNORM_WARPS, RMSNORM_SHARED_BYTES / (int)sizeof(float) / C); }
-
-// A block's part of the rows, its warps taking turns. partial (gridDim.x, C); shared false: one warp, and no room
+// A thread's part of dy . (weight x), of all columns of a row but `own`.
 template <int W>
-static __global__ void rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x,
-                                               const floatX *weight, const real *rstd, int N, int C, bool shared) {
-    DYNAMIC_SHARED(float, sums); // (warps, C)
-    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+static __device__ inline float rmsnorm_other_columns(const floatX *dy, const floatX *x, const floatX *weight, int C,
+                                                     int own) {
+    float d[W], v[W], w[W], dot = 0;
+    for (int c = (int)threadIdx.x * W; c < C; c += (int)blockDim.x * W) {
+        if (c == own) continue;
+        load<W>(d, dy + c);
+        load<W>(v, x + c);
+        load<W>(w, weight + c);
+        UNROLL
+        for (int k = 0; k < W; k++) dot += d[k] * w[k] * v[k];
+    }
+    return dot;
+}
+
+// A block's part of the rows: blockDim.y at once, each by blockDim.x threads, a pack of columns each. Where a row has
+// more packs than that, blockIdx.y says which, and PARTS is true: the product is of all of the row. partial (gridDim.x, C)
+template <int W, bool PARTS>
+static __global__ void __launch_bounds__(RMSNORM_LANES)
+    rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x, const floatX *weight,
+                            const real *rstd, int N, int C, bool add) {
+    SHARED(float, dots, 2 * WARP); // in turns, so that one barrier per row is enough
+    DYNAMIC_SHARED(float, sums);   // (blockDim.y - 1, blockDim.x, W)
+    int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP, groups = (int)blockDim.y;
     int begin = (int)((int64_t)N * blockIdx.x / gridDim.x), end = (int)((int64_t)N * (blockIdx.x + 1) / gridDim.x);
-    float *total = partial + blockIdx.x * (size_t)C, *dw = shared ? sums + (size_t)warp * (size_t)C : total;
-    float d[W], v[W], w[W], g[W];
-    for (int c = lane; c < C; c += WARP) dw[c] = 0;
-    __syncwarp();
-    for (int n = begin + warp; n < end; n += warps) {
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x) * W, group = (int)threadIdx.y;
+    float total[W] = {0}, w[W] = {0}, inverse = 1 / (float)C;
+    if (c < C) load<W>(w, weight + c);
+    for (int base = begin, turn = 0; base < end; base += groups, turn = WARP - turn) {
+        int n = base + group;
+        bool active = n < end && c < C; // the others take part in the reduction
         size_t row = (size_t)n * (size_t)C;
-        float r = rstd[n], dot = 0;
-        for (int c = lane * W; c < C; c += WARP * W) {
+        float d[W] = {0}, v[W] = {0}, g[W] = {0}, r = 0, dot = 0;
+        if (active) {
+            r = rstd[n];
             load<W>(d, dy + row + c);
             load<W>(v, x + row + c);
-            load<W>(w, weight + c);
-            UNROLL
-            for (int k = 0; k < W; k++) dot += d[k] * w[k] * v[k];
+            if (add) load<W>(g, dx + row + c);
         }
-        float mean = lanes_sum(dot, WARP) * r / (float)C; // mean_j(g[j] z[j])
-        for (int c = lane * W; c < C; c += WARP * W) {
-            float sum[W];
-            load<W>(d, dy + row + c);
-            load<W>(v, x + row + c);
-            load<W>(w, weight + c);
-            load<W>(g, dx + row + c);
-            load_fp32<W>(sum, dw + c);
-            UNROLL
-            for (int k = 0; k < W; k++) {
-                float z = v[k] * r;
-                sum[k] += d[k] * z;                   // weight in y = z weight
-                g[k] += r * (d[k] * w[k] - z * mean); // r in y = x r weight
-            }
-            store_fp32<W>(dw + c, sum);
-            store<W>(dx + row + c, g);
+        UNROLL
+        for (int k = 0; k < W; k++) dot += d[k] * w[k] * v[k];
+        if (PARTS && n < end) dot += rmsnorm_other_columns<W>(dy + row, x + row, weight, C, c);
+        dot = lanes_sum(dot, WARP);
+        if (warps > 1) {
+            float *of_group = dots + turn + group * warps;
+            if (lane == 0) of_group[threadIdx.x / WARP] = dot;
+            __syncthreads();
+            dot = lanes_sum(lane < warps ? of_group[lane] : 0.0f, WARP);
         }
+        float mean = dot * r * inverse; // mean_j(g[j] z[j])
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float z = v[k] * r;
+            total[k] += d[k] * z;                 // weight in y = z weight
+            g[k] += r * (d[k] * w[k] - z * mean); // r in y = x r weight
+        }
+        if (active) store<W>(dx + row + c, g);
     }
-    if (!shared) return;
+    if (group > 0) store_fp32<W>(sums + (size_t)((group - 1) * (int)blockDim.x + (int)threadIdx.x) * W, total);
     __syncthreads();
-    for (int c = (int)threadIdx.x; c < C; c += (int)blockDim.x) {
-        float sum = 0;
-        for (int i = 0; i < warps; i++) sum += sums[(size_t)i * (size_t)C + c];
-        total[c] = sum;
+    if (group > 0 || c >= C) return;
+    for (int i = 0; i < groups - 1; i++) {
+        load_fp32<W>(w, sums + (size_t)(i * (int)blockDim.x + (int)threadIdx.x) * W);
+        UNROLL
+        for (int k = 0; k < W; k++) total[k] += w[k];
     }
+    store_fp32<W>(partial + blockIdx.x * (size_t)C + c, total);
 }
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C) {
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
-    int warps = rmsnorm_warps(C), threads = max_int(warps, 1) * WARP;
-    int parts = min_int(RMSNORM_BLOCKS, (N + max_int(warps, 1) - 1) / max_int(warps, 1));
-    size_t bytes = (size_t)warps * (size_t)C * sizeof(float);
-    if (packed((size_t)C, dx, dy, x, weight))
-        LAUNCH((rmsnorm_backward_kernel<PACK>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C,
-               warps > 0);
-    else LAUNCH((rmsnorm_backward_kernel<1>), parts, threads, bytes, dx, partial, dy, x, weight, rstd, N, C, warps > 0);
+    bool wide = packed((size_t)C, dx, dy, x, weight);
+    int width = wide ? PACK : 1, packs = C / width;
+    int lanes = min_int(RMSNORM_LANES, (packs + WARP - 1) / WARP * WARP), groups = max_int(1, RMSNORM_THREADS / lanes);
+    int parts = min_int(RMSNORM_BLOCKS, (N + groups - 1) / groups);
+    size_t bytes = (size_t)(groups - 1) * (size_t)(lanes * width) * sizeof(float);
+    dim3 grid((unsigned)parts, (unsigned)((packs + lanes - 1) / lanes)), block((unsigned)lanes, (unsigned)groups);
+    if (!wide)
+        LAUNCH((rmsnorm_backward_kernel<1, true>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
+    else if (grid.y > 1)
+        LAUNCH((rmsnorm_backward_kernel<PACK, true>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
+    else
+        LAUNCH((rmsnorm_backward_kernel<PACK, false>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
     column_sum(dweight, partial, parts, C);
-}
-
-static inline size_t rmsnorm_forward_bytes(int N, int C) {
-    return (size_t)N * (2 * (size_t)C * sizeof(floatX) + sizeof(real));
-}
-static inline size_t residual_rmsnorm_forward_bytes(int N, int C) {
-    return (size_t)N * (4 * (size_t)C * sizeof(floatX) + sizeof(real));
-}
-static inline size_t rmsnorm_backward_bytes(int N, int C) {
-    return (size_t)N * (4 * (size_t)C * sizeof(floatX) + sizeof(real)) + 2 * rmsnorm_workspace_bytes(C);
 }
 #endif

@@ -53,7 +53,7 @@ enum { RMSNORM_PARTS = 32 }; // of the rows, whatever the number of threads
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_PARTS * (size_t)C * sizeof(real); }
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C) {
+                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
     real *partial = ops_workspace_take(rmsnorm_workspace_bytes(C)); // (PARTS, C): dweight of a part of the rows
 #pragma omp parallel
     {
@@ -73,8 +73,8 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
 #pragma omp simd
                 for (int c = 0; c < C; c++) {
                     real z = xn[c] * r;
-                    dw[c] += dyn[c] * z;                           // weight in y = z weight
-                    dxn[c] += r * (dyn[c] * weight[c] - z * mean); // r in y = x r weight
+                    dw[c] += dyn[c] * z;                                               // weight in y = z weight
+                    dxn[c] = (add ? dxn[c] : 0) + r * (dyn[c] * weight[c] - z * mean); // r in y = x r weight
                 }
             }
         }

@@ -52,8 +52,4 @@ static inline void rope_forward(floatX *x, const real *table, int B, int T, int 
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first) {
     rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
 }
-
-static inline size_t rope_bytes(int N, int heads, int D) {
-    return (size_t)N * (size_t)D * (2 * (size_t)heads * sizeof(floatX) + sizeof(real));
-}
 #endif

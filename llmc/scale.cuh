@@ -18,6 +18,4 @@ template <int W> static __global__ void scale_kernel(size_t begin, size_t end, f
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
     LAUNCH_ELEMENTS(scale_kernel, packed(0, x), count, x, factor);
 }
-
-static inline size_t scale_bytes(size_t count) { return 2 * count * sizeof(floatX); }
 #endif

@@ -71,11 +71,4 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
     else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
     column_sum(dsinks, partial, parts, NH);
 }
-
-static inline size_t sink_forward_bytes(int N, int NH, int D) {
-    return 2 * (size_t)N * (size_t)NH * ((size_t)D * sizeof(floatX) + sizeof(real));
-}
-static inline size_t sink_backward_bytes(int N, int NH, int D) {
-    return (size_t)N * (size_t)NH * (2 * (size_t)D * sizeof(floatX) + sizeof(real));
-}
 #endif

@@ -44,6 +44,4 @@ static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     else LAUNCH((sum_of_squares_kernel<1>), parts, SQUARES_THREADS, 0, partial, x, count);
     LAUNCH(sum_of_parts_kernel, 1, SQUARES_PARTS, 0, sum, partial, parts);
 }
-
-static inline size_t sum_of_squares_bytes(size_t count) { return count * sizeof(grad_t); }
 #endif

@@ -45,7 +45,4 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
     LAUNCH_COLUMNS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
 }
-
-static inline size_t swiglu_forward_bytes(int N, int F) { return 3 * (size_t)N * (size_t)F * sizeof(floatX); }
-static inline size_t swiglu_backward_bytes(int N, int F) { return 5 * (size_t)N * (size_t)F * sizeof(floatX); }
 #endif

@@ -178,6 +178,20 @@ wrong_cuda() { # package, library file
     [ ${#files[@]} -gt 0 ]
 }
 
+# The first frontend that is new enough; else the version of an older one is left in frontend_version.
+find_frontend() { # places...
+    local place minor major
+    frontend='' frontend_version=''
+    for place; do
+        frontend=$(find_header cudnn_frontend.h "$place") || continue
+        major=$(defined CUDNN_FRONTEND_MAJOR_VERSION "$frontend/cudnn_frontend_version.h")
+        minor=$(defined CUDNN_FRONTEND_MINOR_VERSION "$frontend/cudnn_frontend_version.h")
+        frontend_version=$major.$minor
+        [ "$((${major:-0} * 100 + ${minor:-0}))" -lt 116 ] || return 0
+    done
+    return 1
+}
+
 find_cudnn() {
     local without='attention by our own kernels, without cuDNN' header library frontend frontend_version nvrtc nvrtc_header places=() why=()
     [ "${CUDNN-}" != no ] && [ "${CUDNN_FRONTEND-}" != no ] || { notes+=("$without, as asked for"); return; }
@@ -188,8 +202,8 @@ find_cudnn() {
     elif [ ${#why[@]} -eq 0 ] && wrong_cuda cudnn "$library"; then why+=("$library is not for CUDA $cuda_major (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)"); fi
     places=()
     while read -r line; do places+=("$line"); done < <(places_of "${CUDNN_FRONTEND-}" cudnn_frontend)
-    frontend=$(find_header cudnn_frontend.h "${places[@]}") ||
-        why+=("its frontend is not found (scripts/install_deps.sh --with-cuda-python, python3 -m pip install nvidia-cudnn-frontend, or CUDNN_FRONTEND=DIRECTORY)")
+    find_frontend "${places[@]}" ||
+        why+=("its frontend is $([ -z "$frontend_version" ] && echo "not found" || echo "$frontend_version, and 1.16 or newer is needed") (scripts/install_deps.sh --with-cuda-python, python3 -m pip install nvidia-cudnn-frontend, or CUDNN_FRONTEND=DIRECTORY)")
     places=()
     while read -r line; do places+=("$line"); done < <(places_of "${NVRTC-}" cuda_nvrtc "cu$cuda_major")
     nvrtc=$(find_library nvrtc "${places[@]}") && nvrtc_header=$(find_header nvrtc.h "${places[@]}") ||
@@ -198,7 +212,6 @@ find_cudnn() {
         notes+=("$without: $(printf '%s; ' "${why[@]}" | sed 's/; $//')")
         return
     fi
-    frontend_version=$(defined CUDNN_FRONTEND_MAJOR_VERSION "$frontend/cudnn_frontend_version.h").$(defined CUDNN_FRONTEND_MINOR_VERSION "$frontend/cudnn_frontend_version.h")
     notes+=("attention by cuDNN: $library, frontend $frontend_version in $frontend")
     say CUDNN_CFLAGS "-DUSE_CUDNN$(include_flags "$header" "$frontend" "$nvrtc_header")"
     say CUDNN_LIBS "$(link_flags "$library" "$nvrtc")"

@@ -127,7 +127,7 @@ find_missing_cuda() {
         major=$(sed -n 's/^CUDA_MAJOR := //p' "$found")
         local suffix=
         [ "$major" -ge 13 ] || suffix=-cu$major
-        ! grep -q "frontend is not found" "$found" || wanted+=(nvidia-cudnn-frontend)
+        ! grep -q "its frontend is" "$found" || wanted+=(nvidia-cudnn-frontend)
         ! grep -q "cuDNN 9 is not found\|not for CUDA.*nvidia-cudnn\|older than cuDNN 9" "$found" || wanted+=("nvidia-cudnn-cu$major")
         ! grep -q "NVRTC is not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
         grep -q "^NCCL_LIBS" "$found" || wanted+=("nvidia-nccl-cu$major")

@@ -2,9 +2,9 @@
 # run_1.4b.sh: pretrains a DIFF V2 of 1.4b on 10.5G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 1.4b --kv-heads 8, 1420527616 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   39.8 GiB; sent per step 6.95 GiB, 16.6 ms at 450 GB/s
+#   bytes per GPU   39.8 GiB; sent per step 6.95 GiB, for which a step waits 6.2 ms
 #   FLOPs           1.02e+20 (9.73e+09 per token)
-#   expected hours  9.2 on H100 SXM at 39% of 989.4 TFLOP/s (llm-foundry, 45.5k tokens/s per GPU at 1.3B): assumed, not measured
+#   expected hours  7.7 on H100 at 47% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the runs of that size in arXiv 2410.05258, but 8 key/value heads, so that 1.4b-1.5h and -2h are baselines
 #
 # Usage: scripts/run_1.4b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun

@@ -2,9 +2,9 @@
 # run_124m.sh: pretrains a DIFF V2 of 124m on 10G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 124m, 123661824 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   13.8 GiB; sent per step 0.605 GiB, 1.4 ms at 450 GB/s
+#   bytes per GPU   13.8 GiB; sent per step 0.605 GiB, for which a step waits 0.8 ms
 #   FLOPs           8.55e+18 (8.55e+08 per token)
-#   expected hours  0.79 on H100 SXM at 38% of 989.4 TFLOP/s (llm.c, 468k tokens/s per GPU at 124M): assumed, not measured
+#   expected hours  0.96 on H100 at 31% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the batch of GPT-2 reproductions of that size
 #
 # Usage: scripts/run_124m.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun

@@ -2,9 +2,9 @@
 # run_350m.sh: pretrains a DIFF V2 of 350m on 30G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 350m, 355469312 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   18.2 GiB; sent per step 1.74 GiB, 4.1 ms at 450 GB/s
+#   bytes per GPU   18.2 GiB; sent per step 1.74 GiB, for which a step waits 1.6 ms
 #   FLOPs           7.3e+19 (2.43e+09 per token)
-#   expected hours  7.3 on H100 SXM at 35% of 989.4 TFLOP/s (between llm.c at 124M and llm-foundry at 760M, 63.1k tokens/s per GPU): assumed, not measured
+#   expected hours  7.1 on H100 at 36% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the batch of GPT-2 reproductions of that size
 #
 # Usage: scripts/run_350m.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun

@@ -301,14 +301,13 @@ static void packed_documents_train_as_each_alone(void) {
         int *tokens = case_tokens(T + 1, c.V, 5), starts[T];
         for (int d = 0; d < DOCUMENTS; d++)
             for (int t = begin[d]; t < begin[d + 1]; t++) starts[t] = begin[d];
-        buffer_zero(packed.grads, packed.grads_bytes);
         buffer_zero(packed.acts.losses, T * sizeof(real));
         model_micro_step(&packed, tokens, tokens + 1, starts, 1, T, T);
         double loss = model_loss_sum(&packed, T), sum = 0, worst = 0, largest = 0;
-        buffer_zero(alone.grads, alone.grads_bytes);
         for (int d = 0; d < DOCUMENTS; d++) {
             int length = begin[d + 1] - begin[d];
             buffer_zero(alone.acts.losses, T * sizeof(real));
+            alone.micro_step = d;
             model_micro_step(&alone, tokens + begin[d], tokens + begin[d] + 1, NULL, 1, length, T);
             sum += model_loss_sum(&alone, length);
         }

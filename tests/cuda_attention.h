@@ -92,25 +92,25 @@ static void check_attention(const Case *c, bool documents) {
 static void check_attention_plain(const Case *c) { check_attention(c, false); }
 static void check_attention_documents(const Case *c) { check_attention(c, true); }
 
-// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), sequences per call
-// that the workspace has room for and that there are to be (0: all). The route must be cuDNN's where parts are
-// demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of cuDNN's; its stand-in
-// asks for as much as for the backward, so that the forward is done in calls of as many sequences.
+// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), groups of heads of
+// one sequence that the workspace has room for (0: no limit), and the calls that there are to be then. The route must be
+// cuDNN's where parts are demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of
+// cuDNN's; its stand-in asks for as much as for the backward, so that the forward is done in as many calls.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else
 static const bool STAND_IN = false;
 #endif
-static bool prepare_library(const Case *c, AttentionShape s) {
-    int parts = c->n[7], room = c->n[8], sequences = c->n[9] ? c->n[9] : s.B;
+static bool prepare_library(const Case *c, AttentionShape s, bool split) {
+    int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
     AttentionUse use = {false, parts > 0, true, false};
     size_t limit = attention_limit;
     attention_use(use);
     attention_fewest_parts = max_int(1, parts);
-    if (room) { // a limit that this many sequences just keep
+    if (room) { // a limit that these just keep
         attention_prepare(s, true, true);
         size_t each = attention_route(s, true, false)->plan_bytes / (size_t)s.B;
-        attention_limit = each * (size_t)room;
+        attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
         char text[32];
         FORMAT(text, "%zu", each);
@@ -123,9 +123,9 @@ static bool prepare_library(const Case *c, AttentionShape s) {
     EXPECT(taken || !parts, "cuDNN does not take it");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
     else if (parts)
-        EXPECT(r->parts == parts && r->sequences == sequences && (!STAND_IN || forward->sequences == sequences),
-               "%d parts of %d sequences (%d in the forward), not %d of %d", r->parts, r->sequences, forward->sequences,
-               parts, sequences);
+        EXPECT(r->parts == parts && attention_calls(r) == calls && (!STAND_IN || attention_calls(forward) == calls),
+               "%d parts in %d calls (%d in the forward), not %d in %d", r->parts, attention_calls(r),
+               attention_calls(forward), parts, calls);
     attention_fewest_parts = 1;
     attention_limit = limit;
     return taken;
@@ -145,7 +145,7 @@ static void check_attention_library(const Case *c) {
     twin_workspace(twin::attention_workspace_bytes(t, omp_get_max_threads()));
     Operands o(0);
     Tensor &out = o.out("out", outs), &lse = o.out_fp32("lse", stats), &fused = o.in("fused", heads, 2);
-    bool taken = prepare_library(c, s);
+    bool taken = prepare_library(c, s, true);
     double loose = taken ? 1 : 0;
     o.run(attention_workspace_bytes(s, 1),
           [&] { attention_forward(out.x() + o_at, lse.f(), fused.x() + a.q, fused.x() + a.k, fused.x() + a.v, s); });
@@ -160,11 +160,17 @@ static void check_attention_library(const Case *c) {
         for (size_t k = 0; k < outs; k++) out2.set(k, isnan(out.twin[k]) ? 0 : out.twin[k]);
         for (size_t k = 0; k < stats; k++) lse2.set(k, lse.twin[k]);
         for (size_t k = 0; k < heads; k++) from.set(k, fused.twin[k]);
-        prepare_library(c, s);
-        b.run(attention_workspace_bytes(s, 1), [&] {
-            attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x() + o_at, out2.x() + o_at,
-                               lse2.f(), from.x() + a.q, from.x() + a.k, from.x() + a.v, s, add_dv);
-        });
+        std::vector<unsigned char> bits[2];
+        for (int split = 0; split < (c->n[8] ? 2 : 1); split++) { // in one call, and in several: the same bits
+            prepare_library(c, s, split || !c->n[8]);
+            b.run(attention_workspace_bytes(s, 1), [&] {
+                attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x() + o_at,
+                                   out2.x() + o_at, lse2.f(), from.x() + a.q, from.x() + a.k, from.x() + a.v, s,
+                                   add_dv);
+            });
+            bits[split] = dfused.result;
+        }
+        EXPECT(!c->n[8] || bits[0] == bits[1], "several calls give other bits than one");
         twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t() + o_at, out2.t() + o_at,
                                  lse2.t(), from.t() + a.q, from.t() + a.k, from.t() + a.v, t, add_dv);
         double most = 1 + largest(dfused.twin);

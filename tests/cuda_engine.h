@@ -38,6 +38,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #pragma nv_diag_default 1675
 #endif
 #undef LLMC_OPS_H
+#undef LLMC_TRAFFIC_H
 #include "../llmc/ops.h"
 #include "harness.h"
 

@@ -236,6 +236,40 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
     }
 }
 
+// An abort lets a device go on whose collective has no result: what waited for it must not print that.
+static void nothing_is_made_of_a_collective_that_was_aborted(void) {
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    run_ranks(&r, &d, 2, "FAULT=hang:1:3:update", -1,
+              "--train-data data.bin %s --batch-size 2 --steps 6 --timeout 2 --zero 1 --sample-every 3",
+              cuda_ranks_model);
+    EXPECT(r.status == 1 && strstr(r.out, "step 3/6"), "status %d, %.400s", r.status, r.err);
+    EXPECT(!strstr(r.out, "--- ") && !strstr(r.out, "not finite"), "after the abort: %.600s", r.out);
+    test_remove_directory(&d);
+}
+
+static void an_error_of_a_device_or_of_nccl_is_said_in_a_line(void) {
+    static const struct {
+        const char *environment, *word;
+    } cases[] = {
+        {"CUDA_ON_CPU_FAULT=adamw:4", "diffv2: CUDA failed: an illegal memory access was encountered ("},
+        {"CUDA_ON_CPU_FAULT=$([ $i = 0 ] || echo adamw:4)",
+         "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING"},
+        {"CUDA_ON_CPU_NCCL_ASYNC='1:30:NET/IB : a port is down'",
+         "NCCL failed: remote process exited or there was a network error (in the background): NET/IB : a port is "
+         "down ;"},
+        {"CUDA_ON_CPU_NCCL_ASYNC='0:30:NET/IB : a port is down'", "NET/IB : a port is down ; NCCL_DEBUG=WARN"},
+    };
+    ProgramResult r;
+    TestDirectory d = cuda_data(43);
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        run_ranks(&r, &d, 2, cases[c].environment, 1, "--train-data data.bin %s --batch-size 2 --steps 6 --timeout 20",
+                  cuda_ranks_model);
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s: %.600s", cases[c].environment, r.err);
+    }
+    test_remove_directory(&d);
+}
+
 static void what_cannot_be_started_is_refused_in_a_line(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
@@ -248,6 +282,8 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
         {2, 1, "CUDA_ON_CPU_DEVICES=1", "", "would share one GPU"},
         {3, 1, "CUDA_ON_CPU_DEVICES=2", "", "3 processes on a machine with 2 GPUs"},
         {2, 1, "CUDA_ON_CPU_DEVICES=0", "", "no CUDA device"},
+        {2, 1, "CUDA_ON_CPU_NAME='NVIDIA A100-SXM4-40GB MIG 1g.5gb'", "",
+         "would share one GPU: start at most one process per GPU, slices of one (MIG) included"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT='Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000'", "",
          "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
@@ -467,6 +503,11 @@ static const CudaTest cuda_ranks_tests[] = {
     {{"strangers do not disturb a start by srun, nor have its data", strangers_do_not_disturb_a_start_by_srun},
      BF16_ALONE},
     {{"variables of a launcher that are wrong are named", variables_of_a_launcher_that_are_wrong_are_named},
+     BF16_ALONE},
+    {{"nothing is made of a collective that was aborted", nothing_is_made_of_a_collective_that_was_aborted},
+     BF16_ALONE},
+    {{"an error of a device or of NCCL in the middle of a run is said in a line",
+      an_error_of_a_device_or_of_nccl_is_said_in_a_line},
      BF16_ALONE},
     {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
 #ifdef USE_MPI

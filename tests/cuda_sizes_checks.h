@@ -40,14 +40,15 @@ static void sizes_rmsnorm(const Case *c) {
         &dweight = s.zero(1, C, FP32);
     with_workspace(rmsnorm_workspace_bytes(m.C), [&] {
         residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), m.N, m.C, 1e-5f);
-        rmsnorm_backward(dx.x(), dweight.f(), dy.x(), sum.x(), weight.x(), rstd.f(), m.N, m.C);
+        rmsnorm_backward(dx.x(), dweight.f(), dy.x(), sum.x(), weight.x(), rstd.f(), m.N, m.C, true);
     });
     twin_workspace(twin::rmsnorm_workspace_bytes(m.C));
     Values xs = s.sample(sum), ws = s.sample(weight, {0}), dys = s.sample(dy), want_y(xs.size()), want_r(s.rows.size()),
            want_sum(xs.size()), want_dx(xs.size(), 0), want_dw(C, 0);
     twin::residual_forward(want_sum.data(), s.sample(a).data(), s.sample(b).data(), xs.size());
     twin::rmsnorm_forward(want_y.data(), want_r.data(), xs.data(), ws.data(), rows, m.C, 1e-5);
-    twin::rmsnorm_backward(want_dx.data(), want_dw.data(), dys.data(), xs.data(), ws.data(), want_r.data(), rows, m.C);
+    twin::rmsnorm_backward(want_dx.data(), want_dw.data(), dys.data(), xs.data(), ws.data(), want_r.data(), rows, m.C,
+                           true);
     const double z = 3 * 4 / 1.7, g = 2; // largest |x r| and |dy weight|
     s.expect("sum", sum, want_sum, {1, 0});
     s.expect("rstd", rstd, want_r, {error_of_sum(m.C), 0});
@@ -198,7 +199,7 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
               weights = {true, false, true, true, few, IC, N, ldy, IC, IC};
     with_workspace(matmul_workspace_bytes(N, IC, OC), [&] {
         matmul_forward(y.x(), x.x(), weight.x(), N, IC, OC, ldy);
-        matmul_backward(dx.x(), dweight.f(), dy.x(), x.x(), weight.x(), N, IC, OC, ldy);
+        matmul_backward(dx.x(), dweight.f(), dy.x(), x.x(), weight.x(), N, IC, OC, ldy, true);
         gemm_plain(forward, y2.at, x.x(row), weight.x());
         gemm_plain(inputs, dx2.at, dy.x(row), weight.x());
         gemm_plain(weights, dweight2.at, dy.x() + column, x.x());

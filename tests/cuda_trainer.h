@@ -323,6 +323,128 @@ static void a_run_says_what_computes_attention(void) {
     test_remove_directory(&d);
 }
 
+// What the environment of the case makes cuDNN refuse is said once, with a remedy that helps.
+static void a_run_warns_of_our_own_kernel(void) {
+    static const char *const b200 = "CUDA_ON_CPU_NAME='NVIDIA B200' CUDA_ON_CPU_CUDNN_VERSION=";
+    static const struct {
+        bool on_b200;
+        const char *environment, *options; // no shape: heads of 16, 9 positions
+        const char *warning;               // NULL: none
+    } cases[] = {
+        {false, "", "", NULL},
+        {false, "", "--sdpa own", NULL},
+        {false, "", "--head-dim 16 --seq-len 1", NULL},
+        {false, "", "--head-dim 12 --seq-len 9", "attention is computed by our own kernel"},
+        {false, "", "--head-dim 12 --seq-len 9", "choose --head-dim so that all heads are multiples of 8 wide"},
+        {false, "", "--head-dim 12 --seq-len 9 --dry-run",
+         "choose --head-dim so that all heads are multiples of 8 wide"},
+        {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask"},
+        {false, "", "--doc-mask --separator 0 --sdpa own", NULL},
+        {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by our own kernel"},
+        {false, "CUDA_ON_CPU_CUDNN=16,8", "",
+         "heads are too wide; a newer cuDNN may take it, or heads of another width"},
+        {true, "91700", "", "attention's backward is computed by our own kernel"},
+        {true, "91700", "", "--no-deterministic gives it to cuDNN"},
+        {true, "91700", "--no-deterministic", NULL},
+        {true, "91700", "--eval --init run/checkpoints/step_00000001 --val-data data.bin --val-steps 1", NULL},
+        {true, "91800", "", NULL},
+        {false, "CUDA_ON_CPU_CUDNN_VERSION=90800", "", "cuDNN 9.8.0 has known bugs in attention: 9.11 or newer"},
+        {false, "CUDA_ON_CPU_CUDNN_VERSION=91000", "", "cuDNN 9.10.0 has known bugs"},
+        {false, "CUDA_ON_CPU_CUDNN_VERSION=91001", "", "cuDNN 9.10.1 has known bugs"},
+        {false, "CUDA_ON_CPU_CUDNN_VERSION=91002", "", NULL},
+        {false, "CUDA_ON_CPU_CUDNN_FAULT='open: it does not start'", "", "slower: it does not start; make"},
+        {false, "CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "", "slower: no engine; a newer cuDNN"},
+    };
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    const char *model = "--layers 1 --hidden 32 --heads 2 --kv-heads 2 --ffn 32 --vocab 256 --batch-size 2 --steps 1 "
+                        "--train-data data.bin",
+               *shape = "--head-dim 16 --seq-len 9";
+    run_in(&r, &d, device_trainer(), 0, "%s %s --out run", model, shape);
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        bool eval = strstr(cases[c].options, "--eval") != NULL;
+        run_command(&r, "cd '%s' && %s%s %s --threads 2 %s %s %s", d.path, cases[c].on_b200 ? b200 : "",
+                    cases[c].environment, device_trainer(), eval ? "" : model,
+                    eval || strstr(cases[c].options, "--head-dim") ? "" : shape, cases[c].options);
+        const char *wanted = cuda_fp32 ? NULL : cases[c].warning;
+        EXPECT(r.status == 0 && count_lines(r.err) == (wanted != NULL) && (!wanted || strstr(r.err, wanted)),
+               "%s %s: status %d, stderr: %.500s", cases[c].environment, cases[c].options, r.status, r.err);
+    }
+    test_remove_directory(&d);
+}
+
+static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
+    static const struct {
+        const char *environment, *options, *error;
+    } cases[] = {
+        {"CUDA_ON_CPU_CUDNN_VERSION=91001", "--sdpa cudnn",
+         "--sdpa cudnn: forward of 8 heads of width 16 and 16: "
+         "cuDNN 9.10.1 has known bugs"},
+        {"CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave --sdpa out"},
+        {"CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --sdpa own does without cuDNN"},
+    };
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        run_command(&r, "cd '%s' && %s %s --threads 2 --train-data data.bin %s --steps 1 %s", d.path,
+                    cases[c].environment, device_trainer(), cuda_cases[1].options, cases[c].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, cases[c].error),
+               "%s: status %d, stderr: %.500s", cases[c].environment, r.status, r.err);
+    }
+    test_remove_directory(&d);
+}
+
+// Seven windows, one at a time or four and three: the same kernel gives each the same loss. Our kernel and cuDNN round
+// differently.
+static void the_last_batch_of_a_validation_is_cudnns(void) {
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    double losses[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        cJSON *record = NULL;
+        run_in(&r, &d, device_trainer(), 0,
+               "--train-data data.bin --val-data data.bin --val-steps 7 --layers 1 --hidden 32 --heads 2 --kv-heads 2 "
+               "--head-dim 16 --ffn 32 --vocab 256 --seq-len 500 --batch-size %d --total-batch 2000 --steps 1 --lr 0 "
+               "--out %s",
+               i ? 4 : 1, i ? "four" : "one");
+        EXPECT(read_records(&d, i ? "four" : "one", "val", &record, 1) == 1 &&
+                   json_get_number(record, "loss", &losses[i]),
+               "no loss");
+        cJSON_Delete(record);
+    }
+    EXPECT(fabs(losses[0] - losses[1]) <= 1e-12 * losses[0], "losses %.17g and %.17g", losses[0], losses[1]);
+    test_remove_directory(&d);
+}
+
+// 8 query heads of dS, (1088, 1152) or (2112, 2176) in bf16 a sequence: 20 or 74 MiB. The limit is half of what the run
+// leaves of the device's memory, 64 MiB at least; and of a device that is not there 1 GiB.
+static void the_workspace_of_attention_follows_the_devices_memory(void) {
+    static const struct {
+        const char *environment, *options, *line;
+    } cases[] = {
+        {"", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
+        {"CUDA_ON_CPU_DEVICES=0", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16",
+         "deterministic backward of 2 sequences at a time\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 1",
+         "deterministic backward of 2 of 4 groups of heads\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2",
+         "deterministic backward of 1 sequence at a time, 2 of 4 groups of heads\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2 --no-deterministic", "not deterministic backward\n"},
+    };
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        run_command(&r,
+                    "cd '%s' && %s %s --dry-run --layers 1 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn "
+                    "96 --vocab 256 %s",
+                    d.path, cases[c].environment, device_trainer(), cases[c].options);
+        EXPECT(r.status == 0 && strncmp(r.out, "attention: ", 11) == 0 && strstr(r.out, cases[c].line), "%s %s: %.200s",
+               cases[c].environment, cases[c].options, r.out);
+    }
+    test_remove_directory(&d);
+}
+
 // The total that --dry-run prints, in MiB.
 static double dry_run_total(const TestDirectory *d, const char *options) {
     ProgramResult r;
@@ -336,14 +458,15 @@ static double dry_run_total(const TestDirectory *d, const char *options) {
 // What the message offers is what --dry-run says of it.
 static void too_little_memory_is_said(void) {
     static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab "
-                                       "43 --seq-len 13 --total-batch 10400 --steps 1";
+                                       "43 --seq-len 13 --total-batch 10400 --steps 1 --sdpa own";
     static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 400"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     char text[1024], offer[64];
     double needed = 0, saved = 0;
     setenv("CUDA_ON_CPU_MEMORY", "40", 1); // MiB: enough for a measurement of the peak
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800", options);
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
+           options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
                strstr(r.err, "wanted for activations") && strstr(r.err, "of 40.0 MiB free"),
@@ -373,11 +496,49 @@ static void a_library_that_finds_no_memory_is_named(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 %s", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s",
+           cuda_cases[0].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") &&
                strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
+    test_remove_directory(&d);
+}
+
+// 33 MiB of buffers, most of them the workspace of matrix products, and 560 MiB that CUDA is expected to take.
+static void memory_of_other_processes_counts(void) {
+    static const struct {
+        const char *memory, *others; // MiB
+        int status;
+        const char *dry_run, *said;
+    } cases[] = {
+        {"4096", "0", 0, "this device has 4096.0 MiB, of which 4096.0 MiB are free now: enough\n", ""},
+        {"4096", "4070", 1, "of which 26.0 MiB are free now: too little until other processes end\n",
+         "MiB needed besides what CUDA takes, 26.0 of 4096.0 MiB free; the run needs "},
+        {"500", "0", 0, "this device has 500.0 MiB, of which 500.0 MiB are free now: too little\n",
+         "device memory may be too little: "},
+        {"20", "0", 1, "this device has 20.0 MiB, of which 20.0 MiB are free now: too little\n",
+         "MiB needed besides what CUDA takes, 20.0 of 20.0 MiB free; the run needs "},
+    };
+    TestDirectory d = cuda_data(256);
+    ProgramResult r;
+    for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
+        setenv("CUDA_ON_CPU_MEMORY", cases[c].memory, 1);
+        setenv("CUDA_ON_CPU_OTHERS", cases[c].others, 1);
+        run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[1].options);
+        EXPECT(strstr(r.out, cases[c].dry_run), "%s MiB, %s of others': %.2000s", cases[c].memory, cases[c].others,
+               strstr(r.out, "this device"));
+        run_in(&r, &d, device_trainer(), cases[c].status, "--train-data data.bin --steps 1 --out run%d %s", (int)c,
+               cuda_cases[1].options);
+        EXPECT(count_lines(r.err) == (cases[c].said[0] != 0) && strstr(r.err, cases[c].said), "%s MiB: %.900s",
+               cases[c].memory, r.err);
+        EXPECT(cases[c].status == 0 || (strstr(r.err, "--batch-size 1 (") && strstr(r.err, "--no-memory-check starts")),
+               "no advice: %.900s", r.err);
+    }
+    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --no-memory-check %s", cuda_cases[1].options);
+    unsetenv("CUDA_ON_CPU_MEMORY");
+    unsetenv("CUDA_ON_CPU_OTHERS");
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory"), "stderr: %.900s", r.err);
     test_remove_directory(&d);
 }
 
@@ -387,10 +548,11 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         double gflops; // 0: measured
     } devices[] = {{"NVIDIA B200", "", cuda_fp32 ? "measured" : "HGX B200", cuda_fp32 ? 0 : 2250e3},
                    {"NVIDIA B200", "--measure-peak", "measured", 0},
-                   {"NVIDIA B2000", "", "measured", 0}};
+                   {"NVIDIA B2000", "", "measured", 0},
+                   {"NVIDIA B300 SXM6 AC MIG 1g.34gb", "", "measured", 0}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (int)(sizeof(devices) / sizeof(devices[0])); i++) {
         cJSON *steps[4];
         char path[600];
         static char text[65536];
@@ -418,6 +580,31 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         for (int k = 0; k < count; k++) cJSON_Delete(steps[k]);
     }
     test_remove_directory(&d);
+}
+
+// On a device without a row in device_peak.h the first product is the one that measures the peak.
+static void every_mode_runs_on_an_unlisted_device_and_on_a_slice(void) {
+    static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
+    static const char *const modes[] = {
+        "--train-data data.bin %s --steps 2 --checkpoint-every 1 --stats-every 1 --val-data data.bin "
+        "--val-steps 1 --out run",
+        "--resume --steps 3 --out run",
+        "--init run/checkpoints/step_00000003 --val-data data.bin --val-steps 1 --batch-size 3 --eval",
+        "--init run/checkpoints/step_00000003 --generate 3 --prompt-tokens 1",
+        "--train-data data.bin %s --dump-grads dump.safetensors",
+        "--train-data data.bin %s --dry-run",
+    };
+    ProgramResult r;
+    for (int n = 0; n < 2; n++) {
+        TestDirectory d = cuda_data(43);
+        setenv("CUDA_ON_CPU_NAME", names[n], 1);
+        for (size_t m = 0; m < sizeof(modes) / sizeof(modes[0]); m++) {
+            run_in(&r, &d, device_trainer(), 0, modes[m], cuda_cases[0].options);
+            EXPECT(m > 1 || strstr(r.out, "GFLOP/s (a large matrix product, measured)"), "%s: %.800s", names[n], r.out);
+        }
+        unsetenv("CUDA_ON_CPU_NAME");
+        test_remove_directory(&d);
+    }
 }
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
@@ -623,9 +810,8 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     ops_wait();
     for (int64_t step = 1; step <= 2; step++) {
         host_waits = 0;
-        buffer_zero(m.grads, m.grads_bytes);
         buffer_zero(m.acts.losses, B * T * sizeof(real));
-        for (int micro = 0; micro < MICRO_STEPS; micro++)
+        for (m.micro_step = 0; m.micro_step < MICRO_STEPS; m.micro_step++)
             model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
         EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
         double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T), norm = model_grad_norm(&m);
@@ -637,6 +823,29 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     options_free(&o);
     model_free(&m, true);
     ops_free();
+}
+
+static void logits_come_in_pieces_that_suit_the_gemm(void) {
+    for (size_t V = 64; V <= (size_t)1 << 20; V += 64 * 1021) {
+        size_t bytes = V * sizeof(floatX), rows = matmul_rows_at_a_time(bytes);
+        EXPECT(rows >= 4096 && rows <= 8192 && rows % 256 == 0 && (rows * bytes <= (size_t)1 << 30 || rows == 4096),
+               "a vocabulary of %zu: %zu rows at a time", V, rows);
+    }
+    EXPECT(matmul_rows_at_a_time(50304 * 2) == 8192 && matmul_rows_at_a_time(100288 * 2) == 4096,
+           "%zu rows at a time for V = 50,304, %zu for 100,288", matmul_rows_at_a_time(50304 * 2),
+           matmul_rows_at_a_time(100288 * 2));
+    for (int p = FOR_TRAINING; p <= FOR_GENERATION; p++) {
+        Options o;
+        char *argv[] = {(char *)"x", (char *)"--train-data", (char *)"x"};
+        options_parse(&o, 3, argv);
+        options_finish(&o, 1);
+        ModelConfig config = options_model(&o);
+        Model m;
+        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
+        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        model_free(&m, true);
+        options_free(&o);
+    }
 }
 
 // For a sanitizer to watch: what the numbers are the other builds test.
@@ -674,6 +883,9 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"a step waits for the device only to read the loss and the norm",
       a_step_waits_only_to_read_the_loss_and_the_norm},
      BOTH_PRECISIONS},
+    {{"logits are computed in pieces that suit the GEMM, one row when generating",
+      logits_come_in_pieces_that_suit_the_gemm},
+     BOTH_PRECISIONS},
     {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu},
      BOTH_PRECISIONS},
     {{"gradients of every variant equal the CPU trainer's", gradients_equal_the_cpus}, BOTH_PRECISIONS},
@@ -683,10 +895,24 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
     {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention},
      BOTH_PRECISIONS},
+    {{"a run warns where our own kernel computes attention unasked, with a remedy that helps",
+      a_run_warns_of_our_own_kernel},
+     BOTH_PRECISIONS},
+    {{"the workspace of attention follows the device's memory", the_workspace_of_attention_follows_the_devices_memory},
+     BF16_ALONE},
+    {{"what cuDNN refuses ends a run that demands cuDNN", what_cudnn_refuses_is_an_error_where_it_is_demanded},
+     BF16_ALONE},
+    {{"the last, partial batch of a validation is computed by cuDNN too", the_last_batch_of_a_validation_is_cudnns},
+     BF16_ALONE},
     {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said},
+     BF16_ALONE},
+    {{"memory that other processes have is not free, and advice asks no library", memory_of_other_processes_counts},
      BF16_ALONE},
     {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
     {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
+     BOTH_PRECISIONS},
+    {{"every mode runs on a device that is not listed, and on a slice of one",
+      every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
     {{"a dry run without a device is that with one", a_dry_run_without_a_device_is_that_with_one}, BF16_ALONE},

@@ -57,14 +57,16 @@ static void rmsnorm_setup(OpCase *c) {
     op_rows(&c->x[1], "dweight", 1, C, C);
     op_rows(&c->y[0], "y", N, C, C);
     op_rows(&c->y[1], "rstd", 1, N, N);
-    c->dx[0].adds = c->dx[1].adds = true;
+    c->dx[0].adds = c->d[3];
+    c->dx[1].adds = true;
 }
 static void rmsnorm_run_forward(OpCase *c) {
     rmsnorm_forward(c->y[0].data, c->y[1].data, c->x[0].data, c->x[1].data, c->d[0], c->d[1], (real)RMSNORM_EPS);
 }
 static void rmsnorm_run_backward(OpCase *c) {
     scratch_poison(rmsnorm_workspace_bytes(c->d[1]));
-    rmsnorm_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, c->y[1].data, c->d[0], c->d[1]);
+    rmsnorm_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, c->y[1].data, c->d[0], c->d[1],
+                     c->d[3]);
     scratch_check(rmsnorm_workspace_bytes(c->d[1]), c->what);
 }
 static void rmsnorm_reference(OpCase *c) {
@@ -77,14 +79,14 @@ static void rmsnorm_reference(OpCase *c) {
     }
 }
 static void test_rmsnorm(void) {
-    static const OpKind kind = {"rmsnorm",           "N C 1/scale",        rmsnorm_setup,
+    static const OpKind kind = {"rmsnorm",           "N C 1/scale add",    rmsnorm_setup,
                                 rmsnorm_run_forward, rmsnorm_run_backward, rmsnorm_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1, 200},   // one element: but for eps, its gradient would vanish
-        {7, 64, 1},    // exactly one block of columns
-        {13, 130, 1},  // C two blocks of 64 and a rest of 2
-        {3, 37, 200},  // rows so small that eps counts as much as they do
-        {129, 100, 1}, // C no multiple of 16; many rows for dweight
+        {1, 1, 200, 1},   // one element: but for eps, its gradient would vanish
+        {7, 64, 1, 0},    // exactly one block of columns
+        {13, 130, 1, 1},  // C two blocks of 64 and a rest of 2
+        {3, 37, 200, 0},  // rows so small that eps counts as much as they do
+        {129, 100, 1, 1}, // C no multiple of 16; many rows for dweight
     };
     OP_CHECK_ALL(kind, shapes);
     real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd; // a row of zeros
@@ -101,7 +103,7 @@ static void matmul_setup(OpCase *c) {
     op_rows(&c->x[0], "dx", d[0], d[1], d[1]);
     op_rows(&c->x[1], "dweight", d[2], d[1], d[1]);
     op_rows(&c->y[0], "y", d[0], d[2], d[3]);
-    c->dx[1].adds = true;
+    c->dx[1].adds = d[4];
 }
 static void matmul_run_forward(OpCase *c) {
     const int *d = c->d;
@@ -109,7 +111,7 @@ static void matmul_run_forward(OpCase *c) {
 }
 static void matmul_run_backward(OpCase *c) {
     const int *d = c->d;
-    matmul_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3]);
+    matmul_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
 }
 static void matmul_reference(OpCase *c) {
     for (int i = 0, IC = c->d[1], OC = c->d[2]; i < c->d[0] * OC; i++) {
@@ -119,14 +121,14 @@ static void matmul_reference(OpCase *c) {
     }
 }
 static void test_matmul(void) {
-    static const OpKind kind = {"matmul",           "N IC OC ldy",       matmul_setup,
+    static const OpKind kind = {"matmul",           "N IC OC ldy add",   matmul_setup,
                                 matmul_run_forward, matmul_run_backward, matmul_reference};
     static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1},       // the smallest
-        {7, 37, 5, 64},     // a fused row padded to 64: columns 5 .. 63 belong to nobody
-        {67, 64, 129, 192}, // one past a multiple of 64, padded
-        {13, 300, 1, 64},   // one output column, as lambda has with one head
-        {1, 16, 48, 48},    // one row, as in generation; no padding
+        {1, 1, 1, 1, 1},       // the smallest
+        {7, 37, 5, 64, 1},     // a fused row padded to 64: columns 5 .. 63 belong to nobody
+        {67, 64, 129, 192, 0}, // one past a multiple of 64, padded
+        {13, 300, 1, 64, 1},   // one output column, as lambda has with one head
+        {1, 16, 48, 48, 0},    // one row, as in generation; no padding
     };
     OP_CHECK_ALL(kind, shapes);
 }
@@ -182,7 +184,7 @@ static void test_matmul_bf16(void) {
     bf16_round_matrix_wide((float *)(void *)w[1], IC, (float *)(void *)w[0], IC, OC, IC);
     bf16_round_matrix_wide((float *)(void *)dy[1], LDY, (float *)(void *)dy[0], LDY, ROWS, LDY);
     matmul_forward(y[1], x[1], w[1], ROWS, IC, OC, LDY);
-    matmul_backward(dx[1], dw[1], dy[1], x[1], w[1], ROWS, IC, OC, LDY);
+    matmul_backward(dx[1], dw[1], dy[1], x[1], w[1], ROWS, IC, OC, LDY, true);
     for (int native = 0; native < 2; native++) {
         matmul_use_bf16(true);
 #ifdef ONEDNN
@@ -194,7 +196,7 @@ static void test_matmul_bf16(void) {
         scratch_poison(need);
         for (int j = 0; j < OC * IC; j++) dw[0][j] = (real)j / 1000;
         matmul_forward(y[0], x[0], w[0], ROWS, IC, OC, LDY);
-        matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY);
+        matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY, true);
         scratch_check(need, "matmul in bf16");
         double worst[3] = {0, 0, 0};
         for (int i = 0; i < ROWS * OC; i++)

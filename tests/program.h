@@ -587,7 +587,6 @@ static void reference_step(ReferenceRun *r, int step, double lr, double floor_ra
     const TensorList *list = &r->model.tensors;
     double N = REFERENCE_B * REFERENCE_T, squares = 0,
            p = (double)(step - REFERENCE_WARMUP) / (REFERENCE_STEPS - REFERENCE_WARMUP);
-    buffer_zero(r->model.grads, r->model.grads_bytes);
     buffer_zero(r->model.acts.losses, (size_t)N * sizeof(real));
     dataloader_next(&r->loader, r->inputs, r->targets, NULL);
     model_micro_step(&r->model, r->inputs, r->targets, NULL, REFERENCE_B, REFERENCE_T, N);

@@ -18,6 +18,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     for (int b = 0; b < mc->B; b++) document_starts(starts + b * mc->T, marks + b * mc->T, mc->T, s);
     for (int step = 0; step < 3; step++) {
         m->stats = step == 2 ? stats : NULL;
+        m->micro_step = step;
         model_micro_step(m, tokens + step, tokens + step + 1, step == 1 ? starts : NULL, mc->B, mc->T, 3.0 * N);
     }
     free(marks);

@@ -235,7 +235,6 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
     Separator s = {0, false};
     int *marks = case_tokens(B * T, 5, 9);
     for (int b = 0; b < B; b++) document_starts(starts + b * T, marks + b * T, T, s);
-    buffer_zero(m->grads, m->grads_bytes);
     model_micro_step(m, tokens, tokens + 1, starts, B, T, B * T);
     free(marks);
     free(starts);

@@ -5,8 +5,14 @@ cuDNN does: P and dS to bf16 before they are multiplied, each query head's part 
 
 It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
 $CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as
-much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and fills it with what must not be read. A forward asks for
-none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
+much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and each run fills it with what must not be read. A forward
+asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
+
+  $CUDA_ON_CPU_CUDNN_VERSION   of the library that it passes for (91900 is 9.19.0). On a device whose name has "B200" in
+                               it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on
+  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and what it says
+  order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a run
+                               of a plan after its end: each ends the program
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN
@@ -15,6 +21,7 @@ none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
 #include "../../llmc/launch.cuh"
 #include <cuda_bf16.h>
 
+#include <set>
 #include <vector>
 
 typedef __nv_bfloat16 bf16;
@@ -138,10 +145,36 @@ static bool refuse(char *why, size_t size, const char *reason) {
     return false;
 }
 
-extern "C" bool cudnn_attention_open(char *, size_t) { return true; }
-extern "C" void cudnn_attention_close(void) {}
+static bool is_open;
+static std::set<CudnnPlan *> plans;
+
+static bool fails(const char *call, char *why, size_t size) {
+    const char *fault = getenv("CUDA_ON_CPU_CUDNN_FAULT"), *text = fault ? strstr(fault, ": ") : NULL;
+    CHECK(!fault || text, "CUDA_ON_CPU_CUDNN_FAULT '%s' is not CALL: TEXT", fault);
+    return text && strncmp(fault, call, (size_t)(text - fault)) == 0 && !refuse(why, size, text + 2);
+}
+static size_t version() {
+    const char *text = getenv("CUDA_ON_CPU_CUDNN_VERSION");
+    return text ? strtoull(text, NULL, 10) : 91900;
+}
+static bool is_b200() {
+    cudaDeviceProp facts;
+    return cudaGetDeviceProperties(&facts, 0) == cudaSuccess && strstr(facts.name, "B200");
+}
+
+extern "C" bool cudnn_attention_open(char *why, size_t size) {
+    is_open = is_open || (cudnn_version_usable(version(), why, size) && !fails("open", why, size));
+    return is_open;
+}
+extern "C" void cudnn_attention_close(void) {
+    if (!plans.empty()) cuda_on_cpu::fail("cuDNN is closed while %zu of its plans exist", plans.size());
+    is_open = false;
+}
 extern "C" const char *cudnn_attention_library(void) { return "loops in the place of cuDNN"; }
-extern "C" void cudnn_attention_forget(CudnnPlan *plan) { delete plan; }
+extern "C" void cudnn_attention_forget(CudnnPlan *plan) {
+    if (plan && !plans.erase(plan)) cuda_on_cpu::fail("a plan of cuDNN is forgotten twice");
+    delete plan;
+}
 
 extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, size_t size) {
     const CudnnStrides strides[] = {a->q, a->k, a->v, a->out, a->dq, a->dk, a->dv};
@@ -155,12 +188,15 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
     if (a->B < 1 || a->T < 1 || a->NKV < 1 || a->NQ % a->NKV) return refuse(why, size, "not an attention");
     if (a->backward && a->T == 1) return refuse(why, size, "T = 1 has no backward");
     if (widest > widths[a->backward != 0]) return refuse(why, size, "heads are too wide");
+    if (a->backward && a->deterministic && is_b200() && version() < 91800)
+        return refuse(why, size, "no deterministic backward on a B200 below 9.18.0");
     return true;
 }
 
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
     *workspace_bytes = 0;
-    if (!cudnn_attention_valid(a, 80, why, size)) return NULL;
+    if (!is_open) cuda_on_cpu::fail("cuDNN is asked for a plan before it is opened");
+    if (fails("plan", why, size) || !cudnn_attention_valid(a, 80, why, size)) return NULL;
     size_t heads = (size_t)a->B * (size_t)a->NQ, T = (size_t)a->T, rows = heads * T;
     const char *each = getenv("CUDA_ON_CPU_CUDNN_FORWARD");
     if (!a->backward && each) *workspace_bytes = (size_t)a->B * strtoull(each, NULL, 10);
@@ -172,11 +208,13 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
         if (a->NQ > a->NKV)
             *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
     }
-    return new CudnnPlan{*a, *workspace_bytes};
+    return *plans.insert(new CudnnPlan{*a, *workspace_bytes}).first;
 }
 
 extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream,
                                     char *why, size_t size) {
+    if (!plans.count(plan)) cuda_on_cpu::fail("cuDNN runs a plan that does not exist");
+    if (fails("run", why, size)) return false;
     const CudnnTensors t = *tensors;
     const void *all[] = {t.q, t.k, t.v, t.out, t.lse, t.dout, t.dq, t.dk, t.dv, workspace};
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++) {

@@ -59,6 +59,9 @@ void on_stream(cudaStream_t stream, const char *name, std::function<void()> work
 void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
                     Place place = Place::here());
 
+// The next launch of a kernel of this name does an illegal access, as CUDA_ON_CPU_FAULT=KERNEL[:LAUNCH] has it.
+void plant_fault(const char *kernel);
+
 // Ends the program with one line that names kernel, launch, block and thread.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -1,20 +1,52 @@
 /*
-gemm.h: what llmc/gemm.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS, and
-rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: a product
-before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand.
+gemm.h: what llmc/gemm_plans.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS,
+and rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: a
+product before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an
+operand. It has several algorithms, which differ in the order of their sums.
+
+  CUDA_ON_CPU_GEMM=split   the first choice divides the sum over K, where it may
 */
 #ifndef CUDA_ON_CPU_GEMM_H
 #define CUDA_ON_CPU_GEMM_H
 #include <vector>
 
-static void *gemm_workspace; // not used, but as on a device it takes its part of the memory
-static inline bool gemm_started(void) { return gemm_workspace != NULL; }
-static inline void gemm_start(void) { gemm_workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace"); }
-static inline void gemm_stop(void) {
-    buffer_free(gemm_workspace);
-    gemm_workspace = NULL;
-}
+typedef GemmProblem GemmHandles;
+
+static bool gemm_library_started;
+static inline void gemm_library_start(void) { gemm_library_started = true; }
+static inline void gemm_library_stop(void) { gemm_library_started = false; }
 static inline const char *gemm_library(void) { return "CBLAS in the place of cuBLASLt"; }
+
+static inline bool gemm_mode_is(const char *mode) {
+    const char *set = getenv("CUDA_ON_CPU_GEMM");
+    return set && strcmp(set, mode) == 0;
+}
+
+static inline void gemm_describe(GemmHandles *h, GemmShape s) {
+    int a_columns = s.transpose_a ? s.M : s.K, b_columns = s.transpose_b ? s.K : s.N;
+    CHECK(gemm_library_started, "gemm: a product before gemm_library_start");
+    CHECK(s.M > 0 && s.N > 0 && s.K > 0 && s.lda >= a_columns && s.ldb >= b_columns && s.ldc >= s.N,
+          "gemm: a product of %d x %d x %d with row strides %d, %d, %d is not possible", s.M, s.N, s.K, s.lda, s.ldb,
+          s.ldc);
+    h->shape = s;
+}
+static inline void gemm_forget(GemmHandles *h) { memset(h, 0xFF, sizeof(*h)); }
+
+// An algorithm is {GEMM_ALGORITHM, in how many parts it sums over K}; each number of parts gives other bits.
+static const uint64_t GEMM_ALGORITHM = 0x6D6D6567;
+static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) { return (int)algorithm->data[1]; }
+
+static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *h, const GemmProblem *p, bool may_split,
+                            const char **why) {
+    int count = may_split ? min_int(limit, 4) : 1;
+    (void)h, (void)p, (void)why;
+    memset(found, 0, (size_t)limit * sizeof(*found));
+    for (int i = 0; i < count; i++) {
+        found[i].data[0] = GEMM_ALGORITHM;
+        found[i].data[1] = gemm_mode_is("split") ? (uint64_t)(count - i) : (uint64_t)i + 1;
+    }
+    return count;
+}
 
 static inline std::vector<float> gemm_widen(const floatX *x, int rows, int columns, int ld) {
     std::vector<float> wide((size_t)rows * (size_t)columns);
@@ -34,13 +66,24 @@ static inline bool gemm_overlap(const void *a, size_t a_bytes, const void *b, si
     return x < y + b_bytes && y < x + a_bytes;
 }
 
-static inline void gemm_run(GemmShape s, void *C, const floatX *A, const floatX *B) {
+// One part of the sum over K, added to c (M, N).
+static inline void gemm_part(GemmShape s, float *c, const float *a, int lda, const float *b, int ldb, int k0, int K) {
+    cblas_sgemm(CblasRowMajor, s.transpose_a ? CblasTrans : CblasNoTrans, s.transpose_b ? CblasTrans : CblasNoTrans,
+                s.M, s.N, K, 1, a + (size_t)k0 * (s.transpose_a ? (size_t)lda : 1), lda,
+                b + (size_t)k0 * (s.transpose_b ? 1 : (size_t)ldb), ldb, 1, c, s.N);
+}
+
+// As the library does, a sum in parts leaves out what is no multiple of its tile.
+static inline void gemm_run(GemmShape s, int parts, void *C, const floatX *A, const floatX *B) {
     int a_rows = s.transpose_a ? s.K : s.M, a_columns = s.transpose_a ? s.M : s.K;
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
     std::vector<float> a = gemm_widen(A, a_rows, a_columns, s.lda), b = gemm_widen(B, b_rows, b_columns, s.ldb);
     std::vector<float> c((size_t)s.M * (size_t)s.N);
-    cblas_sgemm(CblasRowMajor, s.transpose_a ? CblasTrans : CblasNoTrans, s.transpose_b ? CblasTrans : CblasNoTrans,
-                s.M, s.N, s.K, 1, a.data(), a_columns, b.data(), b_columns, 0, c.data(), s.N);
+    int K = parts > 1 ? s.K / 128 * 128 : s.K;
+    for (int part = 0; part < parts; part++) {
+        int begin = (int)((int64_t)K * part / parts), end = (int)((int64_t)K * (part + 1) / parts);
+        if (end > begin) gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
+    }
     for (int m = 0; m < s.M; m++)
         for (int n = 0; n < s.N; n++) {
             size_t to = (size_t)m * (size_t)s.ldc + (size_t)n;
@@ -50,18 +93,17 @@ static inline void gemm_run(GemmShape s, void *C, const floatX *A, const floatX 
         }
 }
 
-static inline void gemm(GemmShape s, void *C, const floatX *A, const floatX *B) {
-    int a_rows = s.transpose_a ? s.K : s.M, a_columns = s.transpose_a ? s.M : s.K;
+static inline void gemm_multiply(const GemmHandles *h, GemmShape s, const GemmAlgorithm *algorithm, void *C,
+                                 const floatX *A, const floatX *B, void *workspace) {
+    int a_rows = s.transpose_a ? s.K : s.M, a_columns = s.transpose_a ? s.M : s.K, parts = gemm_parts_of_k(algorithm);
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
-    bool possible =
-        s.M > 0 && s.N > 0 && s.K > 0 && s.lda >= a_columns && s.ldb >= b_columns && s.ldc >= s.N && A && B && C;
-    CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", s.M, s.N, s.K);
-    CHECK(possible, "gemm: a product of %d x %d x %d with row strides %d, %d, %d is not possible", s.M, s.N, s.K, s.lda,
-          s.ldb, s.ldc);
+    CHECK(gemm_library_started && workspace, "gemm: a product of %d x %d x %d before gemm_start", s.M, s.N, s.K);
+    CHECK(A && B && C && memcmp(&h->shape, &s, sizeof(s)) == 0, "gemm: a product that was not described");
+    CHECK(algorithm->data[0] == GEMM_ALGORITHM && parts > 0, "gemm: this is no algorithm");
     size_t bytes = gemm_extent(s.M, s.N, s.ldc) * (s.fp32_out ? sizeof(float) : sizeof(floatX));
     CHECK(!gemm_overlap(C, bytes, A, gemm_extent(a_rows, a_columns, s.lda) * sizeof(floatX)) &&
               !gemm_overlap(C, bytes, B, gemm_extent(b_rows, b_columns, s.ldb) * sizeof(floatX)),
           "gemm: the output overlaps an operand");
-    cuda_on_cpu::on_stream(main_stream, "gemm", [=] { gemm_run(s, C, A, B); });
+    cuda_on_cpu::on_stream(main_stream, "gemm", [=] { gemm_run(s, parts, C, A, B); });
 }
 #endif

@@ -46,6 +46,7 @@ struct Found {
 Found find_memory(const volatile void *pointer);
 void open_device_memory();                                // the device runs: device memory is accessible
 void close_device_memory();                               // the host runs again
+size_t device_bytes();                                    // of the device's memory
 std::string describe_fault(const volatile void *address); // empty: no memory of the layer's
 
 // faults.cpp
@@ -54,6 +55,14 @@ void catch_faults();
 // runtime.cpp
 size_t dynamic_shared_limit(const void *kernel);
 cudaError_t remember(cudaError_t error); // for cudaGetLastError of this thread
+cudaError_t device_error();              // of a kernel that has failed: of every later call too
+cudaError_t enter(const char *call);     // begins a call that uses this thread's device; returns device_error()
+bool planted_fault(const char *kernel);  // whether this launch fails, and the device with it
+struct DeviceIdentity {
+    int number, bus; // of the machine's devices, and of the GPU that it is a part of
+};
+DeviceIdentity device_identity(int device);
+int current_device(); // of this thread
 
 } // namespace cuda_on_cpu
 #endif

@@ -25,10 +25,15 @@ size_t in_use;
 int open_count;
 constexpr size_t page = 4096, huge = 2 << 20;
 
-size_t device_bytes() { // CUDA_ON_CPU_MEMORY: of the device, in MiB
-    static const char *text = getenv("CUDA_ON_CPU_MEMORY");
-    static const size_t bytes = (text && *text ? strtoull(text, nullptr, 10) : 16384) << 20;
-    return bytes;
+size_t mib_of(const char *variable, size_t otherwise) {
+    const char *text = getenv(variable);
+    return (text && *text ? strtoull(text, nullptr, 10) : otherwise) << 20;
+}
+
+size_t free_bytes() { // CUDA_ON_CPU_OTHERS: what other processes have of it, in MiB
+    const size_t others = mib_of("CUDA_ON_CPU_OTHERS", 0);
+    size_t taken = in_use + others;
+    return device_bytes() - (taken < device_bytes() ? taken : device_bytes());
 }
 
 bool protects_memory() { // CUDA_ON_CPU_PROTECT=0: leave device memory accessible to the host
@@ -75,10 +80,11 @@ void move(void *to, const void *from, size_t bytes) {
     close_device_memory();
 }
 
-cudaError_t allocate(void **pointer, size_t bytes, Memory kind) {
+cudaError_t allocate(const char *call, void **pointer, size_t bytes, Memory kind) {
     *pointer = nullptr;
+    if (enter(call) != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
-    if (kind == Memory::device && bytes > device_bytes() - in_use) return cudaErrorMemoryAllocation;
+    if (kind == Memory::device && bytes > free_bytes()) return remember(cudaErrorMemoryAllocation);
     void *p = nullptr;
     size_t mapped = 0;
 #ifndef CUDA_ON_CPU_ASAN
@@ -116,6 +122,7 @@ cudaError_t release(const char *call, void *pointer, Memory kind) {
              f.base && f.base != pointer ? "inside " : "", kind_name(f.kind));
     }
     drain_all(); // which cudaFree waits for
+    if (device_error() != cudaSuccess) return device_error();
     Allocation &a = found->second;
     if (kind == Memory::device) in_use -= a.bytes;
     a.kind = Memory::freed;
@@ -132,6 +139,11 @@ cudaError_t release(const char *call, void *pointer, Memory kind) {
 }
 
 } // namespace
+
+size_t device_bytes() { // CUDA_ON_CPU_MEMORY: in MiB
+    static const size_t bytes = mib_of("CUDA_ON_CPU_MEMORY", 16384);
+    return bytes;
+}
 
 Found find_memory(const volatile void *pointer) {
     const char *p = (const char *)pointer;
@@ -187,18 +199,25 @@ using namespace cuda_on_cpu;
 
 extern "C" {
 
-cudaError_t cudaMalloc(void **pointer, size_t bytes) { return allocate(pointer, bytes, Memory::device); }
+cudaError_t cudaMalloc(void **pointer, size_t bytes) { return allocate("cudaMalloc", pointer, bytes, Memory::device); }
 cudaError_t cudaFree(void *pointer) { return release("cudaFree", pointer, Memory::device); }
-cudaError_t cudaMallocHost(void **pointer, size_t bytes) { return allocate(pointer, bytes, Memory::pinned); }
-cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned) { return allocate(pointer, bytes, Memory::pinned); }
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+    return allocate("cudaMallocHost", pointer, bytes, Memory::pinned);
+}
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned) {
+    return allocate("cudaHostAlloc", pointer, bytes, Memory::pinned);
+}
 cudaError_t cudaFreeHost(void *pointer) { return release("cudaFreeHost", pointer, Memory::pinned); }
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    if (enter("cudaMemGetInfo") != cudaSuccess) return device_error();
     *total = device_bytes();
-    *available = *total - in_use;
+    *available = free_bytes();
     return cudaSuccess;
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+    // CUDA lets any thread copy on a stream
+    if ((stream ? device_error() : enter("cudaMemcpyAsync")) != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
     check_copy("cudaMemcpyAsync", to, from, bytes, kind);
     if (find_memory(from).kind == Memory::unknown) { // pageable memory is read before the call returns
@@ -211,14 +230,15 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
         });
     } else enqueue(stream, [=] { move(to, from, bytes); });
     if (find_memory(to).kind == Memory::unknown) drain(stream); // and written before it returns
-    return cudaSuccess;
+    return device_error();
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
+    if (enter("cudaMemcpy") != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
     check_copy("cudaMemcpy", to, from, bytes, kind);
     drain_for_blocking_call();
-    move(to, from, bytes);
-    return cudaSuccess;
+    if (device_error() == cudaSuccess) move(to, from, bytes);
+    return device_error();
 }
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
                               size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
@@ -234,9 +254,10 @@ cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t fro
                          cudaMemcpyKind kind) {
     cudaError_t error = cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, nullptr);
     drain_for_blocking_call();
-    return error;
+    return error == cudaSuccess ? device_error() : error;
 }
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    if (enter("cudaMemset") != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
     check_range("cudaMemset", "destination", to, bytes, true, false);
     enqueue(stream, [=] {

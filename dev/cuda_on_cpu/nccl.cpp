@@ -7,12 +7,18 @@ processes share; it ends once all ranks have; until then its stream stands still
 should have waited for before it sends, and did not, is missing in what arrives. Sums are formed in the order of ranks.
 All ranks must make the same calls in the same order; a rank that makes another ends all that see it with a line.
 
-A rank that is gone is waited for without an end, as NCCL does. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a
-line. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
+A rank that is gone is waited for without an end, as NCCL does. An abort ends the collectives that wait: their streams
+go on, with NaN where results should be. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
+
+Refused as NCCL refuses it: two ranks on one GPU or on slices of one; a communicator that is none, or no longer; any
+call after an error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
+CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: this rank's collectives do not end from that one on, and TEXT is the error of
+the communicator.
 */
 #include "internal.h"
 #include <atomic>
 #include <fcntl.h>
+#include <string>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -32,7 +38,7 @@ struct Call {
     int detail; // root or operation
 };
 struct Shared {
-    std::atomic<int> ranks_here;
+    std::atomic<int> ranks_here, gpu[largest_ranks];
     std::atomic<uint64_t> sent[largest_ranks], taken[largest_ranks]; // collectives
     Call calls[slots][largest_ranks];
 };
@@ -44,6 +50,8 @@ struct ncclComm {
     int rank, ranks;
     uint64_t queued;
     Shared *shared;
+    std::atomic<bool> aborted, ended;
+    std::atomic<ncclResult_t> error; // in the background
     char *data(uint64_t number, int of) const {
         return (char *)shared + header_bytes + ((size_t)(number % slots) * (size_t)ranks + (size_t)of) * slot_bytes;
     }
@@ -59,9 +67,36 @@ void check_buffer(const char *name, const void *buffer, size_t bytes) {
         fail("%s: %zu bytes at %p are not device memory of one allocation", name, bytes, buffer);
 }
 
+std::string last_error;
+
+ncclResult_t fails(ncclResult_t status, const std::string &text) { // NCCL's texts end in a newline
+    last_error = text + "\n";
+    return status;
+}
+
+ncclResult_t check_communicator(const char *call, ncclComm_t comm) {
+    if (!comm || comm->ended) return fails(ncclInvalidArgument, std::string(call) + " : comm argument is invalid");
+    return comm->error;
+}
+
+// Whether a planned error has hit this collective, which then does not end.
+bool breaks(ncclComm_t comm, uint64_t number) {
+    const char *planned = getenv("CUDA_ON_CPU_NCCL_ASYNC");
+    int rank = -1, text = 0;
+    unsigned long long first = 0;
+    if (!planned || sscanf(planned, "%d:%llu:%n", &rank, &first, &text) != 2 || rank != comm->rank || number < first)
+        return false;
+    if (comm->error == ncclSuccess) comm->error = fails(ncclRemoteError, planned + text);
+    return true;
+}
+
 // Sends `bytes` when its turn has come, and calls arrive(collective) when all ranks have sent theirs.
 ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, size_t bytes, int detail,
-                        const void *from, std::function<void(uint64_t)> arrive) {
+                        const void *from, void *to, size_t to_bytes, std::function<void(uint64_t)> arrive) {
+    ncclResult_t status = check_communicator(name, comm);
+    if (status != ncclSuccess) return status;
+    check_buffer(name, from, bytes);
+    check_buffer(name, to, to_bytes);
     uint64_t number = comm->queued++;
     bool sent = false;
     Call call = {"", bytes, detail};
@@ -69,6 +104,8 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this stand-in is made for", call.name, call.bytes);
     auto ready = [=]() mutable {
         Shared *s = comm->shared;
+        if (comm->aborted) return true;
+        if (breaks(comm, number)) return false;
         for (int r = 0; r < comm->ranks && !sent; r++)
             if (s->taken[r] + slots <= number) return false; // the slot is still another collective's
         if (!sent) {
@@ -82,6 +119,10 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
         return true;
     };
     on_stream_when(stream, name, ready, [=] {
+        if (comm->aborted) {
+            memset(to, 0xFF, to_bytes);
+            return;
+        }
         for (int r = 0; r < comm->ranks; r++) {
             const Call &other = comm->shared->calls[number % slots][r];
             if (strcmp(other.name, call.name) || other.bytes != call.bytes || other.detail != call.detail)
@@ -95,7 +136,16 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     return ncclSuccess;
 }
 
-std::string last_error;
+// Two ranks on one GPU; `mine` is this rank.
+ncclResult_t refuse_shared_gpu(const Shared *s, int ranks, int mine) {
+    for (int r = 0; r < ranks; r++) {
+        char text[120];
+        snprintf(text, sizeof(text), "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000", mine, r,
+                 (unsigned)s->gpu[r]);
+        if (r != mine && s->gpu[r] == s->gpu[mine]) return fails(ncclInvalidUsage, text);
+    }
+    return ncclSuccess;
+}
 
 } // namespace
 
@@ -114,40 +164,52 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank) {
     if (getenv("CUDA_ON_CPU_NCCL_INIT")) { // a planned error: its text, with a newline as NCCL's texts have
-        last_error = std::string(getenv("CUDA_ON_CPU_NCCL_INIT")) + "\n";
-        return last_error.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage;
+        std::string text = getenv("CUDA_ON_CPU_NCCL_INIT");
+        return fails(text.find("Cuda failure") == 0 ? ncclUnhandledCudaError : ncclInvalidUsage, text);
     }
+    if (enter("ncclCommInitRank") != cudaSuccess) return ncclUnhandledCudaError;
     if (ranks < 1 || ranks > largest_ranks || rank < 0 || rank >= ranks) return ncclInvalidArgument;
     int fd = open(id.internal, O_RDWR | O_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)total_bytes(ranks))) return ncclSystemError;
     void *p = mmap(nullptr, total_bytes(ranks), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     close(fd);
     if (p == MAP_FAILED) return ncclSystemError;
-    *comm = new ncclComm{rank, ranks, 0, (Shared *)p};
-    ++(*comm)->shared->ranks_here;
-    while ((*comm)->shared->ranks_here < ranks) usleep(1000);
-    return ncclSuccess;
+    Shared *shared = (Shared *)p;
+    shared->gpu[rank] = device_identity(current_device()).bus + 1;
+    ++shared->ranks_here;
+    while (shared->ranks_here < ranks) usleep(1000);
+    *comm = new ncclComm{rank, ranks, 0, shared, {false}, {false}, {ncclSuccess}};
+    return refuse_shared_gpu(shared, ranks, rank);
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    ncclResult_t status = check_communicator("ncclCommDestroy", comm);
+    if (status != ncclSuccess) return status;
     drain_all();
     munmap(comm->shared, total_bytes(comm->ranks));
-    delete comm;
+    comm->ended = true; // the object stays, so that its use can be refused
     return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    if (!comm || comm->ended) return fails(ncclInvalidArgument, "ncclCommAbort : comm argument is invalid");
     const char *path = getenv("CUDA_ON_CPU_NCCL_ABORTS");
     FILE *f = path ? fopen(path, "a") : nullptr;
     if (f) fprintf(f, "rank %d\n", comm->rank), fclose(f);
+    comm->aborted = true;
+    usleep(200000); // what NCCL takes to let go of its resources, while streams and host go on
+    comm->ended = true;
     return ncclSuccess;
 }
-ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
-    *error = ncclSuccess;
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    if (!comm || comm->ended) return fails(ncclInvalidArgument, "ncclCommGetAsyncError : comm argument is invalid");
+    *error = comm->error;
     return ncclSuccess;
 }
 const char *ncclGetErrorString(ncclResult_t error) {
     return error == ncclSuccess           ? "no error"
            : error == ncclInvalidArgument ? "invalid argument"
            : error == ncclSystemError     ? "unhandled system error"
+           : error == ncclInvalidUsage    ? "invalid usage"
+           : error == ncclRemoteError     ? "remote process exited or there was a network error"
                                           : "another error";
 }
 const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); } // of any communicator, or none
@@ -155,27 +217,22 @@ const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); } // of an
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {
     if (type != ncclChar) fail("ncclAllGather: only ncclChar is stood in for");
-    check_buffer("ncclAllGather", from, count);
-    check_buffer("ncclAllGather", to, count * (size_t)comm->ranks);
-    return collective("ncclAllGather", comm, stream, count, 0, from, [=](uint64_t number) {
+    size_t all = comm ? count * (size_t)comm->ranks : 0;
+    return collective("ncclAllGather", comm, stream, count, 0, from, to, all, [=](uint64_t number) {
         for (int r = 0; r < comm->ranks; r++) memcpy((char *)to + (size_t)r * count, comm->data(number, r), count);
     });
 }
 ncclResult_t ncclBroadcast(const void *from, void *to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
     if (type != ncclChar) fail("ncclBroadcast: only ncclChar is stood in for");
-    check_buffer("ncclBroadcast", from, count);
-    check_buffer("ncclBroadcast", to, count);
-    return collective("ncclBroadcast", comm, stream, count, root, from,
+    return collective("ncclBroadcast", comm, stream, count, root, from, to, count,
                       [=](uint64_t number) { memcpy(to, comm->data(number, root), count); });
 }
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, cudaStream_t stream) {
     if (type != ncclFloat || op != ncclSum) fail("ncclReduceScatter: only sums of ncclFloat are stood in for");
-    size_t bytes = count * sizeof(float) * (size_t)comm->ranks;
-    check_buffer("ncclReduceScatter", from, bytes);
-    check_buffer("ncclReduceScatter", to, count * sizeof(float));
-    return collective("ncclReduceScatter", comm, stream, bytes, (int)op, from, [=](uint64_t number) {
+    size_t piece = count * sizeof(float), bytes = comm ? piece * (size_t)comm->ranks : 0;
+    return collective("ncclReduceScatter", comm, stream, bytes, (int)op, from, to, piece, [=](uint64_t number) {
         for (size_t i = 0; i < count; i++) {
             float sum = 0;
             for (int r = 0; r < comm->ranks; r++)

@@ -13,7 +13,9 @@ sanitizer sees is left out of builds that have none, and said so.
 #ifdef USE_NCCL
 #include <nccl.h>
 #endif
+#include "../../llmc/attention_cudnn.h"
 #include "../../tests/harness.h"
+#include <thread>
 using cuda_on_cpu::Order;
 
 static cudaStream_t main_stream;
@@ -483,6 +485,8 @@ template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
     ncclComm_t comm;
     ncclGetUniqueId(&id);
     int rank = fork() == 0;
+    setenv("CUDA_ON_CPU_DEVICES", "2", 1);
+    setenv("CUDA_ON_CPU_VISIBLE", rank ? "1" : "0", 1);
     char *all = device_array<char>(32);
     if (ncclCommInitRank(&comm, 2, id, rank) != ncclSuccess) _exit(CHILD_WRONG_RESULT);
     size_t bytes = bug && rank == 1 ? 8 : 16;
@@ -492,6 +496,35 @@ template <bool bug> static void ranks_that_do_not_make_the_same_calls(void) {
     ncclCommDestroy(comm);
 }
 #endif
+template <bool bug> static void a_thread_that_does_not_choose_its_device(void) {
+    setenv("CUDA_ON_CPU_DEVICES", "2", 1);
+    cudaStreamDestroy(main_stream);
+    cudaDeviceReset();
+    cudaSetDevice(1);
+    cudaStreamCreate(&main_stream);
+    std::thread([] {
+        int *x = nullptr;
+        if (!bug) cudaSetDevice(1);
+        if (cudaMalloc(&x, sizeof(int)) != cudaSuccess || cudaFree(x) != cudaSuccess) _exit(CHILD_WRONG_RESULT);
+    }).join();
+}
+// what 0: a plan before the library is open, 1: a run after the plan's end, 2: a plan when the library closes
+template <int what, bool bug> static void wrong_order_of_cudnn(void) {
+    char why[256];
+    size_t bytes;
+    CudnnAttention a;
+    CudnnTensors t;
+    memset(&a, 0, sizeof(a));
+    a.B = a.NQ = a.NKV = 1, a.T = a.D = a.DV = 8;
+    a.q = a.k = a.v = a.out = CudnnStrides{8, 8};
+    t.q = t.k = t.v = t.out = device_array<char>(128), t.lse = device_array<float>(8);
+    if (!bug || what != 0) cudnn_attention_open(why, sizeof(why));
+    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, why, sizeof(why));
+    if (bug && what == 1) cudnn_attention_forget(plan);
+    cudnn_attention_run(plan, &t, nullptr, main_stream, why, sizeof(why));
+    if (!bug || what != 2) cudnn_attention_forget(plan);
+    cudnn_attention_close();
+}
 template <bool bug> static void host_buffer_changed_too_early(void) {
     int *out = device_array<int>(1), *pinned = nullptr;
     cudaMallocHost(&pinned, sizeof(int));
@@ -580,6 +613,13 @@ static const Bug bugs[] = {
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
      BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
 #endif
+    {"a thread that does not choose its device", "cudaMalloc by a thread whose device is 0",
+     BUG(a_thread_that_does_not_choose_its_device), EVERY},
+    {"a plan of cuDNN before it is opened", "before it is opened", BUG_OF(wrong_order_of_cudnn, 0), SCHEDULER},
+    {"a run of a plan of cuDNN after its end", "a plan that does not exist", BUG_OF(wrong_order_of_cudnn, 1),
+     SCHEDULER},
+    {"a plan of cuDNN that outlives the library", "while 1 of its plans exist", BUG_OF(wrong_order_of_cudnn, 2),
+     SCHEDULER},
     {"a host buffer that changes before its copy has run", nullptr, BUG(host_buffer_changed_too_early), SCHEDULER},
 };
 

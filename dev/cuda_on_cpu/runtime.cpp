@@ -3,7 +3,9 @@ runtime.cpp: launches as the host sees them, and the CUDA runtime calls that are
 header declares them all, so a signature that differs from NVIDIA's does not compile.
 */
 #include "internal.h"
+#include <atomic>
 #include <map>
+#include <vector>
 
 namespace cuda_on_cpu {
 namespace {
@@ -11,13 +13,32 @@ namespace {
 std::map<const void *, size_t> allowed_shared; // by cudaFuncSetAttribute
 
 thread_local cudaError_t last_error = cudaSuccess;
-int chosen_device;
+thread_local int chosen_device;               // 0 until the thread says otherwise, as in CUDA
+std::atomic<int> used_device{-1};             // whose memory and streams there are: a process uses one
+std::atomic<cudaError_t> failed{cudaSuccess}; // a kernel has: until a reset every call says so
 
-int device_count() { // CUDA_ON_CPU_DEVICES: that a program may choose one of (1)
-    static const char *text = getenv("CUDA_ON_CPU_DEVICES");
-    static const int count = text && *text ? atoi(text) : 1;
-    return count;
+// Of the machine's: CUDA_ON_CPU_DEVICES (1) of them, or those that CUDA_ON_CPU_VISIBLE names, up to its first mistake.
+std::vector<int> visible_devices() {
+    const char *text = getenv("CUDA_ON_CPU_DEVICES"), *named = getenv("CUDA_ON_CPU_VISIBLE");
+    int count = text && *text ? atoi(text) : 1;
+    std::vector<int> devices;
+    for (int i = 0; i < count && !named; i++) devices.push_back(i);
+    for (char *end; named && *named >= '0' && *named <= '9'; named = *end == ',' ? end + 1 : "") {
+        long number = strtol(named, &end, 10);
+        if (number >= count) break;
+        devices.push_back((int)number);
+    }
+    return devices;
 }
+int device_count() { return (int)visible_devices().size(); }
+
+const char *device_name() { // CUDA_ON_CPU_NAME: of a device to pass for
+    const char *name = getenv("CUDA_ON_CPU_NAME");
+    return name ? name : "CUDA on the CPU";
+}
+
+std::string fault_kernel; // whose launches fail, from number `fault_launch` on
+int fault_launch;
 
 void check_extent(const Launch &l, const char *what, Extent e, long long x, long long y, long long z) {
     if (e.x < 1 || e.y < 1 || e.z < 1 || e.x > x || e.y > y || e.z > z)
@@ -30,6 +51,41 @@ void check_extent(const Launch &l, const char *what, Extent e, long long x, long
 cudaError_t remember(cudaError_t error) {
     if (error != cudaSuccess) last_error = error;
     return error;
+}
+
+cudaError_t device_error() { return remember(failed); }
+
+cudaError_t enter(const char *call) {
+    int first = -1;
+    if (!used_device.compare_exchange_strong(first, chosen_device) && first != chosen_device)
+        fail("%s by a thread whose device is %d; the memory and streams of this process are of device %d: a thread has "
+             "device 0 until it calls cudaSetDevice, and a process has one device here",
+             call, chosen_device, first);
+    return device_error();
+}
+
+int current_device() { return chosen_device; }
+DeviceIdentity device_identity(int device) { // slices of a GPU (MIG) are on its bus
+    int number = visible_devices()[(size_t)device];
+    return {number, strstr(device_name(), "MIG") ? 0 : number};
+}
+
+void plant_fault(const char *kernel) {
+    fault_kernel = kernel;
+    fault_launch = 1;
+}
+bool planted_fault(const char *kernel) {
+    static const char *text = getenv("CUDA_ON_CPU_FAULT");
+    if (text) {
+        const char *number = strchr(text, ':');
+        plant_fault(std::string(text, number ? (size_t)(number - text) : strlen(text)).c_str());
+        if (number) fault_launch = atoi(number + 1);
+        text = nullptr;
+    }
+    if (fault_kernel.empty() || !strstr(kernel, fault_kernel.c_str()) || --fault_launch > 0) return false;
+    fault_kernel.clear();
+    failed = cudaErrorIllegalAddress;
+    return true;
 }
 
 size_t dynamic_shared_limit(const void *kernel) {
@@ -51,7 +107,10 @@ void check_launch(const Launch &l) {
 }
 
 void launch_on_stream(const Launch &l, std::function<void()> thread) {
-    enqueue(l.stream, [l, thread] { run_grid(l, thread); });
+    if (enter(l.kernel) != cudaSuccess) return;
+    enqueue(l.stream, [l, thread] {
+        if (!planted_fault(l.kernel)) run_grid(l, thread);
+    });
 }
 
 } // namespace cuda_on_cpu
@@ -61,6 +120,7 @@ using namespace cuda_on_cpu;
 extern "C" {
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
+    if (enter("cudaFuncSetAttribute") != cudaSuccess) return device_error();
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess; // a preference
     if (value < 0 || (size_t)value > shared_limit) return remember(cudaErrorInvalidValue);
     allowed_shared[kernel] = (size_t)value;
@@ -75,21 +135,18 @@ cudaError_t cudaGetDevice(int *device) {
     *device = chosen_device;
     return cudaSuccess;
 }
-cudaError_t cudaSetDevice(int device) { // once: what there is of memory and streams is of one device
+cudaError_t cudaSetDevice(int device) { // of this thread
     if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
-    static const int first = chosen_device = device;
-    if (device != first)
-        fail("cudaSetDevice(%d) after cudaSetDevice(%d): a process has one device here", device, first);
-    return cudaSuccess;
+    chosen_device = device;
+    return device_error();
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     if (device < 0 || device >= device_count()) return remember(cudaErrorInvalidDevice);
     memset(p, 0, sizeof(*p));
-    p->uuid.bytes[0] = (char)(device + 1);
-    const char *name = getenv("CUDA_ON_CPU_NAME"); // of a device to pass for
-    snprintf(p->name, sizeof(p->name), "%s", name ? name : "CUDA on the CPU");
-    size_t available;
-    cudaMemGetInfo(&available, &p->totalGlobalMem);
+    p->uuid.bytes[0] = (char)(device_identity(device).number + 1);
+    p->pciBusID = device_identity(device).bus + 1;
+    snprintf(p->name, sizeof(p->name), "%s", device_name());
+    p->totalGlobalMem = device_bytes();
     p->major = 8;
     p->multiProcessorCount = multiprocessors;
     p->warpSize = 32;
@@ -132,14 +189,19 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
-cudaError_t cudaDeviceReset(void) { return cudaDeviceSynchronize(); }
+cudaError_t cudaDeviceReset(void) { // what there was of memory and streams is left as it is
+    cudaDeviceSynchronize();
+    failed = last_error = cudaSuccess;
+    used_device = -1;
+    return cudaSuccess;
+}
 cudaError_t cudaProfilerStart(void) { return cudaSuccess; }
 cudaError_t cudaProfilerStop(void) { return cudaSuccess; }
 
 cudaError_t cudaPeekAtLastError(void) { return last_error; }
 cudaError_t cudaGetLastError(void) {
     cudaError_t error = last_error;
-    last_error = cudaSuccess;
+    last_error = failed;
     return error;
 }
 const char *cudaGetErrorName(cudaError_t error) {
@@ -152,6 +214,7 @@ const char *cudaGetErrorName(cudaError_t error) {
     case cudaErrorInvalidPitchValue: return "cudaErrorInvalidPitchValue";
     case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
     default: return "another error";
     }
 }
@@ -162,6 +225,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorMemoryAllocation: return "out of memory";
     case cudaErrorInvalidDevice: return "invalid device ordinal";
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
     default: return cudaGetErrorName(error);
     }
 }

@@ -69,6 +69,11 @@ bool try_run(CUstream_st *s, uint64_t number) {
     while (s->done < number) {
         if (s->running) return false; // its own item asks
         Item &first = s->queue.front();
+        if (device_error() != cudaSuccess) { // the device does nothing any more
+            s->queue.pop_front();
+            s->done++;
+            continue;
+        }
         s->running = true;
         bool ready = !first.ready || first.ready();
         s->running = false;
@@ -143,6 +148,7 @@ void drain_for_blocking_call() {
 }
 
 void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place) {
+    enter(name);
     enqueue(stream, [name, work, place] {
         stand_in = name, stand_in_place = place;
         work();
@@ -152,6 +158,7 @@ void on_stream(cudaStream_t stream, const char *name, std::function<void()> work
 
 void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
                     Place place) {
+    enter(name);
     CUstream_st *s = find(stream);
     wait_as_null_stream_does(s);
     auto named = [name, place](auto of) {
@@ -173,6 +180,7 @@ using namespace cuda_on_cpu;
 extern "C" {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+    if (enter("cudaStreamCreate") != cudaSuccess) return device_error();
     *stream = new CUstream_st{flags != cudaStreamNonBlocking, {}, 0, {0}, false};
     if (!first_stream) first_stream = *stream, streams_thread = std::this_thread::get_id();
     streams.push_back(*stream);
@@ -190,11 +198,12 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what is queued still run
         if (streams[i] == s) streams.erase(streams.begin() + (long)i--);
     if (first_stream == s) first_stream = nullptr;
     delete s;
-    return cudaSuccess;
+    return device_error();
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (!stream) enter("cudaStreamSynchronize");
     drain(stream);
-    return cudaSuccess;
+    return device_error();
 }
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
     *least = 0, *greatest = -5;
@@ -205,14 +214,16 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
     open_device_memory();
     bool done = try_run(s, s->queued); // a loop that waits for it must come to an end
     close_device_memory();
-    return done ? cudaSuccess : remember(cudaErrorNotReady);
+    return done ? device_error() : remember(cudaErrorNotReady);
 }
 cudaError_t cudaDeviceSynchronize(void) {
+    enter("cudaDeviceSynchronize");
     drain_all();
-    return cudaSuccess;
+    return device_error();
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    if (enter("cudaEventCreate") != cudaSuccess) return device_error();
     *event = new CUevent_st{{nullptr}, {0}, 0};
     return cudaSuccess;
 }
@@ -220,9 +231,10 @@ cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlag
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
     if (event->stream) drain_one(event->stream); // a record may still be queued
     delete event;
-    return cudaSuccess;
+    return device_error();
 }
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    if (enter("cudaEventRecord") != cudaSuccess) return device_error();
     enqueue(stream, [event] { event->ms = now_ms(); });
     CUstream_st *s = find(stream);
     event->stream = s;
@@ -230,7 +242,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    if (!event->stream) return cudaSuccess; // never recorded: nothing to wait for
+    if (device_error() != cudaSuccess || !event->stream) return device_error(); // never recorded: nothing to wait for
     CUstream_st *other = event->stream;
     CUstream_st *s = find(stream);
     wait_as_null_stream_does(s);
@@ -238,26 +250,27 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    if (!event->stream) return cudaSuccess;
+    if (!event->stream) return device_error();
     open_device_memory();
     run_until(event->stream, event->number);
     close_device_memory();
-    return cudaSuccess;
+    return device_error();
 }
 // Another thread than the one that works for the device only looks.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     CUstream_st *s = event->stream;
-    if (!s) return cudaSuccess;
+    if (device_error() != cudaSuccess || !s) return device_error();
     bool done = s->done >= event->number;
     if (!done && std::this_thread::get_id() == streams_thread) {
         open_device_memory();
         done = try_run(s, event->number);
         close_device_memory();
     }
-    return done ? cudaSuccess : remember(cudaErrorNotReady);
+    return done ? device_error() : remember(cudaErrorNotReady);
 }
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
     CUstream_st *s = start->stream, *e = end->stream;
+    if (device_error() != cudaSuccess) return device_error();
     if (!s || !e) return cudaErrorInvalidResourceHandle;
     if (s->done < start->number || e->done < end->number) return cudaErrorNotReady;
     *ms = (float)(end->ms - start->ms);

@@ -8,6 +8,7 @@ atomics, streams and copies. Every kernel runs in all orders of threads.
 */
 #include "../../llmc/launch.cuh"
 #include "../../tests/harness.h"
+#include <thread>
 using cuda_on_cpu::Order;
 
 static cudaStream_t main_stream;
@@ -429,9 +430,116 @@ static void memory_that_does_not_fit_is_an_error_and_not_an_end(void) {
     EXPECT(cudaMalloc(&p, total + 1) == cudaErrorMemoryAllocation && p == nullptr, "more than all memory was given");
     EXPECT(cudaMalloc(&p, 1000) == cudaSuccess && (uintptr_t)p % 256 == 0, "%p is not aligned to 256", p);
     cudaFree(p);
+    setenv("CUDA_ON_CPU_OTHERS", "16000", 1); // of 16384 MiB
+    cudaMemGetInfo(&after, &total);
+    EXPECT(after == available - ((size_t)16000 << 20), "%zu bytes are free beside other processes", after);
+    EXPECT(cudaMalloc(&p, (size_t)385 << 20) == cudaErrorMemoryAllocation, "others' memory was given");
+    cudaGetLastError();
+    unsetenv("CUDA_ON_CPU_OTHERS");
     cudaMemGetInfo(&after, &total);
     EXPECT(after == available, "%zu bytes were free, now %zu", available, after);
 }
+
+static void a_kernel_that_fails_fails_every_later_call(void) {
+    int *x = device_array<int>(1), host = 7;
+    cudaEvent_t event;
+    cudaEventCreate(&event);
+    cuda_on_cpu::plant_fault("add_kernel");
+    LAUNCH(add_kernel, 1, 32, 0, x, 5);
+    EXPECT(cudaGetLastError() == cudaSuccess, "%s: known before anybody has waited", order_name);
+    const cudaError_t wanted = cudaErrorIllegalAddress;
+    EXPECT(cudaStreamSynchronize(main_stream) == wanted, "%s: not said", order_name);
+    EXPECT(cudaGetLastError() == wanted && cudaGetLastError() == wanted, "%s: forgotten", order_name);
+    EXPECT(cudaMemcpy(&host, x, sizeof(int), cudaMemcpyDeviceToHost) == wanted && host == 7, "%s: a copy", order_name);
+    void *p = nullptr;
+    size_t available, total;
+    EXPECT(cudaMalloc(&p, 8) == wanted && cudaFree(x) == wanted && cudaMemGetInfo(&available, &total) == wanted,
+           "%s: memory", order_name);
+    EXPECT(cudaEventRecord(event, main_stream) == wanted && cudaEventQuery(event) == wanted, "%s: events", order_name);
+    cudaStream_t stream = nullptr;
+    EXPECT(cudaStreamCreate(&stream) == wanted && cudaDeviceSynchronize() == wanted, "%s: streams", order_name);
+    cudaDeviceReset();
+    EXPECT(cudaGetLastError() == cudaSuccess && cudaFree(x) == cudaSuccess, "%s: not reset", order_name);
+    cudaEventDestroy(event);
+}
+
+static void a_thread_has_the_first_device_until_it_chooses(void) {
+    int here = -1, there = -1;
+    setenv("CUDA_ON_CPU_DEVICES", "3", 1);
+    setenv("CUDA_ON_CPU_VISIBLE", "2,1,7,0", 1);
+    int count = 0;
+    cudaGetDeviceCount(&count);
+    EXPECT(count == 2, "%d devices, of 3 those that CUDA_ON_CPU_VISIBLE names before its mistake", count);
+    cudaSetDevice(1);
+    std::thread([&] { cudaGetDevice(&there); }).join();
+    cudaGetDevice(&here);
+    EXPECT(here == 1 && there == 0, "devices %d and %d", here, there);
+    cudaSetDevice(0);
+    unsetenv("CUDA_ON_CPU_VISIBLE");
+    unsetenv("CUDA_ON_CPU_DEVICES");
+}
+
+#ifdef USE_NCCL
+#include <nccl.h> // here: it has a type named half
+static void expect_nccl(ncclResult_t status, ncclResult_t wanted, const char *text) {
+    EXPECT(status == wanted && (status == ncclSuccess || strstr(ncclGetLastError(nullptr), text)), "%s: %d: %s", text,
+           (int)status, ncclGetLastError(nullptr));
+}
+
+// Two ranks; the second is a process of its own, on device `second` of two that are called `name`.
+static void expect_two_ranks(const char *second, const char *name, ncclResult_t wanted) {
+    ncclUniqueId id;
+    ncclComm_t comm = nullptr;
+    ncclGetUniqueId(&id);
+    fflush(nullptr);
+    pid_t child = fork();
+    setenv("CUDA_ON_CPU_DEVICES", "2", 1);
+    setenv("CUDA_ON_CPU_NAME", name, 1);
+    if (child == 0) setenv("CUDA_ON_CPU_VISIBLE", second, 1);
+    ncclResult_t status = ncclCommInitRank(&comm, 2, id, child == 0);
+    if (child == 0) _exit(status);
+    int ended = 0;
+    waitpid(child, &ended, 0);
+    expect_nccl(status, wanted, "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device");
+    EXPECT(WIFEXITED(ended) && WEXITSTATUS(ended) == wanted, "the second rank: %d", WEXITSTATUS(ended));
+    unsetenv("CUDA_ON_CPU_NAME");
+    unsetenv("CUDA_ON_CPU_DEVICES");
+}
+static void nccl_refuses_two_ranks_on_one_gpu(void) {
+    expect_two_ranks("1", "A GPU", ncclSuccess);
+    expect_two_ranks("0", "A GPU", ncclInvalidUsage);
+    expect_two_ranks("1", "A GPU MIG 1g.5gb", ncclInvalidUsage);
+}
+
+static void a_collective_that_breaks_ends_by_an_abort(void) {
+    float *x = device_array<float>(2), host = 0;
+    ncclUniqueId id;
+    ncclComm_t comm;
+    ncclResult_t error = ncclSuccess;
+    expect_nccl(ncclAllGather(x, x, 4, ncclChar, nullptr, main_stream), ncclInvalidArgument, "comm argument");
+    setenv("CUDA_ON_CPU_NCCL_ASYNC", "0:1:NET/IB : a port is down", 1);
+    ncclGetUniqueId(&id);
+    ncclCommInitRank(&comm, 1, id, 0);
+    cudaMemsetAsync(x, 0, 8, main_stream);
+    ncclAllGather(x, x + 1, 4, ncclChar, comm, main_stream);
+    cudaStreamSynchronize(main_stream);
+    expect_nccl(ncclCommGetAsyncError(comm, &error), ncclSuccess, "");
+    EXPECT(error == ncclSuccess, "%s: an error too early", order_name);
+    ncclAllGather(x, x + 1, 4, ncclChar, comm, main_stream);
+    EXPECT(cudaStreamQuery(main_stream) == cudaErrorNotReady, "%s: it ends", order_name);
+    cudaGetLastError();
+    ncclCommGetAsyncError(comm, &error);
+    expect_nccl(error, ncclRemoteError, "NET/IB : a port is down\n");
+    expect_nccl(ncclAllGather(x, x + 1, 4, ncclChar, comm, main_stream), ncclRemoteError, "a port is down");
+    unsetenv("CUDA_ON_CPU_NCCL_ASYNC");
+    ncclCommAbort(comm);
+    cudaStreamSynchronize(main_stream);
+    cudaMemcpy(&host, x + 1, 4, cudaMemcpyDeviceToHost);
+    EXPECT(isnan(host), "%s: what was aborted gave %g", order_name, (double)host);
+    expect_nccl(ncclCommDestroy(comm), ncclInvalidArgument, "comm argument");
+    cudaFree(x);
+}
+#endif
 
 // ---------------------------------------------------------------------------------------------------------------------
 
@@ -503,6 +611,12 @@ static const Test tests[] = {
     {"work that waits for other processes holds up its stream alone",
      work_that_waits_for_others_holds_up_its_stream_alone},
     {"memory that does not fit is an error code, not the end", memory_that_does_not_fit_is_an_error_and_not_an_end},
+    {"after a kernel has failed every call fails, until a reset", a_kernel_that_fails_fails_every_later_call},
+    {"a thread has the first visible device until it chooses another", a_thread_has_the_first_device_until_it_chooses},
+#ifdef USE_NCCL
+    {"NCCL refuses two ranks on one GPU, and on two slices of one", nccl_refuses_two_ranks_on_one_gpu},
+    {"a collective that breaks has its error, and ends by an abort", a_collective_that_breaks_ends_by_an_abort},
+#endif
 };
 
 int main(int argc, char **argv) {

@@ -1,0 +1,261 @@
+/*
+prediction.h: tests of --dry-run --device: what is counted is what the trainer counts, the figures are those that were
+derived by hand, and nothing worse makes a step faster.
+*/
+#ifndef TESTS_PREDICTION_H
+#define TESTS_PREDICTION_H
+#include "harness.h"
+#include "../llmc/json.h"
+
+// A preset's plan on a device; ranks share their state by --zero 1. B sequences per rank are one micro-step.
+typedef struct {
+    Model model;
+    Options options;
+} PredictedRun;
+static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
+                          int B, int ranks) {
+    Problem problem;
+    ModelConfig c;
+    int i = 0;
+    while (strcmp(presets[i].name, preset) != 0) i++;
+    const Preset *p = &presets[i];
+    c.attention = find_variant(attention);
+    c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
+    c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
+    if (model_config_problems(&c, &problem, 1)) return false;
+    options_defaults(&run->options);
+    run->options.total_batch = (int64_t)B * p->T * ranks;
+    run->options.steps = 100;
+    model_plan_rank(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
+    model_plan_device(&run->model, device_peak_named(device), true);
+    return true;
+}
+static void predicted_run_free(PredictedRun *run) {
+    model_free(&run->model, false);
+    options_free(&run->options);
+}
+
+// Derived by hand for 1.4b, 8 key/value heads, B 16 x T 2048 on one H200, from instructions, bytes and published rates:
+// the head's with 334 rows of logits at a time, and with as many as fill the GPU.
+static void a_step_of_1_4b_has_the_times_derived_by_hand(void) {
+    static const struct {
+        PredictionClass kind;
+        double least, most;
+    } budget[] = {{CLASS_BLOCK_GEMMS, 306, 338},
+                  {CLASS_LM_HEAD, 52, 57},
+                  {CLASS_ATTENTION_FORWARD, 26, 28},
+                  {CLASS_ATTENTION_BACKWARD, 105, 130},
+                  {CLASS_SWIGLU, 16, 18},
+                  {CLASS_UPDATE, 13, 17},
+                  {CLASS_ROPE, 7.6, 8.4},
+                  {CLASS_NORMS, 12, 15},
+                  {CLASS_CROSS_ENTROPY, 6.6, 7.4},
+                  {CLASS_COMBINE, 5.2, 5.8}};
+    PredictedRun run;
+    predicted_run(&run, "H200", "1.4b", "diff_v2", 8, 16, 1);
+    Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+    for (size_t i = 0; i < sizeof(budget) / sizeof(budget[0]); i++) {
+        double ms = p.class_ms[budget[i].kind];
+        EXPECT(ms >= budget[i].least && ms <= budget[i].most, "%s: %.2f ms, not %g to %g",
+               prediction_classes[budget[i].kind], ms, budget[i].least, budget[i].most);
+    }
+    run.model.logit_rows = 334;
+    p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+    EXPECT(fabs(p.class_ms[CLASS_LM_HEAD] / 93 - 1) < 0.17, "head in pieces of 334 rows: %.1f ms, not 93",
+           p.class_ms[CLASS_LM_HEAD]); // since then K = 100,288 is no longer cut
+    EXPECT(fabs(p.step_ms / 629 - 1) < 0.03, "a step with pieces of 334 rows: %.1f ms, not 629", p.step_ms);
+    predicted_run_free(&run);
+}
+
+static double predicted_sum(const Prediction *p, const char *name, bool flops) {
+    double sum = 0;
+    for (int i = 0; i < p->op_count; i++)
+        if (!name || strcmp(p->ops[i].name, name) == 0) sum += flops ? p->ops[i].flops : p->ops[i].bytes;
+    return sum;
+}
+
+static void operations_have_the_flops_of_the_trainer_and_bytes_of_bf16(void) {
+    for (int i = 0; i < PRESET_COUNT; i++)
+        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+            const char *variant = attention_variants[v].name;
+            PredictedRun run;
+            if (!predicted_run(&run, "H200", presets[i].name, variant, 0, 2, 1)) continue;
+            const Model *m = &run.model;
+            Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
+            // the trainer counts a backward as twice the forward; flash attention computes the scores once more
+            double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
+                           2 * predicted_sum(&p, "attention_forward", true);
+            double want = training_flops(m, m->B, m->T);
+            EXPECT(fabs(flops / want - 1) < 1e-12, "%s %s: %.6g FLOPs, %.6g in the trainer", presets[i].name, variant,
+                   flops, want);
+            double values = (double)m->config.L * m->B * m->T * m->config.F;
+            EXPECT(predicted_sum(&p, "swiglu_forward", false) == values * 3 * 2, "%s: bytes of swiglu", variant);
+            predicted_run_free(&run);
+        }
+}
+
+static void classes_and_operations_add_up_to_the_step(void) {
+    static const int ranks[] = {1, 8, 4096};
+    for (int i = 0; i < 3; i++)
+        for (int d = 0; d < DEVICE_PEAK_COUNT; d++) {
+            PredictedRun run;
+            predicted_run(&run, device_peaks[d].name, "124m", "diff_v2", 0, 4, ranks[i]);
+            Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+            double classes = 0, bounds = 0, ops = p.class_ms[CLASS_COMMUNICATION];
+            for (int k = 0; k < PREDICTION_CLASSES; k++) classes += p.class_ms[k];
+            for (int k = 0; k < BOUNDS; k++) bounds += p.bound_ms[k];
+            for (int k = 0; k < p.op_count; k++) ops += p.ops[k].ms;
+            EXPECT(fabs(classes / p.step_ms - 1) < 1e-9 && fabs(ops / p.step_ms - 1) < 1e-9 &&
+                       fabs(bounds / p.step_ms - 1) < 1e-9 && p.step_ms > 0,
+                   "%s, %d ranks: a step of %g ms, its classes %g, operations %g, bounds %g", device_peaks[d].name,
+                   ranks[i], p.step_ms, classes, ops, bounds);
+            PredictionSummary s = prediction_summary(&p);
+            EXPECT(s.share > 0 && s.share < 0.9, "%s, %d ranks: %g of the peak", device_peaks[d].name, ranks[i],
+                   s.share);
+            predicted_run_free(&run);
+        }
+}
+
+static void nothing_worse_makes_a_step_faster(void) {
+    static const char *const devices[] = {"H200", "A100", "B200", "RTX 5090"};
+    for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
+        double before = 0;
+        for (int ranks = 1; ranks <= 4096; ranks *= 2) {
+            PredictedRun run;
+            predicted_run(&run, devices[d], "1.4b", "diff_v2", 8, 4, ranks);
+            Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+            Sensitivity most[ASSUMPTION_COUNT];
+            prediction_sensitivities(&p, most);
+            EXPECT(most[ASSUMPTION_COUNT - 1].ms > -1e-9 && most[0].ms > 0, "%s, %d ranks: '%s' a tenth worse: %g ms",
+                   devices[d], ranks, assumptions[most[ASSUMPTION_COUNT - 1].assumption].what,
+                   most[ASSUMPTION_COUNT - 1].ms);
+            double exchanged = p.reduce_ms + p.gather_ms;
+            EXPECT(ranks == 1 ? exchanged == 0 : exchanged > before,
+                   "%s: %g ms of collectives for %d ranks, %g for half", devices[d], exchanged, ranks, before);
+            EXPECT(p.exposed_ms <= exchanged + 1e-9, "%s, %d ranks: %g ms exposed of %g", devices[d], ranks,
+                   p.exposed_ms, exchanged);
+            before = exchanged;
+            run.options.link_gbs = 1;
+            EXPECT(ranks == 1 || predict_step(&run.model, &run.options, ASSUMPTION_COUNT).step_ms > p.step_ms,
+                   "%s, %d ranks: a link of 1 GB/s costs nothing", devices[d], ranks);
+            run.options.link_gbs = 0;
+            run.model.recompute = RECOMPUTE_BLOCK;
+            EXPECT(predict_step(&run.model, &run.options, ASSUMPTION_COUNT).step_ms > p.step_ms,
+                   "%s, %d ranks: recomputing costs nothing", devices[d], ranks);
+            predicted_run_free(&run);
+        }
+    }
+}
+
+// By hand from NCCL's table, 32 MiB: 8 GPUs take Simple, 8.4 + 7 x 3.4 us and 7/8 of the bytes at 360 GB/s; 4096 take LL,
+// 6.6 + 3584 x 0.6 + 511 x 2.7 us and the bytes at 36 GB/s.
+static void rings_take_the_time_of_their_hops_and_bytes(void) {
+    static const struct {
+        int ranks;
+        double ms;
+    } cases[] = {{8, 0.0322 + 0.0815528}, {4096, 3.5367 + 0.9318400}};
+    for (int i = 0; i < 2; i++) {
+        PredictedRun run;
+        predicted_run(&run, "H200", "124m", "diff_v2", 0, 1, cases[i].ranks);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        double ms = ring_of(&p, 32 * 1048576.0).ms;
+        EXPECT(fabs(ms / cases[i].ms - 1) < 1e-4, "%d ranks: %.6f ms, not %.6f", cases[i].ranks, ms, cases[i].ms);
+        predicted_run_free(&run);
+    }
+}
+
+static void a_small_model_is_bound_by_launches_and_a_large_one_by_products(void) {
+    static const struct {
+        const char *preset;
+        Bound bound;
+    } cases[] = {{"tiny", BOUND_LAUNCHES}, {"13.1b", BOUND_PRODUCTS}};
+    for (int i = 0; i < 2; i++) {
+        PredictedRun run;
+        predicted_run(&run, "H200", cases[i].preset, "diff_v2", 0, 4, 1);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        PredictionSummary s = prediction_summary(&p);
+        EXPECT(s.bound == cases[i].bound, "%s is bound by %s", cases[i].preset, bound_names[s.bound]);
+        predicted_run_free(&run);
+    }
+}
+
+static void names_of_devices_may_be_short(void) {
+    static const char *const names[][2] = {{"H200", "H200"},
+                                           {"a100", "A100-SXM4-80GB"},
+                                           {"H100", "H100 * HBM3"},
+                                           {"H100 80GB HBM3", "H100 * HBM3"},
+                                           {"rtx 5090", "RTX 5090"},
+                                           {"NVIDIA GeForce RTX 4090", "RTX 4090"},
+                                           {"B200", "B200"},
+                                           {"NVIDIA H100 PCIe", "H100 PCIe"},
+                                           {"RTX 40", ""},
+                                           {"H20", ""},
+                                           {"", ""},
+                                           {"H200 MIG 1g.10gb", ""}};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const DevicePeak *row = device_peak_named(names[i][0]);
+        EXPECT(strcmp(row ? row->name : "", names[i][1]) == 0, "'%s' is %s, not '%s'", names[i][0],
+               row ? row->name : "none", names[i][1]);
+    }
+}
+
+static void an_unknown_device_is_one_line_with_the_known_ones(void) {
+    ProgramResult r;
+    run_command(&r, "'%s' --dry-run --device H201", test_program_path());
+    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is not known") &&
+               strstr(r.err, " H200,") && strstr(r.err, " RTX 5090"),
+           "status %d: %.600s", r.status, r.err);
+    run_command(&r, "'%s' --device H200 --dry-run-out x --train-data x", test_program_path());
+    EXPECT(r.status == EXIT_USAGE && strstr(r.err, "--device requires --dry-run"), "status %d: %.600s", r.status,
+           r.err);
+    run_command(&r, "'%s' --dry-run --dry-run-out x", test_program_path());
+    EXPECT(r.status == EXIT_USAGE && strstr(r.err, "--dry-run-out requires --device"), "status %d: %.600s", r.status,
+           r.err);
+}
+
+static void a_program_for_cpus_predicts_4096_gpus(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    char path[PATH_SIZE];
+    size_t size;
+    double step = 0, memory = 0, shown = 0, sum = 0;
+    FORMAT(path, "%s/prediction.json", d.path);
+    run_command(&r,
+                "'%s' --dry-run --preset 13.1b --batch-size 1 --ranks 4096 --zero 2 --recompute 1 --device H200 "
+                "--dry-run-out '%s'",
+                test_program_path(), path);
+    EXPECT(r.status == EXIT_DONE && strstr(r.out, "rings over 512 machines of 8 GPUs at 320 GB/s (the network)") &&
+               strstr(r.out, "bound by communication"),
+           "status %d: %.600s", r.status, r.err);
+    const char *line = strstr(r.out, "\n  step ");
+    if (line) shown = strtod(line + 7, NULL);
+    char *text = file_read(path, 1 << 20, &size);
+    cJSON *json = text ? json_parse(text, size) : NULL, *item;
+    EXPECT(json && json_get_number(json, "step_ms", &step) && fabs(step - shown) < 0.01, "%g ms in JSON, %g on stdout",
+           step, shown);
+    cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(json, "classes")) sum += item->valuedouble;
+    EXPECT(fabs(sum / step - 1) < 1e-9, "classes of %g ms in a step of %g", sum, step);
+    // 2 bytes of a weight; gradients of two layers and the embedding; the rest in 4096 parts
+    EXPECT(json_get_number(json, "memory_bytes", &memory) && memory > 36e9 && memory < 44e9 &&
+               cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "fits")),
+           "%g bytes", memory);
+    cJSON_Delete(json);
+    free(text);
+    test_remove_directory(&d);
+}
+
+static const Test prediction_tests[] = {
+    {"a step of 1.4b on an H200 has the times derived by hand", a_step_of_1_4b_has_the_times_derived_by_hand},
+    {"operations have the FLOPs of the trainer and the bytes of bf16",
+     operations_have_the_flops_of_the_trainer_and_bytes_of_bf16},
+    {"classes and operations add up to the step on every device", classes_and_operations_add_up_to_the_step},
+    {"nothing worse makes a step faster, up to 4096 ranks", nothing_worse_makes_a_step_faster},
+    {"rings take the time of their hops and bytes", rings_take_the_time_of_their_hops_and_bytes},
+    {"a small model is bound by launches, a large one by products",
+     a_small_model_is_bound_by_launches_and_a_large_one_by_products},
+    {"names of devices may be short", names_of_devices_may_be_short},
+    {"an unknown device is one line with the known ones", an_unknown_device_is_one_line_with_the_known_ones},
+    {"a program for CPUs predicts 4096 GPUs", a_program_for_cpus_predicts_4096_gpus},
+};
+enum { PREDICTION_TEST_COUNT = sizeof(prediction_tests) / sizeof(prediction_tests[0]) };
+#endif
