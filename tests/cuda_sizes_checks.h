@@ -281,7 +281,7 @@ static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
     size_t N = (size_t)m.N, T = (size_t)m.T, ld = (size_t)a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
     Big &fused = s.random(N, ld, 2), &out = s.poisoned(N, ldo), &dfused = s.poisoned(N, ld), &dout = s.random(N, ldo),
         &lse = s.poisoned(product(m.B, shape.NQ), T, FP32);
-    AttentionUse use = {own, !own, true, false};
+    AttentionUse use = {own, !own, true, false, false};
     attention_stop();
     attention_use(use);
     attention_prepare(shape, true, false);
