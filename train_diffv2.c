@@ -82,7 +82,7 @@ typedef struct {
     // the backward's own, named after what they are the gradient of; dx is the residual stream's
     floatX *dx;        // (N, C)
     floatX *dnorm;     // (N, C)
-    floatX *dfused;    // (N, fused_ld)
+    floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
     floatX *dheads;    // (N, NQ, DV)
     floatX *dlambda;   // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
@@ -112,6 +112,7 @@ typedef struct {
     TensorList tensors;
     int B, T;       // largest micro-batch
     int Vp;         // row stride of the logits: V rounded up to 64
+    int Vw;         // of their rows, what products write and read: V rounded up to MATRIX_ROWS
     int logit_rows; // rows that the classifier works on at a time
     Purpose purpose;
     Recompute recompute;
@@ -320,6 +321,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->purpose = purpose;
     model->recompute = recompute;
     model->Vp = (int)round_up((size_t)config->V, 64);
+    model->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
     model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
     model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
@@ -342,11 +344,11 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
                       rmsnorm_workspace_bytes(widest),
                       embedding_workspace_bytes(N),
-                      matmul_workspace_bytes(N, C, model->dims.fused_rows),
+                      matmul_workspace_bytes(N, C, model->dims.fused_width),
                       matmul_workspace_bytes(N, config->NH * config->D, C),
                       matmul_workspace_bytes(N, C, 2 * config->F),
                       matmul_workspace_bytes(N, config->F, C),
-                      matmul_workspace_bytes(model->logit_rows, C, config->V)};
+                      matmul_workspace_bytes(model->logit_rows, C, model->Vw)};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
 }
@@ -530,7 +532,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
-    matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld); // q, k, v and lambda or gate
+    matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     context_forward(model, l, fused, B, T, first);
     matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
@@ -596,11 +598,11 @@ static void model_classify(Model *model, int N, real dloss) {
     for (int n = 0; n < N; n += model->logit_rows) {
         int rows = min_int(model->logit_rows, N - n);
         size_t at = (size_t)n * (size_t)C;
-        matmul_forward(a->logits, a->norm_final + at, head, rows, C, V, Vp);
+        matmul_forward(a->logits, a->norm_final + at, head, rows, C, model->Vw, Vp);
         cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, Vp, dloss);
         if (dloss != 0)
             matmul_backward(a->dnorm + at, grad(model, head_kind(model), 0), a->logits, a->norm_final + at, head, rows,
-                            C, V, Vp, n > 0 || grads_add(model));
+                            C, model->Vw, Vp, n > 0 || grads_add(model));
     }
 }
 
@@ -734,7 +736,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
                     add);
     context_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
-    matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_rows, ld,
+    matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld,
                     add);
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true);
 }
@@ -984,7 +986,7 @@ static void model_next_logits(Model *speaker, const int *tokens, int count, int 
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
     model_forward(speaker, 1, count, first);
     matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C, param(speaker, head_kind(speaker), 0), 1,
-                   C, V, speaker->Vp);
+                   C, speaker->Vw, speaker->Vp);
     floatX *host = (floatX *)checked_calloc((size_t)V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];

@@ -301,11 +301,11 @@ static void kernels_of_products(const Model *m, int N) {
     const struct {
         const char *name;
         int N, IC, OC, ldy;
-    } layers[] = {{"q, k, v, lambda", N, C, m->dims.fused_rows, m->dims.fused_ld},
+    } layers[] = {{"q, k, v, lambda", N, C, m->dims.fused_width, m->dims.fused_ld},
                   {"o_proj", N, m->config.NH * m->config.D, C, C},
                   {"gate, up", N, C, 2 * F, 2 * F},
                   {"down", N, F, C, C},
-                  {"head", head_rows, C, m->config.V, m->Vp}};
+                  {"head", head_rows, C, m->Vw, m->Vp}};
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
         int rows = layers[i].N, IC = layers[i].IC, OC = layers[i].OC, ldy = layers[i].ldy;
         size_t in = (size_t)rows * (size_t)IC, out = (size_t)rows * (size_t)ldy, weight = (size_t)IC * (size_t)OC;

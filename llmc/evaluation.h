@@ -32,7 +32,7 @@ static void recall_classify(Model *model, RecallScore *score, const int *tokens,
     for (int n = 0; n < N; n += model->logit_rows) {
         int count = min_int(model->logit_rows, N - n);
         matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)model->config.C,
-                       param(model, head_kind(model), 0), count, model->config.C, V, model->Vp);
+                       param(model, head_kind(model), 0), count, model->config.C, model->Vw, model->Vp);
         buffer_download(rows, a->logits, (size_t)count * (size_t)model->Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;

@@ -18,6 +18,11 @@ typedef struct {
     bool tied; // the LM head is the embedding
 } ModelConfig;
 
+// cuBLAS's fastest kernels for bf16 require widths of whole 16 bytes, 8 elements, of what is stored in rows (cuBLAS
+// documentation, "Tensor Core Usage"). So products with outputs of any width (q, k, v, lambda; the logits) compute up to 7
+// columns more, whose weights and gradients are zero.
+enum { MATRIX_ROWS = 8 };
+
 // What the attention of a configuration comes to; see variants.h for the equations.
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
@@ -28,6 +33,7 @@ typedef struct {
     int norm_width;  // elements of the context that are normalised together; 0: no norm
     int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
+    int fused_width; // of its rows, what products write and read: fused_rows rounded up to MATRIX_ROWS
     int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
 
@@ -54,6 +60,7 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.gate_at = d.lambda_at + d.lambda_rows;
     d.fused_rows = d.gate_at + d.gate_rows;
     d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
+    d.fused_width = (int)round_up((size_t)d.fused_rows, MATRIX_ROWS);
     d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
     return d;
 }
@@ -160,7 +167,8 @@ typedef struct {
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
-// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it.
+// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it. A matrix,
+// with what is joined to it, is followed by rows of zeros up to a multiple of MATRIX_ROWS.
 typedef struct {
     Tensor *tensors;
     int count;
@@ -179,6 +187,13 @@ enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
 static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
     int i = list->index[(size_t)layer * TENSOR_KINDS + kind];
     return i < 0 ? NULL : &list->tensors[i];
+}
+
+// Whether rows that the model has are joined to row r of the table.
+static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
+    for (int i = r + 1; i < TENSOR_ROW_COUNT && tensor_rows[i].joined; i++)
+        if (dims[tensor_rows[i].shape[0]] > 0) return true;
+    return false;
 }
 
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
@@ -208,7 +223,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     list.group_offset = (size_t *)checked_calloc((size_t)c->L + 3, sizeof(size_t));
     for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
 
-    size_t offset = 0;
+    size_t offset = 0, matrix = 0, rows = 0; // where the matrix under way begins, and its rows so far
     bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
     for (int r = 0; r < TENSOR_ROW_COUNT;) {
         int group_end = r; // rows r .. group_end-1 are all per layer or all not
@@ -221,7 +236,7 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
                 const TensorRow *row = &tensor_rows[i];
                 size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
                 if (count == 0) continue;
-                if (!row->joined) offset = round_up(offset, TENSOR_ALIGN);
+                if (!row->joined) matrix = offset = round_up(offset, TENSOR_ALIGN), rows = 0;
                 Tensor *t = &list.tensors[list.count];
                 if (per_layer) FORMAT(t->name, "model.layers.%d.%s", l, row->name);
                 else FORMAT(t->name, "%s", row->name);
@@ -232,7 +247,9 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
                 t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
                 t->count = count;
                 t->offset = offset;
-                offset += count;
+                rows += t->shape[0];
+                bool ends = t->ndim == 2 && !matrix_goes_on(i, dims);
+                offset = ends ? matrix + round_up(rows, MATRIX_ROWS) * t->shape[1] : offset + count;
                 list.parameter_count += count;
                 for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
                     list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;

@@ -243,6 +243,41 @@ static void gradients_add_up_over_micro_steps(void) {
     case_close(&model);
 }
 
+// The rows that fill a matrix up are in the buffers, belong to no tensor, and stay zero.
+static void expect_zero_rows(const Model *m, TensorKind kind, int rows, int width, const char *what) {
+    const Tensor *t = tensor_of(&m->tensors, kind, 0);
+    size_t C = (size_t)m->config.C, begin = t->offset + (size_t)rows * C, end = t->offset + (size_t)width * C;
+    EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows become %d", what, rows, width);
+    EXPECT(end <= m->tensors.group_offset[t->layer + 2], "%s: the rows are beyond their group", what);
+    for (int i = 0; i < m->tensors.count; i++) {
+        const Tensor *u = &m->tensors.tensors[i];
+        EXPECT(u->offset >= end || u->offset + u->count <= begin, "%s: %s is in the way", what, u->name);
+    }
+    for (size_t e = begin; e < end; e++)
+        EXPECT(m->params[e] == 0 && m->grads[e] == 0, "%s: element %zu is %g, its gradient %g", what, e - begin,
+               (double)m->params[e], (double)m->grads[e]);
+}
+
+static void products_have_widths_of_whole_16_bytes(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int i = 0; i < MODEL_CASE_COUNT; i++) {
+            const ModelCase *mc = &model_cases[i];
+            ModelConfig config = case_config(mc, &attention_variants[v]);
+            Problem problem;
+            if (model_config_problems(&config, &problem, 1)) continue;
+            Model m;
+            case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
+            case_randomise(&m, 7);
+            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+            for (m.micro_step = 0; m.micro_step < 2; m.micro_step++)
+                model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
+            expect_zero_rows(&m, T_Q, m.dims.fused_rows, m.dims.fused_width, mc->why);
+            expect_zero_rows(&m, head_kind(&m), config.V, m.Vw, mc->why);
+            free(tokens);
+            case_close(&m);
+        }
+}
+
 // Bitwise: what is before a changed token must not move at all.
 static void no_position_sees_a_later_one(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -700,6 +735,8 @@ static const Test model_tests[] = {
     {"gradients equal the float64 reference's", gradients_equal_the_reference},
     {"the norm before o_proj has the epsilon of its variant", the_norm_before_o_proj_has_the_epsilon_of_its_variant},
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
+    {"products are as wide as whole 16 bytes, by rows of zeros behind a matrix",
+     products_have_widths_of_whole_16_bytes},
     {"no position sees a later one", no_position_sees_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
     {"variants become each other where sinks, gates or lambdas make them so",

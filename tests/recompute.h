@@ -44,6 +44,7 @@ static void recomputing_gives_the_same_bits(void) {
                 ops_init(m.workspace_bytes);
                 // but for the tables
                 memset(m.activations_memory + m.activations_bytes / 2, 0xFF, m.activations_bytes / 2);
+                memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * (size_t)m.dims.fused_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(model_grad_norm(&m)) && model_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
