@@ -440,6 +440,22 @@ static void memory_that_does_not_fit_is_an_error_and_not_an_end(void) {
     EXPECT(after == available, "%zu bytes were free, now %zu", available, after);
 }
 
+// A sanitizer may keep some of it, but not all that was ever allocated: the tests allocate for hours.
+static void freed_memory_is_given_back(void) {
+    long pages[2] = {0, 0}, size;
+    for (int i = 0; i < 20; i++) {
+        FILE *f = fopen("/proc/self/statm", "r");
+        CHECK(f && fscanf(f, "%ld %ld", &size, &pages[i > 0]) == 2, "cannot read /proc/self/statm");
+        fclose(f);
+        char *x = device_array<char>(32 << 20);
+        cudaMemset(x, i, 32 << 20);
+        cudaDeviceSynchronize();
+        cudaFree(x);
+    }
+    long mib = (pages[1] - pages[0]) * sysconf(_SC_PAGESIZE) >> 20;
+    EXPECT(mib < 400, "%s: %ld MiB are kept of 20 times 32 MiB", order_name, mib);
+}
+
 static void a_kernel_that_fails_fails_every_later_call(void) {
     int *x = device_array<int>(1), host = 7;
     cudaEvent_t event;
@@ -611,6 +627,7 @@ static const Test tests[] = {
     {"work that waits for other processes holds up its stream alone",
      work_that_waits_for_others_holds_up_its_stream_alone},
     {"memory that does not fit is an error code, not the end", memory_that_does_not_fit_is_an_error_and_not_an_end},
+    {"freed device memory is given back", freed_memory_is_given_back},
     {"after a kernel has failed every call fails, until a reset", a_kernel_that_fails_fails_every_later_call},
     {"a thread has the first visible device until it chooses another", a_thread_has_the_first_device_until_it_chooses},
 #ifdef USE_NCCL
