@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A prediction against the CUDA programs compiled for the CPU: every operation of a step is there as often as the
-trainer calls it, for all variants, and memory is that of the GPU program. The last line is "N passed, N failed".
+trainer calls it, for all variants, memory is that of the GPU program, and docs/scale.md is up to date. The last line is
+"N passed, N failed".
 
 Usage: dev/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (each may have arguments: 'build/x --trainer')
 Exit status: 0 nothing failed, 1 something did, 2 usage.
@@ -68,6 +69,12 @@ def same_memory(trainer, device_trainer, options):
     return ""
 
 
+def same_document(trainer):
+    done = subprocess.run(["scripts/update_scale.py", "--check"], env={**os.environ, "TRAIN_DIFFV2": " ".join(trainer)},
+                          capture_output=True, text=True)
+    return done.stderr.strip() or done.returncode and f"status {done.returncode}"
+
+
 def main():
     if len(sys.argv) != 4:
         print(__doc__, file=sys.stderr)
@@ -77,6 +84,7 @@ def main():
               same_operations, trainer, bench, v) for v in VARIANTS]
     cases += [(f"the program for CPUs predicts the memory of the GPU program: {options}",
                same_memory, trainer, device_trainer, options.split()) for options in MEMORY]
+    cases.append(("docs/scale.md is what the trainer predicts", same_document, trainer))
     failed = 0
     for sentence, check, *arguments in cases:
         try:

@@ -2,9 +2,9 @@
 # run_1.4b.sh: pretrains a DIFF V2 of 1.4b on 10.5G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 1.4b --kv-heads 8, 1420527616 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   40.5 GiB; sent per step 6.95 GiB, for which a step waits 6.2 ms
+#   bytes per GPU   40 GiB; sent per step 6.95 GiB, for which a step waits 6.2 ms
 #   FLOPs           1.02e+20 (9.73e+09 per token)
-#   expected hours  6.9 on H100 at 52% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
+#   expected hours  6.8 on H100 at 52% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the runs of that size in arXiv 2410.05258, but 8 key/value heads, so that 1.4b-1.5h and -2h are baselines
 #
 # Usage: scripts/run_1.4b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun

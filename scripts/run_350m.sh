@@ -2,7 +2,7 @@
 # run_350m.sh: pretrains a DIFF V2 of 350m on 30G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 350m, 355469312 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   18.9 GiB; sent per step 1.74 GiB, for which a step waits 1.6 ms
+#   bytes per GPU   18.4 GiB; sent per step 1.74 GiB, for which a step waits 1.6 ms
 #   FLOPs           7.3e+19 (2.43e+09 per token)
 #   expected hours  6.7 on H100 at 38% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the batch of GPT-2 reproductions of that size

@@ -204,6 +204,8 @@ else
     # the check on a device, with these programs in its place
     if build "the benchmark of CUDA on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
         run_script dev/gpu_check_test.sh dev/gpu_check_test.sh
+        [ ! -x build/oncpu/test_trainer ] || run_script dev/prediction_test.py dev/prediction_test.py build/train_diffv2 \
+            build/oncpu/bench_cuda 'build/oncpu/test_trainer --trainer'
     fi
     if ! has_sanitizers; then
         echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
