@@ -6,15 +6,18 @@
 #                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=FOLDER` takes
 #   corpus/         4 MB of the dictionary in the package dict-gcide as token shards
 #   revision        of the sources, for machines where they come without git
+#   bin/, sources   with ARCH: the programs, compiled here (needs CUDA, cuDNN, NCCL), and the digest of what they are of
 #   CONTENTS        packages with their versions, and the newest glibc that a library asks for
 #   licenses/       of the packages
 # Exit status: 0 the folder is complete, 1 failed (nothing is left), 2 usage.
 #
-# Usage: dev/gpu_bundle.sh FOLDER     a folder that is not there yet, or a bundle, which is made again
+# Usage: dev/gpu_bundle.sh FOLDER [ARCH]
+#   FOLDER   one that is not there yet, or a bundle, which is made again
+#   ARCH     of the GPU, as 90 for an H100 or H200: compile the programs, so that no time of that machine goes into it
 set -euo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/.." && pwd)
-LIMIT_MB=40 TEXT_BYTES=4000000
+LIMIT_MB=40 PROGRAMS_MB=20 TEXT_BYTES=4000000
 
 fail() {
     echo "gpu_bundle.sh: $1" >&2
@@ -25,9 +28,10 @@ case "$#:${1-}" in
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-1:-* | 0:* | [2-9]*) fail "unexpected arguments '$*': usage: dev/gpu_bundle.sh FOLDER" 2 ;;
+[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_bundle.sh FOLDER [ARCH]" 2 ;;
 esac
-folder=$1
+folder=$1 arch=${2-}
+[[ $arch =~ ^[0-9]*$ ]] || fail "ARCH '$arch': a number is expected, as 90" 2
 [ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] || fail "$folder is there and no bundle (it has no CONTENTS): name another folder"
 [ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m): bundles are for x86_64, made on one"
 for tool in apt-get dpkg-deb python3 unzip objdump; do
@@ -70,6 +74,25 @@ download_frontend() {
     basename "${wheel[0]}" | sed 's/^nvidia_cudnn_frontend-\([^-]*\)-.*/nvidia-cudnn-frontend \1/' >>"$new/CONTENTS"
 }
 
+# For any x86-64 CPU with AVX2. What they load is found by LD_LIBRARY_PATH there (dev/gpu_check/programs.py).
+build_programs() {
+    local make=(make -C "$root" BUILD="$work/build" DEPS="$new" MPI=no ARCHS="$arch" ARCH=-march=x86-64-v3)
+    local precision program sources
+    sources=$(python3 "$root/dev/gpu_check/programs.py")
+    local goals=(cuda_bf16/{train_diffv2cu,test_diffv2cu,bench_cuda} cuda_fp32/{train_diffv2cu,test_diffv2cu} train_diffv2)
+    for program in "${goals[@]}"; do
+        precision=bf16
+        [[ $program != cuda_fp32/* ]] || precision=fp32
+        "${make[@]}" PRECISION=$precision "$work/build/$program" >"$work/make" 2>&1 ||
+            fail "$program could not be built: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
+        mkdir -p "$(dirname "$new/bin/$program")"
+        strip --strip-debug -o "$new/bin/$program" "$work/build/$program"
+    done
+    [ "$(python3 "$root/dev/gpu_check/programs.py")" = "$sources" ] || fail "the sources were changed while they were compiled: again"
+    echo "$sources" >"$new/sources"
+    echo "programs for sm_$arch: ${goals[*]}" >>"$new/CONTENTS"
+}
+
 echo "packages: ${debian[*]} nvidia-cudnn-frontend"
 download_debian
 download_frontend
@@ -98,6 +121,10 @@ zcat "$usr"/share/dictd/gcide.dict.dz >"$work/all"
 head -c "$TEXT_BYTES" "$work/all" >"$work/gcide.txt"
 "$root/text_to_shards" --out "$new/corpus" --delimiter '\n\n\n' "$work/gcide.txt" >"$work/shards" 2>&1 || fail "no shards: $(tail -n 1 "$work/shards")"
 git -C "$root" describe --always --dirty >"$new/revision" 2>/dev/null || echo unknown >"$new/revision"
+if [ -n "$arch" ]; then
+    build_programs
+    LIMIT_MB=$((LIMIT_MB + PROGRAMS_MB))
+fi
 
 kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
 [ "$kilobytes" -lt $((LIMIT_MB * 1000)) ] || fail "the bundle has $((kilobytes / 1000)) MB, more than $LIMIT_MB: which package grew? (du -a $new)"
