@@ -1754,6 +1754,9 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     FORMAT(text, "%u", XXH_versionNumber());
     cJSON_AddStringToObject(libraries, "xxhash", text);
     cJSON_AddStringToObject(libraries, "compiler", __VERSION__);
+    cJSON *environment = cJSON_AddObjectToObject(json, "environment"); // variables that change what libraries compute
+    for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++)
+        if (library_variable(i)) cJSON_AddStringToObject(environment, library_variables[i].name, library_variable(i));
     return json;
 }
 
@@ -2044,6 +2047,7 @@ static int end_of_output(int status) {
 int main(int argc, char **argv) {
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
     environment_prepare(argv);
+    environment_refuse();
     stop_signals_start();
     Run run;
     Resume resume;

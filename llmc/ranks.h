@@ -12,6 +12,7 @@ All ranks call them together. One rank: nothing to compare.
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
 #include "comm.h"
+#include "environment.h"
 #include "files.h"
 #include "model_config.h"
 #include "options.h"
@@ -60,6 +61,8 @@ static inline char *ranks_describe(const Options *o) {
     CHECK(f, "out of memory for the description of this rank");
     fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\nattention-library %s\n", source_revision(),
             ranks_program_digest(), matmul_library(), attention_build());
+    for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++)
+        fprintf(f, "%s %s\n", library_variables[i].name, library_variable(i) ? library_variable(i) : "(unset)");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText value;
         const char *shown = option_rows[r].kind == OPTION_ACTION || strcmp(option_rows[r].name, "threads") == 0

@@ -867,6 +867,25 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
 }
 
 #ifdef CUDA_ON_CPU
+static void what_the_gemm_library_refuses_is_computed(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --dump-grads cpu", cuda_cases[0].options);
+    setenv("CUDA_ON_CPU_GEMM", "aligned", 1);
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads device", cuda_cases[0].options);
+    EXPECT(strstr(r.err, "cuBLASLt does not multiply ") && strstr(r.err, "a slower kernel does"), "%.300s", r.err);
+    setenv("CUDA_ON_CPU_GEMM", "fails", 1);
+    ProgramResult failed;
+    run_in(&failed, &d, device_trainer(), 1, "--train-data data.bin %s --dump-grads none", cuda_cases[0].options);
+    EXPECT(count_lines(failed.err) == 1 && strstr(failed.err, "cuBLASLt failed"), "%.300s", failed.err);
+    unsetenv("CUDA_ON_CPU_GEMM");
+    char cpu[600], device_path[600];
+    FORMAT(cpu, "%s/cpu", d.path);
+    FORMAT(device_path, "%s/device", d.path);
+    compare_dumps("products by our own kernel", 1 - 1e-2, cpu, device_path);
+    test_remove_directory(&d);
+}
+
 // Copies the table with a change by sed, and dumps gradients under it.
 static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
     run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
@@ -987,6 +1006,9 @@ static const CudaTest cuda_trainer_tests[] = {
       every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
+    {{"what the GEMM library refuses is computed by our own kernel, with a warning",
+      what_the_gemm_library_refuses_is_computed},
+     BOTH_PRECISIONS},
     {{"a table of --tune-gemm decides which algorithms multiply, or is refused",
       a_table_decides_which_algorithms_multiply},
      BOTH_PRECISIONS},

@@ -938,6 +938,39 @@ static void weights_are_compared_with_config_json_before_memory_is_allocated(voi
     test_remove_directory(&d);
 }
 
+static void variables_that_change_products_are_refused_or_recorded(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600];
+    static char text[65536];
+    for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++) {
+        const LibraryVariable *v = &library_variables[i];
+        run_command(&r, "cd '%s' && %s=1 %s --dry-run", d.dir.path, v->name, test_program_path());
+        if (v->harmless) EXPECT_ONE_LINE(r, EXIT_FAILED, v->name);
+        else EXPECT_STATUS(r, EXIT_DONE);
+        if (v->harmless) EXPECT(strstr(r.err, v->effect), "%s: %.300s", v->name, r.err);
+    }
+    run_command(&r,
+                "cd '%s' && NVIDIA_TF32_OVERRIDE=0 ONEDNN_DEFAULT_FPMATH_MODE=strict CUBLAS_EMULATION_STRATEGY=eager "
+                "%s --train-data train.bin --steps 1 --layers 1 --hidden 8 --heads 2 --kv-heads 1 --head-dim 8 --ffn 8 "
+                "--seq-len 16 --out run",
+                d.dir.path, test_program_path());
+    EXPECT_STATUS(r, EXIT_DONE);
+    FORMAT(path, "%s/run/run.json", d.dir.path);
+    test_read_file(path, text, sizeof(text));
+    cJSON *json = cJSON_Parse(text);
+    const cJSON *start = cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(json, "starts"), 0),
+                *set[] = {json_member(json, "environment"), json_member(start, "environment")};
+    for (int i = 0; i < 2; i++) {
+        const char *strategy = cJSON_GetStringValue(json_member(set[i], "CUBLAS_EMULATION_STRATEGY"));
+        EXPECT(cJSON_GetArraySize(set[i]) == 3 && strategy && strcmp(strategy, "eager") == 0,
+               "run.json has %d variables, CUBLAS_EMULATION_STRATEGY %s", cJSON_GetArraySize(set[i]),
+               strategy ? strategy : "missing");
+    }
+    cJSON_Delete(json);
+    test_remove_directory(&d.dir);
+}
+
 #ifndef __clang__
 // OMP_DISPLAY_ENV makes GCC's OpenMP print what it has read, before main: once for each start of the program.
 static void threads_do_not_spin_for_long_unless_the_user_says_so(void) {
@@ -1049,6 +1082,8 @@ static const Test program_tests[] = {
     {"a text prompt follows the separator, exact tokens do not",
      a_text_prompt_follows_the_separator_and_exact_tokens_do_not},
     {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
+    {"variables that change products silently are refused, or recorded in run.json",
+     variables_that_change_products_are_refused_or_recorded},
 #ifndef __clang__
     {"threads do not spin for long, unless the user says so, for which the program starts again at most once",
      threads_do_not_spin_for_long_unless_the_user_says_so},

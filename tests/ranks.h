@@ -515,6 +515,9 @@ static void ranks_that_are_not_alike_are_refused(void) {
     run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 %s %s %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_program("faulty_diffv2"), common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "program is '");
+    run_command(&r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 env CUBLAS_EMULATION_STRATEGY=eager %s %s %s",
+                d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
+    EXPECT_ONE_LINE(r, 2, "CUBLAS_EMULATION_STRATEGY is 'eager' here and '(unset)' on rank 0");
     run_command(&r,
                 "cd '%s' && %s && mkdir other && cp train.bin other && printf x | dd of=other/train.bin bs=1 seek=1100 "
                 "conv=notrunc status=none && "

@@ -4,7 +4,10 @@ and rounded once; a product is queued on the stream as a kernel would be. It ref
 product before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an
 operand. It has several algorithms, which differ in the order of their sums.
 
-  CUDA_ON_CPU_GEMM=split   the first choice divides the sum over K, where it may
+  CUDA_ON_CPU_GEMM=split     the first choice divides the sum over K, where it may
+  CUDA_ON_CPU_GEMM=aligned   refuses addresses and row strides that are no multiple of 16 bytes: nobody has a list of what
+                             cuBLASLt refuses, and a trainer must do without it
+  CUDA_ON_CPU_GEMM=fails     the first product fails
 */
 #ifndef CUDA_ON_CPU_GEMM_H
 #define CUDA_ON_CPU_GEMM_H
@@ -44,8 +47,15 @@ static inline bool gemm_accepts(const GemmHandles *h, const GemmAlgorithm *algor
 
 static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *h, const GemmProblem *p, bool may_split,
                             const char **why) {
-    int count = min_int(limit, may_split ? 4 : 2);
-    (void)h, (void)p, (void)why;
+    int count = min_int(limit, may_split ? 4 : 2), pack = 16 / (int)sizeof(floatX);
+    const GemmShape *s = &p->shape;
+    bool aligned = s->lda % pack == 0 && s->ldb % pack == 0 && s->ldc % (s->fp32_out ? 4 : pack) == 0;
+    for (int i = 0; i < 3; i++) aligned = aligned && p->alignment[i] >= 16;
+    (void)h;
+    if (!aligned && gemm_mode_is("aligned")) {
+        *why = "the operands are not aligned";
+        return 0;
+    }
     memset(found, 0, (size_t)limit * sizeof(*found));
     for (int i = 0; i < count; i++) {
         found[i].data[0] = GEMM_ALGORITHM;
@@ -107,12 +117,17 @@ static inline void gemm_multiply(const GemmHandles *h, GemmShape s, const GemmAl
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
     CHECK(gemm_library_started && workspace, "gemm: a product of %d x %d x %d before gemm_start", s.M, s.N, s.K);
     CHECK(A && B && C && memcmp(&h->shape, &s, sizeof(s)) == 0, "gemm: a product that was not described");
+    CHECK(!gemm_mode_is("fails"), "cuBLASLt failed: the GPU program failed to execute (planted)");
     CHECK(gemm_accepts(h, algorithm), "gemm: this is no algorithm");
     size_t bytes = gemm_extent(s.M, s.N, s.ldc) * (s.fp32_out ? sizeof(float) : sizeof(floatX));
     CHECK(!gemm_overlap(C, bytes, A, gemm_extent(a_rows, a_columns, s.lda) * sizeof(floatX)) &&
               !gemm_overlap(C, bytes, B, gemm_extent(b_rows, b_columns, s.ldb) * sizeof(floatX)),
           "gemm: the output overlaps an operand");
     bool backwards = algorithm->data[2] != 0;
-    cuda_on_cpu::on_stream(main_stream, "gemm", [=] { gemm_run(s, parts, backwards, C, A, B); });
+    cuda_on_cpu::on_stream(main_stream, "gemm", [=] {
+        memset(workspace, 0xFF, 4096); // nobody else keeps anything there
+        memset((char *)workspace + GEMM_WORKSPACE_BYTES - 4096, 0xFF, 4096);
+        gemm_run(s, parts, backwards, C, A, B);
+    });
 }
 #endif
