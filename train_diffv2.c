@@ -1194,7 +1194,7 @@ static void run_checkpoint(Run *run, bool goes_on) {
     run->saved_at = now_seconds();
     if (in_background) {
         background_start(o->out, run->step, keep, &buffers, state);
-        background.stall_seconds = now_seconds() - start;
+        background.begin = start, background.stall_seconds = now_seconds() - start;
         return;
     }
     checkpoint_save(o->out, run->step, &buffers, state);

@@ -44,8 +44,8 @@ static struct {
     CheckpointSave save;
     pthread_t thread;
     char failure[FAILURE_SIZE];
-    double begin, end;    // of the writing
-    double stall_seconds; // that training has waited for it
+    double begin, end;    // from before the copying, which the caller sets, until this rank's thread has done its last
+    double stall_seconds; // that training has waited for it: the caller's
 } background;
 
 // ---- the copy
@@ -140,7 +140,6 @@ static inline void background_start(const char *run_dir, int64_t step, int64_t k
     assert(!background.on && background.copy);
     FORMAT(background.run_dir, "%s", run_dir);
     background.buffers = *b, background.keep = keep, background.state = state;
-    background.begin = now_seconds();
     save_open(&background.save, background.run_dir, step, &background.buffers, state);
     background.on = true;
     background_run(BACKGROUND_WRITE);
