@@ -160,7 +160,7 @@ CUDA_FLAGS = -std=c++17 -O3 -g -lineinfo $(call nvcc_flags,$(CPPFLAGS) $(CUDA_CF
   -Xcompiler $(CUDA_HOST) $(if $(filter yes,$(STRICT)),-Werror all-warnings) -MD -MP $(foreach arch,$(CUDA_ARCHS),-gencode arch=compute_$(arch)$(comma)code=sm_$(arch)) \
   $(foreach arch,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$(arch)$(comma)code=compute_$(arch)) # PTX, for later GPUs
 # an rpath that libraries which the libraries load are looked for in, too
-CUDA_LINK = $(CUDA_LIBS) $(NCCL_LIBS) $(if $(CUDNN_UNIT),$(CUDNN_LIBS)) -Wl,--disable-new-dtags
+CUDA_LINK = $(CUDA_LIBS) -ldl $(NCCL_LIBS) $(if $(CUDNN_UNIT),$(CUDNN_LIBS)) -Wl,--disable-new-dtags
 
 ifdef CUDA_ARCHS
   NVCC_VERSION := $(NVCC) $(shell $(NVCC) --version | cksum)

@@ -10,7 +10,7 @@ test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or whe
 Run it in the root of the repository. The precision is that of the build: fp32 agrees with the CPU to rounding, bf16
 nearly.
 */
-#define BUCKET_ELEMENTS test_bucket_elements()
+#define BUCKET_ELEMENTS test_bucket_elements
 // So small that a step's gathers take several rounds, the last of them partial, and that the rings begin anew.
 #define NCCL_HOST_BYTES 112
 #define NCCL_EVENTS 256
@@ -22,7 +22,10 @@ nearly.
 #include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.
-static size_t test_bucket_elements(void) { return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20; }
+static size_t test_bucket_elements(int ranks) {
+    (void)ranks;
+    return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20;
+}
 
 // LOGIT_ROWS=16: so few that the models of the tests have several pieces of logits, the last of them smaller.
 static size_t matmul_rows_at_a_time(size_t row_bytes);

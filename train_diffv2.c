@@ -22,7 +22,7 @@ very file with CUDA operations instead.
 #include "llmc/speech.h"
 #include "llmc/spikes.h"
 #include "llmc/dataloader_whole.h"
-#include "llmc/checkpoint.h"
+#include "llmc/checkpoint_background.h"
 #include "llmc/ranks.h"
 #include "llmc/revision.h"
 #include "llmc/logger.h"
@@ -314,7 +314,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     model->config = *config;
     model->dims = attention_dims(config);
     model->tensors = tensor_list_build(config, ranks);
-    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS);
+    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
     model->B = B;
     model->T = T;
     model->purpose = purpose;
@@ -1034,7 +1034,7 @@ static bool print_sample(Model *speaker, const Options *o, const Speech *speech,
 // ---------------------------------------------------------------------------------------------------
 // A run
 
-enum { RUN_AGREED = 3 };
+enum { RUN_AGREED = 4 };
 
 typedef struct {
     Options options;
@@ -1053,8 +1053,10 @@ typedef struct {
     double last_loss;      // likewise
     double val_loss;       // the last one; 0: none yet
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
-    double saved_at;       // when the last checkpoint was saved, or training began, in seconds of this rank's clock
+    double saved_at;       // of what the last checkpoint has, or when training began, in seconds of this rank's clock
+    double stall_seconds;  // that training has waited for checkpoints
     bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
+    int checkpoint_stage;  // of one that is being written: how far all ranks have come, as of the last step
     double *agreed;        // [ranks + 1][RUN_AGREED + buckets]: what the ranks tell each other once per step
     uint64_t next_window;  // of the training order
     uint64_t fingerprint;  // of the training data
@@ -1064,6 +1066,7 @@ typedef struct {
     LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;    // of matrix products
     const char *peak_from; // whose figure that is
+    uint64_t gemm_table;   // digest of the table of --tune-gemm
 } Run;
 
 static const Model *run_speaker(const Run *run) { return run->speaker.acts.layers ? &run->speaker : NULL; }
@@ -1083,8 +1086,39 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     return b;
 }
 
+// The checkpoint of `step` is there: of the seconds that writing it took, training has waited `stall`.
+static void run_log_checkpoint(Run *run, int64_t step, bool in_background, double seconds, double stall) {
+    log_begin(&run->log, "event", run->step);
+    log_string(&run->log, "what", "checkpoint");
+    log_integer(&run->log, "of_step", step);
+    log_bool(&run->log, "background", in_background);
+    log_number(&run->log, "ms", 1e3 * seconds);
+    log_number(&run->log, "stall_ms", 1e3 * stall);
+    log_end(&run->log);
+    run->stall_seconds += stall;
+    progress_break();
+    printf("checkpoint of step %" PRId64 " written in %.1f s", step, seconds);
+    if (in_background) printf(", training waited %.2f s", stall);
+    printf("\n");
+}
+
+static void run_log_background(Run *run) {
+    run_log_checkpoint(run, background.save.step, true, background.end - background.begin, background.stall_seconds);
+}
+
+// Waits for a checkpoint that is being written.
+static void run_finish_checkpoint(Run *run) {
+    double start = now_seconds();
+    if (!background.on) return;
+    watch_phase(PHASE_SAVE);
+    background_finish();
+    background.stall_seconds += now_seconds() - start;
+    run_log_background(run);
+}
+
 // The newest checkpoint whose weights have given a finite loss and gradient since, or "none".
-static void run_last_good_checkpoint(const Run *run, char path[PATH_SIZE]) {
+static void run_last_good_checkpoint(Run *run, char path[PATH_SIZE]) {
+    run_finish_checkpoint(run);
     int64_t last_finite = run->step - run->guard.not_finite_in_row;
     bool found = run->options.out && checkpoint_find_before(run->options.out, last_finite, path) >= 0;
     if (!found) snprintf(path, PATH_SIZE, "none");
@@ -1106,25 +1140,19 @@ static void run_check_ranks(Run *run) {
     ranks_check(&model->tensors, buffers, model->sharding.level ? 1 : model->master ? 4 : 3, run->step);
 }
 
-static void run_checkpoint(Run *run) {
-    if (!run->options.out) return;
-    if (run->options.check_ranks_every) run_check_ranks(run);
-    watch_phase(PHASE_SAVE);
-    model_await_params(&run->model);
-    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    const Speech *speech = &run->speech;
-    if (speech->tokenizer) {
-        buffers.tokenizer[0].data = speech->tokenizer->memory, buffers.tokenizer[0].size = speech->tokenizer->size;
-        buffers.tokenizer[1].data = speech->json, buffers.tokenizer[1].size = speech->json_size;
-    }
-    if (!checkpoint_weights_finite(&buffers)) {
-        char good[PATH_SIZE];
-        run_last_good_checkpoint(run, good);
-        CHECK(false,
-              "the weights after step %" PRId64
-              " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
-              run->step, good);
-    }
+static void run_refuse_broken_weights(Run *run, const CheckpointBuffers *buffers) {
+    char good[PATH_SIZE];
+    if (checkpoint_weights_finite(buffers)) return;
+    run_last_good_checkpoint(run, good);
+    CHECK(false,
+          "the weights after step %" PRId64
+          " are not finite and are not saved; try a lower --lr; last good checkpoint: "
+          "%s",
+          run->step, good);
+}
+
+// What trainer_state.json has, but for the checksums.
+static cJSON *run_state(const Run *run) {
     cJSON *state = cJSON_CreateObject();
     json_add_u64(state, "step", (uint64_t)run->step);
     json_add_u64(state, "updates", (uint64_t)run->updates);
@@ -1137,15 +1165,41 @@ static void run_checkpoint(Run *run) {
               (!run->rollback.count || cJSON_AddItemToObject(state, "rollback", rollback_to_json(&run->rollback))) &&
               cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
           "out of memory for a checkpoint");
+    return state;
+}
+
+// goes_on: training does, so that the checkpoint may be written meanwhile. One at a time is.
+static void run_checkpoint(Run *run, bool goes_on) {
+    const Options *o = &run->options;
+    if (!o->out) return;
+    run_finish_checkpoint(run);
+    if (o->check_ranks_every) run_check_ranks(run);
+    watch_phase(PHASE_SAVE);
+    model_await_params(&run->model);
     double start = now_seconds();
+    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    const Speech *speech = &run->speech;
+    if (speech->tokenizer) {
+        buffers.tokenizer[0].data = speech->tokenizer->memory, buffers.tokenizer[0].size = speech->tokenizer->size;
+        buffers.tokenizer[1].data = speech->json, buffers.tokenizer[1].size = speech->json_size;
+    }
+    bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
+    if (in_background) buffers = background_copy(&buffers);
+    run_refuse_broken_weights(run, &buffers);
+    int64_t keep = run_is_finite(run) ? o->keep : -1; // else it would push a good one out of --keep
+    cJSON *state = run_state(run);
     log_sync(&run->log);
-    checkpoint_save(run->options.out, run->step, &buffers, state);
-    bool sound = run_is_finite(run); // else it would push a good one out of --keep
-    if (leads() && sound) checkpoint_prune(run->options.out, run->options.keep, run->step);
-    cJSON_Delete(state);
-    progress_break();
-    printf("checkpoint of step %" PRId64 " written in %.1f s\n", run->step, now_seconds() - start);
     run->saved_at = now_seconds();
+    if (in_background) {
+        background_start(o->out, run->step, keep, &buffers, state);
+        background.stall_seconds = now_seconds() - start;
+        return;
+    }
+    checkpoint_save(o->out, run->step, &buffers, state);
+    if (leads() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
+    cJSON_Delete(state);
+    run->saved_at = now_seconds();
+    run_log_checkpoint(run, run->step, false, run->saved_at - start, run->saved_at - start);
 }
 
 // Windows that a validation reads: the first ones of the shards.
@@ -1223,10 +1277,13 @@ static void run_agree(Run *run, StepResult *r) {
     own[0] = model_loss_sum(model, model->B * model->T);
     own[1] = stop_signal;
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
+    own[3] = background_progress();
     model_own_squares(model, own + RUN_AGREED);
     comm_gather(all, own, (size_t)width * sizeof(double));
+    run->checkpoint_stage = INT_MAX;
     for (int q = 0; q < ranks; q++) {
         const double *theirs = all + q * width;
+        run->checkpoint_stage = min_int(run->checkpoint_stage, (int)theirs[3]);
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
         for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[RUN_AGREED + b];
@@ -1433,6 +1490,7 @@ static void run_roll_back(Run *run) {
     int64_t first_bad = rollback_due(&run->rollback, run->step), from = run->step;
     char path[PATH_SIZE];
     if (!first_bad || !o->out) return;
+    run_finish_checkpoint(run);
     model_await_params(&run->model);
     if (checkpoint_find_before(o->out, first_bad, path) < 0) {
         warn("step %" PRId64 ": --rollback %s is due and there is no checkpoint before step %" PRId64 ": going on",
@@ -1462,7 +1520,7 @@ static void run_roll_back(Run *run) {
     warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64
          ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
          from, run->rollback.count, first_bad, run->step, run->next_window);
-    run_checkpoint(run); // the same one, with its new place in the data
+    run_checkpoint(run, false); // the same one, with its new place in the data
 }
 
 // Whether a signal asks the run to stop. Called once per step: one that arrives a moment later is for the next step,
@@ -1535,6 +1593,7 @@ static int run_train(Run *run) {
     bool stop = false;
     run->saved_at = now_seconds();
     dataloader_start(&run->train, run->next_window);
+    int missed = matmul_tune_missed(); // by a validation
     while (!stop) {
         StepResult r = run_step(run);
         busy += r.seconds;
@@ -1542,6 +1601,10 @@ static int run_train(Run *run) {
         if (done == 0) run->first_loss = r.loss;
         run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
         run_log_events(run, &r);
+        if (done == 1 && o->tune_gemm && matmul_tune_missed() > missed)
+            warn("--tune-gemm %s does not have %d of the products of a step, which the library's first choice computes",
+                 o->tune_gemm, matmul_tune_missed() - missed);
+        if (background_advance(run->checkpoint_stage)) run_log_background(run);
         if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
         if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
@@ -1553,12 +1616,13 @@ static int run_train(Run *run) {
         stop = run_stop(run) || last || run->step == o->stop_after;
         bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
         bool due = every(run->step, o->checkpoint_every) || run->checkpoint_due;
-        if (stop || (sound && due)) run_checkpoint(run);
+        if (stop || (sound && due)) run_checkpoint(run, !stop);
     }
     if (run->step < o->steps) return run_end(run, run_stopped(run));
     char duration[32];
     format_duration(duration, sizeof(duration), busy);
-    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s", done, duration, run->train.wait_seconds);
+    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s, for checkpoints %.2f s", done, duration,
+           run->train.wait_seconds, run->stall_seconds);
     if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
     printf("\n");
     run_print_spikes(run);
@@ -1622,10 +1686,13 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
               gemm_choice(built_for), gemm_choice(o->gemm));
         o->gemm = built_for;
     }
+    CHECK(matmul_has_algorithms || !o->tune_gemm,
+          "--tune-gemm is for GPUs: the libraries of the CPU offer no choice of algorithms");
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask};
+    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                              o->sdpa_linear};
     attention_use(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
@@ -1676,6 +1743,8 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddItemToArray(devices, cJSON_CreateString(text));
     cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
+    FORMAT(text, "%016" PRIx64, run->gemm_table);
+    if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
     if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
@@ -1751,8 +1820,8 @@ static void run_find_peak(Run *run) {
 }
 
 static void warn_of_attention(void) {
-    const char *text = attention_warning();
-    if (text && leads()) warn("%s", text);
+    for (const char *text = attention_warning(); text; text = attention_warning())
+        if (leads()) warn("%s", text);
 }
 
 // Attention of the last batch of a validation, which may be partial.
@@ -1764,6 +1833,42 @@ static void run_plan_last_batch(Run *run) {
     attention_prepare(shape, false, false);
     model->workspace_bytes = max_size(model->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
     warn_of_attention();
+}
+
+// The table of --tune-gemm, measured on the products of two micro-steps: one writes the gradients, one adds to them.
+static char *run_measure_gemm(Run *run, size_t *size) {
+    Model *model = &run->model;
+    int N = model->B * model->T;
+    const char *path = run->options.tune_gemm;
+    double start = now_seconds();
+    matmul_tune_measure();
+    for (model->micro_step = 0; model->micro_step < 2; model->micro_step++)
+        model_micro_step(model, run->inputs, run->targets, run->starts, model->B, model->T, N);
+    model->micro_step = 0;
+    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
+    char *text = matmul_tune_table(size);
+    file_write_atomic(path, text, *size);
+    printf("--tune-gemm: matrix products measured in %.1f s, %s written\n", now_seconds() - start, path);
+    return text;
+}
+
+// --tune-gemm: all ranks take the table that rank 0 reads, or measures.
+static void run_tune_gemm(Run *run) {
+    const char *path = run->options.tune_gemm;
+    char *text = NULL, why[600];
+    size_t size = 0;
+    if (leads()) {
+        text = file_read(path, (size_t)1 << 24, &size);
+        CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
+        if (!text) text = run_measure_gemm(run, &size);
+    }
+    comm_broadcast(&size, sizeof(size));
+    if (!text) text = (char *)checked_calloc(size + 1, 1);
+    comm_broadcast(text, size);
+    CHECK(matmul_tune_read(text, size, why, sizeof(why)),
+          "--tune-gemm %s: %s; remove the file to measure again, or leave the option out", path, why);
+    run->gemm_table = XXH3_64bits(text, size);
+    free(text);
 }
 
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
@@ -1824,6 +1929,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
     else model_init(&run->model, o->seed);
+    if (training && o->tune_gemm) run_tune_gemm(run);
     if (!resume->state || !training) return;
     run_adopt_state(run, resume->state, resume->path);
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
@@ -1840,6 +1946,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
 
 static void run_close(Run *run) {
     comm_barrier(); // parameters of the last update may still be on their way
+    background_close();
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);

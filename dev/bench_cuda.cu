@@ -230,7 +230,7 @@ static ModelCase read_case(const char *preset, const char *text) {
 // Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
 // bytes.
 static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
-    const AttentionUse own = {true, false, true, false};
+    const AttentionUse own = {true, false, true, false, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
     attention_use(own);
@@ -380,7 +380,7 @@ int main(int argc, char **argv) {
                         "[WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    AttentionUse use = {false, false, true, false};
+    AttentionUse use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)

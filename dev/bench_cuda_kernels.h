@@ -71,7 +71,7 @@ static void kernels_open(int V, bool tiny) {
                 memcpy(&word, &x, 4);
                 host[e] |= part ? word & 0xFFFF0000u : word >> 16;
             }
-            if (i == 2) host[e] = (uint32_t)(bits % (uint64_t)V);
+            if (i == 2) host[e] = (uint32_t)zipf_token(bits, V);
         }
         kernels.random[i] = (char *)buffer_alloc(TEMPLATE_BYTES, "random numbers");
         buffer_upload(kernels.random[i], host, TEMPLATE_BYTES);
@@ -208,6 +208,19 @@ static void kernels_of_rows(const Model *m, int N) {
                    [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
 }
 
+// How many tokens the benchmark's first N are.
+static int distinct_tokens(int N, int V) {
+    bool *seen = (bool *)checked_calloc((size_t)V, sizeof(bool));
+    int distinct = 0;
+    for (int n = 0; n < N && n < TEMPLATE_BYTES / 4; n++) {
+        int token = zipf_token(random_bits(5, (uint64_t)n), V);
+        distinct += !seen[token];
+        seen[token] = true;
+    }
+    free(seen);
+    return distinct;
+}
+
 static void kernels_of_vocabulary(const Model *m, int N) {
     int c = m->config.C, V = m->config.V, Vp = m->Vp, rows = min_int(N, 4096);
     size_t n = (size_t)N, NC = n * (size_t)c, VC = (size_t)V * (size_t)c, logits = (size_t)rows * (size_t)Vp;
@@ -216,7 +229,7 @@ static void kernels_of_vocabulary(const Model *m, int N) {
         kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
     kernel_measure(with(with(with(k, FLOATX, NC), TOKENS, n), FLOATX, VC),
                    [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
-    int distinct = (int)(V * (1 - exp(-(double)N / V))); // of N tokens with equal chances
+    int distinct = distinct_tokens(N, V);
     k = kernel_case("embedding_backward", (double)embedding_backward_bytes(N, c, distinct), 0, "N %d C %d V %d", N, c,
                     V);
     kernel_measure(with(with(with(k, FP32, VC), FLOATX, NC), TOKENS, n),
@@ -355,8 +368,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     char twice[64];
-    const AttentionUse usual = {false, false, true, false}, faster = {false, false, false, false},
-                       own = {true, false, true, false};
+    const AttentionUse usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
+                       own = {true, false, true, false, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);

@@ -44,10 +44,16 @@ static Options bench_options(void) {
     return o;
 }
 
+// A token of rank r with a chance of about 1/r, as in text: V^u for uniform u. The most frequent one is 1 in log2(V).
+static int zipf_token(uint64_t bits, int V) {
+    double u = (double)(bits >> 11) * 0x1p-53;
+    return min_int(V - 1, (int)pow((double)V, u) - 1);
+}
+
 // `count` tokens below V, on the host.
 static int *bench_tokens(size_t count, int V) {
     int *tokens = (int *)checked_calloc(count, sizeof(int));
-    for (size_t t = 0; t < count; t++) tokens[t] = (int)(random_bits(7, t) % (uint64_t)V);
+    for (size_t t = 0; t < count; t++) tokens[t] = zipf_token(random_bits(7, t), V);
     return tokens;
 }
 #endif

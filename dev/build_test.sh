@@ -468,6 +468,27 @@ exit 1"
     done
 }
 
+packages_for_cuda_are_those_that_the_driver_runs() {
+    program "$tree/python" "[ \"\$1\" = -m ] || { echo $tree/nothing; exit 0; }
+echo called >$tree/call
+exit 1"
+    smi() { program "$tree/bin/nvidia-smi" "echo '| NVIDIA-SMI 570.86.10   Driver Version: 570.86.10   $1   |'"; }
+    cuda_python() { # what must be said, whether pip is called
+        rm -f "$tree/call"
+        ! env -i PATH="$tree/bin:/usr/bin:/bin" HOME="$tree" SYSTEM_ROOT="$tree" PYTHON="$tree/python" scripts/install_deps.sh --with-cuda-python >"$tree/out" 2>&1 || { why="it did not fail"; return 1; }
+        grep -qF -- "$1" "$tree/out" || { why="no '$1' in: $(cat "$tree/out")"; return 1; }
+        [ "$([ -e "$tree/call" ] && echo yes || echo no)" = "$2" ] || { why="pip: not $2, $(cat "$tree/out")"; return 1; }
+    }
+    cuda_python 'no driver here (nvidia-smi): what is installed is for CUDA 13' yes || return 1
+    smi 'CUDA Version: 12.8'
+    cuda_python 'this driver runs CUDA 12.8, and the toolkit is for CUDA 13: update the driver' no || return 1
+    smi 'CUDA UMD Version: 13.0'
+    cuda_python 'pip install failed' yes || return 1
+    toolkit "$tree/usr/local/cuda" 12080
+    smi 'CUDA Version: 12.4'
+    cuda_python 'nvidia-cudnn-cu12' yes
+}
+
 # How scripts/test.sh counts what a program of tests says.
 counted() { # passed, failed, skipped that are expected; the program's last line and status
     program "$tree/program" "echo 'ok   one'; echo 'FAIL other'; echo '$4'; exit $5"
@@ -488,7 +509,7 @@ programs_of_tests_are_believed_if_they_ran_something_and_their_status_agrees() {
 
 for test in $(declare -F | awk '{ print $3 }'); do
     case "$test" in
-    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | make_in_tree | compiled | fake_nvcc | names | counted) continue ;;
+    file | program | nvcc | runtime_headers | cudnn_headers | frontend | toolkit | python | find_cuda | clear_tree | value | has | empty | notes | succeeds | fails | small_libraries | fake_compiler | source_tree | make_in_tree | compiled | fake_nvcc | names | counted | smi | cuda_python) continue ;;
     esac
     clear_tree
     why='' with=''

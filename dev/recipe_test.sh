@@ -128,6 +128,18 @@ there_is_a_rank_for_each_gpu_that_is_visible() {
     }
     visible_case 4 && visible_case 2 2,3 && visible_case 3 GPU-1,MIG-2,0 && visible_case 2 0,1,-1,2 && visible_case 2 1,0,4,3
 }
+srun_starts_the_program_for_gpus_without_mpi() {
+    mkdir -p "$scratch/bin"
+    printf '#!/bin/sh\n' | tee "$scratch/bin/srun" "$scratch/bin/fakecu" >"$scratch/bin/fake"
+    chmod +x "$scratch"/bin/*
+    srun_case() { # MPI, program, assignments...
+        local mpi=$1 started=$scratch/bin/$2
+        shift 2
+        expect 0 env -u SLURM_MPI_TYPE PATH="$scratch/bin:$PATH" SLURM_JOB_ID=1 TRAIN_DIFFV2="$started" "$@" "$recipe" --out "$scratch/none" &&
+            command_has "srun --mpi=$mpi" || { why="$started $*: $why"; return 1; }
+    }
+    srun_case none fakecu && srun_case pmix fake && srun_case pmi2 fakecu SLURM_MPI_TYPE=pmi2
+}
 a_failure_of_the_program_is_that_of_the_recipe() {
     RANKS=1 expect 2 "$recipe" --no-such-option 1 && one_line no-such-option && RANKS=1 expect 1 "$recipe" "${tiny[@]}" --init "$scratch/nothing" && one_line nothing
 }
@@ -147,6 +159,7 @@ for name in the_figures_of_the_recipes_are_those_of_the_program \
     a_rank_that_fails_ends_the_recipe_with_its_status \
     each_start_has_a_secret_of_its_own_that_is_not_printed \
     there_is_a_rank_for_each_gpu_that_is_visible \
+    srun_starts_the_program_for_gpus_without_mpi \
     a_failure_of_the_program_is_that_of_the_recipe \
     mistakes_are_one_line; do
     why=''

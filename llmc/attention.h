@@ -93,6 +93,7 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
     (void)s, (void)backward, (void)add_dv;
 }
 static inline const char *attention_library(void) { return NULL; }
+static inline const char *attention_build(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {

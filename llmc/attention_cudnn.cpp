@@ -8,8 +8,10 @@ A description becomes a graph of one node, the graph a plan, once for each shape
   stats     cuDNN's "stats" are our lse: (B, NQ, T, 1) fp32, natural logarithm, after the scale
   backward  exp(scale q.k - stats) (dO V^T - rowsum(dO O)) is computed from the O and the stats that it is given, so the
             out and lse of a softmax with a sink (sink.h) give the right gradients without a sink in the graph
-  determinism  the fast backward adds dQ by atomics. The deterministic one on Hopper, before cuDNN 9.25, keeps dS of all
-            heads: B NQ T^2 bf16 of workspace, T rounded up to tiles; the caller bounds it by sequences per call.
+  determinism  the fast backward adds dQ by atomics. The deterministic one keeps dS of all heads (but on 10.x): B NQ T^2
+            bf16 of workspace, T rounded up to tiles; the caller bounds it by sequences and heads per call. On 9.x with
+            cuDNN 9.25 and frontend 1.32 there is another that adds dQ in order: linear memory, slower, other bits. Which
+            it is the frontend takes from an environment variable, set here for each plan: CudnnAttention.linear decides.
   limits    bf16, from compute capability 8.0. Widths multiples of 8: backward to 128, on 9.x to 256 (10.x: 192 with
             values of 128, or 256, by cuDNN 9.11 and 9.23); values of a width of their own where the plan for it exists.
             All strides and addresses multiples of 16 bytes. T need not be a multiple of anything; T = 1 has no
@@ -147,6 +149,7 @@ static void describe_backward(Graph &graph, const CudnnAttention &a, const Tenso
 }
 
 static void describe(Graph &graph, const CudnnAttention &a) {
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", a.linear ? "0" : "-1", 1); // bytes of dS; -1: any number
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -178,6 +181,19 @@ extern "C" const char *cudnn_attention_library(void) {
              version % 100, CUDNN_FRONTEND_VERSION / 10000, CUDNN_FRONTEND_VERSION / 100 % 100,
              CUDNN_FRONTEND_VERSION % 100);
     return text;
+}
+
+extern "C" int cudnn_attention_capability(void) {
+    int device = 0, major = 0, minor = 0;
+    bool known = cudaGetDevice(&device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
+                 cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) == cudaSuccess;
+    return known ? 10 * major + minor : 0;
+}
+
+// The frontend that has it is 1.32.
+static bool linear_exists(const CudnnAttention &a, int capability, char *why, size_t size) {
+    return cudnn_linear_exists(&a, capability, CUDNN_FRONTEND_VERSION < 13200 ? 0 : cudnnGetVersion(), why, size);
 }
 
 extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size) {
@@ -213,6 +229,7 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     std::unique_ptr<CudnnPlan> plan;
     *workspace_bytes = 0;
     auto make = [&] {
+        if (!linear_exists(*a, cudnn_attention_capability(), why, size)) return false;
         plan = std::make_unique<CudnnPlan>();
         return build(plan.get(), *a, workspace_bytes, why, size);
     };

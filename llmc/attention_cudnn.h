@@ -24,6 +24,7 @@ typedef struct {
 typedef struct { // only ints and a float, so that there is no padding and bytes can be compared
     int backward;
     int deterministic; // of the backward: the same bits in every run; the forward's always are
+    int linear;        // of a deterministic backward: memory linear in T, at the cost of speed
     int B, T, NQ, NKV, D, DV;
     float scale;
     CudnnStrides q, k, v, out; // dout as out
@@ -38,6 +39,17 @@ typedef struct {
 } CudnnTensors;
 
 typedef struct CudnnPlan CudnnPlan;
+
+// Whether there is a backward as `linear` asks for one: by cuDNN's frontend on 9.x, by any deterministic one on 10.x.
+static inline bool cudnn_linear_exists(const CudnnAttention *a, int capability, size_t version, char *why,
+                                       size_t size) {
+    if (!a->linear || capability / 10 == 10 || (capability / 10 == 9 && version >= 92500)) return true;
+    snprintf(why, size,
+             "--sdpa-linear: cuDNN %zu.%zu has no such backward for compute capability %d.%d (9.25 has, for "
+             "9.0)",
+             version / 10000, version / 100 % 100, capability / 10, capability % 10);
+    return false;
+}
 
 // version: 91900 is 9.19.0. 9.10.0 and 9.10.1: cuDNN's frontend refuses their backward, too.
 static inline bool cudnn_version_usable(size_t version, char *why, size_t size) {
@@ -60,6 +72,9 @@ bool cudnn_attention_open(char *why, size_t size);
 void cudnn_attention_close(void);
 // Name and version of the library, which need not be open.
 const char *cudnn_attention_library(void);
+
+// The device's compute capability; 90 is 9.0. The library is open.
+int cudnn_attention_capability(void);
 
 // What computes this; NULL where cuDNN does not. It takes *workspace_bytes of device memory while it runs.
 CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size);
@@ -84,6 +99,7 @@ static inline bool cudnn_attention_open(char *why, size_t size) {
     return false;
 }
 static inline void cudnn_attention_close(void) {}
+static inline int cudnn_attention_capability(void) { return 0; }
 static inline const char *cudnn_attention_library(void) { return "no cuDNN"; }
 static inline CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why,
                                               size_t size) {

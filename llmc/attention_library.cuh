@@ -38,13 +38,25 @@ typedef struct {
 static struct {
     AttentionUse use;
     bool no_device;
+    const char *ignored; // a variable of the environment, until attention_warning has named it
     int count, warned;   // routes; those that attention_warning has looked at
     AttentionRoute routes[ATTENTION_ROUTES];
 } attention_state;
 static size_t attention_limit = (size_t)1 << 30; // bytes; without a device that tells its memory
 static int attention_fewest_parts = 1;           // 2: halves even where the whole width is taken; for tests
 
-static inline void attention_use(AttentionUse use) { attention_state.use = use; }
+static inline const char *attention_build(void) { return cudnn_attention_library(); }
+
+// Variables by which cuDNN's frontend would choose an algorithm, and so the bits, without a word in the run's records.
+static inline void attention_use(AttentionUse use) {
+    static const char *const names[] = {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "CUDNN_RESCALE_THRESHOLD"};
+    attention_state.use = use;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (!getenv(names[i])) continue;
+        attention_state.ignored = names[i];
+        CHECK(unsetenv(names[i]) == 0, "cannot remove %s from the environment", names[i]);
+    }
+}
 
 static inline bool attention_has_device(void) { // --dry-run does without one
     int devices = 0;
@@ -85,6 +97,7 @@ static inline CudnnAttention attention_description(const AttentionRoute *r, int 
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
     a.backward = r->backward, a.deterministic = attention_state.use.deterministic;
+    a.linear = a.backward && a.deterministic && attention_state.use.linear;
     a.B = r->sequences, a.T = s.T, a.NQ = attention_queries(r), a.NKV = r->groups;
     a.D = s.D, a.DV = s.DV / r->parts;
     a.scale = s.scale;
@@ -126,7 +139,7 @@ static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, ch
     *bytes = 0;
     if (a->D > 256 || a->DV > 256) return false;
     if (!a->backward) return true;
-    if (a->deterministic) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    if (a->deterministic && !a->linear) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
     else *bytes += rows * (size_t)a->D * sizeof(float);
     if (a->NQ > a->NKV) *bytes += rows * (size_t)(a->D + a->DV) * sizeof(floatX);
     *bytes += rows * sizeof(float);
@@ -209,20 +222,23 @@ static inline bool attention_take(AttentionRoute *r) {
     return taken;
 }
 
-// What would give a route to cuDNN that cuDNN has refused: asked, not guessed.
-static inline const char *attention_remedy(const AttentionRoute *refused) {
-    AttentionUse use = attention_state.use;
-    AttentionRoute r = *refused;
-    bool taken = false;
-    if (r.backward && use.deterministic) {
-        attention_state.use.deterministic = false;
-        taken = attention_take(&r);
-        attention_forget(&r);
-        attention_state.use = use;
-    }
-    return taken ? "--no-deterministic gives it to cuDNN, and a newer cuDNN may take it as it is (9.18 on a B200)"
-                 : "a newer cuDNN may take it, or heads of another width (--head-dim)";
+// Whether cuDNN, which has refused a route, would take it without what an option demands.
+static inline bool attention_would_take(AttentionRoute r, bool *demanded) {
+    if (!r.backward || !*demanded) return false;
+    *demanded = false;
+    bool taken = attention_take(&r);
+    attention_forget(&r);
+    *demanded = true;
+    return taken;
 }
+static inline const char *attention_remedy(const AttentionRoute *r) {
+    if (attention_would_take(*r, &attention_state.use.linear)) return "cuDNN computes it without --sdpa-linear";
+    if (attention_would_take(*r, &attention_state.use.deterministic))
+        return "--no-deterministic gives it to cuDNN, and a newer cuDNN may take it as it is (9.18 on a B200)";
+    return "a newer cuDNN may take it, or heads of another width (--head-dim)";
+}
+
+#include "attention_probe.cuh"
 
 static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
@@ -230,10 +246,8 @@ static inline void attention_choose(AttentionRoute *r) {
     if (attention_refused(r)) taken = false;
     else if (!attention_state.no_device && !cudnn_attention_open(r->why, sizeof(r->why)))
         r->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds it with another";
-    else {
-        taken = attention_take(r);
-        if (!taken) r->remedy = attention_remedy(r);
-    }
+    else if (!attention_take(r)) r->remedy = attention_remedy(r);
+    else taken = attention_masks_tail(r);
     CHECK(taken || !attention_state.use.library,
           "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
           r->backward ? "backward" : "forward", s.NQ, s.D, s.DV, r->why);

@@ -38,10 +38,16 @@ static inline const char *attention_library(void) {
     return text;
 }
 
-// Of the routes that were prepared since the last call; NULL: nothing to warn of.
+// One line, of the routes that were prepared since the last call; NULL: nothing more to warn of.
 static inline const char *attention_warning(void) {
     static char text[2 * ATTENTION_WHY];
     const AttentionRoute *first = NULL;
+    if (attention_state.ignored) {
+        FORMAT(text, "%s is ignored: it would choose cuDNN's algorithm unseen; --sdpa-linear and --no-deterministic do",
+               attention_state.ignored);
+        attention_state.ignored = NULL;
+        return text;
+    }
     bool own[2] = {false, false}; // forward, backward
     for (int i = attention_state.warned; i < attention_state.count; i++) {
         const AttentionRoute *r = &attention_state.routes[i];

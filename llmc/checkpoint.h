@@ -28,6 +28,7 @@ missing.
                                   "checksum": the digest of this file's text up to this member's opening quote.
                                   A digest is XXH3-64 as 16 hexadecimal digits.
   atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
+  threads  checkpoint_background.h does the same beside training, from a copy of the state
   ranks    checkpoint_save, _find_*, _check_init and _load_weights are called by all ranks together: each writes, reads
            and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
   removal  A directory that cannot be removed (a busy file on NFS, say) is a warning: checkpoint_clean tries again, at
@@ -245,30 +246,6 @@ static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t s
     free(steps);
 }
 
-// The directory, and the files of a checkpoint that are not tensors.
-static inline void checkpoint_begin(const char *run_dir, int64_t step, const char *temporary,
-                                    const CheckpointBuffers *b) {
-    char parent[PATH_SIZE], path[PATH_SIZE];
-    FORMAT(parent, "%s/checkpoints", run_dir);
-    if (!is_directory(parent)) {
-        make_directories(parent);
-        directory_sync(run_dir);
-    }
-    checkpoint_path(run_dir, step, ".old.tmp", path); // where it goes for now if it cannot be removed
-    CHECK(remove_tree(temporary) || rename(temporary, path) == 0,
-          "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", temporary, strerror(errno));
-    make_directories(temporary);
-    FORMAT(path, "%s/config.json", temporary);
-    config_json_write(path, b->config, checkpoint_weights_dtype());
-    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT; i++) {
-        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
-        FORMAT(path, "%s/%s", temporary, checkpoint_files[i]);
-        int fd = file_create(path);
-        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
-        file_close_synced(fd, path);
-    }
-}
-
 // Gives a complete checkpoint its name. One of the same step (that a resume passed over, that was replayed, or that a
 // rollback replaces) is exchanged in one move where the file system can, so that there is no moment without either.
 static inline void checkpoint_appear(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
@@ -285,10 +262,37 @@ static inline void checkpoint_appear(const char *run_dir, int64_t step, const ch
     rename_synced(temporary, dir);
 }
 
-// On all ranks. `state` must have "step"; it stays the caller's.
-static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
+// A checkpoint on its way to the disk: what checkpoint_save does, in steps that checkpoint_background.h takes one by one.
+typedef struct {
+    const char *run_dir;
+    int64_t step;
+    const CheckpointBuffers *buffers;
+    const cJSON *state; // must have "step"
+    char temporary[PATH_SIZE];
+    SafeTensorsWriter *weights, *optimizer;
+    FileDigests files[CHECKPOINT_FILE_COUNT];
+    cJSON *checksums;
+} CheckpointSave;
+
+// An empty directory for the files, which gets its name at the end.
+static inline void save_make_directory(const CheckpointSave *s) {
+    char parent[PATH_SIZE], old[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", s->run_dir);
+    if (!is_directory(parent)) {
+        make_directories(parent);
+        directory_sync(s->run_dir);
+    }
+    checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // where it goes for now if it cannot be removed
+    CHECK(remove_tree(s->temporary) || rename(s->temporary, old) == 0,
+          "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", s->temporary, strerror(errno));
+    make_directories(s->temporary);
+}
+
+// First, on all ranks: the files that all write into.
+static inline void save_open(CheckpointSave *s, const char *run_dir, int64_t step, const CheckpointBuffers *b,
+                             const cJSON *state) {
     uint64_t state_step = 0;
-    bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step;
+    bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step, first = comm_rank() == 0;
     assert(has_step);
     assert(!cJSON_GetObjectItemCaseSensitive(state, "checksums") &&
            !cJSON_GetObjectItemCaseSensitive(state, "checksum"));
@@ -298,26 +302,71 @@ static inline void checkpoint_save(const char *run_dir, int64_t step, const Chec
     if (sizeof(real) == 8 && !warned) warn("a build in double precision saves checkpoints in single precision");
     warned = true;
 
-    char dir[PATH_SIZE], temporary[PATH_SIZE], path[PATH_SIZE];
-    checkpoint_path(run_dir, step, "", dir);
-    checkpoint_path(run_dir, step, ".tmp", temporary);
-    if (comm_rank() == 0) checkpoint_begin(run_dir, step, temporary, b);
-    FORMAT(path, "%s/model.safetensors", temporary);
-    checkpoint_save_weights(path, b);
-    FORMAT(path, "%s/optimizer.safetensors", temporary);
-    checkpoint_save_optimizer(path, b);
-    comm_barrier(); // every rank's pieces are on the disk
+    char path[2][PATH_SIZE];
+    memset(s, 0, sizeof(*s));
+    s->run_dir = run_dir, s->step = step, s->buffers = b, s->state = state;
+    checkpoint_path(run_dir, step, ".tmp", s->temporary);
+    if (first) save_make_directory(s);
+    FORMAT(path[0], "%s/model.safetensors", s->temporary);
+    FORMAT(path[1], "%s/optimizer.safetensors", s->temporary);
+    for (int turn = 0; turn < 2; turn++) { // rank 0, then the others
+        if (first == (turn == 0)) {
+            s->weights = checkpoint_weights_open(path[0], b, first);
+            s->optimizer = checkpoint_optimizer_open(path[1], b, first);
+        }
+        if (turn == 0 && comm_ranks() > 1) comm_barrier();
+    }
+}
 
-    cJSON *all = cJSON_Duplicate(state, true);
-    CHECK(all && cJSON_AddItemToObject(all, "checksums", checksums_build(temporary)), "out of memory for %s",
-          temporary);
-    FORMAT(path, "%s/trainer_state.json", temporary);
+// Then, in any thread of each rank: its pieces of the tensors; of rank 0 the other files as well.
+static inline void save_write(CheckpointSave *s) {
+    const CheckpointBuffers *b = s->buffers;
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/config.json", s->temporary);
+    if (comm_rank() == 0) config_json_write(path, b->config, checkpoint_weights_dtype());
+    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT && comm_rank() == 0; i++) {
+        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
+        FORMAT(path, "%s/%s", s->temporary, checkpoint_files[i]);
+        int fd = file_create(path);
+        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
+        file_close_synced(fd, path);
+    }
+    checkpoint_weights_write(s->weights, b);
+    checkpoint_optimizer_write(s->optimizer, b);
+    checkpoint_file_close(s->weights);
+    checkpoint_file_close(s->optimizer);
+}
+
+// When all ranks have written, in any thread of each rank.
+static inline void save_read_back(CheckpointSave *s) { checksums_read(s->temporary, s->files); }
+
+// When all have read, on all ranks.
+static inline void save_gather(CheckpointSave *s) { s->checksums = checksums_build(s->temporary, s->files); }
+
+// Last, in any thread of rank 0. The others: only frees.
+static inline void save_appear(CheckpointSave *s) {
+    char dir[PATH_SIZE], path[PATH_SIZE];
+    cJSON *all = cJSON_Duplicate(s->state, true);
+    CHECK(all && cJSON_AddItemToObject(all, "checksums", s->checksums), "out of memory for %s", s->temporary);
+    checkpoint_path(s->run_dir, s->step, "", dir);
+    FORMAT(path, "%s/trainer_state.json", s->temporary);
     if (comm_rank() == 0) {
         state_write(path, all);
-        directory_sync(temporary);
-        checkpoint_appear(run_dir, step, temporary, dir);
+        directory_sync(s->temporary);
+        checkpoint_appear(s->run_dir, s->step, s->temporary, dir);
     }
     cJSON_Delete(all);
+}
+
+// On all ranks. `state` stays the caller's.
+static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
+    CheckpointSave s;
+    save_open(&s, run_dir, step, b, state);
+    save_write(&s);
+    comm_barrier();
+    save_read_back(&s);
+    save_gather(&s);
+    save_appear(&s);
     comm_barrier();
 }
 #endif

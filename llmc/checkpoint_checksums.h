@@ -2,15 +2,16 @@
 checkpoint_checksums.h: how a checkpoint is known to be whole: digests of its files, stated in a trainer_state.json that
 states its own.
 
-  cJSON *checksums_build(dir)                      of the files that are there
+  void   checksums_read(dir, files)                this rank's share of the digests of the files that are there
+  cJSON *checksums_build(dir, files)               "checksums" of a trainer_state.json; frees the digests
   bool   checksums_verify(dir, checksums, optimizer, why)   whether they are still the same; why: the first difference.
                                                    optimizer: also of its file
   bool   checksums_sizes_agree(dir, checksums)     whether they still have their sizes, which costs next to nothing
   void   state_write(path, state)                  with the digest of its own text, synced to the disk
   cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
 
-All ranks call checksums_build and checksums_verify together, and each reads its share. The others are for any
-rank. Format: checkpoint.h.
+All ranks call checksums_build and checksums_verify together. The others are for any rank and any thread. Format:
+checkpoint.h.
 */
 #ifndef LLMC_CHECKPOINT_CHECKSUMS_H
 #define LLMC_CHECKPOINT_CHECKSUMS_H
@@ -69,16 +70,17 @@ static inline uint64_t *file_digests(const char *path, int rank, int ranks, size
     return NULL;
 }
 
-// The same on all ranks, each reading its share. A rank that cannot read the file makes it unreadable for all.
-static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
-    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
+// The same on all ranks, out of the shares of all: the result of file_digests, and its errno. A rank that cannot read
+// the file makes it unreadable for all.
+static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, size_t *count, uint64_t *bytes) {
+    errno = own_error;
     if (comm_ranks() == 1) return digests;
     struct {
         int error;
         uint64_t bytes;
     } own, *all = NULL;
     memset(&own, 0, sizeof(own));
-    own.error = digests ? 0 : errno, own.bytes = digests ? *bytes : 0;
+    own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
     all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
     comm_gather(all, &own, sizeof(own));
     int error = 0;
@@ -97,18 +99,41 @@ static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64
     return digests;
 }
 
+static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
+    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
+    return file_digests_gather(digests, digests ? 0 : errno, count, bytes);
+}
+
 typedef char Digest[20];
 static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
 
-static inline cJSON *checksums_build(const char *dir) {
-    cJSON *checksums = cJSON_CreateObject();
+typedef struct {
+    bool there;
+    int error; // errno, where there are no digests
+    uint64_t *digests, bytes;
+    size_t count;
+} FileDigests;
+
+static inline void checksums_read(const char *dir, FileDigests files[CHECKPOINT_FILE_COUNT]) {
+    memset(files, 0, CHECKPOINT_FILE_COUNT * sizeof(files[0]));
     for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
         char path[PATH_SIZE];
+        FileDigests *f = &files[i];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
-        size_t count = 0;
-        if (i >= CHECKPOINT_NEEDED && access(path, F_OK) != 0) continue;
-        uint64_t bytes = 0, *digests = file_digests_all(path, &count, &bytes);
-        CHECK(digests, "cannot read %s back: %s", path, strerror(errno));
+        f->there = i < CHECKPOINT_NEEDED || access(path, F_OK) == 0;
+        if (f->there) f->digests = file_digests(path, comm_rank(), comm_ranks(), &f->count, &f->bytes);
+        f->error = f->digests ? 0 : errno;
+    }
+}
+
+static inline cJSON *checksums_build(const char *dir, FileDigests files[CHECKPOINT_FILE_COUNT]) {
+    cJSON *checksums = cJSON_CreateObject();
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        if (!files[i].there) continue;
+        size_t count = files[i].count;
+        uint64_t bytes = files[i].bytes;
+        uint64_t *digests = file_digests_gather(files[i].digests, files[i].error, &count, &bytes);
+        CHECK(digests, "cannot read %s/%s back: %s", dir, checkpoint_files[i], strerror(errno));
         cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
         cJSON_AddNumberToObject(file, "bytes", (double)bytes);
         cJSON *list = cJSON_AddArrayToObject(file, "xxh3_64");

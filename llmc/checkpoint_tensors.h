@@ -4,14 +4,16 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
   void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated
                                                 for the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
-  void checkpoint_save_weights(path, buffers), checkpoint_save_optimizer(path, buffers)
-  bool checkpoint_weights_finite(buffers)
+  void checkpoint_weights_open(path, buffers, create), checkpoint_optimizer_open(path, buffers, create)
+                                                a file for checkpoint_weights_write or checkpoint_optimizer_write, which
+                                                write this rank's pieces; checkpoint_file_close(writer)
+  bool checkpoint_weights_finite(buffers)       of all ranks
   void model_save_dump(path, tensors, grads, loss)
 
 A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
 (sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
 them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers
-pass through CHECKPOINT_STAGING bytes of host memory.
+pass through CHECKPOINT_STAGING bytes of host memory, unless they are a copy that is there already.
 */
 #ifndef LLMC_CHECKPOINT_TENSORS_H
 #define LLMC_CHECKPOINT_TENSORS_H
@@ -38,6 +40,7 @@ typedef struct {
     real *master;             // NULL when params are not narrower than F32
     real *m, *v;              // may be NULL when the optimizer is not loaded
     const Sharding *sharding; // NULL: one rank; from level 1 on master, m and v are compact
+    bool copied;              // all four are a copy in host memory, and compact (checkpoint_background.h)
     struct {
         const char *data; // NULL: none
         size_t size;
@@ -56,16 +59,24 @@ typedef struct {
     const char *prefix;
     void *buffer;
     DType dtype; // in memory
-    bool compact;
+    bool compact, on_host;
 } CheckpointPart;
 enum { CHECKPOINT_PARTS = 3 };
 
 static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype, bool compact) {
     CheckpointPart p;
-    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = false;
     return p;
 }
-static inline bool checkpoint_compact(const CheckpointBuffers *b) { return b->sharding && b->sharding->level > 0; }
+static inline bool checkpoint_compact(const CheckpointBuffers *b) {
+    return b->copied || (b->sharding && b->sharding->level > 0);
+}
+
+static inline CheckpointPart weights_part(const CheckpointBuffers *b) {
+    CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), b->copied);
+    p.on_host = b->copied;
+    return p;
+}
 
 static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
     int n = 0;
@@ -73,6 +84,7 @@ static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart par
     parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
     parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
     if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
+    for (int i = 0; i < n; i++) parts[i].on_host = b->copied;
     return n;
 }
 
@@ -91,37 +103,44 @@ static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const Che
     return specs;
 }
 
+// `count` elements of a part from element `done` of a range, on the host.
+static inline const void *checkpoint_part_data(const CheckpointPart *p, const OwnRange *r, size_t done, size_t count) {
+    size_t size = dtype_size(p->dtype);
+    const char *from = (const char *)p->buffer + ((p->compact ? r->compact_at : r->at) + done) * size;
+    if (p->on_host) return from;
+    buffer_download(checkpoint_staging(), from, count * size);
+    return checkpoint_staging();
+}
+
 // Tensor `first` and following of the file, in the order of checkpoint_specs: this rank's pieces of them.
 static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
                                           const Sharding *sharding, const CheckpointPart *parts, int part_count) {
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         const CheckpointPart *p = &parts[i % part_count];
-        size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
-        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) {
-            const char *from = (const char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
+        size_t chunk = CHECKPOINT_STAGING / dtype_size(p->dtype);
+        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
-                buffer_download(checkpoint_staging(), from + done * size, n * size);
-                safetensors_write(w, first + i, r.begin + done, checkpoint_staging(), p->dtype, n);
+                safetensors_write(w, first + i, r.begin + done, checkpoint_part_data(p, &r, done, n), p->dtype, n);
             }
-        }
     }
 }
 
-// On all ranks: rank 0 makes the file, then each writes its pieces.
-static inline void checkpoint_save_parts(const char *path, const TensorList *list, const Sharding *sharding,
-                                         const CheckpointPart *parts, int part_count, DType dtype) {
+static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const TensorList *list,
+                                                       const CheckpointPart *parts, int part_count, DType dtype,
+                                                       bool create) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
-    SafeTensorsWriter *w = NULL;
     int count = list->count * part_count;
-    if (comm_rank() == 0) w = safetensors_create(path, specs, count, true);
-    if (sharding) comm_barrier();
-    if (comm_rank() != 0) w = safetensors_join(path, specs, count, true);
-    checkpoint_write_parts(w, 0, list, sharding, parts, part_count);
+    SafeTensorsWriter *w =
+        create ? safetensors_create(path, specs, count, true) : safetensors_join(path, specs, count, true);
+    free(specs);
+    return w;
+}
+
+static inline void checkpoint_file_close(SafeTensorsWriter *w) {
     if (comm_ranks() == 1) safetensors_finish(w);
     else safetensors_leave(w);
-    free(specs);
 }
 
 static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
@@ -192,38 +211,53 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
         if (!parts[i].compact) sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
 }
 
-static inline void checkpoint_save_weights(const char *path, const CheckpointBuffers *b) {
-    CheckpointPart part = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
-    checkpoint_save_parts(path, b->tensors, b->sharding, &part, 1, checkpoint_weights_dtype());
+static inline SafeTensorsWriter *checkpoint_weights_open(const char *path, const CheckpointBuffers *b, bool create) {
+    CheckpointPart part = weights_part(b);
+    return checkpoint_open_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype(), create);
+}
+static inline SafeTensorsWriter *checkpoint_optimizer_open(const char *path, const CheckpointBuffers *b, bool create) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = optimizer_parts(b, parts);
+    return checkpoint_open_parts(path, b->tensors, parts, count, DTYPE_F32, create);
+}
+
+static inline void checkpoint_weights_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
+    CheckpointPart part = weights_part(b);
+    checkpoint_write_parts(w, 0, b->tensors, b->sharding, &part, 1);
+}
+static inline void checkpoint_optimizer_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = optimizer_parts(b, parts);
+    checkpoint_write_parts(w, 0, b->tensors, b->sharding, parts, count);
+}
+
+// How many of these are not finite as the file has them.
+static inline double checkpoint_count_broken(const floatX *x, size_t count) {
+    double broken = 0;
+#pragma omp parallel for schedule(static) reduction(+ : broken) if (count > 16 * CHECKPOINT_PIECE)
+    for (size_t e = 0; e < count; e += CHECKPOINT_PIECE) {
+        float piece[CHECKPOINT_PIECE];
+        size_t n = min_size(CHECKPOINT_PIECE, count - e);
+        convert_elements(piece, DTYPE_F32, x + e, DTYPE_OF(floatX), n);
+        for (size_t k = 0; k < n; k++) broken += !isfinite(piece[k]);
+    }
+    return broken;
 }
 
 static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
-    float piece[CHECKPOINT_PIECE];
+    CheckpointPart part = weights_part(b);
     double broken = 0;
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
         const size_t chunk = CHECKPOINT_STAGING / sizeof(floatX);
-        for (OwnRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);) {
+        for (OwnRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);)
             for (size_t done = 0, n; done < r.count; done += n) {
                 n = min_size(chunk, r.count - done);
-                buffer_download(checkpoint_staging(), b->params + r.at + done, n * sizeof(floatX));
-                for (size_t e = 0; e < n; e += CHECKPOINT_PIECE) { // as the file has them
-                    size_t count = min_size(CHECKPOINT_PIECE, n - e);
-                    convert_elements(piece, DTYPE_F32, (const floatX *)checkpoint_staging() + e, DTYPE_OF(floatX),
-                                     count);
-                    for (size_t k = 0; k < count; k++) broken += !isfinite(piece[k]);
-                }
+                broken += checkpoint_count_broken((const floatX *)checkpoint_part_data(&part, &r, done, n), n);
             }
-        }
     }
     if (b->sharding) comm_sum_f64(&broken, 1);
     return broken == 0;
-}
-
-static inline void checkpoint_save_optimizer(const char *path, const CheckpointBuffers *b) {
-    CheckpointPart parts[CHECKPOINT_PARTS];
-    int count = optimizer_parts(b, parts);
-    checkpoint_save_parts(path, b->tensors, b->sharding, parts, count, DTYPE_F32);
 }
 
 static const char *const checkpoint_other_model = "the weights do not fit config.json";

@@ -93,6 +93,13 @@ static inline Launch launch_by_mpi(int launched) {
 }
 #endif
 
+// GPUs that srun gives each process of a step, by --gpus-per-task=[TYPE:]N; 1 where that is not said.
+static inline int launch_gpus_per_task(void) {
+    const char *text = launch_is_slurms() ? getenv("SLURM_GPUS_PER_TASK") : NULL,
+               *colon = text ? strrchr(text, ':') : NULL;
+    return text ? atoi(colon ? colon + 1 : text) : 1;
+}
+
 // The number of this machine in a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
 static inline int launch_from_counts(const char *list, int machine) {
     for (const char *at = list; *at;) {

@@ -88,8 +88,16 @@ static inline void comm_open(double start_timeout) {
     // from here on rank 0 says once what several ranks have to say
     CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
           status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
-    CHECK(nccl.device < count, "%d processes on a machine with %d GPUs: start at most one process per GPU",
-          comm.ranks_here, count);
+    CHECK(launch_gpus_per_task() <= 1,
+          "srun gives each process %d GPUs, and a rank uses one: start a task for each GPU, with --gpus-per-task=1 or "
+          "with equal numbers for --gpus-per-node and --ntasks-per-node",
+          launch_gpus_per_task());
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    CHECK(nccl.device < count,
+          "%d processes on a machine with %d GPUs%s%.60s%s: start at most one process per GPU, each of which sees one "
+          "GPU or all",
+          comm.ranks_here, count, visible ? " in CUDA_VISIBLE_DEVICES='" : "", visible ? visible : "",
+          visible ? "'" : "");
     CUDA_CHECK(status);
     if (id_status != ncclSuccess) nccl_failed("ncclGetUniqueId", id_status);
     if (comm.rank == 0) nccl_refuse_shared_devices();
@@ -179,9 +187,15 @@ static inline void comm_wait(uint64_t ticket) {
     nccl.awaited = ticket;
 }
 
-static __global__ void add_piece_kernel(grad_t *out, const grad_t *piece, size_t count) {
-    size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    if (i < count) out[i] += piece[i];
+template <int W> static __global__ void add_piece_kernel(size_t begin, size_t end, grad_t *out, const grad_t *piece) {
+    size_t i = element_index<W>(begin);
+    if (i >= end) return;
+    float sum[W], v[W];
+    load_fp32<W>(sum, out + i);
+    load_fp32<W>(v, piece + i);
+    UNROLL
+    for (int k = 0; k < W; k++) sum[k] += v[k];
+    store_fp32<W>(out + i, sum);
 }
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
@@ -191,8 +205,7 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
     NCCL_CHECK(
         ncclReduceScatter(bucket, add ? nccl.received : out, piece, ncclFloat, ncclSum, nccl.handle, nccl.stream));
     if (add)
-        LAUNCH_ON(nccl.stream, add_piece_kernel, blocks_of(piece, ELEMENT_THREADS), ELEMENT_THREADS, 0, out,
-                  nccl.received, piece);
+        LAUNCH_ELEMENTS_ON(nccl.stream, add_piece_kernel, packed(0, out, nccl.received), piece, out, nccl.received);
     return nccl_end(ticket);
 }
 

@@ -5,7 +5,7 @@ common.h: what every file of the project may use without saying so.
   CHECK            for what a user can cause: one line on stderr, exit status 1
   assert           for bugs only, free of side effects; NDEBUG is refused, so it is alive in every build
   buffers          the only way to reach memory that operations work on (device memory in the CUDA
-                   build): allocate, free, zero, upload, download
+                   build): allocate, free, zero, upload, download; download_alloc: the host's end of large downloads
 
 Valid as C11 and as C++17.
 */
@@ -87,14 +87,32 @@ static inline void warn(const char *fmt, ...) {
     if (!warn_hook || !warn_hook(line)) fprintf(stderr, "diffv2: %s\n", line);
 }
 
+// In a thread that works for the main thread: where a failing CHECK leaves its line, [FAILURE_SIZE], before it ends the
+// thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using. NULL: this
+// thread ends the program itself.
+enum { FAILURE_SIZE = 8192 };
+static __thread char *failure_line;
+
+PRINTF_LIKE(1, 2)
+__attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) {
+    char line[FAILURE_SIZE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof(line), fmt, args);
+    va_end(args);
+    if (failure_line) {
+        memcpy(failure_line, line, sizeof(line));
+        pthread_exit(NULL);
+    }
+    fflush(stdout);
+    warn("%s", line);
+    exit(EXIT_FAILED);
+}
+
 // A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.
-#define CHECK(cond, ...)       \
-    do {                       \
-        if (!(cond)) {         \
-            fflush(stdout);    \
-            warn(__VA_ARGS__); \
-            exit(EXIT_FAILED); \
-        }                      \
+#define CHECK(cond, ...)                        \
+    do {                                        \
+        if (!(cond)) check_failed(__VA_ARGS__); \
     } while (0)
 
 // A thread that no signal reaches: those are for the main thread and the one that waits for them. `what` it does, for
@@ -181,7 +199,16 @@ static inline void buffer_zero(void *p, size_t bytes) {
     for (size_t page = 0; page < pages; page++) memset((char *)p + page * 4096, 0, min_size(4096, bytes - page * 4096));
 }
 static inline void buffer_upload(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
-static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
+static inline void buffer_download(void *host, const void *from, size_t bytes) {
+    const size_t piece = (size_t)1 << 20;
+    size_t pieces = (bytes + piece - 1) / piece;
+#pragma omp parallel for schedule(static) if (pieces > 1)
+    for (size_t i = 0; i < pieces; i++)
+        memcpy((char *)host + i * piece, (const char *)from + i * piece, min_size(piece, bytes - i * piece));
+}
+// Host memory to download to at full speed, not touched yet; NULL: there is too little.
+static inline void *download_alloc(size_t bytes) { return malloc(max_size(bytes, 1)); }
+static inline void download_free(void *p) { free(p); }
 
 #endif // DEVICE_OPS
 #endif

@@ -122,16 +122,17 @@ template <int W> static __device__ inline void store_fp32(float *to, const float
 // Elements: a thread per pack of [begin, end), then a thread per element of what is left. A kernel<W>(begin, end, ...)
 // takes its place from element_index.
 enum { ELEMENT_THREADS = 256 };
-#define LAUNCH_ELEMENTS(kernel, wide, count, ...)                                                                     \
+#define LAUNCH_ELEMENTS_ON(stream, kernel, wide, count, ...)                                                          \
     do {                                                                                                              \
         size_t elements_end = (count), elements_packed = (wide) ? elements_end / PACK * PACK : 0;                     \
         if (elements_packed > 0)                                                                                      \
-            LAUNCH((kernel<PACK>), blocks_of(elements_packed / PACK, ELEMENT_THREADS), ELEMENT_THREADS, 0, (size_t)0, \
-                   elements_packed, __VA_ARGS__);                                                                     \
+            LAUNCH_ON(stream, (kernel<PACK>), blocks_of(elements_packed / PACK, ELEMENT_THREADS), ELEMENT_THREADS, 0, \
+                      (size_t)0, elements_packed, __VA_ARGS__);                                                       \
         if (elements_packed < elements_end)                                                                           \
-            LAUNCH((kernel<1>), blocks_of(elements_end - elements_packed, ELEMENT_THREADS), ELEMENT_THREADS, 0,       \
-                   elements_packed, elements_end, __VA_ARGS__);                                                       \
+            LAUNCH_ON(stream, (kernel<1>), blocks_of(elements_end - elements_packed, ELEMENT_THREADS),                \
+                      ELEMENT_THREADS, 0, elements_packed, elements_end, __VA_ARGS__);                                \
     } while (0)
+#define LAUNCH_ELEMENTS(kernel, wide, count, ...) LAUNCH_ELEMENTS_ON(main_stream, kernel, wide, count, __VA_ARGS__)
 
 // All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
@@ -141,30 +142,37 @@ template <int W> static __device__ inline size_t element_index(size_t begin) {
 // Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
 // blockIdx.x and the column from column_index. No division by a row's width, which would cost more than the memory
 // does.
-#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                                                          \
+#define LAUNCH_COLUMNS_OF(W, kernel, rows, width, ...)                                                          \
     do {                                                                                                        \
-        int columns_threads = (wide) ? (width) / PACK : (width);                                                \
+        int columns_threads = (width) / (W);                                                                    \
         int columns_block = min_int(ELEMENT_THREADS, (columns_threads + WARP - 1) / WARP * WARP);               \
         if (columns_threads == 0) break;                                                                        \
         dim3 columns_grid((unsigned)(rows), (unsigned)((columns_threads + columns_block - 1) / columns_block)); \
-        if (wide) LAUNCH((kernel<PACK>), columns_grid, columns_block, 0, __VA_ARGS__);                          \
-        else LAUNCH((kernel<1>), columns_grid, columns_block, 0, __VA_ARGS__);                                  \
+        LAUNCH((kernel<W>), columns_grid, columns_block, 0, __VA_ARGS__);                                       \
+    } while (0)
+#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                       \
+    do {                                                                     \
+        if (wide) LAUNCH_COLUMNS_OF(PACK, kernel, rows, width, __VA_ARGS__); \
+        else LAUNCH_COLUMNS_OF(1, kernel, rows, width, __VA_ARGS__);         \
     } while (0)
 
 template <int W> static __device__ inline unsigned column_index(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * W;
 }
 
-// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs.
-enum { ROW_THREADS = 128 };
-static inline int row_lanes(int packs) {
+// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. Of a row of less than a
+// warp fewer lanes do several packs each where that leaves fewer idle: 4 at 12 packs (D = 96), not 16; at least 64 bytes.
+enum { ROW_THREADS = 128, ROW_LEAST_LANES = 4 };
+static inline int row_lanes(int packs, bool wide) {
     int lanes = 1;
     while (lanes < packs && lanes < WARP) lanes *= 2;
+    for (int fewer = lanes / 2; wide && packs < WARP && fewer >= ROW_LEAST_LANES; fewer /= 2)
+        if ((packs + fewer - 1) / fewer * fewer < (packs + lanes - 1) / lanes * lanes) lanes = fewer;
     return lanes;
 }
 #define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                \
     do {                                                                                                           \
-        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width));                                             \
+        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                       \
         CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
               (size_t)(rows));                                                                                     \
         unsigned rows_blocks = blocks_of((size_t)(rows), (size_t)(ROW_THREADS / rows_lanes));                      \

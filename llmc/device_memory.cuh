@@ -80,6 +80,17 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
     CUDA_CHECK(cudaStreamSynchronize(main_stream));
 }
 
+// Pinned host memory; NULL: there is too little.
+static inline void *download_alloc(size_t bytes) {
+    void *p = NULL;
+    if (cudaMallocHost(&p, max_size(bytes, 1)) == cudaSuccess) return p;
+    cudaGetLastError(); // the caller has another way
+    return NULL;
+}
+static inline void download_free(void *p) {
+    if (p) CUDA_CHECK(cudaFreeHost(p));
+}
+
 static inline void gemm_start(void); // gemm.cuh
 static inline void gemm_stop(void);
 static inline void attention_stop(void); // attention_library.cuh

@@ -25,13 +25,17 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
     int h = (int)(row % (unsigned)NH);
     if (n >= (unsigned)N) return;
     const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * (size_t)D;
-    float s = diff_factor(l[n * (size_t)ldl + (size_t)h], sigmoid), v1[W], v2[W];
-    for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
-        load<W>(v1, a1 + i);
-        load<W>(v2, a2 + i);
+    floatX factor = l[n * (size_t)ldl + (size_t)h];
+    float v1[W], v2[W];
+    int i = row_lane(lanes) * W;
+    if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // under way before the factor is there
+    float s = diff_factor(factor, sigmoid);
+    while (i < D) {
         UNROLL
         for (int k = 0; k < W; k++) v1[k] -= s * v2[k];
         store<W>(o + row * (size_t)D + i, v1);
+        i += lanes * W;
+        if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i);
     }
 }
 
@@ -47,25 +51,24 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
                                                     const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                                     int stride, bool sigmoid) {
     unsigned row = row_index(lanes), n = row / (unsigned)NH;
-    size_t at = 0;
-    int h = (int)(row % (unsigned)NH), lane = row_lane(lanes);
+    size_t at = n * (size_t)ldl + row % (unsigned)NH;
+    size_t first = diff_first(n, (int)(row % (unsigned)NH), NH, D, stride), second = first + (size_t)stride * (size_t)D;
     bool active = n < (unsigned)N; // the others take part in the exchange
-    float s = 0, dot = 0, g[W], v[W];
-    if (active) {
-        size_t first = diff_first(n, h, NH, D, stride), second = first + (size_t)stride * (size_t)D;
-        at = n * (size_t)ldl + (size_t)h;
-        s = diff_factor(l[at], sigmoid);
-        for (int i = lane * W; i < D; i += lanes * W) {
-            load<W>(g, do_ + row * (size_t)D + i);
-            load<W>(v, a + second + i);
-            store<W>(da + first + i, g); // + a1 in o = a1 - s a2
-            UNROLL
-            for (int k = 0; k < W; k++) {
-                dot += g[k] * v[k];
-                v[k] = -s * g[k]; // - s a2
-            }
-            store<W>(da + second + i, v);
+    int lane = row_lane(lanes), i = active ? lane * W : D;
+    float dot = 0, g[W] = {0}, v[W] = {0};
+    floatX factor = l[active ? at : 0];
+    if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
+    float s = diff_factor(factor, sigmoid);
+    while (i < D) {
+        store<W>(da + first + i, g); // + a1 in o = a1 - s a2
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            dot += g[k] * v[k];
+            v[k] = -s * g[k]; // - s a2
         }
+        store<W>(da + second + i, v);
+        i += lanes * W;
+        if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
     }
     dot = lanes_sum(dot, lanes);
     if (active && lane == 0) round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // s = sigmoid(l), or l

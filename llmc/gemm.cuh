@@ -5,7 +5,7 @@ gemm.cuh: the one seam to a library for matrix products.
 
   types      A and B floatX; C floatX, or fp32 where shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  gemm_plans.cuh chooses how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run on the CPU a C
+  behind it  gemm_plans.cuh and gemm_table.cuh choose how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run on the CPU a C
              twin (dev/cuda_on_cpu/gemm.h); gemm_plain.cuh is a kernel of our own for what the library refuses
 */
 #ifndef LLMC_GEMM_CUH
@@ -39,7 +39,12 @@ static inline const char *gemm_library(void); // name and version
 //   int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *, const GemmProblem *, bool may_split, const char
 //       **why)                        up to `limit` algorithms, the fastest by its estimate first; why: there is none
 //   int gemm_parts_of_k(const GemmAlgorithm *)                      in how many parts the algorithm sums over K
+//   bool gemm_accepts(const GemmHandles *, const GemmAlgorithm *)   whether an algorithm out of a file is one for it
 //   void gemm_multiply(const GemmHandles *, GemmShape, const GemmAlgorithm *, C, A, B, workspace)
+
+enum { GEMM_DEEPEST_TILE = 128 };
+// Whether the sum over K may be divided into `parts`: see gemm_plans.cuh.
+static inline bool gemm_may_split(int K, int parts) { return parts <= 1 || K % GEMM_DEEPEST_TILE == 0; }
 
 static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
 static inline size_t gemm_bytes(GemmShape s) {
@@ -53,5 +58,6 @@ static inline size_t gemm_bytes(GemmShape s) {
 #else
 #include "gemm_cublaslt.cuh"
 #endif
+#include "gemm_table.cuh"
 #include "gemm_plans.cuh"
 #endif

@@ -95,6 +95,13 @@ static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) {
     return parts;
 }
 
+static inline bool gemm_accepts(const GemmHandles *h, const GemmAlgorithm *algorithm) {
+    cublasLtMatmulHeuristicResult_t result;
+    cublasStatus_t status = cublasLtMatmulAlgoCheck(cublaslt, h->operation, h->b, h->a, h->c, h->c,
+                                                    (const cublasLtMatmulAlgo_t *)(const void *)algorithm, &result);
+    return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
+}
+
 static inline void gemm_multiply(const GemmHandles *h, GemmShape s, const GemmAlgorithm *algorithm, void *C,
                                  const floatX *A, const floatX *B, void *workspace) {
     const float one = 1, beta = s.add ? 1 : 0;

@@ -2,8 +2,10 @@
 gemm_plans: how a product is computed, chosen once per (shape, alignment of its addresses) and kept. Behind gemm.cuh,
 before the library (gemm_cublaslt.cuh).
 
-  choice     the algorithm that the library takes for the fastest. What the library refuses is computed by gemm_plain,
-             and said in one line.
+  choice     that of a table (gemm_table.cuh); otherwise the algorithm that the library takes for the fastest, so that
+             identical runs are identical. What the library refuses is computed by gemm_plain, and said in one line.
+  measuring  (--tune-gemm) The library's first algorithms are timed on the operands of the product, which is repeated:
+             its output is not to be used.
   split K    A library may give parts of the sum over K to several blocks. cuBLASLt 12.8 to 13.1 leaves out the last
              K % tile products then, on H100, GB200 and GB300 (reproducer: facebookexperimental/triton, pull request
              2767). So K is only split where it is a multiple of the deepest tile.
@@ -12,7 +14,7 @@ before the library (gemm_cublaslt.cuh).
 #ifndef LLMC_GEMM_PLANS_CUH
 #define LLMC_GEMM_PLANS_CUH
 
-enum { GEMM_PLANS = 256, GEMM_DEEPEST_TILE = 128 };
+enum { GEMM_PLANS = 256, GEMM_TRIES = 3 };
 
 typedef struct {
     GemmProblem problem;
@@ -33,9 +35,14 @@ static inline void gemm_start(void) {
     gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");
 }
 
+static inline void gemm_forget_plans(void) {
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i].handles);
+    gemm_state.count = 0;
+}
+
 static inline void gemm_stop(void) {
     if (!gemm_started()) return;
-    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i].handles);
+    gemm_forget_plans();
     buffer_free(gemm_state.workspace);
     gemm_library_stop();
     memset(&gemm_state, 0, sizeof(gemm_state));
@@ -55,9 +62,6 @@ static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b)
            s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
 }
 
-// Whether the sum over K may be divided into `parts`.
-static inline bool gemm_may_split(int K, int parts) { return parts <= 1 || K % GEMM_DEEPEST_TILE == 0; }
-
 // The library's algorithms for a problem, the fastest by its estimate first; returns how many.
 static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const GemmPlan *plan, const char **why) {
     const GemmShape *s = &plan->problem.shape;
@@ -68,18 +72,63 @@ static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const Ge
     return sound;
 }
 
-static inline void gemm_choose(GemmPlan *plan) {
+// Milliseconds of the fastest of a few, after one that loads the kernel.
+static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C, const floatX *A,
+                               const floatX *B) {
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    for (int i = 0; i <= GEMM_TRIES; i++) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(begin, main_stream));
+        gemm_multiply(&plan->handles, plan->problem.shape, algorithm, C, A, B, gemm_state.workspace);
+        CUDA_CHECK(cudaEventRecord(end, main_stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i > 0) best = fmin(best, (double)ms);
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return best;
+}
+
+// The fastest of the candidates becomes the table's entry; another than the library's first by more than 1%.
+static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C, const floatX *A,
+                                const floatX *B) {
+    if (gemm_table.count == GEMM_TABLE_ENTRIES) return;
+    GemmEntry *entry = &gemm_table.entries[gemm_table.count++];
+    entry->problem = plan->problem;
+    for (int i = 0; i < count; i++) {
+        double ms = gemm_time(plan, &found[i], C, A, B);
+        if (i == 0) entry->first_ms = ms;
+        if (i > 0 && !(ms < 0.99 * entry->ms)) continue;
+        entry->algorithm = found[i], entry->place = i, entry->ms = ms;
+    }
+    plan->algorithm = entry->algorithm;
+}
+
+static inline void gemm_choose(GemmPlan *plan, void *C, const floatX *A, const floatX *B) {
     const GemmShape *s = &plan->problem.shape;
     GemmAlgorithm found[GEMM_CANDIDATES];
     const char *why = "no algorithm is safe";
-    plan->refused = gemm_candidates(found, plan, &why) == 0;
+    plan->refused = false;
+    for (int i = 0; i < gemm_table.count; i++)
+        if (gemm_same_problem(&gemm_table.entries[i].problem, &plan->problem)) {
+            plan->algorithm = gemm_table.entries[i].algorithm;
+            return;
+        }
+    gemm_table.missed++;
+    int count = gemm_candidates(found, plan, &why);
+    plan->refused = count == 0;
     if (plan->refused)
         warn("cuBLASLt does not multiply %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel does", s->M,
              s->N, s->K, s->lda, s->ldb, s->ldc, why);
+    else if (gemm_table.measuring) gemm_measure(plan, found, count, C, A, B);
     else plan->algorithm = found[0];
 }
 
-static inline const GemmPlan *gemm_plan(GemmShape shape, const void *A, const void *B, const void *C) {
+static inline const GemmPlan *gemm_plan(GemmShape shape, void *C, const floatX *A, const floatX *B) {
     GemmProblem problem = {shape, {gemm_alignment(A), gemm_alignment(B), gemm_alignment(C)}};
     for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++)
         if (gemm_same_problem(&gemm_state.plans[i].problem, &problem)) return &gemm_state.plans[i];
@@ -88,13 +137,13 @@ static inline const GemmPlan *gemm_plan(GemmShape shape, const void *A, const vo
     if (gemm_state.count == 2 * GEMM_PLANS) gemm_state.count = GEMM_PLANS;
     plan->problem = problem;
     gemm_describe(&plan->handles, shape);
-    gemm_choose(plan);
+    gemm_choose(plan, C, A, B);
     return plan;
 }
 
 static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
     CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", shape.M, shape.N, shape.K);
-    const GemmPlan *plan = gemm_plan(shape, A, B, C);
+    const GemmPlan *plan = gemm_plan(shape, C, A, B);
     if (plan->refused) gemm_plain(shape, C, A, B);
     else gemm_multiply(&plan->handles, shape, &plan->algorithm, C, A, B, gemm_state.workspace);
 }

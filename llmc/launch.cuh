@@ -49,9 +49,20 @@ static inline const char *launch_remark(cudaError_t error) {
 
 #else
 
+// A range for Nsight, named by the operation that launches. Without a profiler it is a test of two pointers.
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define LAUNCH_RANGE_BEGIN(name) nvtxRangePushA(name)
+#define LAUNCH_RANGE_END() nvtxRangePop()
+#else
+#define LAUNCH_RANGE_BEGIN(name) (void)0
+#define LAUNCH_RANGE_END() (void)0
+#endif
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)           \
     do {                                                                    \
+        LAUNCH_RANGE_BEGIN(__func__);                                       \
         kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__); \
+        LAUNCH_RANGE_END();                                                 \
         LAUNCH_CHECK(cudaGetLastError(), #kernel);                          \
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]

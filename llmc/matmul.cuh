@@ -42,6 +42,22 @@ static inline const char *matmul_library(void) {
     return text;
 }
 
+static const bool matmul_has_algorithms = true;
+static inline void matmul_tune_measure(void) {
+    gemm_forget_plans();
+    gemm_table.measuring = true;
+    gemm_table.count = 0;
+}
+static inline char *matmul_tune_table(size_t *size) {
+    gemm_table.measuring = false;
+    return gemm_table_text(size);
+}
+static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
+    gemm_forget_plans(); // made without it
+    return gemm_table_read(text, size, why, why_size);
+}
+static inline int matmul_tune_missed(void) { return gemm_table.missed; }
+
 // Numbers between -1 and 1, the same ones again in each stretch.
 static inline void matmul_fill(floatX *to, size_t count) {
     enum { STRETCH = 1 << 18 };

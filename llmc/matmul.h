@@ -149,6 +149,16 @@ static inline bool matmul_wants_wide_kernels(void) {
 #endif
 }
 
+static const bool matmul_has_algorithms = false;
+static inline void matmul_tune_measure(void) {}
+static inline char *matmul_tune_table(size_t *size) { return (char *)checked_calloc(*size = 1, 1); }
+static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
+    (void)text, (void)size;
+    snprintf(why, why_size, "the libraries of the CPU offer no choice");
+    return false;
+}
+static inline int matmul_tune_missed(void) { return 0; }
+
 // Name, version and kernels of the library, for run.json.
 static inline const char *matmul_library(void) {
     static char text[256];

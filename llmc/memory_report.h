@@ -64,20 +64,25 @@ static void print_memory(const Model *model, const Model *speaker) {
     MemoryPart parts[MEMORY_PARTS];
     int count = model_memory(model, speaker, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
-    printf("  %-44s %10.1f MiB\n", "total", in_mib(memory_total(parts, count)));
+    size_t needed = memory_total(parts, count), on_host = ops_use_host_memory ? needed : 0;
+    size_t copy = model->purpose == FOR_TRAINING ? background_copy_bytes(&model->sharding) : 0;
+    printf("  %-44s %10.1f MiB\n", "total", in_mib(needed));
     if (model->device) {
-        double has = device_memory_bytes(model->device), needs = (double)memory_total(parts, count);
+        double has = device_memory_bytes(model->device);
         printf("%s has about %.1f MiB: %s\n", model->device->name, has / 1048576,
-               needs <= has ? "enough" : "too little");
+               (double)needed <= has ? "enough" : "too little");
         return;
     }
     DeviceMemory now;
     HostMemory host;
-    if (ops_use_host_memory && host_memory("", &host))
+    if (copy) printf("  %-44s %10.1f MiB\n", "copy for checkpoints, in host memory", in_mib(copy));
+    if (host_memory("", &host) && on_host + copy)
         printf("%s has %.1f MiB available: %s\n", host.limit, in_mib(host.available),
-               memory_total(parts, count) <= host.available ? "enough" : "too little");
+               on_host > host.available          ? "too little"
+               : on_host + copy > host.available ? "enough, but not for the copy: training stops for checkpoints"
+                                                 : "enough");
     if (!ops_memory(&now)) return;
-    size_t needed = memory_total(parts, count), room = memory_room(&now, memory_about(parts, count));
+    size_t room = memory_room(&now, memory_about(parts, count));
     printf("this device has %.1f MiB, of which %.1f MiB are free now: %s\n", in_mib(now.total),
            in_mib(now.total - now.used),
            needed <= room        ? "enough"

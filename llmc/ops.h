@@ -55,6 +55,15 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC);           //
 // Sums over rows depend on it, so it is a function of its argument alone.
 static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
+// Which algorithm of a library computes which product, as a text (gemm_table.cuh); where the build has such a choice:
+// matmul_has_algorithms. From _measure on, every product that is new is repeated to time what the library offers, so
+// outputs are wrong; _table ends that and returns what was found, free(). _read takes a table over, or says why not.
+// _missed: how many products since then were not in it.
+static inline void matmul_tune_measure(void);
+static inline char *matmul_tune_table(size_t *size);
+static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size);
+static inline int matmul_tune_missed(void);
+
 // rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first);
@@ -94,12 +103,14 @@ typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run
     bool documents;     // first_key will be set
+    bool linear;        // a deterministic backward whose memory is linear in T
 } AttentionUse;
 static inline void attention_use(AttentionUse use);
 static inline void
 attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
 static inline const char *attention_library(void);
+static inline const char *attention_build(void); // the library and its version, used or not
 static inline const char *attention_warning(void);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,

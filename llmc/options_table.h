@@ -48,7 +48,8 @@ typedef struct {
     double checkpoint_minutes;
     int64_t checkpoint_every, keep, val_every, val_steps, sample_every, stats_every, recompute, threads;
     int gemm, sdpa; // a GemmType, an SdpaChoice
-    bool deterministic, memory_check, measure_peak;
+    const char *tune_gemm;
+    bool deterministic, sdpa_linear, memory_check, measure_peak, checkpoint_background;
 
     int64_t zero;
     double timeout, start_timeout;
@@ -193,6 +194,8 @@ static const OptionRow option_rows[] = {
         "save a checkpoint every N steps, besides the last; 0: off"},
     {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
         "also save a checkpoint when the last one is X minutes old; 0: off"},
+    {"run", "checkpoint-background", OPTION_BOOL, OPTION_LOCAL, FIELD(checkpoint_background), NULL, "yes", NULL, NULL,
+        "write checkpoints while training goes on, from a copy of the state in host memory, where there is room for it"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
@@ -213,10 +216,14 @@ static const OptionRow option_rows[] = {
         "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
         "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
+    {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
+        "on a GPU: the fastest algorithm for each matrix product, as FILE says; where there is no FILE, it is measured and written"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
         "attention on a GPU; auto takes cuDNN where it can"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
         "the same bits in every run; without it cuDNN's attention backward may be faster, and needs less memory"},
+    {"run", "sdpa-linear", OPTION_BOOL, OPTION_SAVED, FIELD(sdpa_linear), NULL, "no", NULL, NULL,
+        "cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
         "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},

@@ -58,8 +58,8 @@ static inline char *ranks_describe(const Options *o) {
     size_t size = 0;
     FILE *f = open_memstream(&text, &size);
     CHECK(f, "out of memory for the description of this rank");
-    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\n", source_revision(), ranks_program_digest(),
-            matmul_library());
+    fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\nattention-library %s\n", source_revision(),
+            ranks_program_digest(), matmul_library(), attention_build());
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         OptionText value;
         const char *shown = option_rows[r].kind == OPTION_ACTION || strcmp(option_rows[r].name, "threads") == 0

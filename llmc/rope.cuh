@@ -1,7 +1,8 @@
 /*
 rope: rotate pairs of elements of a query or key head by an angle that grows with the position. Equations in rope.h.
 
-  mapping   a thread takes a pack of a head's first half and the same pack of its second half
+  mapping   a thread takes a pack of a head's first half and the same pack of its second half; in bf16 4 elements of
+            each where half a head is no whole number of packs (D % 16 == 8)
   numerics  angles in double on the host, rounded once into the fp32 table; each result rounded once
   traffic   D in and out per (n, head), D fp32 of the table per row (from the cache for all heads but the first)
 */
@@ -43,8 +44,14 @@ static __global__ void rope_kernel(floatX *x, const real *table, int T, int head
 
 static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
                                real sign) {
-    bool wide = packed((size_t)D / 2, x, table) && packed((size_t)ldx);
-    LAUNCH_COLUMNS(rope_kernel, wide, B * T, heads * (D / 2), x, table, T, heads, D, ldx, first, sign);
+    int rows = B * T, columns = heads * (D / 2);
+    uintptr_t places =
+        (uintptr_t)x | (size_t)ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
+    if (places % 16 == 0 && packed(0, table))
+        LAUNCH_COLUMNS_OF(PACK, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
+    else if (D % 8 == 0 && places % (4 * sizeof(floatX)) == 0 && packed(0, table)) // D = 40 or 72 in bf16
+        LAUNCH_COLUMNS_OF(4, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
+    else LAUNCH_COLUMNS_OF(1, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);

@@ -18,10 +18,16 @@ b.begin / ranks, exactly, as buckets lie without gaps.
 #include "comm.h"
 #include "model_config.h"
 
-// Elements of a bucket at most: large enough for full bandwidth, small enough that a layer's first is under way before
-// its last is complete and that the memory for received pieces is small.
+// Elements of a bucket at most. A ring of ranks moves a bucket in ranks - 1 turns of a piece each, and each turn has a
+// latency: 3 us over NVLink, 14 us over a network (hwLat in NCCL's src/graph/tuning.cc), with 8 GPUs per machine 5 us on
+// average. A piece of 2 MiB takes 42 us at 50 GB/s, so that latency is about a tenth. Few ranks: 32 MiB, which is less
+// memory where received pieces are kept (comm_received_bytes). Many: 256 MiB, which is more than most layers have.
+static inline size_t bucket_elements(int ranks) {
+    const size_t piece = (size_t)512 << 10, least = (size_t)8 << 20, most = (size_t)64 << 20;
+    return min_size(most, max_size(least, (size_t)ranks * piece));
+}
 #ifndef BUCKET_ELEMENTS
-#define BUCKET_ELEMENTS ((size_t)8 << 20)
+#define BUCKET_ELEMENTS bucket_elements // of the number of ranks
 #endif
 
 typedef struct {

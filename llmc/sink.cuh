@@ -1,8 +1,8 @@
 /*
 sink: an extra logit in the softmax of each head, whose column is dropped. Equations in sink.h.
 
-  mapping   forward: up to a warp of threads per (n,h). Backward: SINK_PARTS blocks per head, each a part of the rows, a
-            warp per row; their sums are then added in order, without atomics.
+  mapping   up to a warp of threads per (n,h). Backward: SINK_PARTS blocks per head, each a part of the rows; their
+            sums are then added in order, without atomics.
   numerics  fp32; L' by the form that cannot overflow
   traffic   forward D in, D out per (n,h); backward 2D in
 */
@@ -34,20 +34,20 @@ static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int
     LAUNCH_ROWS(sink_forward_kernel, packed((size_t)D, out), (size_t)N * (size_t)NH, D, out, lse, sinks, N, T, NH, D);
 }
 
-enum { SINK_PARTS = 32, SINK_THREADS = 256 };
+enum { SINK_PARTS = 64, SINK_THREADS = 256 };
 
-// partial (parts, NH): block (h, part) sums its part of the rows
+// partial (parts, NH): block (h, part) sums its part of the rows, `lanes` threads each
 template <int W>
-static __global__ void sink_backward_kernel(float *partial, const floatX *dout, const floatX *out, const real *lse,
-                                            const floatX *sinks, int N, int T, int NH, int D) {
+static __global__ void sink_backward_kernel(int lanes, float *partial, const floatX *dout, const floatX *out,
+                                            const real *lse, const floatX *sinks, int N, int T, int NH, int D) {
     SHARED(float, memory, WARP);
-    int h = (int)blockIdx.x, lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP;
+    int h = (int)blockIdx.x, lane = row_lane(lanes), shift = __ffs(lanes) - 1;
     int begin = (int)((int64_t)N * blockIdx.y / gridDim.y), end = (int)((int64_t)N * (blockIdx.y + 1) / gridDim.y);
     float s = to_float(sinks[h]), sum = 0, g[W], o[W];
-    for (int n = begin + warp; n < end; n += SINK_THREADS / WARP) {
+    for (int n = begin + ((int)threadIdx.x >> shift); n < end; n += SINK_THREADS >> shift) {
         size_t at = ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
         float dot = 0;
-        for (int i = lane * W; i < D; i += WARP * W) {
+        for (int i = lane * W; i < D; i += lanes * W) {
             load<W>(g, dout + at + i);
             load<W>(o, out + at + i);
             UNROLL
@@ -66,9 +66,11 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
     while (parts > 1 && (size_t)parts * (size_t)NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
     float *partial = (float *)ops_scratch((size_t)parts * (size_t)NH * sizeof(float));
     dim3 grid((unsigned)NH, (unsigned)parts);
-    if (packed((size_t)D, dout, out))
-        LAUNCH((sink_backward_kernel<PACK>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
-    else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, partial, dout, out, lse, sinks, N, T, NH, D);
+    bool wide = packed((size_t)D, dout, out);
+    int lanes = row_lanes(wide ? D / PACK : D, wide);
+    if (wide)
+        LAUNCH((sink_backward_kernel<PACK>), grid, SINK_THREADS, 0, lanes, partial, dout, out, lse, sinks, N, T, NH, D);
+    else LAUNCH((sink_backward_kernel<1>), grid, SINK_THREADS, 0, lanes, partial, dout, out, lse, sinks, N, T, NH, D);
     column_sum(dsinks, partial, parts, NH);
 }
 #endif

@@ -12,7 +12,7 @@ stats: what a layer's activations look like, as a few numbers for the log. Equat
 #ifndef LLMC_STATS_CUH
 #define LLMC_STATS_CUH
 
-enum { STATS_PARTS = 64, STATS_THREADS = 256 };
+enum { STATS_PARTS = 256, STATS_THREADS = 256 };
 
 static __device__ inline double stats_lambda(floatX l, bool sigmoid) {
     double x = (double)to_float(l);
@@ -22,13 +22,16 @@ static __device__ inline double stats_lambda(floatX l, bool sigmoid) {
 // The sums and extremes of a block's threads. parts[blockIdx.x] of (sum, min, max)
 static __device__ inline void stats_write_range(Range *parts, Range own) {
     SHARED(double, memory, WARP);
-    SHARED(double, extremes, 2 * STATS_THREADS);
-    int thread = (int)threadIdx.x;
-    extremes[2 * thread] = own.min;
-    extremes[2 * thread + 1] = own.max;
+    SHARED(double, extremes, 2 * STATS_THREADS / WARP);
+    int thread = (int)threadIdx.x, warp = thread / WARP;
+    for (int distance = WARP / 2; distance > 0; distance /= 2) {
+        own.min = fmin(own.min, __shfl_xor_sync(ALL_LANES, own.min, distance));
+        own.max = fmax(own.max, __shfl_xor_sync(ALL_LANES, own.max, distance));
+    }
+    if (thread % WARP == 0) extremes[2 * warp] = own.min, extremes[2 * warp + 1] = own.max;
     own.mean = block_sum(own.mean, memory); // its barriers come before the extremes are read
     if (thread > 0) return;
-    for (int i = 1; i < STATS_THREADS; i++) {
+    for (int i = 1; i < STATS_THREADS / WARP; i++) {
         own.min = fmin(own.min, extremes[2 * i]);
         own.max = fmax(own.max, extremes[2 * i + 1]);
     }
@@ -76,33 +79,40 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool s
     return stats_range(parts, count);
 }
 
-// A warp per row.
-static __global__ void rms_stats_kernel(Range *parts, const floatX *x, size_t rows, int D) {
+// `lanes` threads per row.
+template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x, size_t rows, int D) {
     Range own = stats_no_range();
     size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
-    int lane = (int)threadIdx.x % WARP;
-    for (size_t row = begin + threadIdx.x / WARP; row < end; row += STATS_THREADS / WARP) {
+    int lane = row_lane(lanes), shift = __ffs(lanes) - 1;
+    for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes: they exchange their sums
+        size_t row = base + (threadIdx.x >> shift);
         double sum = 0;
-        for (int i = lane; i < D; i += WARP) {
-            double v = (double)to_float(x[row * (size_t)D + (size_t)i]);
-            sum += v * v;
+        float v[W];
+        for (int i = row < end ? lane * W : D; i < D; i += lanes * W) {
+            load<W>(v, x + row * (size_t)D + i);
+            UNROLL
+            for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
         }
-        sum = lanes_sum(sum, WARP);
-        if (lane == 0) stats_range_add(&own, sqrt(sum / D));
+        sum = lanes_sum(sum, lanes);
+        if (lane == 0 && row < end) stats_range_add(&own, sqrt(sum / D));
     }
     stats_write_range(parts, own);
 }
 
 static inline Range rms_stats(const floatX *x, size_t rows, int D) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
-    LAUNCH(rms_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, x, rows, D);
+    bool wide = packed((size_t)D, x);
+    int lanes = row_lanes(wide ? D / PACK : D, wide);
+    if (wide) LAUNCH((rms_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
+    else LAUNCH((rms_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
     return stats_range(parts, rows);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Magnitudes: fp32 numbers without their sign are ordered as their bits are, so the median is found digit by digit.
 
-enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT };
+// as many blocks as have room for their counts in the scratch memory
+enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT, MAGNITUDE_PARTS = 120 };
 
 typedef struct {
     unsigned long long counts[MAGNITUDE_VALUES]; // of the digit, among the numbers whose higher digits are the median's
@@ -110,25 +120,33 @@ typedef struct {
 } MagnitudeCounts;
 
 // parts (gridDim.x, MAGNITUDE_VALUES + 1): counts, then the largest bits
+template <int W>
 static __global__ void magnitude_kernel(unsigned *parts, const floatX *x, size_t count, int shift, uint64_t median) {
     SHARED(unsigned, counts, MAGNITUDE_VALUES);
-    SHARED(unsigned, largest, STATS_THREADS);
-    size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
+    SHARED(unsigned, largest, STATS_THREADS / WARP);
+    size_t packs = count / W, begin = packs * blockIdx.x / gridDim.x, end = packs * (blockIdx.x + 1) / gridDim.x;
     unsigned own = 0;
     for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) counts[i] = 0;
     __syncthreads();
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS) {
-        unsigned bits = __float_as_uint(to_float(x[i])) & 0x7FFFFFFFu;
-        own = max(own, bits);
-        if ((uint64_t)bits >> (shift + MAGNITUDE_DIGIT) == median >> (shift + MAGNITUDE_DIGIT))
-            atomicAdd(&counts[bits >> shift & (MAGNITUDE_VALUES - 1)], 1u);
+        float v[W];
+        load<W>(v, x + i * W);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            unsigned bits = __float_as_uint(v[k]) & 0x7FFFFFFFu;
+            own = max(own, bits);
+            if ((uint64_t)bits >> (shift + MAGNITUDE_DIGIT) == median >> (shift + MAGNITUDE_DIGIT))
+                atomicAdd(&counts[bits >> shift & (MAGNITUDE_VALUES - 1)], 1u);
+        }
     }
-    largest[threadIdx.x] = own;
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        own = max(own, __shfl_xor_sync(ALL_LANES, own, distance));
+    if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = own;
     __syncthreads();
     unsigned *to = parts + blockIdx.x * (size_t)(MAGNITUDE_VALUES + 1);
     for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) to[i] = counts[i];
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < STATS_THREADS; i++) own = max(own, largest[i]);
+    for (int i = 1; i < STATS_THREADS / WARP; i++) own = max(own, largest[i]);
     to[MAGNITUDE_VALUES] = own;
 }
 
@@ -136,7 +154,7 @@ static __global__ void magnitude_sum_kernel(MagnitudeCounts *total, const unsign
     int value = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (value > MAGNITUDE_VALUES) return;
     unsigned long long sum = 0, largest = 0;
-    for (int part = 0; part < STATS_PARTS; part++) {
+    for (int part = 0; part < MAGNITUDE_PARTS; part++) {
         unsigned n = parts[(size_t)part * (MAGNITUDE_VALUES + 1) + (size_t)value];
         sum += n;
         largest = max(largest, (unsigned long long)n);
@@ -155,12 +173,14 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     static MagnitudeCounts host; // 16 KiB
     assert(count > 0);
     MagnitudeCounts *total =
-        (MagnitudeCounts *)ops_scratch(sizeof(host) + STATS_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
+        (MagnitudeCounts *)ops_scratch(sizeof(host) + MAGNITUDE_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
     unsigned *parts = (unsigned *)(total + 1);
     uint64_t median = 0; // the digits found so far, the lower ones 0
     size_t rank = (count - 1) / 2;
     for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
-        LAUNCH(magnitude_kernel, STATS_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
+        if (packed(count, x))
+            LAUNCH((magnitude_kernel<PACK>), MAGNITUDE_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
+        else LAUNCH((magnitude_kernel<1>), MAGNITUDE_PARTS, STATS_THREADS, 0, parts, x, count, shift, median);
         LAUNCH(magnitude_sum_kernel, blocks_of(MAGNITUDE_VALUES + 1, STATS_THREADS), STATS_THREADS, 0, total,
                (const unsigned *)parts);
         buffer_download(&host, total, sizeof(host));

@@ -8,7 +8,8 @@
 #   --with-mpi          also OpenMPI, for runs of many processes
 #   --with-browser      also Chromium, in which the tests look at the pages of scripts/lab
 #   --with-cuda-python  also what the CUDA build lacks here of NVIDIA's packages for Python, into build/python, where it looks:
-#                       cuDNN's frontend (a few MB), and cuDNN, NCCL, NVRTC or a whole toolkit (gigabytes) where there are none
+#                       cuDNN's frontend (a few MB), and cuDNN, NCCL, NVRTC or a whole toolkit (gigabytes) where there are none.
+#                       Refuses where the driver is older than the CUDA that they are for
 set -euo pipefail
 
 fail() {
@@ -118,9 +119,9 @@ check_openblas_build() {
     fail "OpenBLAS is not its OpenMP build, which attention needs; as root, run: ${commands# && }"
 }
 
-# What scripts/find_cuda.sh does not find, as names of packages in `wanted`.
+# What scripts/find_cuda.sh does not find, as names of packages in `wanted`, for CUDA `major`.
 find_missing_cuda() {
-    local found major
+    local found
     found=$(mktemp) || fail "cannot make a temporary file"
     wanted=()
     if "$here/scripts/find_cuda.sh" "$found" 2>/dev/null; then
@@ -132,6 +133,7 @@ find_missing_cuda() {
         ! grep -q "NVRTC is not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
         grep -q "^NCCL_LIBS" "$found" || wanted+=("nvidia-nccl-cu$major")
     else
+        major=13
         wanted=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl nvidia-cuda-runtime nvidia-cuda-nvrtc nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-nccl-cu13)
     fi
     rm -f "$found"
@@ -146,10 +148,20 @@ pinned() { # packages...
     done
 }
 
+# Programs for CUDA 13 need a driver for CUDA 13, release 580 or newer; those for CUDA 12 run with it too.
+check_driver() {
+    local driver
+    driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Z ]* Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1) || true # without one it fails
+    [ -n "$driver" ] || { echo "no driver here (nvidia-smi): what is installed is for CUDA $major"; return 0; }
+    [ "${driver%.*}" -ge "$major" ] ||
+        fail "this driver runs CUDA $driver, and the toolkit is for CUDA $major: update the driver, or install the toolkit of CUDA $driver and say CUDA=DIRECTORY"
+}
+
 install_cuda() {
     local python=${PYTHON:-python3}
     find_missing_cuda
     [ "${#wanted[@]}" -gt 0 ] || return 0
+    check_driver
     has_program "$python" || fail "no python3, whose packages were to be installed: ${wanted[*]}"
     pins=$(mktemp) || fail "cannot make a temporary file"
     trap 'rm -f "$pins"' EXIT

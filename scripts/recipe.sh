@@ -17,7 +17,7 @@
 #   RANKS          processes on one machine (its GPUs that CUDA_VISIBLE_DEVICES leaves; the recipe's number where
 #                  nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
-#   SLURM_MPI_TYPE how srun starts MPI (pmix)
+#   SLURM_MPI_TYPE how srun starts MPI (none for a program named ...cu: its ranks meet by Slurm's variables; else pmix)
 # shellcheck shell=bash disable=SC2154 # name, ranks and settings are the recipe's
 set -uo pipefail
 
@@ -86,8 +86,9 @@ done
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
 [ -x "$program" ] || fail "there is no program $program: make ${program##*/}, or name another with TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
+    [[ $program == *cu ]] && mpi=none || mpi=pmix
     # srun does not take over --cpus-per-task by itself
-    launcher=(srun --mpi="${SLURM_MPI_TYPE:-pmix}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
+    launcher=(srun --mpi="${SLURM_MPI_TYPE:-$mpi}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 else
     gpus=$(visible_gpus)
     [ "$gpus" -eq 0 ] || ranks=$gpus

@@ -103,7 +103,7 @@ static const bool STAND_IN = false;
 #endif
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
-    AttentionUse use = {false, parts > 0, true, false};
+    AttentionUse use = {false, parts > 0, true, false, false};
     size_t limit = attention_limit;
     attention_use(use);
     attention_fewest_parts = max_int(1, parts);

@@ -2,13 +2,16 @@
 faulty_diffv2.c: the trainer, with faults that are caused on purpose, for the tests of many ranks (tests/ranks.h).
 
   FAULT=KIND:RANK:STEP[:WHERE]    those of planned_faults.h, and
-    kill, stop   also at `write`, in the middle of a checkpoint's files
+    kill, stop   also at `write`, in the middle of a file of this step's checkpoint
     nan          a gradient of this step that is not a number
     spike        a large gradient of this step
     flip         one bit of the last weight of a tensor, after the update
     broken       that weight is not a number
     signal       a SIGTERM that arrives just before this step asks for the WHEREth time (1, 2, ...) whether one has
   BUSY=TEXT      directories that cannot be removed, see busy_directory.h
+  SLOW=MS        the first tensor of a file of a checkpoint takes so many milliseconds longer to write
+  SCARCE=RANK    this rank gets no memory for a copy of the state
+  BUCKET=N       elements of a bucket
   LATE=MS        what other ranks send arrives so many milliseconds later
   PEAK=FILE      each rank appends its largest resident size in KiB at the end
 
@@ -17,9 +20,13 @@ the parts of a file that have checksums of their own. The queue of operations (C
 buckets of three layers: were it shorter, beginning an operation would wait for late data in the trainer's place.
 */
 #include "small_sizes.h"
-#define BUCKET_ELEMENTS ((size_t)3000)
+#define BUCKET_ELEMENTS faulty_bucket_elements
 #define CHECKSUM_CHUNK 5000
 #include "../llmc/common.h"
+static size_t faulty_bucket_elements(int ranks) {
+    (void)ranks;
+    return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : 3000;
+}
 #include "../llmc/ops.h"
 #ifdef USE_MPI
 static void arrive_late(void) {
@@ -46,9 +53,18 @@ static int late_alltoall(const void *mine, int count, MPI_Datatype type, void *a
 #include <sys/resource.h>
 
 static void faulty_pwrite(int fd, const void *from, size_t bytes, uint64_t offset, const char *path) {
+    static __thread int slow_fd = -1;
+    const char *of_step = strstr(path, "step_");
+    if (getenv("SLOW") && slow_fd != fd) usleep((useconds_t)(1000 * atoi(getenv("SLOW"))));
+    slow_fd = fd;
     file_pwrite(fd, from, bytes / 2, offset, path);
-    fault_at("write");
+    if (of_step) fault_at(strtoll(of_step + 5, NULL, 10), "write");
     file_pwrite(fd, (const char *)from + bytes / 2, bytes - bytes / 2, offset + bytes / 2, path);
+}
+
+static void *scarce_alloc(size_t bytes) {
+    bool scarce = getenv("SCARCE") && atoi(getenv("SCARCE")) == watch.rank;
+    return scarce ? NULL : download_alloc(bytes);
 }
 
 static void faulty_embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
@@ -90,6 +106,7 @@ static void faulty_end(void) {
 
 #define watch_phase faulty_phase
 #define file_pwrite faulty_pwrite
+#define download_alloc scarce_alloc
 #define embedding_backward faulty_embedding_backward
 #define adamw_update faulty_adamw
 #define stop_signal faulty_stop_signal()

@@ -11,19 +11,21 @@ Include before the trainer, whose watch_phase is then the place for them.
 #include "../llmc/common.h"
 #include "../llmc/watchdog.h"
 
-static bool fault_is(const char *kind, const char *where) {
+static bool fault_is_of_step(const char *kind, int64_t step, const char *where) {
     const char *all = getenv("FAULT");
     char wanted[100];
-    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, watch.rank, WATCH_GET(step),
-                     where ? ":" : "", where ? where : "");
+    int n = snprintf(wanted, sizeof(wanted), "%s:%d:%" PRId64 "%s%s", kind, watch.rank, step, where ? ":" : "",
+                     where ? where : "");
     for (const char *at = all; at && (at = strstr(at, wanted)); at++)
         if ((at == all || at[-1] == ',') && (at[n] == 0 || at[n] == ',')) return true;
     return false;
 }
 
-static void fault_at(const char *where) {
-    if (fault_is("kill", where)) raise(SIGKILL);
-    if (fault_is("stop", where)) raise(SIGSTOP);
+static bool fault_is(const char *kind, const char *where) { return fault_is_of_step(kind, WATCH_GET(step), where); }
+
+static void fault_at(int64_t step, const char *where) {
+    if (fault_is_of_step("kill", step, where)) raise(SIGKILL);
+    if (fault_is_of_step("stop", step, where)) raise(SIGSTOP);
 }
 
 static const char *fault_place(Phase phase) {
@@ -34,6 +36,6 @@ static const char *fault_place(Phase phase) {
 
 static void faulty_phase(Phase phase) {
     watch_phase(phase);
-    fault_at(fault_place(phase));
+    fault_at(WATCH_GET(step), fault_place(phase));
 }
 #endif

@@ -53,6 +53,26 @@ static void every_element_has_one_owner(void) {
             }
 }
 
+static void buckets_grow_with_the_number_of_ranks(void) {
+    for (int ranks = 1; ranks <= 65536; ranks++) {
+        size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
+        EXPECT(n >= before && bytes >= (size_t)32 << 20 && bytes <= (size_t)256 << 20,
+               "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
+        EXPECT(ranks > 128 || bytes / (size_t)ranks >= (size_t)2 << 20, "%d ranks: pieces of %zu bytes", ranks,
+               bytes / (size_t)ranks);
+    }
+    ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
+    int ranks[] = {8, 64};
+    for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
+        Model model;
+        c.V = 1 << 22;
+        model_plan_rank(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
+        EXPECT(model.sharding.largest == bucket_elements(ranks[i]), "%d ranks: the largest bucket has %zu elements",
+               ranks[i], model.sharding.largest);
+        model_free(&model, false);
+    }
+}
+
 static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
@@ -110,6 +130,7 @@ static const Test ranks_tests[] = {
     {"a checkpoint is due when the last one is --checkpoint-minutes old",
      a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old},
     {"every element has one owner, whatever the ranks, the level and the buckets", every_element_has_one_owner},
+    {"buckets grow with the number of ranks, between bounds", buckets_grow_with_the_number_of_ranks},
     {"a rollback is due when enough of the last steps are bad", rollback_is_due_when_enough_of_the_last_steps_are_bad},
 };
 enum { RANKS_TEST_COUNT = sizeof(ranks_tests) / sizeof(ranks_tests[0]) };
@@ -251,6 +272,25 @@ static void zero_levels_give_the_same_bits(void) {
     test_remove_directory(&d.dir);
 }
 
+// Unclipped: the norm, which clipping divides by, is a sum over buckets in double precision.
+static void bits_do_not_depend_on_the_buckets(void) {
+    static const char *const buckets[] = {"BUCKET=500", "BUCKET=3000", "BUCKET=1000000"};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int zero = 0; zero <= 2; zero++)
+        for (int k = 0; k < 3; k++) {
+            char out[20], options[200];
+            FORMAT(out, "b%d%d", zero, k);
+            FORMAT(options, "--steps 4 --batch-size 2 --total-batch 192 --grad-clip 0 --zero %d", zero);
+            ranks_train(&r, &d, 3, buckets[k], out, options);
+            EXPECT_STATUS(r, 0);
+            char first[20];
+            FORMAT(first, "b%d0", zero);
+            if (k) expect_same_weights(&d, first, out, 4);
+        }
+    test_remove_directory(&d.dir);
+}
+
 static void validation_is_the_same_for_any_number_of_ranks(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -342,7 +382,9 @@ static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
 
 // What a rank that is killed or stopped leaves to the others: a line with its number and the step, and a run that goes
 // on.
-static void expect_fault(const ProgramData *d, int ranks, const char *fault, const char *word, const char *out) {
+// last_step: the latest that the run may be at when the fault comes.
+static void expect_fault(const ProgramData *d, int ranks, const char *fault, const char *word, const char *out,
+                         int last_step) {
     ProgramResult r;
     double begin = now_seconds();
     ranks_train(&r, d, ranks, fault, out,
@@ -351,7 +393,10 @@ static void expect_fault(const ProgramData *d, int ranks, const char *fault, con
     int lines = count_lines(r.err);
     EXPECT(r.status != 0 && strstr(r.err, word), "%s: status %d, stderr: %.300s", fault, r.status, r.err);
     EXPECT(lines >= 1 && lines < ranks, "%s: %d lines: %.300s", fault, lines, r.err);
-    EXPECT(strstr(r.err, "at step 5") || strstr(r.err, "at step 6"), "%s: no step in %.300s", fault, r.err);
+    bool named = false;
+    for (const char *at = r.err; (at = strstr(at, "at step ")) != NULL; at++)
+        named = named || (atoi(at + strlen("at step ")) >= 5 && atoi(at + strlen("at step ")) <= last_step);
+    EXPECT(named, "%s: no step from 5 to %d in %.300s", fault, last_step, r.err);
     EXPECT(seconds < 30, "%s: the others took %.0f s to notice", fault, seconds);
     ranks_resume(&r, d, ranks, out, "");
     EXPECT_STATUS(r, 0);
@@ -370,15 +415,16 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
         FORMAT(fault, "FAULT=kill:%d:6:%s", rank, places[i]);
         FORMAT(word, "rank %d (", rank);
         FORMAT(out, "kill%d", i);
-        expect_fault(&d, 3, fault, word, out);
+        bool writes = strcmp(places[i], "write") == 0; // while step 7 or 8 is computed
+        expect_fault(&d, 3, fault, word, out, writes ? 8 : 6);
         if (i % 2) continue;
         FORMAT(fault, "FAULT=stop:%d:6:%s", rank, places[i]);
         FORMAT(out, "stop%d", i);
-        expect_fault(&d, 3, fault, word, out);
+        expect_fault(&d, 3, fault, word, out, 6);
     }
     // rank 0, which the others report to
-    expect_fault(&d, 3, "FAULT=kill:0:6:backward", "rank 0 (", "kill");
-    expect_fault(&d, 3, "FAULT=stop:0:6:gradients", "rank 0 (", "stop");
+    expect_fault(&d, 3, "FAULT=kill:0:6:backward", "rank 0 (", "kill", 6);
+    expect_fault(&d, 3, "FAULT=stop:0:6:gradients", "rank 0 (", "stop", 6);
     test_remove_directory(&d.dir);
 }
 
@@ -625,6 +671,80 @@ static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
     test_remove_directory(&d.dir);
 }
 
+// How many checkpoints of a run were written while at least one step was computed; all: how many its log has.
+static int checkpoints_beside_steps(const ProgramData *d, const char *out, int *all) {
+    char path[700], line[4096];
+    int count = *all = 0;
+    FORMAT(path, "%s/%s/log.jsonl", d->dir.path, out);
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof(line), f)) {
+        cJSON *record = cJSON_Parse(line);
+        double step = 0, of_step = 0, ms = 0, stall_ms = 0;
+        if (json_get_number(record, "of_step", &of_step) && json_get_number(record, "step", &step) &&
+            json_get_number(record, "ms", &ms) && json_get_number(record, "stall_ms", &stall_ms)) {
+            bool beside = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(record, "background"));
+            EXPECT(beside || (step == of_step && ms == stall_ms), "%s: %.200s", out, line);
+            count += beside && step > of_step && stall_ms < ms;
+            ++*all;
+        }
+        cJSON_Delete(record);
+    }
+    if (f) fclose(f);
+    return count;
+}
+
+static const char *const background_options =
+    "--steps 9 --total-batch 192 --batch-size 2 --checkpoint-every 3 --keep 0";
+
+// Writing lasts several steps, in which all of the state changes.
+static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
+    static const int ranks[] = {1, 2, 3, 3, 2}, zero[] = {0, 0, 1, 2, 1};
+    for (int k = 0; k < 5; k++) {
+        ProgramData d = fault_data();
+        ProgramResult r;
+        char options[300];
+        int all = 0;
+        FORMAT(options, "%s --zero %d --no-checkpoint-background", background_options, zero[k]);
+        ranks_train(&r, &d, ranks[k], "", "waits", options);
+        EXPECT(r.status == 0 && checkpoints_beside_steps(&d, "waits", &all) == 0 && all == 3, "%d checkpoints: %.300s",
+               all, r.err);
+        FORMAT(options, "%s --zero %d", background_options, zero[k]);
+        ranks_train(&r, &d, ranks[k], k < 4 ? "SLOW=150" : "SCARCE=1", "goes_on", options);
+        int beside = checkpoints_beside_steps(&d, "goes_on", &all), warned = count_of(r.err, "training stops while");
+        EXPECT(r.status == 0 && beside == (k < 4 ? 2 : 0) && all == 3 && warned == (k == 4),
+               "%d of %d checkpoints were written beside steps: %.300s", beside, all, r.err);
+        expect_same_directories(&d, "waits/checkpoints", "goes_on/checkpoints");
+        test_remove_directory(&d.dir);
+    }
+}
+
+static void a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing(void) {
+    static const struct {
+        const char *fault, *there; // the checkpoints afterwards
+    } cases[] = {{"SLOW=150 FAULT=kill:0:6:write", "step_00000003\n"},
+                 {"SLOW=150 FAULT=signal:0:4:1", "step_00000003\nstep_00000004\n"}};
+    ProgramData d = fault_data();
+    ProgramResult r;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        char whole[20], out[20];
+        FORMAT(whole, "whole%d", ranks);
+        ranks_train(&r, &d, ranks, "", whole, background_options);
+        EXPECT_STATUS(r, 0);
+        for (int c = 0; c < 2; c++) {
+            FORMAT(out, "run%d%d", ranks, c);
+            ranks_train(&r, &d, ranks, cases[c].fault, out, background_options);
+            EXPECT(c == 0 ? r.status != 0 : r.status == EXIT_SIGNALLED, "%s, %d ranks: status %d, %.300s",
+                   cases[c].fault, ranks, r.status, r.err);
+            run_command(&r, "ls '%s/%s/checkpoints' | grep -v tmp", d.dir.path, out);
+            EXPECT(strcmp(r.out, cases[c].there) == 0, "%s, %d ranks: there are %.200s", cases[c].fault, ranks, r.out);
+            ranks_resume(&r, &d, ranks, out, "");
+            EXPECT(r.status == 0 && !strstr(r.err, "passed over"), "status %d, %.300s", r.status, r.err);
+            expect_same_weights(&d, whole, out, 9);
+        }
+    }
+    test_remove_directory(&d.dir);
+}
+
 static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
     for (int ranks = 1; ranks <= 2; ranks++) {
         ProgramData d = fault_data();
@@ -762,6 +882,10 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
             EXPECT(fabs(ms[z] - sent[z] * 1.048576 / 10) < 0.1, "level %d: %g MiB take %g ms at 10 GB/s", z, sent[z],
                    ms[z]);
         }
+        const char *copy = strstr(r.out, "copy for checkpoints, in host memory"), *of = strstr(r.out, "  total");
+        double bytes = copy ? 1048576 * atof(copy + strlen("copy for checkpoints, in host memory")) : 0,
+               wanted = of ? atof(of + strlen("  total")) * 3 * sizeof(real) / 2 : 0; // weights and moments of half
+        EXPECT(wanted > 0 && fabs(bytes - wanted) < 0.01 * wanted, "the copy takes %g bytes, not %g", bytes, wanted);
         EXPECT(fabs(predicted - by_level[zero]) < 0.2, "the total is %g MiB, in the table %g", predicted,
                by_level[zero]);
         EXPECT(sent[0] == sent[1] && sent[2] == sent[1] && by_level[1] < by_level[0] && by_level[2] < by_level[1],
@@ -812,6 +936,7 @@ static void the_memory_of_all_ranks_of_a_machine_counts(void) {
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
+    {"bits do not depend on the size of buckets", bits_do_not_depend_on_the_buckets},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
     {"a resume keeps the total batch, whatever the ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
     {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
@@ -830,6 +955,10 @@ static const Test ranks_program_tests[] = {
     {"a weight that is not finite is not saved by any rank", a_weight_that_is_not_finite_is_not_saved_by_any_rank},
     {"what arrives late from other ranks changes nothing", what_arrives_late_changes_nothing},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
+    {"a checkpoint is that of its step, byte for byte, though training goes on",
+     a_checkpoint_is_of_its_step_though_training_goes_on},
+    {"a kill or a signal while a checkpoint is written beside training loses nothing",
+     a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing},
     {"a run goes on when old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
     {"ranks verify what they start from", ranks_verify_what_they_start_from},
     {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},

@@ -9,8 +9,10 @@ much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and each run fills 
 asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
 
   $CUDA_ON_CPU_CUDNN_VERSION   of the library that it passes for (91900 is 9.19.0). On a device whose name has "B200" in
-                               it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on
-  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and what it says
+                               it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on; one of linear
+                               memory is on an "H200" from 9.25 on
+  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and what it says; or
+                               "tail: on": the backward meets 64 keys more than there are, of zeros, without a mask
   order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a run
                                of a plan after its end: each ends the program
 */
@@ -28,6 +30,7 @@ typedef __nv_bfloat16 bf16;
 
 struct CudnnPlan {
     CudnnAttention a;
+    bool tail; // the planted bug
     size_t workspace_bytes;
 };
 
@@ -137,6 +140,16 @@ static void compute(const CudnnAttention *a, const CudnnTensors *t) {
     }
 }
 
+// Keys of zeros have the score 0: P = exp(0 - lse) times zeros, which is NaN where P is infinite.
+static void add_tail(const CudnnAttention *a, const CudnnTensors *t) {
+    for (int h = 0; h < a->NQ; h++)
+        for (int row = 0; row < a->T; row++) {
+            bf16 *dq = (bf16 *)t->dq + (size_t)row * (size_t)a->dq.row + (size_t)h * (size_t)a->dq.head;
+            float p = expf(0 - ((const float *)t->lse)[(size_t)h * (size_t)a->T + (size_t)row]);
+            for (int c = 0; c < a->D; c++) dq[c] = __float2bfloat16_rn((float)dq[c] + p * 0.0f);
+        }
+}
+
 // ---------------------------------------------------------------------------------------------------
 // The interface
 
@@ -157,9 +170,10 @@ static size_t version() {
     const char *text = getenv("CUDA_ON_CPU_CUDNN_VERSION");
     return text ? strtoull(text, NULL, 10) : 91900;
 }
-static bool is_b200() {
+extern "C" int cudnn_attention_capability(void) {
     cudaDeviceProp facts;
-    return cudaGetDeviceProperties(&facts, 0) == cudaSuccess && strstr(facts.name, "B200");
+    if (cudaGetDeviceProperties(&facts, 0) != cudaSuccess) return 0;
+    return strstr(facts.name, "B200") ? 100 : strstr(facts.name, "H200") ? 90 : 80;
 }
 
 extern "C" bool cudnn_attention_open(char *why, size_t size) {
@@ -188,9 +202,9 @@ extern "C" bool cudnn_attention_valid(const CudnnAttention *a, int, char *why, s
     if (a->B < 1 || a->T < 1 || a->NKV < 1 || a->NQ % a->NKV) return refuse(why, size, "not an attention");
     if (a->backward && a->T == 1) return refuse(why, size, "T = 1 has no backward");
     if (widest > widths[a->backward != 0]) return refuse(why, size, "heads are too wide");
-    if (a->backward && a->deterministic && is_b200() && version() < 91800)
+    if (a->backward && a->deterministic && cudnn_attention_capability() == 100 && version() < 91800)
         return refuse(why, size, "no deterministic backward on a B200 below 9.18.0");
-    return true;
+    return cudnn_linear_exists(a, cudnn_attention_capability(), version(), why, size);
 }
 
 extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size) {
@@ -202,13 +216,13 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     if (!a->backward && each) *workspace_bytes = (size_t)a->B * strtoull(each, NULL, 10);
     if (a->backward) {
         *workspace_bytes = rows * sizeof(float); // rowsum(dO O)
-        if (a->deterministic)
+        if (a->deterministic && !a->linear)
             *workspace_bytes += heads * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) * sizeof(bf16); // dS
         else *workspace_bytes += rows * (size_t)a->D * sizeof(float);                                  // dQ
         if (a->NQ > a->NKV)
             *workspace_bytes += rows * (size_t)(a->D + a->DV) * sizeof(bf16); // dK and dV of each query head
     }
-    return *plans.insert(new CudnnPlan{*a, *workspace_bytes}).first;
+    return *plans.insert(new CudnnPlan{*a, a->backward && fails("tail", why, size), *workspace_bytes}).first;
 }
 
 extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream,
@@ -223,10 +237,12 @@ extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors
             return refuse(why, size, "an address is no multiple of 16 bytes");
     }
     CudnnAttention a = plan->a;
+    bool tail = plan->tail;
     size_t bytes = plan->workspace_bytes;
     cuda_on_cpu::on_stream((cudaStream_t)stream, "cuDNN's attention", [=] {
         if (bytes) memset(workspace, 0xFF, bytes);
         compute(&a, &t);
+        if (tail) add_tail(&a, &t);
     });
     return true;
 }

@@ -93,6 +93,7 @@ inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 inline float __fdividef(float x, float y) { // 0 for a divisor of 2^126 and more, NaN if x is infinite too
     return fabsf(y) > 0x1p126f && fabsf(y) <= 0x1.fffffep127f ? x * 0.0f : x / y;
 }
+inline float __expf(float x) { return exp2f(x * 1.44269504f); }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // NaN gives 0
 #define CUDA_ON_CPU_MIN_MAX(type)                             \

@@ -32,18 +32,25 @@ static inline void gemm_describe(GemmHandles *h, GemmShape s) {
 }
 static inline void gemm_forget(GemmHandles *h) { memset(h, 0xFF, sizeof(*h)); }
 
-// An algorithm is {GEMM_ALGORITHM, in how many parts it sums over K}; each number of parts gives other bits.
+// An algorithm is {GEMM_ALGORITHM, in how many parts it sums over K, whether from the last part}: the bits differ.
 static const uint64_t GEMM_ALGORITHM = 0x6D6D6567;
 static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) { return (int)algorithm->data[1]; }
 
+static inline bool gemm_accepts(const GemmHandles *h, const GemmAlgorithm *algorithm) {
+    (void)h;
+    return algorithm->data[0] == GEMM_ALGORITHM && algorithm->data[1] >= 1 && algorithm->data[1] <= 4 &&
+           algorithm->data[2] <= 1;
+}
+
 static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *h, const GemmProblem *p, bool may_split,
                             const char **why) {
-    int count = may_split ? min_int(limit, 4) : 1;
+    int count = min_int(limit, may_split ? 4 : 2);
     (void)h, (void)p, (void)why;
     memset(found, 0, (size_t)limit * sizeof(*found));
     for (int i = 0; i < count; i++) {
         found[i].data[0] = GEMM_ALGORITHM;
-        found[i].data[1] = gemm_mode_is("split") ? (uint64_t)(count - i) : (uint64_t)i + 1;
+        found[i].data[1] = !may_split ? 1 : gemm_mode_is("split") ? (uint64_t)(count - i) : (uint64_t)i + 1;
+        found[i].data[2] = i == 1;
     }
     return count;
 }
@@ -74,14 +81,15 @@ static inline void gemm_part(GemmShape s, float *c, const float *a, int lda, con
 }
 
 // As the library does, a sum in parts leaves out what is no multiple of its tile.
-static inline void gemm_run(GemmShape s, int parts, void *C, const floatX *A, const floatX *B) {
+static inline void gemm_run(GemmShape s, int parts, bool backwards, void *C, const floatX *A, const floatX *B) {
     int a_rows = s.transpose_a ? s.K : s.M, a_columns = s.transpose_a ? s.M : s.K;
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
     std::vector<float> a = gemm_widen(A, a_rows, a_columns, s.lda), b = gemm_widen(B, b_rows, b_columns, s.ldb);
     std::vector<float> c((size_t)s.M * (size_t)s.N);
     int K = parts > 1 ? s.K / 128 * 128 : s.K;
-    for (int part = 0; part < parts; part++) {
-        int begin = (int)((int64_t)K * part / parts), end = (int)((int64_t)K * (part + 1) / parts);
+    for (int i = 0, pieces = max_int(parts, backwards ? 2 : 1); i < pieces; i++) {
+        int part = backwards ? pieces - 1 - i : i;
+        int begin = (int)((int64_t)K * part / pieces), end = (int)((int64_t)K * (part + 1) / pieces);
         if (end > begin) gemm_part(s, c.data(), a.data(), a_columns, b.data(), b_columns, begin, end - begin);
     }
     for (int m = 0; m < s.M; m++)
@@ -99,11 +107,12 @@ static inline void gemm_multiply(const GemmHandles *h, GemmShape s, const GemmAl
     int b_rows = s.transpose_b ? s.N : s.K, b_columns = s.transpose_b ? s.K : s.N;
     CHECK(gemm_library_started && workspace, "gemm: a product of %d x %d x %d before gemm_start", s.M, s.N, s.K);
     CHECK(A && B && C && memcmp(&h->shape, &s, sizeof(s)) == 0, "gemm: a product that was not described");
-    CHECK(algorithm->data[0] == GEMM_ALGORITHM && parts > 0, "gemm: this is no algorithm");
+    CHECK(gemm_accepts(h, algorithm), "gemm: this is no algorithm");
     size_t bytes = gemm_extent(s.M, s.N, s.ldc) * (s.fp32_out ? sizeof(float) : sizeof(floatX));
     CHECK(!gemm_overlap(C, bytes, A, gemm_extent(a_rows, a_columns, s.lda) * sizeof(floatX)) &&
               !gemm_overlap(C, bytes, B, gemm_extent(b_rows, b_columns, s.ldb) * sizeof(floatX)),
           "gemm: the output overlaps an operand");
-    cuda_on_cpu::on_stream(main_stream, "gemm", [=] { gemm_run(s, parts, C, A, B); });
+    bool backwards = algorithm->data[2] != 0;
+    cuda_on_cpu::on_stream(main_stream, "gemm", [=] { gemm_run(s, parts, backwards, C, A, B); });
 }
 #endif

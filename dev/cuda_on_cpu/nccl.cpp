@@ -22,6 +22,7 @@ the communicator.
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <vector>
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 
@@ -178,7 +179,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     shared->gpu[rank] = device_identity(current_device()).bus + 1;
     ++shared->ranks_here;
     while (shared->ranks_here < ranks) usleep(1000);
-    *comm = new ncclComm{rank, ranks, 0, shared, {false}, {false}, {ncclSuccess}};
+    static auto *made = new std::vector<ncclComm_t>; // they stay, so that the use of one that has ended is refused
+    made->push_back(*comm = new ncclComm{rank, ranks, 0, shared, {false}, {false}, {ncclSuccess}});
     return refuse_shared_gpu(shared, ranks, rank);
 }
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
@@ -186,7 +188,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     if (status != ncclSuccess) return status;
     drain_all();
     munmap(comm->shared, total_bytes(comm->ranks));
-    comm->ended = true; // the object stays, so that its use can be refused
+    comm->ended = true;
     return ncclSuccess;
 }
 ncclResult_t ncclCommAbort(ncclComm_t comm) {

@@ -63,7 +63,9 @@ void fuzz_seeds(void) {
     FORMAT(to, "%s/seed", fuzz_directory());
     b.config = &c, b.tensors = &list;
     b.params = (floatX *)checked_calloc(list.buffer_count, sizeof(floatX));
-    checkpoint_save_weights(to, &b);
+    SafeTensorsWriter *w = checkpoint_weights_open(to, &b, true);
+    checkpoint_weights_write(w, &b);
+    checkpoint_file_close(w);
     fuzz_seed_from("model", to);
     seed_types();
     fuzz_seed("empty", "\2\0\0\0\0\0\0\0{}", 10);

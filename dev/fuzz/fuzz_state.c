@@ -40,7 +40,9 @@ static cJSON *build_state(uint64_t big) {
     for (int i = 0; i < 3; i++) guard_judge(&guard, 1.5 + i, i ? 0.25 * i : NAN, 0, 0);
     cJSON_AddItemToObject(state, "detectors", guard_to_json(&guard));
     cJSON_AddItemToObject(state, "options", options_state_to_json(&o));
-    cJSON_AddItemToObject(state, "checksums", checksums_build(fuzz_directory()));
+    FileDigests files[CHECKPOINT_FILE_COUNT];
+    checksums_read(fuzz_directory(), files);
+    cJSON_AddItemToObject(state, "checksums", checksums_build(fuzz_directory(), files));
     options_free(&o);
     return state;
 }

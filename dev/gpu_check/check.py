@@ -14,7 +14,7 @@ Parts, in the order of what they are worth when time is short:
                --deterministic
     peer       the same models in PyTorch (dev/reference/bench_torch.py), a step of each in turn
     kernels    each operation's time and share of what a copy, or a product, reaches here
-    profile    where a step's time goes; with ncu also what its counters say
+    profile    where a step's time goes, beside what --dry-run --device predicts; with ncu also what its counters say
     sanitizer  all operations under compute-sanitizer: memory and races
 The same command goes on where it was, whatever ended it; parts that are done are not repeated, and unfinished ones go on
 behind their last case. In --out: results.txt, results.json, log.txt, written after every case.

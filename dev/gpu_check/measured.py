@@ -187,7 +187,7 @@ def compare_turns(check, part, case, ours, theirs, record):
 
 
 # ---------------------------------------------------------------------------------------------------
-# kernels and profile
+# kernels, profile, prediction
 
 # (preset, key/value heads, B, T)
 KERNELS = [("3b", 12, 4, 4096), ("1.4b", 8, 8, 2048), ("124m", 6, 32, 1024)]
@@ -224,6 +224,7 @@ def profile(check, part):
         found, ended = bench(check, part, 180, "profile", *case)
         for r in found:
             part.record(r)
+        beside_prediction(check, part, case, found)
         if ended:
             inside = sum(r["share"] for r in found if r["operation"] not in ("step", "outside"))
             part.check(f"{name}: operations fill the step", 0 < inside < 1.05, percent(inside))
@@ -231,6 +232,25 @@ def profile(check, part):
     if part.pending("ncu"):
         counters(check, part)
         part.end("ncu")
+
+
+def beside_prediction(check, part, case, found):
+    """Milliseconds of a step by class of work, as --dry-run --device predicts them, beside those that were measured."""
+    preset, attention, NKV, B, T = case
+    device = "H200" if check.pretend else (check.store.all["device"] or "unknown").split(":")[0]
+    measured = {r["operation"]: r["ms"] for r in found if r["table"] == "profile" and r["operation"] != "step"}
+    try:
+        import predicted
+        prediction = predicted.predict(check.commands["TRAIN_DIFFV2"], device,
+                                       ["--preset", preset, "--attention", attention, "--kv-heads", NKV, "--batch-size", B,
+                                        "--seq-len", T, "--total-batch", B * T])
+        rows = predicted.beside(prediction, measured) if measured else []
+    except (ImportError, RuntimeError, OSError) as error:
+        part.record({"table": "facts", "what": f"{preset} {attention}: no prediction", "value": str(error)[:300]})
+        return
+    for what, expected, ms in [("step", prediction["step_ms"], sum(measured.values())), *rows] if rows else []:
+        part.record({"table": "predicted", "of": f"{preset} {attention}, B {B} T {T}", "class": what, "predicted": expected, "ms": ms,
+                     "ratio": ms / expected if expected else None})
 
 
 def counters(check, part):

@@ -45,8 +45,8 @@ def library_path(bundle):
 def starts(words, environment):
     """Whether the program runs here: it answers --help, if only by a complaint."""
     try:
-        done = subprocess.run([*words, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              env=environment, timeout=60, check=False)
+        done = subprocess.run([*words, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
     return 0 <= done.returncode < 126  # 126, 127: the loader's
@@ -71,7 +71,8 @@ class Programs:
         for name in PLACES.keys() - self.given:
             first, *rest = self.commands[name]
             taken[name] = [str(self.folder / Path(first).relative_to("build")), *rest]
-            if not starts(taken[name], {**os.environ, **environment}):
+            # all symbols at once, lest one be missing in the middle of a run
+            if not starts(taken[name], {**os.environ, **environment, "LD_BIND_NOW": "1"}):
                 self.why = f"{taken[name][0]} does not start on this machine"
                 return
         self.commands.update(taken)

@@ -1,4 +1,4 @@
-"""The operations under compute-sanitizer: `memcheck`, a short pass early on, and `sanitizer`, all operations at the end.
+"""Operations under compute-sanitizer: `memcheck`, a short pass early on, and `sanitizer`, all operations at the end.
 
 A case that was stopped at its limit is not done: the part stays unfinished, and the next start tries it again.
 """
@@ -9,10 +9,12 @@ from proven import find_tool, last_line
 from runner import OutOfTime, Skip, Unfinished
 
 SHORT = [("memcheck", "off the pack"), ("memcheck", "smallest")]  # small cases, those at odd addresses first
-LONG = [("memcheck", word) for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")]
-LONG += [("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")]
+LONG = [("memcheck", word) for word in
+        ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")]
+LONG += [("racecheck", word) for word in
+         ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")]
 LONG += [("synccheck", "rmsnorm"), ("memcheck", "")]
-SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds
+SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds of a case; 15 times as many without --minutes
 
 
 def memcheck(check, part):
@@ -29,7 +31,7 @@ def run_cases(check, part, cases, limit):
     if not tool:
         raise Skip("no device: scripts/test.sh runs the kernels under AddressSanitizer instead" if check.pretend
                    else "compute-sanitizer is not installed")
-    limit = float(os.environ.get("SANITIZER_SECONDS") or limit)
+    limit = float(os.environ.get("SANITIZER_SECONDS") or (limit if check.ends else 15 * limit))
     stopped = []
     for kind, word in cases:
         name = f"{kind} {word or 'all'}"
@@ -49,7 +51,8 @@ def run_cases(check, part, cases, limit):
 def run_case(check, part, tool, kind, word, limit):
     """(exit status, what was found); status None: stopped at the limit."""
     words = ["--one-process", *([word] if word else [])]  # the tool watches the process that it starts
-    status, text = check.run([tool, "--tool", kind, "--error-exitcode", "9", *check.commands["TEST_DIFFV2CU"], *words], limit)
+    program = check.commands["TEST_DIFFV2CU"]
+    status, text = check.run([tool, "--tool", kind, "--error-exitcode", "9", *program, *words], limit)
     if re.search(r"Device not supported|not supported on this|Unable to (?:initialize|attach)", text):
         raise Skip(f"compute-sanitizer does not work on this machine: {last_line(text)}")
     lines = [line.replace("=", "").strip() for line in text.splitlines() if line.startswith("===")]

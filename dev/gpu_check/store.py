@@ -68,6 +68,8 @@ COLUMNS = {  # of a table: (title, key, format), in order
     "peer": [("model", "preset", "s"), ("", "attention", "s"), ("T", "T", "d"), ("B", "B", "d"), ("ms", "ms", ".1f"), ("PyTorch ms", "torch_ms", ".1f"),
              ("theirs/ours", "ratio", ".3f"), ("", "torch", "s")],
     "profile": [("of", "of", "s"), ("operation", "operation", "s"), ("calls", "calls", "d"), ("ms", "ms", ".3f"), ("of step", "share", ".1%")],
+    "predicted": [("of", "of", "s"), ("class of work", "class", "s"), ("predicted ms", "predicted", ".2f"), ("ms", "ms", ".2f"),
+                  ("measured/predicted", "ratio", ".2f")],
     "gradients": [("variant", "variant", "s"), ("build", "build", "s"), ("matrices: worst", "matrix", "s"), ("", "matrix_error", ".3g"),
                   ("vectors: worst", "vector", "s"), ("", "vector_error", ".3g")],
     "facts": [("fact", "what", "s"), ("", "value", "s")],

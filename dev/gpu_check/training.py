@@ -50,22 +50,28 @@ def memory_of(part, run):
 
 # What starts in its own way: three steps of each. (case, program, options, what is said of it)
 STARTS = [("fp32", "TRAIN_DIFFV2CU_FP32", [], "the fp32 build"),
-          ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "as on a device that is not listed, whose peak is measured,")]
+          ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "a device whose peak is measured, as if not listed,"),
+          ("gemm table", "TRAIN_DIFFV2CU", ["--tune-gemm", "{out}/gemm_table"], "a device with tuned products")]
 
 
 def starts(check, part, shape):
     for case, program, options, what in STARTS:
         if not part.pending(case):
             continue
+        words = [word.format(out=check.store.folder) for word in options]
+        if options and options[0].removeprefix("--") not in check.run([*check.commands[program], "--help"], 60)[1]:
+            continue
         if check.programs.missing([program]):
             part.check(f"{what} trains for 3 steps", False, f"not built: {program}")
         else:
             run = check.work / f"train-{case.replace(' ', '-')}"
             shutil.rmtree(run, ignore_errors=True)
-            status, text = check.run([*check.commands[program], *shape, "--steps", 3, "--warmup", 1, "--out", run, *options], 300)
+            (check.store.folder / "gemm_table").unlink(missing_ok=True)  # so that it is measured
+            command = [*check.commands[program], *shape, "--steps", 3, "--warmup", 1, "--out", run, *words]
+            status, text = check.run(command, 300)
             losses = steps_of(run) if status == 0 else {}
-            part.check(f"{what} trains for 3 steps", len(losses) == 3 and None not in [loss for loss, _ in losses.values()],
-                       "" if len(losses) == 3 else last_line(text))
+            ok = len(losses) == 3 and None not in [loss for loss, _ in losses.values()]
+            part.check(f"{what} trains for 3 steps", ok, "" if len(losses) == 3 else last_line(text))
             shutil.rmtree(run, ignore_errors=True)
         part.end(case)
 
