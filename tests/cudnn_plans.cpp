@@ -22,7 +22,8 @@ struct Device {
 static const Device devices[] = {
     {80, 108, 166912, "A100"}, {90, 132, 232448, "H200"}, {100, 148, 232448, "B200"}, {120, 170, 101376, "RTX 5090"}};
 
-enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7, ALL_FROM_9_23 = 8, LINEAR = 16 };
+enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7, LINEAR = 16 };
+enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on
 static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
 struct Row {
     const char *why;
@@ -42,7 +43,7 @@ static const Row rows[] = {
     {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, ALL,     ALL,     ALL,     ALL    },
     {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, ALL,     ALL,     ALL,     ALL    },
     {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, ALL,     ALL,     ALL,     ALL    },
-    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     FORWARD | ALL_FROM_9_23, FORWARD},
+    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     LATER,   FORWARD},
     {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0,       0,       0,       0      },
     {"one position",                            3, 1,    2,  1,  16,  16,  1, FORWARD, FORWARD, FORWARD, FORWARD},
 };
@@ -125,7 +126,7 @@ int main(int argc, char **argv) {
                 if (argc > 1 && !strstr(line, argv[1])) continue;
                 int major = device.capability / 10;
                 int wanted = major == 8 ? row.on_80 : major == 9 ? row.on_90 : major == 10 ? row.on_100 : row.on_120;
-                if (wanted & ALL_FROM_9_23 && cudnnGetVersion() >= 92300) wanted = ALL;
+                if (wanted == LATER && cudnnGetVersion() >= 92300) wanted = ALL;
                 bool linear = major == 10 || (major == 9 && cudnnGetVersion() >= 92500);
                 if (wanted & DETERMINISTIC && linear) wanted |= LINEAR;
                 CudnnAttention a = attention_of(row, direction);
