@@ -10,12 +10,15 @@ A description becomes a graph of one node, the graph a plan, once for each shape
             out and lse of a softmax with a sink (sink.h) give the right gradients without a sink in the graph
   determinism  the fast backward adds dQ by atomics. The deterministic one keeps dS of all heads (but on 10.x): B NQ T^2
             bf16 of workspace, T rounded up to tiles; the caller bounds it by sequences and heads per call. On 9.x with
-            cuDNN 9.25 and frontend 1.32 there is another that adds dQ in order: linear memory, slower, other bits. Which
-            it is the frontend takes from an environment variable, set here for each plan: CudnnAttention.linear decides.
+            cuDNN 9.25 and frontend 1.32 another one adds dQ in order: linear memory, slower, other bits. The frontend
+            reads which of them from a variable of the environment, set here for each plan as CudnnAttention.linear says
   limits    bf16, from compute capability 8.0. Widths multiples of 8: backward to 128, on 9.x to 256 (10.x: 192 with
             values of 128, or 256, by cuDNN 9.11 and 9.23); values of a width of their own where the plan for it exists.
             All strides and addresses multiples of 16 bytes. T need not be a multiple of anything; T = 1 has no
             backward. Deterministic on 10.x from cuDNN 9.18.
+  bugs      9.8.0, 9.10.0 and 9.10.1 are refused (cudnn_version_usable). Frontends below 1.16 do not compile: 1.13 to
+            1.14.1 give NaN where T % 128 != 0. A backward on 9.x that gives NaN where T % 128 = 64 and lse < -88.7 is
+            found by running it (attention_probe.cuh)
   source    docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html (support matrix), and the
             frontend's node/sdpa_support_surface.h and node/scaled_dot_product_flash_attention.h
 */

@@ -97,8 +97,8 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
 // A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
 // either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
-// is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user may
-// expect, and the remedy, one line a call; NULL when all is said.
+// is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user
+// may expect, and the remedy, one line a call; NULL when all is said.
 typedef struct {
     bool own, library;  // demanded; neither: the library where it can
     bool deterministic; // the same bits in every run

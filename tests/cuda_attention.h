@@ -93,9 +93,9 @@ static void check_attention_plain(const Case *c) { check_attention(c, false); }
 static void check_attention_documents(const Case *c) { check_attention(c, true); }
 
 // n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), groups of heads of
-// one sequence that the workspace has room for (0: no limit), and the calls that there are to be then. The route must be
-// cuDNN's where parts are demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no workspace of
-// cuDNN's; its stand-in asks for as much as for the backward, so that the forward is done in as many calls.
+// one sequence that the workspace has room for (0: no limit), and the calls that there are to be then. The route must
+// be cuDNN's where parts are demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no
+// workspace of cuDNN's; its stand-in asks for as much as for the backward, so that it is done in as many calls.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else

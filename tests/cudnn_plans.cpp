@@ -22,7 +22,9 @@ struct Device {
 static const Device devices[] = {
     {80, 108, 166912, "A100"}, {90, 132, 232448, "H200"}, {100, 148, 232448, "B200"}, {120, 170, 101376, "RTX 5090"}};
 
-enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7 };
+enum { FORWARD = 1, BACKWARD = 2, DETERMINISTIC = 4, ALL = 7, LINEAR = 16 };
+enum { LATER = FORWARD | 8 }; // all from cuDNN 9.23 on
+static const int directions[] = {FORWARD, BACKWARD, DETERMINISTIC, LINEAR};
 struct Row {
     const char *why;
     int B, T, NQ, NKV, D, DV, sets;
@@ -41,7 +43,7 @@ static const Row rows[] = {
     {"the narrowest",                           1, 131,  2,  1,  8,   8,   1, ALL,     ALL,     ALL,     ALL    },
     {"tests: width 16",                         2, 65,   8,  4,  16,  16,  1, ALL,     ALL,     ALL,     ALL    },
     {"tests: no power of two",                  2, 17,   4,  1,  72,  72,  1, ALL,     ALL,     ALL,     ALL    },
-    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     FORWARD, FORWARD},
+    {"the widest --head-dim",                   1, 65,   2,  1,  256, 256, 1, FORWARD, ALL,     LATER,   FORWARD},
     {"widths that cuDNN does not take",         1, 33,   3,  3,  12,  12,  1, 0,       0,       0,       0      },
     {"one position",                            3, 1,    2,  1,  16,  16,  1, FORWARD, FORWARD, FORWARD, FORWARD},
 };
@@ -52,7 +54,7 @@ static CudnnAttention attention_of(const Row &r, int direction) {
     CudnnAttention a;
     memset(&a, 0, sizeof(a));
     int ld = (r.sets * (r.NQ + r.NKV) * r.D + r.NKV * r.DV + 63) / 64 * 64;
-    a.backward = direction != FORWARD, a.deterministic = direction == DETERMINISTIC;
+    a.backward = direction != FORWARD, a.deterministic = direction >= DETERMINISTIC, a.linear = direction == LINEAR;
     a.B = r.B, a.T = r.T, a.NQ = r.NQ, a.NKV = r.NKV, a.D = r.D, a.DV = r.DV;
     a.scale = 0.125f;
     a.q = a.k = CudnnStrides{ld, r.sets * r.D};
@@ -64,7 +66,7 @@ static CudnnAttention attention_of(const Row &r, int direction) {
 
 static std::shared_ptr<fe::DeviceProperties> properties(const Device &d) {
     char text[2048];
-    snprintf(
+    snprintf( // the last three are read by later versions than 9.19, up to 9.28
         text, sizeof(text),
         "{\"deviceName\": \"%s\", \"deviceVer\": %d, \"multiProcessorCount\": %d, \"maxSharedMemoryPerBlockOptin\": "
         "%d, "
@@ -73,8 +75,9 @@ static std::shared_ptr<fe::DeviceProperties> properties(const Device &d) {
         "\"maxBlockSize\": [1024, 1024, 64], \"regsPerBlock\": 65536, \"maxRegistersPerSM\": 65536, \"warpSize\": 32, "
         "\"maxThreadsPerBlock\": 1024, \"maxThreadsPerSM\": 2048, \"maxCtasPerSM\": 32, \"smClockRateKHz\": 1980000, "
         "\"memClockRateKHz\": 3201000, \"l2CacheSize\": 62914560, \"pciDeviceId\": 0, \"isTccDriver\": 0, "
-        "\"supportCoopLaunch\": 1}",
-        d.name, d.capability * 10, d.multiprocessors, d.shared_bytes);
+        "\"supportCoopLaunch\": 1, \"smCountOrigin\": 0, \"oversizedSharedMemoryPerBlock\": %d, \"memoryBusWidth\": "
+        "5120}",
+        d.name, d.capability * 10, d.multiprocessors, d.shared_bytes, d.shared_bytes);
     auto made = std::make_shared<fe::DeviceProperties>();
     fe::error_t status = made->deserialize(std::vector<uint8_t>(text, text + strlen(text)));
     if (status.is_good()) return made;
@@ -87,7 +90,7 @@ static bool plan_for(const Device &device, const CudnnAttention &a, int64_t *byt
     graph.set_sm_version(device.capability);
     graph.set_device_properties(properties(device));
     describe(graph, a);
-    return good(graph.validate(), "not a graph", why, size) &&
+    return linear_exists(a, device.capability, why, size) && good(graph.validate(), "not a graph", why, size) &&
            good(graph.build_operation_graph(), "no operation graph", why, size) &&
            good(graph.create_execution_plans({fe::HeurMode_t::A}), "no plan", why, size) &&
            good(graph.check_support(), "not supported", why, size) &&
@@ -101,8 +104,8 @@ enum { SMALL = 4096 };
 static int64_t estimate(const CudnnAttention &a) {
     int64_t T = a.T, queries = (int64_t)a.B * a.NQ * T, bytes = 4 * queries;
     if (!a.backward) return 0;
-    bytes +=
-        a.deterministic ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128) : 4 * queries * a.D;
+    bytes += a.deterministic && !a.linear ? 2 * (int64_t)a.B * a.NQ * ((T + 63) / 64 * 64) * ((T + 127) / 128 * 128)
+                                          : 4 * queries * a.D;
     return bytes + (a.NQ > a.NKV ? 2 * queries * (a.D + a.DV) : 0);
 }
 
@@ -112,21 +115,26 @@ int main(int argc, char **argv) {
     printf("%s\n", cudnn_attention_library());
     for (const Device &device : devices)
         for (const Row &row : rows)
-            for (int direction = FORWARD; direction <= DETERMINISTIC; direction *= 2) {
+            for (int direction : directions) {
                 char line[300], why[400] = "";
                 snprintf(line, sizeof(line), "%s, %s: B=%d T=%d NQ=%d NKV=%d D=%d DV=%d  (%s)", device.name,
                          direction == FORWARD    ? "forward"
                          : direction == BACKWARD ? "backward"
+                         : direction == LINEAR   ? "linear deterministic backward"
                                                  : "deterministic backward",
                          row.B, row.T, row.NQ, row.NKV, row.D, row.DV, row.why);
                 if (argc > 1 && !strstr(line, argv[1])) continue;
                 int major = device.capability / 10;
                 int wanted = major == 8 ? row.on_80 : major == 9 ? row.on_90 : major == 10 ? row.on_100 : row.on_120;
+                if (wanted == LATER && cudnnGetVersion() >= 92300) wanted = ALL;
+                bool linear = major == 10 || (major == 9 && cudnnGetVersion() >= 92500);
+                if (wanted & DETERMINISTIC && linear) wanted |= LINEAR;
                 CudnnAttention a = attention_of(row, direction);
                 int64_t bytes = 0;
                 bool taken = plan_for(device, a, &bytes, why, sizeof(why)),
                      right = taken == ((wanted & direction) != 0);
-                if (taken && major == 9) right = right && bytes >= estimate(a) && bytes <= estimate(a) + SMALL;
+                int64_t small = SMALL + (a.linear ? (int64_t)a.B * a.NQ * a.T / 8 : 0); // and the order of sums
+                if (taken && major == 9) right = right && bytes >= estimate(a) && bytes <= estimate(a) + small;
                 printf("%s %s: ", right ? "ok  " : "FAIL", line);
                 if (taken) printf("%.3f MiB%s\n", (double)bytes / 1048576, right ? "" : ", which was not expected");
                 else printf("%s\n", why);

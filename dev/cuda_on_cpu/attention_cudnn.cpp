@@ -13,8 +13,8 @@ asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
                                memory is on an "H200" from 9.25 on
   $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and what it says; or
                                "tail: on": the backward meets 64 keys more than there are, of zeros, without a mask
-  order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a run
-                               of a plan after its end: each ends the program
+  order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a
+                               run of a plan after its end: each ends the program
 */
 #ifndef USE_CUDNN
 #define USE_CUDNN
