@@ -52,6 +52,7 @@ static const Case cases[] = {
     {"rmsnorm_forward",          check_rmsnorm_forward,      "N C",                   {1, 1},                    0, "the smallest"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {7, 64},                   0, "packs"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {130, 19},                 0, "no packs"},
+    {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {140, 768},                0, "several warps a row, several rows at once, in turns"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {2100, 8},                 0, "more rows than parts, heads of width 8"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {9, 1096},                 1, "addresses off the pack"},
     {"rmsnorm_backward",         check_rmsnorm_backward,     "N C",                   {3, 4104},                 0, "more packs than threads in fp32"},
