@@ -262,7 +262,7 @@ static inline void checkpoint_appear(const char *run_dir, int64_t step, const ch
     rename_synced(temporary, dir);
 }
 
-// A checkpoint on its way to the disk: what checkpoint_save does, in steps that checkpoint_background.h takes one by one.
+// A checkpoint on its way to the disk: what checkpoint_save does at once, and checkpoint_background.h step by step.
 typedef struct {
     const char *run_dir;
     int64_t step;

@@ -88,8 +88,8 @@ static inline void warn(const char *fmt, ...) {
 }
 
 // In a thread that works for the main thread: where a failing CHECK leaves its line, [FAILURE_SIZE], before it ends the
-// thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using. NULL: this
-// thread ends the program itself.
+// thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using. NULL:
+// this thread ends the program itself.
 enum { FAILURE_SIZE = 8192 };
 static __thread char *failure_line;
 

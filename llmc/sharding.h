@@ -19,7 +19,7 @@ b.begin / ranks, exactly, as buckets lie without gaps.
 #include "model_config.h"
 
 // Elements of a bucket at most. A ring of ranks moves a bucket in ranks - 1 turns of a piece each, and each turn has a
-// latency: 3 us over NVLink, 14 us over a network (hwLat in NCCL's src/graph/tuning.cc), with 8 GPUs per machine 5 us on
+// latency: 3.4 us over NVLink, 14 us over a network (NCCL's src/graph/tuning.cc), with 8 GPUs per machine 5 us on
 // average. A piece of 2 MiB takes 42 us at 50 GB/s, so that latency is about a tenth. Few ranks: 32 MiB, which is less
 // memory where received pieces are kept (comm_received_bytes). Many: 256 MiB, which is more than most layers have.
 static inline size_t bucket_elements(int ranks) {
