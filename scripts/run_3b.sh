@@ -2,9 +2,9 @@
 # run_3b.sh: pretrains a DIFF V2 of 3b on 105G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 3b --kv-heads 12, 3481218048 parameters
 #   GPUs            64, on 8 machines with 8 each
-#   bytes per GPU   46.3 GiB; sent per step 19.1 GiB, for which a step waits 38 ms
+#   bytes per GPU   46.3 GiB; sent per step 19.1 GiB, for which a step waits 21 ms
 #   FLOPs           2.41e+21 (2.3e+10 per token)
-#   expected hours  18 on H100 at 57% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
+#   expected hours  18 on H100 at 58% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
 #   settings of     the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419
 #
 # Usage: scripts/run_3b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
