@@ -3,7 +3,7 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient. Equat
 
   mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so
             that the row is read once for the loss and once more, from the cache where it fits, for the gradient.
-            Instructions are near the limit, too: 11 and 11 a logit (SASS of sm_90), where the memory of an H200 allows 24.
+            Instructions are near the limit, too: 11 and 11 a logit (SASS of sm_90), where an H200's memory allows 24.
   packs     of the row's first V elements, then element by element: V need not be a multiple of anything
   numerics  fp32; the gradient is rounded once. A NaN or +inf in a row makes its loss NaN.
   traffic   2V in, Vp out per row; V in without a gradient
@@ -16,8 +16,8 @@ typedef struct {
     float max, sum;
 } RunningSum;
 
-// Of W logits: one factor for the old sum, one exponential each, no branch. __expf(x) is off by 2 + 1.2 |x| units of the
-// last place, where e^x is small; in a sum that begins with e^0 this is less than 3 units.
+// Of W logits: one factor for the old sum, one exponential each, no branch. __expf(x) is within 2 + 1.2 |x| units of
+// the last place. Where |x| is large e^x is small: in a sum that has e^0 as a term this is less than 3 units.
 template <int W> static __device__ inline void running_add(RunningSum *r, const float *x) {
     float max = r->max;
     UNROLL

@@ -160,8 +160,9 @@ template <int W> static __device__ inline unsigned column_index(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * W;
 }
 
-// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. Of a row of less than a
-// warp fewer lanes do several packs each where that leaves fewer idle: 4 at 12 packs (D = 96), not 16; at least 64 bytes.
+// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. Where a row has less
+// than a warp of packs, fewer lanes take several each if that leaves fewer idle: 4 at 12 packs (D = 96), not 16. At
+// least 64 bytes of a row are read at once.
 enum { ROW_THREADS = 128, ROW_LEAST_LANES = 4 };
 static inline int row_lanes(int packs, bool wide) {
     int lanes = 1;
@@ -238,7 +239,7 @@ static inline void column_sum(float *out, const float *partial, int parts, int C
     LAUNCH(column_sum_kernel, blocks_of((size_t)C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
 }
 
-// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division would take a branch per element.
+// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division has a branch per element.
 // Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
 static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
 #endif

@@ -115,7 +115,7 @@ static __global__ void embedding_scan_kernel(int *counts, int count) {
     }
 }
 
-// A warp adds up the rows of the token that begins at `first`, for columns of its own. AHEAD of them are loaded at once:
+// A warp adds up the rows of the token that begins at `first`, for columns of its own. It loads AHEAD of them at once:
 // the sum stays in the order of the rows, and waits for memory once per AHEAD rows.
 template <int W, int AHEAD>
 static __device__ inline void embedding_add_rows(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,

@@ -88,7 +88,8 @@ static __device__ inline float rmsnorm_other_columns(const floatX *dy, const flo
 }
 
 // A block's part of the rows: blockDim.y at once, each by blockDim.x threads, a pack of columns each. Where a row has
-// more packs than that, blockIdx.y says which, and PARTS is true: the product is of all of the row. partial (gridDim.x, C)
+// more packs than that, PARTS is true and blockIdx.y says which; the product is of all of the row.
+// partial (gridDim.x, C)
 template <int W, bool PARTS>
 static __global__ void __launch_bounds__(RMSNORM_LANES)
     rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x, const floatX *weight,
