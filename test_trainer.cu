@@ -22,9 +22,9 @@ nearly.
 #include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.
+static size_t bucket_elements(int ranks);
 static size_t test_bucket_elements(int ranks) {
-    (void)ranks;
-    return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : (size_t)8 << 20;
+    return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : bucket_elements(ranks);
 }
 
 // LOGIT_ROWS=16: so few that the models of the tests have several pieces of logits, the last of them smaller.
