@@ -15,7 +15,8 @@ start the loader. It then goes on as it is.
 
 Variables that change the numbers of matrix products without a word are refused, or recorded in run.json and compared
 between ranks: library_variables. Names: cuBLAS documentation, "Floating Point Emulation"; CUDA and cuDNN documentation
-(NVIDIA_TF32_OVERRIDE); oneDNN documentation, "Primitive Attributes: floating-point math mode", "CPU Dispatcher Control".
+(NVIDIA_TF32_OVERRIDE); oneDNN documentation, "Primitive Attributes: floating-point math mode", "CPU Dispatcher
+Control".
 */
 #ifndef LLMC_ENVIRONMENT_H
 #define LLMC_ENVIRONMENT_H

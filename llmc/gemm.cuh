@@ -5,8 +5,9 @@ gemm.cuh: the one seam to a library for matrix products.
 
   types      A and B floatX; C floatX, or fp32 where shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  gemm_plans.cuh and gemm_table.cuh choose how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run on the CPU a C
-             twin (dev/cuda_on_cpu/gemm.h); gemm_plain.cuh is a kernel of our own for what the library refuses
+  behind it  gemm_plans.cuh and gemm_table.cuh choose how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run
+             on the CPU a C twin (dev/cuda_on_cpu/gemm.h); gemm_plain.cuh is a kernel of our own for what the library
+             refuses
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH

@@ -19,8 +19,8 @@ typedef struct {
 } ModelConfig;
 
 // cuBLAS's fastest kernels for bf16 require widths of whole 16 bytes, 8 elements, of what is stored in rows (cuBLAS
-// documentation, "Tensor Core Usage"). So products with outputs of any width (q, k, v, lambda; the logits) compute up to 7
-// columns more, whose weights and gradients are zero.
+// documentation, "Tensor Core Usage"). So products with outputs of any width (q, k, v, lambda; the logits) compute up to
+// 7 columns more, whose weights and gradients are zero.
 enum { MATRIX_ROWS = 8 };
 
 // What the attention of a configuration comes to; see variants.h for the equations.
@@ -167,8 +167,8 @@ typedef struct {
 } Tensor;
 
 // The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
-// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it. A matrix,
-// with what is joined to it, is followed by rows of zeros up to a multiple of MATRIX_ROWS.
+// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it. A
+// matrix, with what is joined to it, is followed by rows of zeros up to a multiple of MATRIX_ROWS.
 typedef struct {
     Tensor *tensors;
     int count;

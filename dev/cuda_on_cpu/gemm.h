@@ -5,8 +5,8 @@ product before gemm_start, empty shapes, row strides shorter than rows, null poi
 operand. It has several algorithms, which differ in the order of their sums.
 
   CUDA_ON_CPU_GEMM=split     the first choice divides the sum over K, where it may
-  CUDA_ON_CPU_GEMM=aligned   refuses addresses and row strides that are no multiple of 16 bytes: nobody has a list of what
-                             cuBLASLt refuses, and a trainer must do without it
+  CUDA_ON_CPU_GEMM=aligned   refuses addresses and row strides that are no multiple of 16 bytes: what cuBLASLt refuses
+                             is not documented, and a trainer must do without it
   CUDA_ON_CPU_GEMM=fails     the first product fails
 */
 #ifndef CUDA_ON_CPU_GEMM_H
