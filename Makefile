@@ -180,7 +180,7 @@ $(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
-$(CUDA_BUILD)/attention_cudnn.o: llmc/attention_cudnn.cpp $(CUDA_BUILD)/flags
+$(CUDA_BUILD)/attention_cudnn.o: llmc/cuda/attention_cudnn.cpp $(CUDA_BUILD)/flags
 	$(CXX) -std=c++17 -O1 -g1 $(WARN) $(CUDA_CFLAGS) $(CUDNN_CFLAGS) -MD -MP -c -o $@ $<
 # its plans for devices that are not here (tests/cudnn_plans.cpp), with a driver that only says yes
 $(CUDA_BUILD)/cudnn_plans: tests/cudnn_plans.cpp $(CUDA_BUILD)/no_gpu/libcuda.so.1 $(CUDA_BUILD)/flags
@@ -198,7 +198,7 @@ test:
 bench: $(BUILD)/bench $(BUILD)/train_diffv2
 	$(BUILD)/bench $(ARGS)
 format:
-	clang-format -i $(wildcard *.c *.cu llmc/*.h llmc/*.cuh llmc/*.cpp data/*.c tests/*.h tests/*.cpp dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
+	clang-format -i $(wildcard *.c *.cu llmc/*/*.h llmc/*/*.cuh llmc/*/*.cpp data/*.c tests/*.h tests/*.cpp dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 

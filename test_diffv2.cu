@@ -17,7 +17,7 @@ with --one-process it ends the run, as debuggers and compute-sanitizer want it. 
 #include "tests/cuda_collectives.h"
 #include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
-#include "llmc/environment.h"
+#include "llmc/run/environment.h"
 
 #ifdef USE_NCCL
 static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c->n[0]); }

@@ -16,9 +16,9 @@ nearly.
 #define NCCL_EVENTS 256
 #define NCCL_WAITS 64
 #define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
-#include "llmc/common.h"
+#include "llmc/base/common.h"
 #include <cuda_runtime.h>
-#include "llmc/attention_cudnn.h"
+#include "llmc/cuda/attention_cudnn.h"
 #include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.

@@ -3,36 +3,36 @@ train_diffv2.c: pretraining of decoder language models with differential attenti
 
 The file reads top to bottom: the model and its memory, forward, backward (its exact mirror), update,
 statistics, what a step costs, checkpoints, generation, the training loop, main. Operations are called by name and
-declared in llmc/ops.h; nothing here dereferences a buffer, so that train_diffv2.cu can include this
+declared in llmc/ops/ops.h; nothing here dereferences a buffer, so that train_diffv2.cu can include this
 very file with CUDA operations instead.
 
   B sequences of T positions make a micro-batch of N = B*T rows; a step (one update) sums the
   gradients of `micro_steps` of them. C hidden size, L layers, V vocabulary, F MLP width, D head
   dimension, NH output heads, NKV key/value heads, NQ query heads. [] shapes are row-major.
 */
-#include "llmc/common.h"
-#include "llmc/ops.h"
-#include "llmc/comm.h"
-#include "llmc/model_config.h"
-#include "llmc/sharding.h"
-#include "llmc/device_peak.h"
-#include "llmc/random.h"
-#include "llmc/options.h"
-#include "llmc/schedule.h"
-#include "llmc/speech.h"
-#include "llmc/spikes.h"
-#include "llmc/dataloader_whole.h"
-#include "llmc/checkpoint_background.h"
-#include "llmc/ranks.h"
-#include "llmc/revision.h"
-#include "llmc/logger.h"
-#include "llmc/starts.h"
-#include "llmc/sampler.h"
-#include "llmc/recall.h"
-#include "llmc/attention_maps.h"
-#include "llmc/progress.h"
-#include "llmc/stop_signals.h"
-#include "llmc/environment.h"
+#include "llmc/base/common.h"
+#include "llmc/ops/ops.h"
+#include "llmc/comm/comm.h"
+#include "llmc/model/model_config.h"
+#include "llmc/comm/sharding.h"
+#include "llmc/cuda/device_peak.h"
+#include "llmc/base/random.h"
+#include "llmc/run/options.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/speech.h"
+#include "llmc/run/spikes.h"
+#include "llmc/data/dataloader_whole.h"
+#include "llmc/checkpoint/checkpoint_background.h"
+#include "llmc/run/ranks.h"
+#include "llmc/base/revision.h"
+#include "llmc/run/logger.h"
+#include "llmc/run/starts.h"
+#include "llmc/text/sampler.h"
+#include "llmc/data/recall.h"
+#include "llmc/run/attention_maps.h"
+#include "llmc/run/progress.h"
+#include "llmc/run/stop_signals.h"
+#include "llmc/run/environment.h"
 
 // Sizes of pieces of work, which tests make small (tests/small_sizes.h): elements of a tensor that are drawn at a time,
 #ifndef INIT_CHUNK
@@ -900,9 +900,9 @@ static double forward_flops(const Model *model, int B, int T) {
 }
 static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
 
-#include "llmc/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
-#include "llmc/memory_report.h" // model_memory, model_bytes: what a process takes
-#include "llmc/prediction_report.h"
+#include "llmc/run/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
+#include "llmc/run/memory_report.h" // model_memory, model_bytes: what a process takes
+#include "llmc/run/prediction_report.h"
 
 static void print_match(const Model *model, const Options *o) {
     ModelConfig plain = model_as_baseline(&model->config);
@@ -1249,7 +1249,7 @@ static void run_log_validation(Run *run) {
     progress_flush();
 }
 
-#include "llmc/evaluation.h" // run_evaluate, for --eval
+#include "llmc/run/evaluation.h" // run_evaluate, for --eval
 
 enum { SAMPLE_TOKENS = 200 };
 

@@ -1,14 +1,14 @@
 /*
-train_diffv2.cu: the trainer on a GPU. It is train_diffv2.c with the CUDA twins of its operations (llmc/NAME.cuh), which
-llmc/ops.h includes for DEVICE_OPS; model, backward, update and run are the very lines that the CPU build tests.
+train_diffv2.cu: the trainer on a GPU. It is train_diffv2.c with the CUDA twins of its operations (llmc/ops/NAME.cuh), which
+llmc/ops/ops.h includes for DEVICE_OPS; model, backward, update and run are the very lines that the CPU build tests.
 
   precision   PRECISION_BF16 (default): parameters and activations bf16; gradients, moments, master weights and
               statistics fp32. PRECISION_FP32: everything fp32, for comparison with the CPU
-  memory      one cudaMalloc per buffer of the model, before the first step (llmc/device_memory.cuh)
+  memory      one cudaMalloc per buffer of the model, before the first step (llmc/cuda/device_memory.cuh)
   order       all operations run on one stream and collectives on a second; in a step the host waits only where it reads
               the loss and the norm
-  products    cuBLASLt, behind llmc/gemm.cuh
-  ranks       one process per GPU, which NCCL connects (llmc/comm_nccl.cuh); built without USE_NCCL it is one process
+  products    cuBLASLt, behind llmc/cuda/gemm.cuh
+  ranks       one process per GPU, which NCCL connects (llmc/comm/comm_nccl.cuh); built without USE_NCCL it is one process
               alone
 */
 #ifndef DEVICE_OPS

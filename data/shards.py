@@ -1,4 +1,4 @@
-"""Token shards, the files that training reads (llmc/shards.h): a header of 256 int32 and the tokens.
+"""Token shards, the files that training reads (llmc/data/shards.h): a header of 256 int32 and the tokens.
 
   narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
   wide     magic 20240801, version 7: uint32

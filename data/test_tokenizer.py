@@ -72,7 +72,7 @@ def code_points(every):
 
 
 def training_text():
-    for name in sorted(ROOT.glob("llmc/*.h")) + sorted(ROOT.glob("data/*.py")):
+    for name in sorted(ROOT.glob("llmc/*/*.h")) + sorted(ROOT.glob("data/*.py")):
         yield name.read_text(encoding="utf-8")
     rng = random.Random(1)
     for _ in range(3000):

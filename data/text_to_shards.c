@@ -12,7 +12,7 @@ text_to_shards: text to shards of byte-level tokens, the training data of train_
   shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., the format of llm.c: 256 little-endian int32
               (magic 20240520, version 1, token count, then 0), then uint16 tokens. As few shards as --shard-tokens
               allows, all of the same size, so that none is a short remainder; documents run across their ends.
-  description DIR/corpus.json, as data/prepare.py writes it and llmc/corpus.h reads it: vocabulary, separator, counts,
+  description DIR/corpus.json, as data/prepare.py writes it and llmc/data/corpus.h reads it: vocabulary, separator, counts,
               and each shard's tokens and xxh64.
   validation  documents are taken in the order of a hash of their position as long as they fit into what is left of
               the wanted amount (1% of the text when nothing is said): a spread over all of the text, the same at

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tokenizer.bin, the compact token table that the C program reads (llmc/tokenizer_table.h has the format).
+"""Writes tokenizer.bin, the compact token table that the C program reads (llmc/text/tokenizer_table.h has the format).
 
   token_table.py TOKENIZER OUT [--separator ID]
 

@@ -26,8 +26,8 @@ The trainer is included whole, so what runs here is what trains.
 #ifndef DEVICE_OPS
 #define DEVICE_OPS
 #endif
-#include "../llmc/common.h"
-#include "../llmc/ops.h"
+#include "../llmc/base/common.h"
+#include "../llmc/ops/ops.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Operations that are watched: names that train_diffv2.c calls stand for the operation between two events

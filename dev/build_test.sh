@@ -418,8 +418,8 @@ kernels_of_whole_packs_store_16_bytes_at_a_time() {
     kernels+=' diff_combine_forward gate_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
 #define PRECISION_BF16
-#include \"llmc/common.h\"
-#include \"llmc/ops.h\"
+#include \"llmc/base/common.h\"
+#include \"llmc/ops/ops.h\"
 extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)};"
     "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" ||
         { why=$(tail -n 3 "$tree/err"); return 1; }

@@ -6,7 +6,7 @@ encode_text.c: the C tokenizer as a filter, for data/test_tokenizer.py.
   encode_text TABLE --pieces             in place of tokens the ends of the pieces that merges stay within, in bytes
   encode_text TABLE --speed FILE         MB/s over a text file
 */
-#include "../llmc/tokenizer.h"
+#include "../llmc/text/tokenizer.h"
 
 static bool read_all(void *to, size_t bytes) { return fread(to, 1, bytes, stdin) == bytes; }
 static void write_all(const void *from, size_t bytes) {

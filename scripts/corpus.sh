@@ -116,7 +116,7 @@ make_system() {
 
 make_project() {
     local file
-    for file in README.md LICENSE Makefile ./*.c llmc/*.h tests/*.h data/*.c scripts/*.sh dev/reference/*.py; do
+    for file in README.md LICENSE Makefile ./*.c llmc/*/*.h tests/*.h data/*.c scripts/*.sh dev/reference/*.py; do
         [ -f "$file" ] || continue
         printf '\f'
         cat "$file"

@@ -226,7 +226,7 @@ the share of a step that waits for communication; *latency* is that of the hops 
 {scaling}
 
 A ring's latency grows with the number of ranks and comes once per bucket, so buckets grow with the ranks
-(`llmc/sharding.h`). On 4096 GPUs the rings are not hidden even at 32M tokens per update (the last line of each size):
+(`llmc/comm/sharding.h`). On 4096 GPUs the rings are not hidden even at 32M tokens per update (the last line of each size):
 there sums would have to be hierarchical, within machines and then between them.
 
 ## Predicted and published

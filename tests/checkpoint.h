@@ -1,5 +1,5 @@
 /*
-checkpoint.h: tests of the files of a run (llmc/dtype.h, json.h, safetensors.h, config_json.h, checkpoint.h,
+checkpoint.h: tests of the files of a run (llmc/base/dtype.h, json.h, safetensors.h, config_json.h, checkpoint.h,
 logger.h).
 
 What ends a program is tested in a child: this executable again, as `--child checkpoint-ACTION ...`, for which
@@ -7,8 +7,8 @@ main calls checkpoint_test_child before anything else.
 */
 #ifndef TESTS_CHECKPOINT_H
 #define TESTS_CHECKPOINT_H
-#include "../llmc/checkpoint.h"
-#include "../llmc/logger.h"
+#include "../llmc/checkpoint/checkpoint.h"
+#include "../llmc/run/logger.h"
 #include "data.h"
 #include "harness.h"
 

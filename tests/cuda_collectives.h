@@ -3,7 +3,7 @@ cuda_collectives.h: NCCL as far as one device shows it.
 */
 #ifndef TESTS_CUDA_COLLECTIVES_H
 #define TESTS_CUDA_COLLECTIVES_H
-#include "../llmc/comm.h"
+#include "../llmc/comm/comm.h"
 #include "harness.h"
 
 #ifdef USE_NCCL

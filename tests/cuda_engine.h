@@ -14,7 +14,7 @@ cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
-#include "../llmc/common.h"
+#include "../llmc/base/common.h"
 
 #include <algorithm>
 #include <deque>
@@ -30,7 +30,7 @@ static inline void buffer_free(void *p) { free(p); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
 #undef DEVICE_OPS
 #define REAL double
-#include "../llmc/ops.h"
+#include "../llmc/ops/ops.h"
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
@@ -39,7 +39,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #endif
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
-#include "../llmc/ops.h"
+#include "../llmc/ops/ops.h"
 #include "harness.h"
 
 static TestRandom test_random;

@@ -11,7 +11,7 @@ Tensors are filled with a sequence of random numbers of prime length, so that ro
 */
 #ifndef TESTS_CUDA_SIZES_H
 #define TESTS_CUDA_SIZES_H
-#include "../llmc/presets.h"
+#include "../llmc/model/presets.h"
 #include "cuda_attention.h"
 
 typedef std::vector<double> Values;

@@ -1,5 +1,5 @@
 /*
-cudnn_plans.cpp: what cuDNN itself says of the attention that llmc/attention_cudnn.cpp describes, for devices that need
+cudnn_plans.cpp: what cuDNN itself says of the attention that llmc/cuda/attention_cudnn.cpp describes, for devices that need
 not be here. cuDNN plans for a device from a description of it; heuristics, compilation of the kernels and the size of
 the workspace are real, only their loading goes to a driver that forgets them (tests/cudnn_driver.c, which must come
 first in LD_LIBRARY_PATH).
@@ -7,9 +7,9 @@ first in LD_LIBRARY_PATH).
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
 Each row is a plan that must be made, or must be refused. On Hopper the workspace must be, to a few KiB, what --dry-run
-counts where there is no device (attention_estimate of llmc/attention_library.cuh). It ends with `N passed, N failed`.
+counts where there is no device (attention_estimate of llmc/ops/attention_library.cuh). It ends with `N passed, N failed`.
 */
-#include "../llmc/attention_cudnn.cpp"
+#include "../llmc/cuda/attention_cudnn.cpp"
 
 #include <cstdlib>
 #include <string>

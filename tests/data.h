@@ -1,12 +1,12 @@
 /*
-data.h: tests of the data loader (llmc/dataloader.h) and of the converter (data/text_to_shards.c).
+data.h: tests of the data loader (llmc/data/dataloader.h) and of the converter (data/text_to_shards.c).
 
 What ends a program is tested in a child: this executable again, as `--child data-ACTION ...`, for which main
 calls data_test_child before anything else. The converter is $TEXT_TO_SHARDS, else ./text_to_shards.
 */
 #ifndef TESTS_DATA_H
 #define TESTS_DATA_H
-#include "../llmc/dataloader.h"
+#include "../llmc/data/dataloader.h"
 #include "harness.h"
 
 // ---------------------------------------------------------------------------------------------------------------------

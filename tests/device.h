@@ -4,7 +4,7 @@ device.h: what is known of GPUs without one: the table of peaks, and which names
 #ifndef TESTS_DEVICE_H
 #define TESTS_DEVICE_H
 #include "harness.h"
-#include "../llmc/device_peak.h"
+#include "../llmc/cuda/device_peak.h"
 
 // The rule of the whitepapers, from the numbers of multiprocessors and the boost clocks of NVIDIA's product pages. The
 // table has what the whitepapers print, so that a slip in either shows.

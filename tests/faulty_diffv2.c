@@ -22,12 +22,12 @@ buckets of three layers: were it shorter, beginning an operation would wait for 
 #include "small_sizes.h"
 #define BUCKET_ELEMENTS faulty_bucket_elements
 #define CHECKSUM_CHUNK 5000
-#include "../llmc/common.h"
+#include "../llmc/base/common.h"
 static size_t faulty_bucket_elements(int ranks) {
     (void)ranks;
     return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : 3000;
 }
-#include "../llmc/ops.h"
+#include "../llmc/ops/ops.h"
 #ifdef USE_MPI
 static void arrive_late(void) {
     if (getenv("LATE")) usleep((useconds_t)(1000 * atoi(getenv("LATE"))));
@@ -45,10 +45,10 @@ static int late_alltoall(const void *mine, int count, MPI_Datatype type, void *a
 #define MPI_Iallgather late_allgather
 #define MPI_Ialltoall late_alltoall
 #endif
-#include "../llmc/comm.h"
+#include "../llmc/comm/comm.h"
 #include "busy_directory.h"
-#include "../llmc/files.h"
-#include "../llmc/stop_signals.h"
+#include "../llmc/base/files.h"
+#include "../llmc/run/stop_signals.h"
 #include "planned_faults.h"
 #include <sys/resource.h>
 

@@ -5,7 +5,7 @@ and goes on, so that one run shows all that is wrong.
 */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
-#include "../llmc/common.h"
+#include "../llmc/base/common.h"
 
 typedef struct {
     const char *sentence;

@@ -4,8 +4,8 @@ itself (test_program), or in a child process where it depends on a checkpoint.
 */
 #ifndef TESTS_OPTIONS_H
 #define TESTS_OPTIONS_H
-#include "../llmc/json.h"
-#include "../llmc/options.h"
+#include "../llmc/base/json.h"
+#include "../llmc/run/options.h"
 #include "harness.h"
 
 // ---- schedules

@@ -8,8 +8,8 @@ Include before the trainer, whose watch_phase is then the place for them.
 */
 #ifndef TESTS_PLANNED_FAULTS_H
 #define TESTS_PLANNED_FAULTS_H
-#include "../llmc/common.h"
-#include "../llmc/watchdog.h"
+#include "../llmc/base/common.h"
+#include "../llmc/comm/watchdog.h"
 
 static bool fault_is_of_step(const char *kind, int64_t step, const char *where) {
     const char *all = getenv("FAULT");

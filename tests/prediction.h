@@ -5,7 +5,7 @@ derived by hand, and nothing worse makes a step faster.
 #ifndef TESTS_PREDICTION_H
 #define TESTS_PREDICTION_H
 #include "harness.h"
-#include "../llmc/json.h"
+#include "../llmc/base/json.h"
 
 // A preset's plan on a device; ranks share their state by --zero 1. B sequences per rank are one micro-step.
 typedef struct {

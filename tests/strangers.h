@@ -5,8 +5,8 @@ sends, or listens where rank 0 should.
 */
 #ifndef TESTS_STRANGERS_H
 #define TESTS_STRANGERS_H
-#include "../llmc/options.h"
-#include "../llmc/watchdog.h"
+#include "../llmc/run/options.h"
+#include "../llmc/comm/watchdog.h"
 #include "harness.h"
 
 // ---- processes

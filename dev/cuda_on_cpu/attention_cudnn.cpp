@@ -1,5 +1,5 @@
 /*
-attention_cudnn.cpp: llmc/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They
+attention_cudnn.cpp: llmc/cuda/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They
 use the dimensions and strides that they are given and nothing else, write what they should overwrite, and round where
 cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are added.
 
@@ -19,8 +19,8 @@ asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
 #ifndef USE_CUDNN
 #define USE_CUDNN
 #endif
-#include "../../llmc/attention_cudnn.h"
-#include "../../llmc/launch.cuh"
+#include "../../llmc/cuda/attention_cudnn.h"
+#include "../../llmc/cuda/launch.cuh"
 #include <cuda_bf16.h>
 
 #include <set>

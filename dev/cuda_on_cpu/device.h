@@ -1,6 +1,6 @@
 /*
 device.h: what a kernel sees when g++ compiles it: threadIdx and its like, barriers, warp shuffles and votes, shared
-memory, atomics, and the launch. llmc/launch.cuh includes it; README.md says how it works and what it cannot show.
+memory, atomics, and the launch. llmc/cuda/launch.cuh includes it; README.md says how it works and what it cannot show.
 
 A launch, a barrier or a shuffle carries the file and line of its caller (default arguments), for messages.
 */
@@ -15,9 +15,9 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 #include <tuple>
 #include <type_traits>
 
-// A __shared__ array would silently be an array of each thread; llmc/launch.cuh has SHARED.
+// A __shared__ array would silently be an array of each thread; llmc/cuda/launch.cuh has SHARED.
 #undef __shared__
-#define __shared__ static_assert(false, "use SHARED or DYNAMIC_SHARED of llmc/launch.cuh");
+#define __shared__ static_assert(false, "use SHARED or DYNAMIC_SHARED of llmc/cuda/launch.cuh");
 #ifndef __launch_bounds__
 #define __launch_bounds__(...)
 #endif

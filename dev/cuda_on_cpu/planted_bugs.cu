@@ -9,11 +9,11 @@ Each runs in a child process, since being caught ends the program. A bug that ch
 differs from the right one in one of the orders; the right one is computed on the host, in integers. What only a
 sanitizer sees is left out of builds that have none, and said so.
 */
-#include "../../llmc/launch.cuh"
+#include "../../llmc/cuda/launch.cuh"
 #ifdef USE_NCCL
 #include <nccl.h>
 #endif
-#include "../../llmc/attention_cudnn.h"
+#include "../../llmc/cuda/attention_cudnn.h"
 #include "../../tests/harness.h"
 #include <thread>
 using cuda_on_cpu::Order;

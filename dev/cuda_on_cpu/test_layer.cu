@@ -6,7 +6,7 @@ atomics, streams and copies. Every kernel runs in all orders of threads.
   build/oncpu/test_layer WORDS     those whose sentence contains WORDS
   build/oncpu/test_layer --bench   nanoseconds per thread, shuffle and barrier, microseconds per launch
 */
-#include "../../llmc/launch.cuh"
+#include "../../llmc/cuda/launch.cuh"
 #include "../../tests/harness.h"
 #include <thread>
 using cuda_on_cpu::Order;

@@ -26,7 +26,7 @@ then is released. Hence the macros below, behind the system headers: the readers
 */
 #ifndef FUZZ_H
 #define FUZZ_H
-#include "../../llmc/common.h"
+#include "../../llmc/base/common.h"
 
 enum { FUZZ_ALLOCATION_LIMIT = 32 << 20, FUZZ_INPUT_LIMIT = 1 << 14, FUZZ_LARGE_SECONDS = 5, FUZZ_LARGE_MIB = 600 };
 

@@ -3,7 +3,7 @@ fuzz_config.c: config_json_read on a hostile config.json. A model that is accept
 computed, its tensors are listed, and writing it as config.json and reading that gives the same model.
 */
 #include "fuzz.h"
-#include "../../llmc/config_json.h"
+#include "../../llmc/model/config_json.h"
 
 const char fuzz_file[] = "config.json";
 

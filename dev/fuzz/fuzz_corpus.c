@@ -2,7 +2,7 @@
 fuzz_corpus.c: corpus_describe and corpus_check_shards on a hostile corpus.json, and corpus_parse on the same bytes as the text of --train-data.
 */
 #include "fuzz.h"
-#include "../../llmc/corpus.h"
+#include "../../llmc/data/corpus.h"
 
 const char fuzz_file[] = "corpus.json";
 

@@ -4,8 +4,8 @@ files. When it is accepted, every tensor is found and read.
 */
 #include "fuzz.h"
 #define SAFETENSORS_STAGING 64
-#include "../../llmc/safetensors.h"
-#include "../../llmc/safetensors_writer.h"
+#include "../../llmc/checkpoint/safetensors.h"
+#include "../../llmc/checkpoint/safetensors_writer.h"
 
 const char fuzz_file[] = "model.safetensors.index.json";
 

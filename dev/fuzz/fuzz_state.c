@@ -6,10 +6,10 @@ saved and read again.
 Most mutations end with the right checksum, without which nothing behind it is reached.
 */
 #include "fuzz.h"
-#include "../../llmc/checkpoint.h"
-#include "../../llmc/options_json.h"
-#include "../../llmc/options_model.h"
-#include "../../llmc/spikes.h"
+#include "../../llmc/checkpoint/checkpoint.h"
+#include "../../llmc/run/options_json.h"
+#include "../../llmc/run/options_model.h"
+#include "../../llmc/run/spikes.h"
 
 const char fuzz_file[] = "trainer_state.json";
 

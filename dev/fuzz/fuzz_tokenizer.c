@@ -3,7 +3,7 @@ fuzz_tokenizer.c: tokenizer_open on a hostile tokenizer.bin, whose checksum the 
 every token is decoded, and, where the table says that it can, text is encoded and comes back.
 */
 #include "fuzz.h"
-#include "../../llmc/tokenizer.h"
+#include "../../llmc/text/tokenizer.h"
 
 const char fuzz_file[] = "tokenizer.bin";
 static const char text[] = "It's  <|end|> 12345 abab\n\n \xC3\xA9t\xC3\xA9 'LL\t\xE6\x95\xB0";

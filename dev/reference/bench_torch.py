@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-PRESETS = {  # layers, hidden, heads, key/value heads, head dim, MLP, vocabulary (llmc/presets.h)
+PRESETS = {  # layers, hidden, heads, key/value heads, head dim, MLP, vocabulary (llmc/model/presets.h)
     "tiny": (4, 128, 4, 2, 32, 352, 256),
     "small": (8, 256, 4, 2, 64, 704, 256),
     "124m": (12, 768, 12, 6, 64, 2048, 50257),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 CONFIDENCE = 0.95
-SPIKE_Z = 7.0            # llmc/spikes.h: the trainer judges, from the last 1000 accepted values
+SPIKE_Z = 7.0            # llmc/run/spikes.h: the trainer judges, from the last 1000 accepted values
 STABLE_TOLERANCE = 0.1   # nats above the best of the ladder up to which a learning rate counts as stable
 
 

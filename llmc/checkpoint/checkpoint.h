@@ -1,0 +1,372 @@
+/*
+checkpoint.h: checkpoints of a run: written whole or not at all, verified before they are believed.
+
+  void    checkpoint_save(run_dir, step, buffers, state)           writes run_dir/checkpoints/step_NNNNNNNN
+  int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     newest that verifies, with a warning for each that
+                                                                   does not; -1 when there are none at all
+  int64_t checkpoint_find_before(run_dir, step, path_out)          newest before `step` that verifies, likewise; -1:
+                                                                   none
+  cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
+  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
+  void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
+  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that
+                                                                   look whole, and broken ones newer than these
+  void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
+
+A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
+checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. Where it has a
+trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read; the optimizer's may be
+missing.
+
+  format   config.json            config_json.h
+           model.safetensors      the tensors in table order; BF16 when floatX is, else F32
+           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, when the weights are
+                                  narrower than F32, master.NAME; F32
+           tokenizer.bin, tokenizer.json   where the run has them
+           trainer_state.json     the caller's object (counters, seeds, detector, options, fingerprint), then
+                                  "checksums": {FILE: {"bytes": SIZE, "xxh3_64": [DIGEST of each 64 MiB]}} and last
+                                  "checksum": the digest of this file's text up to this member's opening quote.
+                                  A digest is XXH3-64 as 16 hexadecimal digits.
+  atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
+  threads  checkpoint_background.h does the same beside training, from a copy of the state
+  ranks    checkpoint_save, _find_*, _check_init and _load_weights are called by all ranks together: each writes, reads
+           and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
+  removal  A directory that cannot be removed (a busy file on NFS, say) is a warning: checkpoint_clean tries again, at
+           every start and after every save. By then it no longer has a checkpoint's name. It is an error only where
+           the name itself is in the way of another checkpoint, or would be resumed from.
+  errors   CHECK, with the path; only checkpoint_find_newest passes over what is broken, and ends the program when
+           nothing else is there, as a start from step 0 would be a silent loss
+*/
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+#include "../base/common.h"
+#include "checkpoint_checksums.h"
+#include "checkpoint_tensors.h"
+#include "../model/config_json.h"
+
+static const int64_t CHECKPOINT_STEP_LIMIT = 99999999; // eight digits
+
+static inline cJSON *checkpoint_load_state(const char *dir) {
+    Reason why;
+    cJSON *state = state_read(dir, why);
+    CHECK(state, "%s: %s", dir, why);
+    return state;
+}
+
+static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) {
+    cJSON *state = state_read(dir, why);
+    double readable = state != NULL;
+    comm_sum_f64(&readable, 1);
+    if (readable < comm_ranks()) {
+        if (state) snprintf(why, sizeof(Reason), "a rank cannot read its trainer_state.json");
+        cJSON_Delete(state);
+        return false;
+    }
+    uint64_t saved = 0;
+    bool good = json_get_u64(state, "step", &saved) && saved == (uint64_t)step;
+    if (!good) snprintf(why, sizeof(Reason), "it was saved at another step, %" PRIu64, saved);
+    good = good && checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), true, why);
+    cJSON_Delete(state);
+    return good;
+}
+
+// trainer_state.json of a directory that may come from elsewhere. NULL, and an empty `why`: it has none, or one of
+// another program (Transformers writes a file of this name). NULL and a reason: damaged.
+static inline cJSON *checkpoint_init_state(const char *dir, Reason why) {
+    char path[PATH_SIZE];
+    size_t size = 0;
+    FORMAT(path, "%s/trainer_state.json", dir);
+    char *text = file_read(path, CHECKPOINT_STATE_LIMIT, &size);
+    bool missing = !text && (errno == ENOENT || errno == ENOTDIR);
+    cJSON *any = text ? json_parse(text, size) : NULL;
+    bool foreign =
+        cJSON_IsObject(any) && !cJSON_HasObjectItem(any, "checksums") && !cJSON_HasObjectItem(any, "checksum");
+    cJSON_Delete(any);
+    free(text);
+    why[0] = 0;
+    return missing || foreign ? NULL : state_read(dir, why);
+}
+
+static inline void checkpoint_check_init(const char *dir) {
+    Reason why;
+    cJSON *state = checkpoint_init_state(dir, why);
+    double stated = state != NULL;
+    CHECK(!why[0], "%s: %s; restore it, or remove it to load the weights unverified", dir, why);
+    comm_sum_f64(&stated, 1);
+    CHECK(stated == 0 || stated == comm_ranks(), "%s: only %.0f of %d ranks can read its trainer_state.json", dir,
+          stated, comm_ranks());
+    bool good = !state || checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), false, why);
+    CHECK(good, "%s: %s; restore it, or remove trainer_state.json to load it unverified", dir, why);
+    cJSON_Delete(state);
+}
+
+static inline void checkpoint_path(const char *run_dir, int64_t step, const char *suffix, char out[PATH_SIZE]) {
+    int n = snprintf(out, PATH_SIZE, "%s/checkpoints/step_%08" PRId64 "%s", run_dir, step, suffix);
+    CHECK(n > 0 && n < PATH_SIZE, "a name is too long: %.80s...", run_dir);
+}
+
+static inline int compare_steps_down(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+// The steps of all directories step_NNNNNNNN, newest first; anything else is not ours. free()
+static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/checkpoints", run_dir);
+    *count = 0;
+    size_t room = 0;
+    int64_t *steps = NULL;
+    DIR *d = opendir(path);
+    CHECK(d || errno == ENOENT, "cannot read the directory %s: %s", path, strerror(errno));
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const char *name = e->d_name;
+        if (strlen(name) != 13 || strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
+        char child[PATH_SIZE];
+        FORMAT(child, "%s/%s", path, name);
+        if (!is_directory(child)) continue;
+        if (*count == room) {
+            room = 2 * room + 16;
+            steps = (int64_t *)realloc(steps, room * sizeof(int64_t));
+            CHECK(steps, "out of memory for the list of checkpoints in %s", path);
+        }
+        steps[(*count)++] = strtoll(name + 5, NULL, 10);
+    }
+    if (d) closedir(d);
+    if (*count) qsort(steps, *count, sizeof(int64_t), compare_steps_down);
+    return steps;
+}
+
+// Rank 0's list, on all ranks.
+static inline int64_t *checkpoint_steps_all(const char *run_dir, size_t *count) {
+    *count = 0;
+    int64_t *steps = comm_rank() == 0 ? checkpoint_steps(run_dir, count) : NULL;
+    comm_broadcast(count, sizeof(*count));
+    if (comm_rank() != 0) steps = (int64_t *)checked_calloc(*count, sizeof(int64_t));
+    if (*count) comm_broadcast(steps, *count * sizeof(int64_t));
+    return steps;
+}
+
+static inline int64_t checkpoint_find(const char *run_dir, int64_t before, char path_out[PATH_SIZE], size_t *count) {
+    int64_t *steps = checkpoint_steps_all(run_dir, count), found = -1;
+    for (size_t i = 0; i < *count && found < 0; i++) {
+        Reason why;
+        if (steps[i] >= before) continue;
+        checkpoint_path(run_dir, steps[i], "", path_out);
+        if (checkpoint_verify(path_out, steps[i], why)) found = steps[i];
+        else warn("checkpoint %s is passed over: %s", path_out, why);
+    }
+    free(steps);
+    return found;
+}
+
+static inline int64_t checkpoint_find_before(const char *run_dir, int64_t step, char path_out[PATH_SIZE]) {
+    size_t count = 0;
+    return checkpoint_find(run_dir, step, path_out, &count);
+}
+
+static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[PATH_SIZE]) {
+    size_t count = 0;
+    int64_t found = checkpoint_find(run_dir, INT64_MAX, path_out, &count);
+    CHECK(count == 0 || found >= 0,
+          "%s/checkpoints has no checkpoint that is whole; restore one, or move the directory "
+          "away to start again from step 0",
+          run_dir);
+    return found;
+}
+
+// What was renamed or left unfinished; it has no checkpoint's name.
+static inline void checkpoint_remove_leftover(const char *path) {
+    if (!remove_tree(path)) warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
+}
+
+// First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name. false and errno:
+// it still has its name.
+static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
+    char path[PATH_SIZE], old[PATH_SIZE];
+    checkpoint_path(run_dir, step, "", path);
+    checkpoint_path(run_dir, step, ".old.tmp", old);
+    if (!remove_tree(old) || rename(path, old) != 0) return false;
+    checkpoint_remove_leftover(old);
+    return true;
+}
+
+// Removes what saves and removals that were cut short have left. The caller holds the run (log_create, log_resume).
+static inline void checkpoint_clean(const char *run_dir) {
+    char parent[PATH_SIZE], path[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", run_dir);
+    DIR *d = opendir(parent);
+    CHECK(d || errno == ENOENT, "cannot read the directory %s: %s", parent, strerror(errno));
+    for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+        const char *name = e->d_name, *suffix = name + min_size(strlen(name), 13);
+        if (strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
+        if (strcmp(suffix, ".tmp") != 0 && strcmp(suffix, ".old.tmp") != 0) continue;
+        FORMAT(path, "%s/%s", parent, name);
+        checkpoint_remove_leftover(path);
+    }
+    if (d) closedir(d);
+}
+
+// One that cannot be removed would be resumed from.
+static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
+    size_t count = 0;
+    int64_t *steps = checkpoint_steps(run_dir, &count);
+    for (size_t i = 0; i < count && steps[i] > step; i++)
+        CHECK(checkpoint_remove(run_dir, steps[i]), "cannot remove the checkpoint of step %" PRId64 " in %s: %s",
+              steps[i], run_dir, strerror(errno));
+    free(steps);
+}
+
+// Whether a checkpoint looks whole, without reading its tensors: its trainer_state.json has the checksum and the step
+// that it should have, and the other files have the sizes that it states. checkpoint_verify compares every byte.
+static inline bool checkpoint_looks_whole(const char *run_dir, int64_t step) {
+    char dir[PATH_SIZE];
+    Reason why;
+    uint64_t saved = 0;
+    checkpoint_path(run_dir, step, "", dir);
+    cJSON *state = state_read(dir, why);
+    bool whole = state && json_get_u64(state, "step", &saved) && saved == (uint64_t)step &&
+                 checksums_sizes_agree(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
+    cJSON_Delete(state);
+    return whole;
+}
+
+// Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.
+static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
+    size_t count = 0;
+    checkpoint_clean(run_dir);
+    int64_t *steps = checkpoint_steps(run_dir, &count), kept = 0;
+    for (size_t i = 0; i < count && keep > 0; i++) {
+        if (steps[i] > step) continue;
+        if (kept < keep) kept += checkpoint_looks_whole(run_dir, steps[i]);
+        else if (!checkpoint_remove(run_dir, steps[i]))
+            warn("cannot remove the checkpoint of step %" PRId64 " in %s: %s; trying again at the next checkpoint",
+                 steps[i], run_dir, strerror(errno));
+    }
+    free(steps);
+}
+
+// Gives a complete checkpoint its name. One of the same step (that a resume passed over, that was replayed, or that a
+// rollback replaces) is exchanged in one move where the file system can, so that there is no moment without either.
+static inline void checkpoint_appear(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
+    if (is_directory(dir)) {
+        if (renameat2(AT_FDCWD, temporary, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
+            char parent[PATH_SIZE];
+            directory_of(dir, parent, sizeof(parent));
+            directory_sync(parent);
+            checkpoint_remove_leftover(temporary);
+            return;
+        }
+        CHECK(checkpoint_remove(run_dir, step), "cannot replace the checkpoint %s: %s", dir, strerror(errno));
+    }
+    rename_synced(temporary, dir);
+}
+
+// A checkpoint on its way to the disk: what checkpoint_save does at once, and checkpoint_background.h step by step.
+typedef struct {
+    const char *run_dir;
+    int64_t step;
+    const CheckpointBuffers *buffers;
+    const cJSON *state; // must have "step"
+    char temporary[PATH_SIZE];
+    SafeTensorsWriter *weights, *optimizer;
+    FileDigests files[CHECKPOINT_FILE_COUNT];
+    cJSON *checksums;
+} CheckpointSave;
+
+// An empty directory for the files, which gets its name at the end.
+static inline void save_make_directory(const CheckpointSave *s) {
+    char parent[PATH_SIZE], old[PATH_SIZE];
+    FORMAT(parent, "%s/checkpoints", s->run_dir);
+    if (!is_directory(parent)) {
+        make_directories(parent);
+        directory_sync(s->run_dir);
+    }
+    checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // where it goes for now if it cannot be removed
+    CHECK(remove_tree(s->temporary) || rename(s->temporary, old) == 0,
+          "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", s->temporary, strerror(errno));
+    make_directories(s->temporary);
+}
+
+// First, on all ranks: the files that all write into.
+static inline void save_open(CheckpointSave *s, const char *run_dir, int64_t step, const CheckpointBuffers *b,
+                             const cJSON *state) {
+    uint64_t state_step = 0;
+    bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step, first = comm_rank() == 0;
+    assert(has_step);
+    assert(!cJSON_GetObjectItemCaseSensitive(state, "checksums") &&
+           !cJSON_GetObjectItemCaseSensitive(state, "checksum"));
+    CHECK(step >= 0 && step <= CHECKPOINT_STEP_LIMIT, "no checkpoint at step %" PRId64 ": eight digits are the limit",
+          step);
+    static bool warned;
+    if (sizeof(real) == 8 && !warned) warn("a build in double precision saves checkpoints in single precision");
+    warned = true;
+
+    char path[2][PATH_SIZE];
+    memset(s, 0, sizeof(*s));
+    s->run_dir = run_dir, s->step = step, s->buffers = b, s->state = state;
+    checkpoint_path(run_dir, step, ".tmp", s->temporary);
+    if (first) save_make_directory(s);
+    FORMAT(path[0], "%s/model.safetensors", s->temporary);
+    FORMAT(path[1], "%s/optimizer.safetensors", s->temporary);
+    for (int turn = 0; turn < 2; turn++) { // rank 0, then the others
+        if (first == (turn == 0)) {
+            s->weights = checkpoint_weights_open(path[0], b, first);
+            s->optimizer = checkpoint_optimizer_open(path[1], b, first);
+        }
+        if (turn == 0 && comm_ranks() > 1) comm_barrier();
+    }
+}
+
+// Then, in any thread of each rank: its pieces of the tensors; of rank 0 the other files as well.
+static inline void save_write(CheckpointSave *s) {
+    const CheckpointBuffers *b = s->buffers;
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/config.json", s->temporary);
+    if (comm_rank() == 0) config_json_write(path, b->config, checkpoint_weights_dtype());
+    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT && comm_rank() == 0; i++) {
+        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
+        FORMAT(path, "%s/%s", s->temporary, checkpoint_files[i]);
+        int fd = file_create(path);
+        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
+        file_close_synced(fd, path);
+    }
+    checkpoint_weights_write(s->weights, b);
+    checkpoint_optimizer_write(s->optimizer, b);
+    checkpoint_file_close(s->weights);
+    checkpoint_file_close(s->optimizer);
+}
+
+// When all ranks have written, in any thread of each rank.
+static inline void save_read_back(CheckpointSave *s) { checksums_read(s->temporary, s->files); }
+
+// When all have read, on all ranks.
+static inline void save_gather(CheckpointSave *s) { s->checksums = checksums_build(s->temporary, s->files); }
+
+// Last, in any thread of rank 0. The others: only frees.
+static inline void save_appear(CheckpointSave *s) {
+    char dir[PATH_SIZE], path[PATH_SIZE];
+    cJSON *all = cJSON_Duplicate(s->state, true);
+    CHECK(all && cJSON_AddItemToObject(all, "checksums", s->checksums), "out of memory for %s", s->temporary);
+    checkpoint_path(s->run_dir, s->step, "", dir);
+    FORMAT(path, "%s/trainer_state.json", s->temporary);
+    if (comm_rank() == 0) {
+        state_write(path, all);
+        directory_sync(s->temporary);
+        checkpoint_appear(s->run_dir, s->step, s->temporary, dir);
+    }
+    cJSON_Delete(all);
+}
+
+// On all ranks. `state` stays the caller's.
+static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
+    CheckpointSave s;
+    save_open(&s, run_dir, step, b, state);
+    save_write(&s);
+    comm_barrier();
+    save_read_back(&s);
+    save_gather(&s);
+    save_appear(&s);
+    comm_barrier();
+}
+#endif

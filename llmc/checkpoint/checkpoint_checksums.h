@@ -1,0 +1,243 @@
+/*
+checkpoint_checksums.h: how a checkpoint is known to be whole: digests of its files, stated in a trainer_state.json that
+states its own.
+
+  void   checksums_read(dir, files)                this rank's share of the digests of the files that are there
+  cJSON *checksums_build(dir, files)               "checksums" of a trainer_state.json; frees the digests
+  bool   checksums_verify(dir, checksums, optimizer, why)   whether they are still the same; why: the first difference.
+                                                   optimizer: also of its file
+  bool   checksums_sizes_agree(dir, checksums)     whether they still have their sizes, which costs next to nothing
+  void   state_write(path, state)                  with the digest of its own text, synced to the disk
+  cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
+
+All ranks call checksums_build and checksums_verify together. The others are for any rank and any thread. Format:
+checkpoint.h.
+*/
+#ifndef LLMC_CHECKPOINT_CHECKSUMS_H
+#define LLMC_CHECKPOINT_CHECKSUMS_H
+#include "../comm/comm.h"
+#include "../base/common.h"
+#include "../base/files.h"
+#include "../base/json.h"
+
+#ifndef CHECKSUM_CHUNK
+#define CHECKSUM_CHUNK (64 << 20) // bytes of a file that have one checksum: part of the format
+#endif
+#ifndef CHECKSUM_PIECE
+#define CHECKSUM_PIECE (64 << 10) // bytes that are read at a time
+#endif
+enum { CHECKPOINT_STATE_LIMIT = 32 << 20 };
+
+static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
+                                               "tokenizer.bin", "tokenizer.json"};
+// the others may be missing
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 };
+
+// Why something is broken, for a message.
+typedef char Reason[512];
+
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk,
+// and leaves the others' 0: file_digests_all has the whole.
+static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
+    int fd = file_open_regular(path, bytes), error = 0;
+    if (fd < 0) return NULL;
+    *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
+    uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
+    int64_t chunks = (int64_t)*count;
+#pragma omp parallel for schedule(dynamic) if (chunks > 1)
+    for (int64_t i = rank; i < chunks; i += ranks) {
+        char piece[CHECKSUM_PIECE];
+        XXH3_state_t *state = XXH3_createState();
+        CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
+        uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
+        while (at < end) {
+            size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
+            if (!file_pread(fd, piece, n, at)) {
+#pragma omp atomic write
+                error = errno;
+                break;
+            }
+            XXH3_64bits_update(state, piece, n);
+            at += n;
+        }
+        digests[i] = XXH3_64bits_digest(state);
+        XXH3_freeState(state);
+    }
+    close(fd);
+    if (!error) return digests;
+    free(digests);
+    errno = error;
+    return NULL;
+}
+
+// The same on all ranks, out of the shares of all: the result of file_digests, and its errno. A rank that cannot read
+// the file makes it unreadable for all.
+static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, size_t *count, uint64_t *bytes) {
+    errno = own_error;
+    if (comm_ranks() == 1) return digests;
+    struct {
+        int error;
+        uint64_t bytes;
+    } own, *all = NULL;
+    memset(&own, 0, sizeof(own));
+    own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
+    all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
+    comm_gather(all, &own, sizeof(own));
+    int error = 0;
+    for (int r = 0; r < comm_ranks() && !error; r++)
+        error = all[r].error ? all[r].error : all[r].bytes != all[0].bytes ? ESTALE : 0;
+    free(all);
+    if (error) {
+        free(digests);
+        errno = error;
+        return NULL;
+    }
+    uint64_t *everyone = (uint64_t *)checked_calloc((size_t)comm_ranks() * *count, sizeof(uint64_t));
+    if (*count) comm_gather(everyone, digests, *count * sizeof(uint64_t));
+    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % (size_t)comm_ranks() * *count + i];
+    free(everyone);
+    return digests;
+}
+
+static inline uint64_t *file_digests_all(const char *path, size_t *count, uint64_t *bytes) {
+    uint64_t *digests = file_digests(path, comm_rank(), comm_ranks(), count, bytes);
+    return file_digests_gather(digests, digests ? 0 : errno, count, bytes);
+}
+
+typedef char Digest[20];
+static inline void digest_text(uint64_t digest, Digest out) { snprintf(out, sizeof(Digest), "%016" PRIx64, digest); }
+
+typedef struct {
+    bool there;
+    int error; // errno, where there are no digests
+    uint64_t *digests, bytes;
+    size_t count;
+} FileDigests;
+
+static inline void checksums_read(const char *dir, FileDigests files[CHECKPOINT_FILE_COUNT]) {
+    memset(files, 0, CHECKPOINT_FILE_COUNT * sizeof(files[0]));
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        FileDigests *f = &files[i];
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        f->there = i < CHECKPOINT_NEEDED || access(path, F_OK) == 0;
+        if (f->there) f->digests = file_digests(path, comm_rank(), comm_ranks(), &f->count, &f->bytes);
+        f->error = f->digests ? 0 : errno;
+    }
+}
+
+static inline cJSON *checksums_build(const char *dir, FileDigests files[CHECKPOINT_FILE_COUNT]) {
+    cJSON *checksums = cJSON_CreateObject();
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        if (!files[i].there) continue;
+        size_t count = files[i].count;
+        uint64_t bytes = files[i].bytes;
+        uint64_t *digests = file_digests_gather(files[i].digests, files[i].error, &count, &bytes);
+        CHECK(digests, "cannot read %s/%s back: %s", dir, checkpoint_files[i], strerror(errno));
+        cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
+        cJSON_AddNumberToObject(file, "bytes", (double)bytes);
+        cJSON *list = cJSON_AddArrayToObject(file, "xxh3_64");
+        CHECK(list, "out of memory for trainer_state.json");
+        for (size_t k = 0; k < count; k++) {
+            Digest d;
+            digest_text(digests[k], d);
+            cJSON_AddItemToArray(list, cJSON_CreateString(d));
+        }
+        free(digests);
+    }
+    return checksums;
+}
+
+static inline bool checksums_verify(const char *dir, const cJSON *checksums, bool optimizer, Reason why) {
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        char path[PATH_SIZE];
+        if (!optimizer && strcmp(checkpoint_files[i], "optimizer.safetensors") == 0) continue;
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        size_t count = 0;
+        // not saved by us
+        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
+        uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
+        if (!digests) {
+            snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
+            return false;
+        }
+        const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
+        const cJSON *size = cJSON_GetObjectItemCaseSensitive(file, "bytes");
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(file, "xxh3_64");
+        bool stated = json_size(size, &want_bytes) && cJSON_IsArray(list) &&
+                      (uint64_t)cJSON_GetArraySize(list) == (want_bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
+        bool same = stated && bytes == want_bytes;
+        if (!stated) snprintf(why, sizeof(Reason), "it does not state the checksums of its %s", checkpoint_files[i]);
+        else if (!same)
+            snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
+                     checkpoint_files[i], bytes, want_bytes);
+        const cJSON *want = same ? list->child : NULL;
+        for (size_t k = 0; same && k < count; k++, want = want->next) {
+            Digest d;
+            digest_text(digests[k], d);
+            same = cJSON_IsString(want) && strcmp(want->valuestring, d) == 0;
+            if (!same)
+                snprintf(why, sizeof(Reason), "its %s has changed on the disk (chunk %zu of %zu)", checkpoint_files[i],
+                         k + 1, count);
+        }
+        free(digests);
+        if (!same) return false;
+    }
+    return true;
+}
+
+static inline bool checksums_sizes_agree(const char *dir, const cJSON *checksums) {
+    for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
+        const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
+        if (i >= CHECKPOINT_NEEDED && !file) continue;
+        char path[PATH_SIZE];
+        uint64_t bytes = 0;
+        struct stat st;
+        FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
+        if (!json_size(cJSON_GetObjectItemCaseSensitive(file, "bytes"), &bytes)) return false;
+        if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || (uint64_t)st.st_size != bytes) return false;
+    }
+    return true;
+}
+
+// The last member of trainer_state.json, for the `size` bytes of text before it.
+static inline int state_tail(const char *text, size_t size, char out[64]) {
+    return snprintf(out, 64, "\"checksum\": \"%016" PRIx64 "\"\n}\n", (uint64_t)XXH3_64bits(text, size));
+}
+
+static inline void state_write(const char *path, const cJSON *state) {
+    size_t size = 0;
+    char *object = json_text(state, &size), tail[64];
+    assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
+    char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
+    memcpy(text, object, size - 3);
+    size_t length = size - 3 + (size_t)sprintf(text + size - 3, ",\n  ");
+    length += (size_t)state_tail(text, length, tail);
+    strcat(text, tail);
+    int fd = file_create(path);
+    file_write(fd, text, length, path);
+    file_close_synced(fd, path);
+    free(object);
+    free(text);
+}
+
+static inline cJSON *state_read(const char *dir, Reason why) {
+    char path[PATH_SIZE], tail[64];
+    FORMAT(path, "%s/trainer_state.json", dir);
+    size_t size = 0;
+    char *text = file_read(path, CHECKPOINT_STATE_LIMIT, &size);
+    if (!text) {
+        snprintf(why, sizeof(Reason), "cannot read its trainer_state.json: %s", strerror(errno));
+        return NULL;
+    }
+    size_t length = strlen("\"checksum\": \"0123456789abcdef\"\n}\n");
+    cJSON *state = NULL;
+    if (size > length) {
+        state_tail(text, size - length, tail);
+        if (memcmp(text + size - length, tail, length) == 0) state = json_parse(text, size);
+    }
+    if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not have the checksum that it states");
+    free(text);
+    return state;
+}
+#endif

@@ -1,0 +1,318 @@
+/*
+checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and safetensors files.
+
+  void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated
+                                                for the model that its config.json describes
+  void checkpoint_load_weights(dir, buffers, with_optimizer)
+  void checkpoint_weights_open(path, buffers, create), checkpoint_optimizer_open(path, buffers, create)
+                                                a file for checkpoint_weights_write or checkpoint_optimizer_write, which
+                                                write this rank's pieces; checkpoint_file_close(writer)
+  bool checkpoint_weights_finite(buffers)       of all ranks
+  void model_save_dump(path, tensors, grads, loss)
+
+A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
+(sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
+them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers
+pass through CHECKPOINT_STAGING bytes of host memory, unless they are a copy that is there already.
+*/
+#ifndef LLMC_CHECKPOINT_TENSORS_H
+#define LLMC_CHECKPOINT_TENSORS_H
+#include "../base/common.h"
+#include "../base/dtype.h"
+#include "../base/files.h"
+#include "../model/model_config.h"
+#include "../ops/ops.h"
+#include "safetensors.h"
+#include "safetensors_writer.h"
+#include "../comm/sharding.h"
+
+#ifndef CHECKPOINT_STAGING
+#define CHECKPOINT_STAGING (16 << 20) // a multiple of 8
+#endif
+#ifndef CHECKPOINT_PIECE
+#define CHECKPOINT_PIECE 4096 // elements that are looked at together
+#endif
+
+typedef struct {
+    const ModelConfig *config;
+    const TensorList *tensors;
+    floatX *params;
+    real *master;             // NULL when params are not narrower than F32
+    real *m, *v;              // may be NULL when the optimizer is not loaded
+    const Sharding *sharding; // NULL: one rank; from level 1 on master, m and v are compact
+    bool copied;              // all four are a copy in host memory, and compact (checkpoint_background.h)
+    struct {
+        const char *data; // NULL: none
+        size_t size;
+    } tokenizer[2]; // tokenizer.bin and tokenizer.json, to be saved as they are
+} CheckpointBuffers;
+
+static inline DType checkpoint_weights_dtype(void) { return DTYPE_OF(floatX) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32; }
+
+static inline void *checkpoint_staging(void) {
+    static void *staging;
+    if (!staging) staging = checked_calloc(CHECKPOINT_STAGING, 1);
+    return staging;
+}
+
+typedef struct {
+    const char *prefix;
+    void *buffer;
+    DType dtype; // in memory
+    bool compact, on_host;
+} CheckpointPart;
+enum { CHECKPOINT_PARTS = 3 };
+
+static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, DType dtype, bool compact) {
+    CheckpointPart p;
+    p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = false;
+    return p;
+}
+static inline bool checkpoint_compact(const CheckpointBuffers *b) {
+    return b->copied || (b->sharding && b->sharding->level > 0);
+}
+
+static inline CheckpointPart weights_part(const CheckpointBuffers *b) {
+    CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), b->copied);
+    p.on_host = b->copied;
+    return p;
+}
+
+static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
+    int n = 0;
+    bool compact = checkpoint_compact(b);
+    parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
+    parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
+    if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
+    for (int i = 0; i < n; i++) parts[i].on_host = b->copied;
+    return n;
+}
+
+// [list->count][part_count]; free()
+static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
+                                               DType dtype) {
+    SafeTensorSpec *specs =
+        (SafeTensorSpec *)checked_calloc((size_t)list->count * (size_t)part_count, sizeof(SafeTensorSpec));
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        FORMAT(specs[i].name, "%s%s", parts[i % part_count].prefix, t->name);
+        specs[i].dtype = dtype;
+        specs[i].ndim = t->ndim;
+        for (int d = 0; d < t->ndim; d++) specs[i].shape[d] = t->shape[d];
+    }
+    return specs;
+}
+
+// `count` elements of a part from element `done` of a range, on the host.
+static inline const void *checkpoint_part_data(const CheckpointPart *p, const OwnRange *r, size_t done, size_t count) {
+    size_t size = dtype_size(p->dtype);
+    const char *from = (const char *)p->buffer + ((p->compact ? r->compact_at : r->at) + done) * size;
+    if (p->on_host) return from;
+    buffer_download(checkpoint_staging(), from, count * size);
+    return checkpoint_staging();
+}
+
+// Tensor `first` and following of the file, in the order of checkpoint_specs: this rank's pieces of them.
+static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
+                                          const Sharding *sharding, const CheckpointPart *parts, int part_count) {
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        const CheckpointPart *p = &parts[i % part_count];
+        size_t chunk = CHECKPOINT_STAGING / dtype_size(p->dtype);
+        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);)
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                safetensors_write(w, first + i, r.begin + done, checkpoint_part_data(p, &r, done, n), p->dtype, n);
+            }
+    }
+}
+
+static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const TensorList *list,
+                                                       const CheckpointPart *parts, int part_count, DType dtype,
+                                                       bool create) {
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
+    int count = list->count * part_count;
+    SafeTensorsWriter *w =
+        create ? safetensors_create(path, specs, count, true) : safetensors_join(path, specs, count, true);
+    free(specs);
+    return w;
+}
+
+static inline void checkpoint_file_close(SafeTensorsWriter *w) {
+    if (comm_ranks() == 1) safetensors_finish(w);
+    else safetensors_leave(w);
+}
+
+static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
+    int at = snprintf(out, 160, "[");
+    for (int d = 0; d < ndim && at < 140; d++)
+        at += snprintf(out + at, 160 - (size_t)at, "%s%zu", d ? "," : "", shape[d]);
+    snprintf(out + at, 160 - (size_t)at, "]");
+}
+
+static inline int compare_spec_name(const void *a, const void *b) {
+    return strcmp(((const SafeTensorSpec *)a)->name, ((const SafeTensorSpec *)b)->name);
+}
+
+// The file has the tensors of `specs` in their shapes, and no others; `reason` is why it might not.
+static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, int count,
+                                      const char *reason) {
+    for (int i = 0; i < count; i++) {
+        const SafeTensor *t = safetensors_find(s, specs[i].name);
+        CHECK(t, "%s: tensor %s is missing; %s", s->path, specs[i].name, reason);
+        char want[160], have[160];
+        shape_text(specs[i].ndim, specs[i].shape, want);
+        shape_text(t->ndim, t->shape, have);
+        bool same = t->ndim == specs[i].ndim;
+        for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
+        CHECK(same, "%s: tensor %s has the shape %s; %s follows from config.json", s->path, t->name, have, want);
+    }
+    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
+    memcpy(sorted, specs, (size_t)count * sizeof(SafeTensorSpec));
+    qsort(sorted, (size_t)count, sizeof(SafeTensorSpec), compare_spec_name);
+    for (size_t i = 0, k = 0; i < s->count; i++) {
+        const char *name = s->tensors[i].name;
+        if (k < (size_t)count && strcmp(name, sorted[k].name) == 0) {
+            k++;
+            continue;
+        }
+        // old Llama files store the angles that follow from rope_theta
+        size_t length = strlen(name), tail = strlen(".rotary_emb.inv_freq");
+        if (length > tail && strcmp(name + length - tail, ".rotary_emb.inv_freq") == 0) continue;
+        CHECK(strcmp(name, "lm_head.weight") != 0,
+              "%s: tensor lm_head.weight is there, but config.json has tie_word_embeddings true: the head would be the "
+              "embedding; set it to false, or remove the tensor",
+              s->path);
+        CHECK(false, "%s: there is no place for tensor %.100s; %s", s->path, name, reason);
+    }
+    free(sorted);
+}
+
+// Each rank reads its pieces; of a buffer that is not compact it then gets the others' from them.
+static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding,
+                                         const CheckpointPart *parts, int part_count, const char *reason) {
+    SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
+    checkpoint_compare(s, specs, list->count * part_count, reason);
+    for (int i = 0; i < list->count * part_count; i++) {
+        const Tensor *t = &list->tensors[i / part_count];
+        const CheckpointPart *p = &parts[i % part_count];
+        size_t size = dtype_size(p->dtype), chunk = CHECKPOINT_STAGING / size;
+        for (OwnRange r = sharding_ranges(sharding, t); sharding_next(sharding, t, &r);) {
+            char *to = (char *)p->buffer + (p->compact ? r.compact_at : r.at) * size;
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                safetensors_read(s, specs[i].name, r.begin + done, n, checkpoint_staging(), p->dtype);
+                buffer_upload(to + done * size, checkpoint_staging(), n * size);
+            }
+        }
+    }
+    free(specs);
+    for (int i = 0; sharding && i < part_count; i++)
+        if (!parts[i].compact) sharding_gather_all(sharding, parts[i].buffer, dtype_size(parts[i].dtype));
+}
+
+static inline SafeTensorsWriter *checkpoint_weights_open(const char *path, const CheckpointBuffers *b, bool create) {
+    CheckpointPart part = weights_part(b);
+    return checkpoint_open_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype(), create);
+}
+static inline SafeTensorsWriter *checkpoint_optimizer_open(const char *path, const CheckpointBuffers *b, bool create) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = optimizer_parts(b, parts);
+    return checkpoint_open_parts(path, b->tensors, parts, count, DTYPE_F32, create);
+}
+
+static inline void checkpoint_weights_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
+    CheckpointPart part = weights_part(b);
+    checkpoint_write_parts(w, 0, b->tensors, b->sharding, &part, 1);
+}
+static inline void checkpoint_optimizer_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    int count = optimizer_parts(b, parts);
+    checkpoint_write_parts(w, 0, b->tensors, b->sharding, parts, count);
+}
+
+// How many of these are not finite as the file has them.
+static inline double checkpoint_count_broken(const floatX *x, size_t count) {
+    double broken = 0;
+#pragma omp parallel for schedule(static) reduction(+ : broken) if (count > 16 * CHECKPOINT_PIECE)
+    for (size_t e = 0; e < count; e += CHECKPOINT_PIECE) {
+        float piece[CHECKPOINT_PIECE];
+        size_t n = min_size(CHECKPOINT_PIECE, count - e);
+        convert_elements(piece, DTYPE_F32, x + e, DTYPE_OF(floatX), n);
+        for (size_t k = 0; k < n; k++) broken += !isfinite(piece[k]);
+    }
+    return broken;
+}
+
+static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
+    CheckpointPart part = weights_part(b);
+    double broken = 0;
+    for (int i = 0; i < b->tensors->count; i++) {
+        const Tensor *t = &b->tensors->tensors[i];
+        const size_t chunk = CHECKPOINT_STAGING / sizeof(floatX);
+        for (OwnRange r = sharding_ranges(b->sharding, t); sharding_next(b->sharding, t, &r);)
+            for (size_t done = 0, n; done < r.count; done += n) {
+                n = min_size(chunk, r.count - done);
+                broken += checkpoint_count_broken((const floatX *)checkpoint_part_data(&part, &r, done, n), n);
+            }
+    }
+    if (b->sharding) comm_sum_f64(&broken, 1);
+    return broken == 0;
+}
+
+static const char *const checkpoint_other_model = "the weights do not fit config.json";
+
+static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
+    CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
+    SafeTensors *s = safetensors_open(dir);
+    SafeTensorSpec *specs = checkpoint_specs(list, &part, 1, DTYPE_F32);
+    checkpoint_compare(s, specs, list->count, checkpoint_other_model);
+    free(specs);
+    safetensors_close(s);
+}
+
+static inline void checkpoint_load_weights(const char *dir, const CheckpointBuffers *b, bool with_optimizer) {
+    CheckpointPart parts[CHECKPOINT_PARTS];
+    const char *other_build = "this build has another precision than the one that saved the checkpoint: --init takes "
+                              "its weights alone";
+    SafeTensors *s = safetensors_open(dir);
+    parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
+    if (b->master && !with_optimizer) { // from the file, not from the rounded weights
+        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_compact(b));
+        checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
+    }
+    safetensors_close(s);
+    if (!with_optimizer) return;
+    char path[PATH_SIZE];
+    FORMAT(path, "%s/optimizer.safetensors", dir);
+    s = safetensors_open(path);
+    int count = optimizer_parts(b, parts);
+    checkpoint_load_parts(s, b->tensors, b->sharding, parts, count, other_build);
+    safetensors_close(s);
+}
+
+static inline void model_save_dump(const char *path, const TensorList *list, const grad_t *grads, double loss) {
+    char temporary[PATH_SIZE];
+    struct stat st;
+    bool direct = stat(path, &st) == 0 && !S_ISREG(st.st_mode); // a device or a pipe cannot be renamed to
+    if (direct) FORMAT(temporary, "%s", path);
+    else FORMAT(temporary, "%s.tmp", path);
+
+    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // is only read
+    SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc((size_t)list->count + 1, sizeof(SafeTensorSpec));
+    FORMAT(specs[0].name, "loss");
+    specs[0].dtype = DTYPE_F32;
+    specs[0].ndim = 1;
+    specs[0].shape[0] = 1;
+    memcpy(specs + 1, tensors, (size_t)list->count * sizeof(SafeTensorSpec));
+    SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
+    safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
+    checkpoint_write_parts(w, 1, list, NULL, &part, 1);
+    safetensors_finish(w);
+    free(specs);
+    free(tensors);
+    if (!direct) rename_synced(temporary, path);
+}
+#endif

@@ -1,0 +1,126 @@
+/*
+sharding.h: which rank owns which part of the parameters (ZeRO).
+
+The tensors form groups that are ready together: 0 what stands before the layers, 1 + l layer l, L + 1 what stands
+behind them. A group is cut into buckets, a bucket into `ranks` equal pieces; piece r belongs to rank r. The tensor
+list pads groups so that this always comes out even: nothing is left over, and nothing is downgraded.
+
+  level 0   every rank has all gradients and moments; gradients are summed piece by piece, then gathered
+  level 1   moments and master weights of the own pieces only; gradients are summed to their owner, parameters gathered
+  level 2   gradients too: those of whole groups exist only while a backward fills them, two layers at a time
+
+A buffer of own pieces alone ("compact") has them in the order of the buckets: that of bucket b begins at
+b.begin / ranks, exactly, as buckets lie without gaps.
+  source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
+*/
+#ifndef LLMC_SHARDING_H
+#define LLMC_SHARDING_H
+#include "comm.h"
+#include "../model/model_config.h"
+
+// Elements of a bucket at most. A ring of ranks moves a bucket in ranks - 1 turns of a piece each, and each turn has a
+// latency: 3.4 us over NVLink, 14 us over a network (NCCL's src/graph/tuning.cc), with 8 GPUs per machine 5 us on
+// average. A piece of 2 MiB takes 42 us at 50 GB/s, so that latency is about a tenth. Few ranks: 32 MiB, which is less
+// memory where received pieces are kept (comm_received_bytes). Many: 256 MiB, which is more than most layers have.
+static inline size_t bucket_elements(int ranks) {
+    const size_t piece = (size_t)512 << 10, least = (size_t)8 << 20, most = (size_t)64 << 20;
+    return min_size(most, max_size(least, (size_t)ranks * piece));
+}
+#ifndef BUCKET_ELEMENTS
+#define BUCKET_ELEMENTS bucket_elements // of the number of ranks
+#endif
+
+typedef struct {
+    int group;
+    size_t begin, piece; // elements begin .. begin + ranks*piece of the buffers
+} Bucket;
+
+typedef struct {
+    int rank, ranks, level;
+    int count, groups;
+    Bucket *buckets; // [count], in the order of the buffers
+    int *first;      // [groups+1]: the buckets of a group
+    size_t largest;  // elements of the largest bucket
+    size_t own;      // elements that belong to a rank
+} Sharding;
+
+static inline Sharding sharding_build(const TensorList *list, int rank, int level, size_t bucket_limit) {
+    Sharding s;
+    memset(&s, 0, sizeof(s));
+    s.rank = rank, s.ranks = list->ranks, s.level = list->ranks > 1 ? level : 0;
+    s.groups = list->L + 2;
+    s.own = list->buffer_count / (size_t)list->ranks;
+    s.first = (int *)checked_calloc((size_t)s.groups + 1, sizeof(int));
+    size_t step = (size_t)list->ranks * TENSOR_ALIGN;
+    // alone a group is one bucket
+    size_t limit = list->ranks == 1 ? list->buffer_count : max_size(step, bucket_limit / step * step);
+    for (int pass = 0; pass < 2; pass++) { // counts, then fills
+        s.count = 0;
+        for (int g = 0; g < s.groups; g++) {
+            s.first[g] = s.count;
+            for (size_t at = list->group_offset[g], end = list->group_offset[g + 1]; at < end; s.count++) {
+                size_t n = min_size(limit, end - at);
+                s.largest = max_size(s.largest, n);
+                if (pass) {
+                    s.buckets[s.count].group = g;
+                    s.buckets[s.count].begin = at;
+                    s.buckets[s.count].piece = n / (size_t)list->ranks;
+                }
+                at += n;
+            }
+        }
+        s.first[s.groups] = s.count;
+        if (!pass) s.buckets = (Bucket *)checked_calloc((size_t)s.count, sizeof(Bucket));
+    }
+    return s;
+}
+
+static inline void sharding_free(Sharding *s) {
+    free(s->buckets);
+    free(s->first);
+    memset(s, 0, sizeof(*s));
+}
+
+// A part of a tensor that this rank owns, or all of it.
+typedef struct {
+    int bucket;            // to begin with sharding_ranges' value; then private
+    size_t begin, count;   // elements within the tensor
+    size_t at, compact_at; // its first element in a whole buffer and in a compact one
+} OwnRange;
+
+// for (OwnRange r = sharding_ranges(s, t); sharding_next(s, t, &r);)
+static inline OwnRange sharding_ranges(const Sharding *s, const Tensor *t) {
+    OwnRange r;
+    memset(&r, 0, sizeof(r));
+    r.bucket = s ? s->first[t->layer + 1] - 1 : -1;
+    return r;
+}
+static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r) {
+    if (!s) { // without a sharding: the whole tensor
+        r->count = t->count, r->at = r->compact_at = t->offset;
+        return r->bucket++ < 0;
+    }
+    while (++r->bucket < s->first[t->layer + 2]) {
+        const Bucket *b = &s->buckets[r->bucket];
+        size_t piece = b->begin + (size_t)s->rank * b->piece;
+        size_t low = max_size(piece, t->offset), high = min_size(piece + b->piece, t->offset + t->count);
+        if (low >= high) continue;
+        r->begin = low - t->offset, r->count = high - low;
+        r->at = low, r->compact_at = b->begin / (size_t)s->ranks + (low - piece);
+        return true;
+    }
+    return false;
+}
+
+// Begins to give every rank the whole of a group of a buffer of which each rank has its pieces. Returns a ticket.
+static inline uint64_t sharding_gather(const Sharding *s, int group, void *buffer, size_t element_bytes) {
+    uint64_t ticket = 0;
+    for (int b = s->first[group]; s->ranks > 1 && b < s->first[group + 1]; b++)
+        ticket =
+            comm_all_gather((char *)buffer + s->buckets[b].begin * element_bytes, s->buckets[b].piece * element_bytes);
+    return ticket;
+}
+static inline void sharding_gather_all(const Sharding *s, void *buffer, size_t element_bytes) {
+    for (int g = 0; g < s->groups; g++) comm_wait(sharding_gather(s, g, buffer, element_bytes));
+}
+#endif

@@ -1,0 +1,153 @@
+/*
+device_peak.h: what a GPU's matrix units do at most: dense bf16 products with fp32 sums, in TFLOP/s, by NVIDIA's own
+documents. A step's speed is logged as a share of it. A prediction (prediction.h) also uses the size and the bandwidth of
+its memory and the link to other GPUs, from the same data sheets and NVIDIA's product pages.
+
+  sources   Data sheets of the data center GPUs: they print figures with structured sparsity, half of which is dense.
+            Whitepapers of the RTX cards (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense figure):
+            on GeForce half of the rate with fp16 sums, 512 FLOPs per multiprocessor and cycle at the boost clock.
+            Cards that came after their whitepaper by that rule, with the clock of NVIDIA's product pages.
+  matching  The name that CUDA gives must be the row's in full, after "NVIDIA" and "GeForce" ("RTX 4090" is neither
+            "RTX 4090 D" nor "RTX 4090 Laptop GPU"); a row's * stands for sizes of memory and the like. The number of
+            multiprocessors must be the row's too: two cards are called RTX 3080, and parts of a GPU (MIG) are none.
+  unknown   NULL: the caller measures instead. Cards whose document or name was not at hand are left out on purpose.
+*/
+#ifndef LLMC_DEVICE_PEAK_H
+#define LLMC_DEVICE_PEAK_H
+#include "../base/common.h"
+
+typedef enum {
+    SHEET_A100,
+    SHEET_AMPERE_CARDS,
+    SHEET_H100,
+    SHEET_H200,
+    SHEET_GH200,
+    SHEET_HGX_BLACKWELL,
+    SHEET_NVL72,
+    SHEET_L40S,
+    SHEET_L40,
+    SHEET_L4,
+    WHITEPAPER_GA102,
+    WHITEPAPER_ADA,
+    WHITEPAPER_RTX_BLACKWELL
+} PeakSource;
+static const char *const peak_source_names[] = {
+    "NVIDIA A100 Tensor Core GPU data sheet",
+    "NVIDIA A10, A30, A40 data sheets",
+    "NVIDIA H100 Tensor Core GPU data sheet",
+    "NVIDIA H200 Tensor Core GPU data sheet",
+    "NVIDIA GH200 Grace Hopper Superchip data sheet",
+    "NVIDIA HGX B200 and B300 data sheet (36 PFLOPS sparse of 8 GPUs)",
+    "NVIDIA GB200 and GB300 NVL72 data sheets (360 PFLOPS sparse of 72 GPUs)",
+    "NVIDIA L40S data sheet",
+    "NVIDIA L40 data sheet",
+    "NVIDIA L4 data sheet",
+    "NVIDIA Ampere GA102 GPU Architecture whitepaper",
+    "NVIDIA Ada GPU Architecture whitepaper",
+    "NVIDIA RTX Blackwell GPU Architecture whitepaper",
+};
+
+typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
+typedef struct {
+    const char *name;
+    int multiprocessors; // 0: any, where the document does not say
+    double tflops;
+    double memory_gb, memory_gbs; // capacity; GB/s of the sheet
+    double link_gbs;              // to the other GPUs of the machine, one way: NVLink, else PCI Express
+    DeviceGeneration generation;  // CARD: GDDR memory, no fast link
+    PeakSource source;
+} DevicePeak;
+// clang-format off
+static const DevicePeak device_peaks[] = {
+    // name, multiprocessors, TFLOP/s, memory GB, GB/s, link GB/s, generation, source
+    {"A100-SXM4-80GB", 108, 312, 80, 2039, 300, AMPERE, SHEET_A100},
+    {"A100-SXM4-40GB", 108, 312, 40, 1555, 300, AMPERE, SHEET_A100},
+    {"A100-PCIE-40GB", 108, 312, 40, 1555, 32, AMPERE, SHEET_A100},
+    {"A100 * PCIe", 108, 312, 80, 1935, 32, AMPERE, SHEET_A100},
+    {"A30", 56, 165, 24, 933, 100, AMPERE, SHEET_AMPERE_CARDS},
+    {"A40", 84, 149.7, 48, 696, 32, CARD, SHEET_AMPERE_CARDS},
+    {"A10", 72, 125, 24, 600, 32, CARD, SHEET_AMPERE_CARDS},
+    {"H100 * HBM3", 132, 989.4, 80, 3350, 450, HOPPER, SHEET_H100}, // SXM
+    {"H100 PCIe", 114, 756.5, 80, 2000, 64, HOPPER, SHEET_H100},
+    {"H100 NVL", 132, 835.5, 94, 3900, 64, HOPPER, SHEET_H100},
+    {"H200", 132, 989.4, 141, 4800, 450, HOPPER, SHEET_H200}, // SXM
+    {"H200 NVL", 132, 835.5, 141, 4800, 64, HOPPER, SHEET_H200},
+    {"GH200 *", 132, 989.4, 96, 4000, 450, HOPPER, SHEET_GH200},
+    {"B200", 0, 2250, 180, 7700, 900, BLACKWELL, SHEET_HGX_BLACKWELL},
+    {"B300 *", 0, 2250, 270, 7700, 900, BLACKWELL, SHEET_HGX_BLACKWELL}, // "B300 SXM6 AC"
+    {"GB200", 0, 2500, 186, 8000, 900, BLACKWELL, SHEET_NVL72},
+    {"GB300", 0, 2500, 279, 8000, 900, BLACKWELL, SHEET_NVL72},
+    {"L40S", 142, 362.05, 48, 864, 32, CARD, SHEET_L40S},
+    {"L40", 142, 181.05, 48, 864, 32, CARD, SHEET_L40},
+    {"L4", 58, 121, 24, 300, 32, CARD, SHEET_L4},
+    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // like the next one, with the full rate
+    {"RTX 6000 Ada Generation", 142, 364.2, 48, 960, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 3060", 28, 25.5, 12, 360, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3060 Ti", 38, 32.4, 8, 448, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3070", 46, 40.6, 8, 448, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3070 Ti", 48, 43.5, 8, 608, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3080", 68, 59.5, 10, 760, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3080", 70, 61.3, 12, 912, 32, CARD, WHITEPAPER_GA102}, // 12 GB
+    {"RTX 3080 Ti", 80, 68.2, 12, 912, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3090", 82, 71.2, 24, 936, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 3090 Ti", 84, 80.0, 24, 1008, 32, CARD, WHITEPAPER_GA102},
+    {"RTX 4060", 24, 30.2, 8, 272, 16, CARD, WHITEPAPER_ADA},
+    {"RTX 4060 Ti", 34, 44.1, 8, 288, 16, CARD, WHITEPAPER_ADA},
+    {"RTX 4070", 46, 58.3, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 SUPER", 56, 71.0, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 Ti", 60, 80.2, 12, 504, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4070 Ti SUPER", 66, 88.2, 16, 672, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4080", 76, 97.5, 16, 717, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4080 SUPER", 80, 104.4, 16, 736, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 4090", 128, 165.2, 24, 1008, 32, CARD, WHITEPAPER_ADA},
+    {"RTX 5060", 30, 38.4, 8, 448, 32, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5060 Ti", 36, 47.4, 8, 448, 32, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5070", 48, 61.7, 12, 672, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5070 Ti", 70, 87.9, 16, 896, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5080", 84, 112.6, 16, 960, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+    {"RTX 5090", 170, 209.5, 32, 1792, 64, CARD, WHITEPAPER_RTX_BLACKWELL},
+};
+// clang-format on
+enum { DEVICE_PEAK_COUNT = sizeof(device_peaks) / sizeof(device_peaks[0]) };
+
+static inline const char *peak_without(const char *name, const char *prefix) {
+    size_t length = strlen(prefix);
+    return strncmp(name, prefix, length) == 0 ? name + length : name;
+}
+
+// Whether the name is the row's. * is any text, as "480GB" and "144G HBM3e", but not that of a part, "... MIG 1g.10gb".
+static inline bool peak_name_is(const char *row, const char *name) {
+    const char *star = strchr(row, '*');
+    if (!star) return strcmp(row, name) == 0;
+    size_t before = (size_t)(star - row), after = strlen(star + 1), length = strlen(name);
+    if (length <= before + after || strncmp(row, name, before) != 0 || strcmp(name + length - after, star + 1) != 0)
+        return false;
+    return !strstr(name, "MIG");
+}
+
+// The row of a device by the name and the number of multiprocessors that CUDA gives; NULL where there is none.
+static inline const DevicePeak *device_peak_find(const char *name, int multiprocessors) {
+    name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
+    for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
+        const DevicePeak *row = &device_peaks[i];
+        if (peak_name_is(row->name, name) && (row->multiprocessors == 0 || row->multiprocessors == multiprocessors))
+            return row;
+    }
+    return NULL;
+}
+
+// The first row that a user's name stands for: all of the row's name, in either case, or its beginning up to a space, a
+// hyphen or the end ("a100", "H100"). NULL where there is none.
+static inline const DevicePeak *device_peak_named(const char *name) {
+    name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
+    size_t length = strlen(name);
+    for (int whole = 1; whole >= 0 && length; whole--)
+        for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
+            const char *row = device_peaks[i].name;
+            if (strncasecmp(row, name, length) == 0 && (whole ? !row[length] : strchr(" -", row[length]) != NULL))
+                return &device_peaks[i];
+            if (whole && peak_name_is(row, name)) return &device_peaks[i];
+        }
+    return NULL;
+}
+#endif

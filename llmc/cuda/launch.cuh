@@ -1,0 +1,77 @@
+/*
+launch.cuh: how a kernel is launched and gets its shared memory, in the GPU build and in the one that runs on the CPU
+(dev/cuda_on_cpu, selected by CUDA_ON_CPU). A kernel file needs nothing else of either.
+
+  LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a launch that fails ends the program
+  LAUNCH_ON(stream, kernel, ...)                       on another
+  SHARED(type, name, count);                           type name[count] that the block shares, not initialised
+  DYNAMIC_SHARED(type, name);                          type *name: the shared_bytes of the launch, 16-byte aligned
+
+A kernel that is a template goes in parentheses: LAUNCH((kernel<float, 4>), grid, block, 0, x). grid and block are
+integers or dim3. Null pointers among the arguments are written nullptr. shared_bytes above 48 KiB need
+LAUNCH_ALLOW_SHARED(kernel, bytes) once before. A SHARED array is aligned for its type and no more: for 16-byte accesses
+give it a 16-byte type.
+*/
+#ifndef LLMC_LAUNCH_CUH
+#define LLMC_LAUNCH_CUH
+
+#include "../base/common.h"
+#include <cuda_runtime.h>
+
+// Faults of kernels (illegal address, misaligned address and the like) are reported by whatever call comes next.
+static inline const char *launch_remark(cudaError_t error) {
+    bool late = error >= cudaErrorIllegalAddress && error <= cudaErrorLaunchFailure;
+    return late ? "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 names it" : "";
+}
+
+#define LAUNCH_CHECK(call, kernel_name)                                                                                \
+    do {                                                                                                               \
+        cudaError_t launch_error = (call);                                                                             \
+        if (launch_error == cudaErrorMemoryAllocation) out_of_memory("device memory", 0, kernel_name, "");             \
+        CHECK(launch_error == cudaSuccess, "%s:%d: kernel %s was not launched: %s%s", __FILE__, __LINE__, kernel_name, \
+              cudaGetErrorString(launch_error), launch_remark(launch_error));                                          \
+    } while (0)
+#define LAUNCH_ALLOW_SHARED(kernel, bytes) \
+    LAUNCH_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), #kernel)
+
+#ifdef CUDA_ON_CPU
+
+#include "../../dev/cuda_on_cpu/device.h"
+#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)                               \
+    do {                                                                                        \
+        cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__); \
+        LAUNCH_CHECK(cudaGetLastError(), #kernel);                                              \
+    } while (0)
+#define SHARED(type, name, count)               \
+    static cuda_on_cpu::SharedSite name##_site; \
+    type(&name)[count] = *static_cast<type(*)[count]>(name##_site.array(sizeof(type[count]), alignof(type), #name))
+#define DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(cuda_on_cpu::dynamic_shared())
+
+#else
+
+// A range for Nsight, named by the operation that launches. Without a profiler it is a test of two pointers.
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define LAUNCH_RANGE_BEGIN(name) nvtxRangePushA(name)
+#define LAUNCH_RANGE_END() nvtxRangePop()
+#else
+#define LAUNCH_RANGE_BEGIN(name) (void)0
+#define LAUNCH_RANGE_END() (void)0
+#endif
+#define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)           \
+    do {                                                                    \
+        LAUNCH_RANGE_BEGIN(__func__);                                       \
+        kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__); \
+        LAUNCH_RANGE_END();                                                 \
+        LAUNCH_CHECK(cudaGetLastError(), #kernel);                          \
+    } while (0)
+#define SHARED(type, name, count) __shared__ type name[count]
+// one declaration for all types: templates of one file may each want another
+#define DYNAMIC_SHARED(type, name)                   \
+    extern __shared__ uint4 launch_dynamic_shared[]; \
+    type *name = reinterpret_cast<type *>(launch_dynamic_shared)
+
+#endif
+#define LAUNCH(kernel, grid, block, shared_bytes, ...) \
+    LAUNCH_ON(main_stream, kernel, grid, block, shared_bytes, __VA_ARGS__)
+#endif

@@ -1,0 +1,245 @@
+/*
+corpus.h: what --train-data and --val-data name: shards, corpus directories, or several of them with weights.
+
+  text        GLOB | DIR | NAME=GLOB-or-DIR:WEIGHT NAME=...:WEIGHT ...
+              A backslash makes the next character part of a path, for spaces. A weight is a share of the windows that
+              are read; their sum is taken for 1. A text that is the name of a file or directory is that alone, and so
+              is one without a colon: a pattern may begin with NAME=, as in lang=en/train_*.bin.
+  directory   train_*.bin, val_*.bin and corpus.json, which is written last; a directory without it is unfinished when
+              it has what an interrupted program leaves, and else its shards are taken as they are.
+  corpus.json read here: "vocab_size" (every token id is below it), "separator" {"token", "place": "before" or
+              "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
+
+  CorpusList corpus_parse(text)                ends the program with one line when it cannot be read
+  bool       corpus_describe(path, &about)     false when `path` is no directory with a corpus.json
+  void       corpus_check_shards(...)          whether a directory has the shards that its corpus.json lists
+  void       document_starts(...)              where the document of each token begins
+*/
+#ifndef LLMC_CORPUS_H
+#define LLMC_CORPUS_H
+#include "../base/files.h"
+#include "../base/json.h"
+#include "shards.h"
+
+enum { CORPUS_LIMIT = 64, CORPUS_NAME = 32 };
+
+typedef struct {
+    int token;  // that separates documents; -1: not known
+    bool after; // it ends a document; otherwise it begins one
+} Separator;
+
+typedef struct {
+    char name[CORPUS_NAME]; // empty for the only one
+    char path[PATH_MAX];
+    double weight;
+} CorpusItem;
+
+typedef struct {
+    int count;
+    CorpusItem *items;
+} CorpusList;
+
+typedef struct {
+    int vocab_size; // 0: not known
+    Separator separator;
+} CorpusAbout;
+
+#define CORPUS_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
+static inline size_t corpus_name_length(const char *text) { return strspn(text, CORPUS_LETTERS); }
+
+static inline bool corpus_is_mixture(const char *text) {
+    struct stat file;
+    size_t name = corpus_name_length(text);
+    return name > 0 && text[name] == '=' && strchr(text, ':') && stat(text, &file) != 0;
+}
+
+// One NAME=PATH:WEIGHT; returns what follows it.
+static inline const char *corpus_parse_item(CorpusItem *item, const char *text, const char *whole) {
+    size_t name = corpus_name_length(text), n = 0, colon = SIZE_MAX;
+    CHECK(text[name] == '=' && name > 0 && name < CORPUS_NAME,
+          "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: several corpora are "
+          "NAME=PATH:WEIGHT NAME=PATH:WEIGHT",
+          whole, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
+    memcpy(item->name, text, name);
+    item->name[name] = 0;
+    for (text += name + 1; *text && !strchr(" \t\n", *text); text++) {
+        CHECK(n + 1 < PATH_MAX, "'%s': the path of '%s' is too long", whole, item->name);
+        if (*text == ':') colon = n;
+        if (*text == '\\' && text[1]) text++;
+        item->path[n++] = *text;
+    }
+    item->path[n] = 0;
+    char *end = NULL;
+    const char *number = colon == SIZE_MAX ? "" : item->path + colon + 1;
+    item->weight = strtod(number, &end);
+    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", whole, item->name,
+          item->path, item->name);
+    CHECK(*number && strspn(number, "0123456789.eE+-") == strlen(number) && *end == 0 && item->weight > 0 &&
+              isfinite(item->weight),
+          "'%s': the weight '%s' of '%s' is no positive number", whole, number, item->name);
+    item->path[colon] = 0;
+    return text + strspn(text, " \t\n");
+}
+
+// Weights add up to 1. free(items).
+static inline CorpusList corpus_parse(const char *text) {
+    CorpusList list = {0, (CorpusItem *)checked_calloc(CORPUS_LIMIT, sizeof(CorpusItem))};
+    if (!corpus_is_mixture(text)) {
+        CHECK(strlen(text) < PATH_MAX, "a path of %zu bytes is too long", strlen(text));
+        strcpy(list.items[0].path, text);
+        list.items[0].weight = list.count = 1;
+        return list;
+    }
+    double sum = 0;
+    for (const char *at = text + strspn(text, " \t\n"); *at;) {
+        CHECK(list.count < CORPUS_LIMIT, "'%s': more than %d corpora", text, CORPUS_LIMIT);
+        CorpusItem *item = &list.items[list.count++];
+        at = corpus_parse_item(item, at, text);
+        sum += item->weight;
+        for (int i = 0; i + 1 < list.count; i++)
+            CHECK(strcmp(list.items[i].name, item->name) != 0, "'%s': '%s' is there twice; add its weights up", text,
+                  item->name);
+    }
+    CHECK(isfinite(sum), "'%s': the weights add up to more than there are numbers: use smaller ones", text);
+    for (int i = 0; i < list.count; i++) list.items[i].weight /= sum;
+    return list;
+}
+
+// The token that separates documents, of a corpus.json; a missing one is none.
+static inline Separator corpus_separator(const cJSON *json, const char *path, uint64_t vocab) {
+    Separator s = {-1, false};
+    const cJSON *separator = cJSON_GetObjectItemCaseSensitive(json, "separator");
+    if (separator == NULL || cJSON_IsNull(separator)) return s;
+    uint64_t token;
+    const char *place = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(separator, "place"));
+    CHECK(json_get_u64(separator, "token", &token) && token <= INT_MAX && place &&
+              (!strcmp(place, "before") || !strcmp(place, "after")),
+          "%s: its \"separator\" is not {\"token\": ID, \"place\": \"before\" or \"after\"}", path);
+    CHECK(token < vocab, "%s: its separator %" PRIu64 " is no token of its vocabulary of %" PRIu64, path, token, vocab);
+    s.token = (int)token;
+    s.after = strcmp(place, "after") == 0;
+    return s;
+}
+
+// Ends the program when a directory without corpus.json has what data/prepare.py (progress.json) and text_to_shards
+// (files under temporary names) leave when they are interrupted, or is being written.
+static inline void corpus_refuse_unfinished(const char *path) {
+    DIR *directory = opendir(path);
+    CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        const char *name = entry->d_name, *suffix = strrchr(name, '.');
+        bool split = strncmp(name, "train_", 6) == 0 || strncmp(name, "val_", 4) == 0;
+        CHECK(strcmp(name, "progress.json") != 0 && strcmp(name, "corpus.json.tmp") != 0 &&
+                  !(split && suffix && strcmp(suffix, ".tmp") == 0),
+              "%s is not finished: it has %s and no corpus.json; run what makes it again, data/prepare.py goes on "
+              "where it was",
+              path, name);
+    }
+    closedir(directory);
+}
+
+// The corpus.json of a directory, to be deleted; NULL when `path` is no directory with one.
+static inline cJSON *corpus_read(const char *path) {
+    struct stat file;
+    if (stat(path, &file) != 0 || !S_ISDIR(file.st_mode)) return NULL;
+    char name[PATH_MAX + 32];
+    size_t size = 0;
+    FORMAT(name, "%s/corpus.json", path);
+    if (stat(name, &file) != 0) {
+        CHECK(errno == ENOENT, "cannot examine %s: %s", name, strerror(errno));
+        corpus_refuse_unfinished(path);
+        return NULL;
+    }
+    char *text = file_read(name, 64 << 20, &size);
+    CHECK(text != NULL, "cannot read %s: %s", name, strerror(errno));
+    CHECK(json_bounded(text, size), "%s has more than %d JSON values: make the corpus again, with larger shards", name,
+          (int)JSON_VALUE_LIMIT);
+    cJSON *json = json_parse(text, size);
+    CHECK(json != NULL, "%s is not JSON: make the corpus again", name);
+    uint64_t format = 0;
+    CHECK(json_get_u64(json, "format", &format) && format == 1,
+          "%s has another \"format\" than 1: it is not for this version", name);
+    free(text);
+    return json;
+}
+
+static inline bool corpus_describe(const char *path, CorpusAbout *about) {
+    char name[PATH_MAX + 32];
+    uint64_t vocab = 0;
+    about->vocab_size = 0;
+    about->separator.token = -1;
+    about->separator.after = false;
+    cJSON *json = corpus_read(path);
+    if (json == NULL) return false;
+    FORMAT(name, "%s/corpus.json", path);
+    CHECK(json_get_u64(json, "vocab_size", &vocab) && vocab >= 1 && vocab <= INT_MAX,
+          "%s has no \"vocab_size\" of 1 or more", name);
+    about->vocab_size = (int)vocab;
+    about->separator = corpus_separator(json, name, vocab);
+    cJSON_Delete(json);
+    return true;
+}
+
+// Whether the shards of `split` ("train" or "val") that were found and examined are those that corpus.json lists, if
+// it lists any: part of a copy, or shards of another corpus among these, would be other data than what it describes.
+static inline void corpus_check_shards(const char *path, const char *split, const Shard *shards, size_t count) {
+    cJSON *json = corpus_read(path);
+    const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "shards"), *item;
+    size_t listed = 0;
+    cJSON_ArrayForEach(item, list) {
+        const char *file = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "file"));
+        uint64_t tokens = 0;
+        CHECK(file && strspn(file, CORPUS_LETTERS ".") == strlen(file) && strlen(file) < PATH_MAX &&
+                  json_get_u64(item, "tokens", &tokens),
+              "%s/corpus.json: its \"shards\" are not [{\"file\": NAME, \"tokens\": NUMBER}, ...]", path);
+        if (strncmp(file, split, strlen(split)) != 0 || file[strlen(split)] != '_') continue;
+        char name[2 * PATH_MAX];
+        FORMAT(name, "%s/%s", path, file);
+        Shard wanted;
+        wanted.path = name;
+        const Shard *found = (const Shard *)bsearch(&wanted, shards, count, sizeof(Shard), shard_compare_paths);
+        CHECK(found != NULL, "%s is not there, and %s/corpus.json lists it: copy or make the corpus again", name, path);
+        CHECK(found->token_count == tokens,
+              "%s has %zu tokens, and %s/corpus.json says %" PRIu64 ": copy or make the corpus again", name,
+              found->token_count, path, tokens);
+        listed++;
+    }
+    CHECK(
+        list == NULL || listed == count,
+        "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others away, or name shards by a pattern",
+        path, count, split, listed);
+    cJSON_Delete(json);
+}
+
+// The vocabulary that the corpora of `text` need; `otherwise` is that of one that does not say it.
+static inline int corpus_vocabulary(const char *text, int otherwise) {
+    CorpusList list = corpus_parse(text);
+    int vocabulary = 0;
+    for (int i = 0; i < list.count; i++) {
+        CorpusAbout about;
+        vocabulary = max_int(vocabulary, corpus_describe(list.items[i].path, &about) ? about.vocab_size : otherwise);
+    }
+    free(list.items);
+    return vocabulary;
+}
+
+// --separator: "ID", "ID:before" or "ID:after"
+static inline bool separator_parse(const char *text, Separator *s) {
+    char *end = NULL;
+    long token = strtol(text, &end, 10);
+    if (strspn(text, "0123456789") == 0 || token > INT_MAX) return false;
+    s->token = (int)token;
+    s->after = strcmp(end, ":after") == 0;
+    return *end == 0 || s->after || strcmp(end, ":before") == 0;
+}
+
+// start[t] = the place of the first token of the document that tokens[t] belongs to, in [0,t]; 0 for the document that
+// was under way. Its tokens may see each other and nothing before.
+static inline void document_starts(int *start, const int *tokens, int T, Separator s) {
+    for (int t = 0, first = 0; t < T; t++) {
+        bool separates = s.after ? t > 0 && tokens[t - 1] == s.token : tokens[t] == s.token;
+        if (separates) first = t;
+        start[t] = first;
+    }
+}
+#endif

@@ -1,0 +1,297 @@
+/*
+model_config.h: the architecture of one model, what follows from it, and the list of its tensors.
+
+The table of tensors (tensor_rows) is the one place that knows the names, shapes, order, initial
+values and weight decay of parameters; allocation, init, optimizer, checkpoint, gradient dump and
+tests walk the list that tensor_list_build makes of it.
+*/
+#ifndef LLMC_MODEL_CONFIG_H
+#define LLMC_MODEL_CONFIG_H
+#include "../base/common.h"
+#include "variants.h"
+
+typedef struct {
+    const AttentionVariant *attention;
+    int V, C, L, NH, NKV, D, F;
+    int T; // context: max_position_embeddings
+    double rope_theta, rms_norm_eps;
+    bool tied; // the LM head is the embedding
+} ModelConfig;
+
+// cuBLAS's fastest kernels for bf16 require widths of whole 16 bytes, 8 elements, of what is stored in rows (cuBLAS
+// documentation, "Tensor Core Usage"). So products with outputs of any width (q, k, v, lambda; the logits) compute up to
+// 7 columns more, whose weights and gradients are zero.
+enum { MATRIX_ROWS = 8 };
+
+// What the attention of a configuration comes to; see variants.h for the equations.
+typedef struct {
+    int OH, DV, NQ, QD, NK, NV;
+    int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
+    int k_at, v_at, lambda_at, gate_at;                 // where each begins; q is at 0
+    int fused_rows;                                     // all of them
+    int gate_width;                                     // gates per output head; 0: none
+    int norm_width;  // elements of the context that are normalised together; 0: no norm
+    int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
+    int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
+    int fused_width; // of its rows, what products write and read: fused_rows rounded up to MATRIX_ROWS
+    int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
+} AttentionDims;
+
+static inline AttentionDims attention_dims(const ModelConfig *c) {
+    const AttentionVariant *a = c->attention;
+    AttentionDims d;
+    d.OH = c->NH / a->merge;
+    d.DV = c->D * a->merge;
+    d.NQ = a->maps * d.OH;
+    d.QD = c->D / a->split;
+    d.NV = c->NKV / a->merge;
+    d.NK = a->key_sets * d.NV;
+    d.q_rows = d.NQ * d.QD;
+    d.k_rows = d.NK * d.QD;
+    d.v_rows = d.NV * d.DV;
+    d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
+    d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEMENT ? d.DV : 0;
+    d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : a->norm == NORM_HEAD ? d.DV : 0;
+    d.norm_count = d.norm_width ? d.OH * d.DV / d.norm_width : 0;
+    d.gate_rows = d.OH * d.gate_width;
+    d.k_at = d.q_rows;
+    d.v_at = d.k_at + d.k_rows;
+    d.lambda_at = d.v_at + d.v_rows;
+    d.gate_at = d.lambda_at + d.lambda_rows;
+    d.fused_rows = d.gate_at + d.gate_rows;
+    d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
+    d.fused_width = (int)round_up((size_t)d.fused_rows, MATRIX_ROWS);
+    d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
+    return d;
+}
+
+// Problems of an architecture, each as one line into `out` (at most `limit`); returns their count.
+typedef char Problem[256];
+static inline int model_config_problems(const ModelConfig *c, Problem *out, int limit) {
+    int n = 0;
+#define PROBLEM(cond, ...) \
+    if ((cond) && n < limit) FORMAT(out[n++], __VA_ARGS__)
+    PROBLEM(c->V < 1, "vocabulary must be at least 1, not %d", c->V);
+    PROBLEM(c->C < 1, "hidden size must be at least 1, not %d", c->C);
+    PROBLEM(c->L < 1, "there must be at least 1 layer, not %d", c->L);
+    PROBLEM(c->F < 1, "MLP width must be at least 1, not %d", c->F);
+    PROBLEM(c->T < 1, "sequence length must be at least 1, not %d", c->T);
+    PROBLEM(c->NH < 1, "there must be at least 1 head, not %d", c->NH);
+    PROBLEM(c->NKV < 1, "there must be at least 1 key/value head, not %d", c->NKV);
+    PROBLEM(c->D < 8 || c->D > 256 || c->D % 2, "head dimension must be even and from 8 to 256, not %d", c->D);
+    PROBLEM(!(c->rope_theta > 0 && isfinite(c->rope_theta)), "rope theta must be positive, not %g", c->rope_theta);
+    PROBLEM(!(c->rms_norm_eps >= 0 && c->rms_norm_eps < 1), "rms_norm_eps must be in [0, 1), not %g", c->rms_norm_eps);
+    if (c->NH >= 1 && c->NKV >= 1) {
+        PROBLEM(c->NH % c->NKV, "%d heads are not a multiple of %d key/value heads", c->NH, c->NKV);
+        PROBLEM(c->NH % c->attention->merge || c->NKV % c->attention->merge,
+                "%s needs heads and key/value heads in multiples of %d, not %d and %d", c->attention->name,
+                c->attention->merge, c->NH, c->NKV);
+        PROBLEM(c->attention->pair == PAIR_HALF && c->NKV == 1,
+                "%s pairs heads of different key/value groups: with 1 key/value head there are none",
+                c->attention->name);
+    }
+    PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
+            "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
+            c->D);
+    // sizes are computed in int for one row and size_t beyond
+    PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
+                c->T > 1 << 24,
+            "a dimension is too large for this program");
+#undef PROBLEM
+    return n;
+}
+
+// clang-format off
+typedef enum { // names a tensor of a layer, or one of the whole model
+    T_EMBED,
+    T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
+    T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
+    T_NORM_FINAL, T_LM_HEAD,
+    TENSOR_KINDS
+} TensorKind;
+
+typedef enum {
+    DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
+    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT
+} Dim;
+// clang-format on
+// 0; 1; normal(0, 0.02); the same over sqrt(2L); normal(0, 0.1); lambda_init of the layer
+typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
+
+typedef struct {
+    TensorKind kind;
+    bool per_layer;
+    const char *name;
+    Dim shape[2]; // the second is DIM_NONE for a vector; a tensor with a dimension of 0 does not exist
+    Init init;
+    bool decay;
+    bool joined; // directly behind the previous tensor: the two are one matrix for a fused GEMM
+} TensorRow;
+
+// clang-format off
+static const TensorRow tensor_rows[] = {
+    // kind        layer  name                                shape                    init           decay  joined
+    {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true},
+    {T_V,          true,  "self_attn.v_proj.weight",          {DIM_VALUE, DIM_C},      INIT_NORMAL,   true,  true},
+    {T_LAMBDA,     true,  "self_attn.lambda_proj.weight",     {DIM_LAMBDA, DIM_C},     INIT_NORMAL,   true,  true},
+    {T_GATE,       true,  "self_attn.gate_proj.weight",       {DIM_GATE, DIM_C},       INIT_NORMAL,   true,  true},
+    {T_O,          true,  "self_attn.o_proj.weight",          {DIM_C, DIM_O},          INIT_RESIDUAL, true,  false},
+    {T_SUBLN,      true,  "self_attn.subln.weight",           {DIM_SUBLN, DIM_NONE},   INIT_ONE,      false, false},
+    {T_LAMBDA_Q1,  true,  "self_attn.lambda_q1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_K1,  true,  "self_attn.lambda_k1",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_Q2,  true,  "self_attn.lambda_q2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAMBDA_K2,  true,  "self_attn.lambda_k2",              {DIM_LAMBDA_VECTOR, DIM_NONE}, INIT_WIDE, false, false},
+    {T_LAYER_LAMBDA, true, "self_attn.lambda",                {DIM_LAYER_LAMBDA, DIM_NONE}, INIT_LAMBDA, false, false},
+    {T_SINKS,      true,  "self_attn.sinks",                  {DIM_SINKS, DIM_NONE},   INIT_ZERO,     false, false},
+    {T_NORM2,      true,  "post_attention_layernorm.weight",  {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_MLP_GATE,   true,  "mlp.gate_proj.weight",             {DIM_F, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_MLP_UP,     true,  "mlp.up_proj.weight",               {DIM_F, DIM_C},          INIT_NORMAL,   true,  true},
+    {T_MLP_DOWN,   true,  "mlp.down_proj.weight",             {DIM_C, DIM_F},          INIT_RESIDUAL, true,  false},
+    {T_NORM_FINAL, false, "model.norm.weight",                {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
+    {T_LM_HEAD,    false, "lm_head.weight",                   {DIM_HEAD, DIM_C},       INIT_NORMAL,   true,  false},
+};
+// clang-format on
+enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]) };
+
+typedef struct {
+    char name[96];
+    const TensorRow *row;
+    int layer; // 0 .. L-1; -1 for the tensors before and L for those after the layers
+    int ndim;  // 1 or 2
+    size_t shape[2];
+    size_t count;  // elements
+    size_t offset; // first element in the buffers of parameters, gradients and moments
+} Tensor;
+
+// The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
+// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it. A
+// matrix, with what is joined to it, is followed by rows of zeros up to a multiple of MATRIX_ROWS.
+typedef struct {
+    Tensor *tensors;
+    int count;
+    size_t parameter_count; // elements of all tensors
+    size_t buffer_count;    // the same with padding: what a buffer of parameters holds
+    // [L+3]: what stands before the layers begins at [0], layer l at [1+l], what follows at [L+1]
+    size_t *group_offset;
+    int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
+    int *index; // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
+    int L;
+} TensorList;
+
+enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
+
+// NULL when the model has no such tensor. `layer` is ignored for tensors of the whole model.
+static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
+    int i = list->index[(size_t)layer * TENSOR_KINDS + kind];
+    return i < 0 ? NULL : &list->tensors[i];
+}
+
+// Whether rows that the model has are joined to row r of the table.
+static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
+    for (int i = r + 1; i < TENSOR_ROW_COUNT && tensor_rows[i].joined; i++)
+        if (dims[tensor_rows[i].shape[0]] > 0) return true;
+    return false;
+}
+
+static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
+    AttentionDims a = attention_dims(c);
+    size_t dims[DIM_COUNT] = {0};
+    dims[DIM_V] = (size_t)c->V;
+    dims[DIM_C] = (size_t)c->C;
+    dims[DIM_F] = (size_t)c->F;
+    dims[DIM_Q] = (size_t)a.q_rows;
+    dims[DIM_K] = (size_t)a.k_rows;
+    dims[DIM_VALUE] = (size_t)a.v_rows;
+    dims[DIM_LAMBDA] = (size_t)a.lambda_rows;
+    dims[DIM_GATE] = (size_t)a.gate_rows;
+    dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
+    dims[DIM_SUBLN] = (size_t)a.norm_width;
+    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? (size_t)c->D : 0;
+    dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
+    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? (size_t)a.NQ : 0;
+    dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;
+
+    TensorList list;
+    memset(&list, 0, sizeof(list));
+    list.L = c->L;
+    list.tensors = (Tensor *)checked_calloc((size_t)TENSOR_ROW_COUNT * (size_t)c->L, sizeof(Tensor));
+    list.index = (int *)checked_calloc((size_t)c->L * TENSOR_KINDS, sizeof(int));
+    list.ranks = ranks;
+    list.group_offset = (size_t *)checked_calloc((size_t)c->L + 3, sizeof(size_t));
+    for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
+
+    size_t offset = 0, matrix = 0, rows = 0; // where the matrix under way begins, and its rows so far
+    bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
+    for (int r = 0; r < TENSOR_ROW_COUNT;) {
+        int group_end = r; // rows r .. group_end-1 are all per layer or all not
+        while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer)
+            group_end++;
+        bool per_layer = tensor_rows[r].per_layer;
+        for (int l = 0; l < (per_layer ? c->L : 1); l++) {
+            list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = offset;
+            for (int i = r; i < group_end; i++) {
+                const TensorRow *row = &tensor_rows[i];
+                size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
+                if (count == 0) continue;
+                if (!row->joined) matrix = offset = round_up(offset, TENSOR_ALIGN), rows = 0;
+                Tensor *t = &list.tensors[list.count];
+                if (per_layer) FORMAT(t->name, "model.layers.%d.%s", l, row->name);
+                else FORMAT(t->name, "%s", row->name);
+                t->row = row;
+                t->layer = per_layer ? l : after ? c->L : -1;
+                t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
+                t->shape[0] = dims[row->shape[0]];
+                t->shape[1] = t->ndim == 2 ? dims[row->shape[1]] : 1;
+                t->count = count;
+                t->offset = offset;
+                rows += t->shape[0];
+                bool ends = t->ndim == 2 && !matrix_goes_on(i, dims);
+                offset = ends ? matrix + round_up(rows, MATRIX_ROWS) * t->shape[1] : offset + count;
+                list.parameter_count += count;
+                for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
+                    list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;
+                list.count++;
+            }
+            offset = round_up(offset, (size_t)TENSOR_ALIGN * (size_t)ranks);
+        }
+        after = after || per_layer;
+        r = group_end;
+    }
+    list.buffer_count = list.group_offset[c->L + 2] = offset;
+    return list;
+}
+
+static inline void tensor_list_free(TensorList *list) {
+    free(list->tensors);
+    free(list->index);
+    free(list->group_offset);
+    memset(list, 0, sizeof(*list));
+}
+
+static inline size_t model_parameter_count(const ModelConfig *c) {
+    TensorList list = tensor_list_build(c, 1);
+    size_t count = list.parameter_count;
+    tensor_list_free(&list);
+    return count;
+}
+
+// The same model as a baseline.
+static inline ModelConfig model_as_baseline(const ModelConfig *c) {
+    ModelConfig plain = *c;
+    plain.attention = find_variant("baseline");
+    return plain;
+}
+
+// The MLP width that gives the model the parameters of the baseline with width c->F, to within half of what one more
+// costs, 3/2 C L parameters; of two that are as close the wider. Below 1: there is none.
+static inline int model_matched_ffn(const ModelConfig *c) {
+    ModelConfig plain = model_as_baseline(c), wider = *c;
+    wider.F++;
+    // modulo 2^64, so may be negative
+    size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own;
+    return c->F + (int)floor((double)(int64_t)more / (double)(model_parameter_count(&wider) - own) + 0.5);
+}
+#endif

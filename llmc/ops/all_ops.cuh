@@ -1,0 +1,24 @@
+/*
+all_ops.cuh: the CUDA twins of all operations that ops.h declares.
+*/
+#ifndef LLMC_ALL_OPS_CUH
+#define LLMC_ALL_OPS_CUH
+#include "../cuda/device.cuh"
+#include "embedding.cuh"
+#include "rmsnorm.cuh"
+#include "matmul.cuh"
+#include "rope.cuh"
+#include "attention.cuh"
+#include "sink.cuh"
+#include "diff_combine.cuh"
+#include "layer_lambda.cuh"
+#include "gate.cuh"
+#include "scale.cuh"
+#include "swiglu.cuh"
+#include "residual.cuh"
+#include "cross_entropy.cuh"
+#include "adamw.cuh"
+#include "sum_of_squares.cuh"
+#include "stats.cuh"
+#include "../cuda/device_facts.cuh"
+#endif

@@ -1,0 +1,107 @@
+/*
+matmul: a linear layer without bias. Equations in matmul.h; the products are those of gemm.cuh.
+
+  numerics  x, weight, y, dx in floatX, sums in fp32; with add dweight accumulates in fp32 inside the product (beta = 1)
+  flops     2 N IC OC forward, twice that backward
+*/
+#ifndef LLMC_MATMUL_CUH
+#define LLMC_MATMUL_CUH
+#include "../cuda/gemm.cuh"
+
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the library's own is made by ops_init
+    (void)N, (void)IC, (void)OC;
+    return 0;
+}
+
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
+
+static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+    GemmShape forward = {false, true, false, false, N, OC, IC, IC, IC, ldy};
+    gemm(forward, y, x, weight);
+}
+
+static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
+                                   int N, int IC, int OC, int ldy, bool add) {
+    GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
+    GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
+    gemm(to_input, dx, dy, weight);  // y = x weight^T
+    gemm(to_weight, dweight, dy, x); // y = x weight^T
+}
+
+// ---------------------------------------------------------------------------------------------------
+// What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
+
+static const bool matmul_has_choice = false;
+static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
+
+static inline void matmul_use_bf16(bool on) { (void)on; }
+static inline bool matmul_wants_wide_kernels(void) { return false; }
+static inline const char *matmul_library(void) {
+    static char text[128];
+    FORMAT(text, "%s, %s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32");
+    return text;
+}
+
+static const bool matmul_has_algorithms = true;
+static inline void matmul_tune_measure(void) {
+    gemm_forget_plans();
+    gemm_table.measuring = true;
+    gemm_table.count = 0;
+}
+static inline char *matmul_tune_table(size_t *size) {
+    gemm_table.measuring = false;
+    return gemm_table_text(size);
+}
+static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
+    gemm_forget_plans(); // made without it
+    return gemm_table_read(text, size, why, why_size);
+}
+static inline int matmul_tune_missed(void) { return gemm_table.missed; }
+
+// Numbers between -1 and 1, the same ones again in each stretch.
+static inline void matmul_fill(floatX *to, size_t count) {
+    enum { STRETCH = 1 << 18 };
+    floatX *host = (floatX *)checked_calloc(STRETCH, sizeof(floatX));
+    uint32_t state = 1;
+    for (int i = 0; i < STRETCH; i++) {
+        state = state * 1664525u + 1013904223u;
+        host[i] = (floatX)((float)(state >> 8) / 8388608.0f - 1);
+    }
+    for (size_t at = 0; at < count; at += STRETCH)
+        buffer_upload(to + at, host, min_size(STRETCH, count - at) * sizeof(floatX));
+    free(host);
+}
+
+// GFLOP/s of the library on a large product, best of a few: what a step's speed is compared with. The trainer measures
+// it before its own buffers take the memory, hence before ops_init: the library is started for the measurement alone.
+static inline double matmul_peak_gflops(void) {
+#ifdef CUDA_ON_CPU
+    enum { SIZE = 256, TRIES = 2 };
+#else
+    enum { SIZE = 8192, TRIES = 10 };
+#endif
+    const size_t count = (size_t)SIZE * SIZE;
+    bool started = gemm_started();
+    if (!started) gemm_start();
+    floatX *m = (floatX *)buffer_alloc(3 * count * sizeof(floatX), "measuring the peak of the GEMM library");
+    matmul_fill(m, 2 * count); // zeros would be multiplied at a clock that real numbers do not allow
+    cudaEvent_t begin, end;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    double best = 0;
+    for (int i = 0; i < TRIES; i++) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(begin, main_stream));
+        matmul_forward(m + 2 * count, m, m + count, SIZE, SIZE, SIZE, SIZE);
+        CUDA_CHECK(cudaEventRecord(end, main_stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (ms > 0) best = fmax(best, 1e-6 * matmul_forward_flops(SIZE, SIZE, SIZE) / (double)ms);
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    buffer_free(m);
+    if (!started) gemm_stop();
+    return best;
+}
+#endif

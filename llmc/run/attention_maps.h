@@ -1,0 +1,89 @@
+/*
+attention_maps.h: attention maps as such, for pictures and for what only they tell. On the host, from what a forward
+kept; training never makes a map.
+
+  map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, j <= t; 0 above the diagonal
+  effective   of output head h: A1 - s A2, s per row; A where there is one map
+  first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
+              that sum to less than 1 compare
+  sink rate   percentage of (sample, layer, head) with alpha > 0.3 on 64 tokens
+  shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
+  numerics    products in double
+  source      Gu et al. 2024, "When attention sink emerges in language models"
+*/
+#ifndef LLMC_ATTENTION_MAPS_H
+#define LLMC_ATTENTION_MAPS_H
+#include "../base/common.h"
+#include "../ops/ops.h"
+
+enum { MAP_TOKENS = 64 };
+static const double SINK_ALPHA = 0.3;
+
+// A layer's attention on the host, of B sequences of T positions.
+typedef struct {
+    AttentionShape shape; // of key set 0
+    int key_sets, stride; // stride: between the heads of a pair; 0: one map
+    bool sigmoid;
+    const floatX *q, *k; // of key set 0, first row
+    const real *lse;
+    const floatX *lambda; // (N, .) with row stride ldl; not read without pairs
+    int ldl;
+} MapSource;
+
+static inline int maps_output_heads(const MapSource *m) { return m->shape.NQ * m->key_sets / (m->stride ? 2 : 1); }
+// The query head of an output head's first map; the second's is `stride` further.
+static inline int maps_query_head(const MapSource *m, int h) {
+    return m->stride ? 2 * m->stride * (h / m->stride) + h % m->stride : h;
+}
+
+// The map and the logits (T,T) of one query head of sequence b; logits may be NULL.
+static inline void attention_map(float *map, float *logits, const MapSource *m, int b, int head) {
+    AttentionShape s = m->shape;
+    int set = head % m->key_sets, h = head / m->key_sets, kv = h / (s.NQ / s.NKV);
+    size_t T = (size_t)s.T, row = (size_t)b * T;
+    const floatX *q = m->q + row * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
+    const floatX *k = m->k + row * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
+    const real *lse = m->lse + (size_t)set * lse_set_stride(s) + ((size_t)b * (size_t)s.NQ + (size_t)h) * T;
+    for (size_t t = 0; t < T; t++)
+        for (size_t j = 0; j < T; j++) {
+            double dot = 0;
+            for (int i = 0; i < s.D && j <= t; i++)
+                dot += (double)q[t * (size_t)s.ldq + (size_t)i] * (double)k[j * (size_t)s.ldkv + (size_t)i];
+            double logit = (double)s.scale * dot;
+            map[t * T + j] = j <= t ? (float)exp(logit - (double)lse[t]) : 0;
+            if (logits) logits[t * T + j] = j <= t ? (float)logit : 0;
+        }
+}
+
+// s of output head h in row t of sequence b
+static inline double map_lambda(const MapSource *m, int b, int t, int h) {
+    floatX l = m->lambda[((size_t)b * (size_t)m->shape.T + (size_t)t) * (size_t)m->ldl + (size_t)h];
+    return m->sigmoid ? 1 / (1 + exp(-(double)l)) : (double)l;
+}
+
+// alpha of a map, whose rows sum to 1 or to what a sink leaves
+static inline double map_first_mass(const float *map, int T) {
+    double sum = 0;
+    for (int t = 0; t < T; t++) sum += (double)map[(size_t)t * (size_t)T];
+    return sum / T;
+}
+
+// alpha of the effective map of output head h; rows where both maps cancel have no direction and are left out
+static inline double map_effective_first_mass(const float *a1, const float *a2, const MapSource *m, int b, int h) {
+    int T = m->shape.T, rows = 0;
+    double alpha = 0;
+    for (int t = 0; t < T; t++) {
+        double sum = 0, first = 0, s = map_lambda(m, b, t, h);
+        for (int j = 0; j <= t; j++) {
+            size_t at = (size_t)t * (size_t)T + (size_t)j;
+            double e = fabs((double)a1[at] - s * (double)a2[at]);
+            if (j == 0) first = e;
+            sum += e;
+        }
+        if (sum == 0) continue;
+        alpha += first / sum;
+        rows++;
+    }
+    return rows ? alpha / rows : NAN;
+}
+#endif

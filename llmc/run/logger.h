@@ -1,0 +1,294 @@
+/*
+logger.h: the directory of a run: run.json and log.jsonl.
+
+  bool   log_run_exists(dir)           it has run.json
+  cJSON *log_read_run_json(dir)        cJSON_Delete()
+  RunLock log_lock(dir)                takes an old run for this process, and refuses one that another process has; set
+                                       log->lock to it
+  void   log_create(log, dir, run)     a new run: makes the directory, locks, writes run.json; refuses one that is a run
+  void   log_resume(log, dir, step)    an old one: locks, drops a torn last line and the records after `step`, continues
+  void   log_write_run(log, dir, run)  replaces run.json of a run that is locked
+  void   log_sync(log)                 what was logged is on the disk; call it before a checkpoint is saved
+  void   log_close(log)
+
+  A record is log_begin(log, kind, step), its values, log_end(log): nothing is allocated.
+  log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)   log_null(log, key)
+  log_string(log, key, text)
+  log_record(log, record)              a whole record of any length, as JSON
+
+  A Log that is all zero is closed: records go nowhere.
+
+  format   run.json: an object with all that the run depends on, and its starts (starts.h); always replaced atomically,
+           and its presence makes a directory a run. log.jsonl: append-only, one JSON object per line, first "kind" and
+           "step".
+  numerics 9 significant digits: an fp32 loss or norm can be told from its neighbours. NaN and infinities are null.
+  atomic   one write() per line; a write that fails ends the program: on a full disk a checkpoint would fail as well
+  lock     One process has a run at a time: run.json is locked meanwhile, where the file system can. A new run.json is
+           locked under its temporary name, before anything is written, and keeps the lock when it gets its name. So of
+           two first starts one has the lock, and the other changes nothing.
+  errors   CHECK, with the path
+*/
+#ifndef LLMC_LOGGER_H
+#define LLMC_LOGGER_H
+#include "../base/common.h"
+#include "../base/files.h"
+#include "../base/json.h"
+
+enum { LOG_LINE_SIZE = 64 << 10, LOG_STRING_LIMIT = 32 << 10, LOG_RUN_LIMIT = 16 << 20 };
+
+typedef struct {
+    bool held;
+    int fd; // of run.json
+} RunLock;
+
+typedef struct {
+    RunLock lock;
+    bool open, full; // full: a record has more than LOG_LINE_SIZE bytes
+    int fd;
+    char path[PATH_SIZE];
+    size_t length;
+    char line[LOG_LINE_SIZE];
+} Log;
+
+static inline void log_path(const char *dir, const char *name, char out[PATH_SIZE]) {
+    int n = snprintf(out, PATH_SIZE, "%s/%s", dir, name);
+    CHECK(n > 0 && n < PATH_SIZE, "a name is too long: %.80s...", dir);
+}
+
+static inline bool log_run_exists(const char *dir) {
+    char path[PATH_SIZE];
+    log_path(dir, "run.json", path);
+    return access(path, F_OK) == 0;
+}
+
+static inline void log_check_run(const char *dir) {
+    CHECK(log_run_exists(dir), "%s has no run.json: there is no run to resume; start one without --resume", dir);
+}
+
+static inline cJSON *log_read_run_json(const char *dir) {
+    char path[PATH_SIZE];
+    size_t size = 0;
+    log_check_run(dir);
+    log_path(dir, "run.json", path);
+    char *text = file_read(path, LOG_RUN_LIMIT, &size);
+    CHECK(text, "cannot read %s: %s", path, strerror(errno));
+    cJSON *run = json_parse(text, size);
+    free(text);
+    CHECK(cJSON_IsObject(run), "%s is not a JSON object; restore it, or give another --out", path);
+    return run;
+}
+
+// Opens and locks a file; -1 and errno when it cannot be opened. Ends the program when another process has the lock.
+static inline int log_lock_file(const char *dir, const char *path, int flags) {
+    for (;;) {
+        struct stat ours, named;
+        struct flock lock;
+        int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
+        if (fd < 0) return -1;
+        memset(&lock, 0, sizeof(lock));
+        lock.l_type = F_WRLCK;
+        lock.l_whence = SEEK_SET;
+        int taken = fcntl(fd, F_OFD_SETLK, &lock); // any other failure: no locks on this file system
+        CHECK(taken == 0 || (errno != EAGAIN && errno != EACCES), "%s: another process is running this run", dir);
+        CHECK(fstat(fd, &ours) == 0, "cannot look at %s: %s", path, strerror(errno));
+        if (stat(path, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino) return fd;
+        close(fd); // before it was locked another process renamed or replaced it
+    }
+}
+
+static inline RunLock log_lock(const char *dir) {
+    char path[PATH_SIZE];
+    log_check_run(dir);
+    log_path(dir, "run.json", path);
+    RunLock lock = {true, log_lock_file(dir, path, 0)};
+    CHECK(lock.fd >= 0, "cannot open %s: %s", path, strerror(errno));
+    return lock;
+}
+
+// fd: run.json.tmp, locked. Its lock takes the place of that of the run.json which it replaces.
+static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSON *run) {
+    char path[PATH_SIZE], temporary[PATH_SIZE];
+    size_t size = 0;
+    log_path(dir, "run.json", path);
+    log_path(dir, "run.json.tmp", temporary);
+    char *text = json_text(run, &size);
+    CHECK(ftruncate(fd, 0) == 0, "cannot write %s: %s", temporary, strerror(errno));
+    file_write(fd, text, size, temporary);
+    CHECK(fsync(fd) == 0, "cannot bring %s to the disk: %s", temporary, strerror(errno));
+    rename_synced(temporary, path);
+    free(text);
+    if (log->lock.held) close(log->lock.fd);
+    log->lock.held = true;
+    log->lock.fd = fd;
+}
+
+static inline void log_write_run(Log *log, const char *dir, const cJSON *run) {
+    char temporary[PATH_SIZE];
+    assert(log->lock.held);
+    log_path(dir, "run.json.tmp", temporary);
+    int fd = log_lock_file(dir, temporary, O_CREAT);
+    CHECK(fd >= 0, "cannot create %s: %s", temporary, strerror(errno));
+    log_publish_run(log, dir, fd, run);
+}
+
+static inline void log_open(Log *log, const char *dir, int flags) {
+    log_path(dir, "log.jsonl", log->path);
+    log->fd = open(log->path, O_WRONLY | O_APPEND | O_CLOEXEC | flags, 0666);
+    CHECK(log->fd >= 0, "cannot open %s: %s", log->path, strerror(errno));
+    log->open = true;
+}
+
+static inline void log_create(Log *log, const char *dir, const cJSON *run) {
+    static const char *const names[] = {"log.jsonl", "checkpoints"};
+    char temporary[PATH_SIZE], remains[2][PATH_SIZE];
+    make_directories(dir);
+    log_path(dir, "run.json.tmp", temporary);
+    bool is_run = log_run_exists(dir);
+    int fd = is_run ? -1 : log_lock_file(dir, temporary, O_CREAT);
+    CHECK(is_run || fd >= 0, "cannot create %s: %s", temporary, strerror(errno));
+    is_run = log_run_exists(dir); // also one that has begun since
+    for (int i = 0; i < 2; i++) {
+        log_path(dir, names[i], remains[i]);
+        if (access(remains[i], F_OK) != 0) remains[i][0] = 0;
+    }
+    if (fd >= 0 && (is_run || remains[0][0] || remains[1][0])) unlink(temporary);
+    CHECK(!is_run, "%s has a run already; give --resume to continue it, or another --out", dir);
+    for (int i = 0; i < 2; i++)
+        CHECK(!remains[i][0], "%s is there without a run.json; give another --out, or remove it", remains[i]);
+    log_publish_run(log, dir, fd, run);
+    log_open(log, dir, O_CREAT | O_EXCL);
+}
+
+static inline void log_close(Log *log) {
+    if (log->open) file_close_synced(log->fd, log->path);
+    if (log->lock.held) close(log->lock.fd);
+    log->open = log->lock.held = false;
+}
+
+static inline void log_sync(Log *log) {
+    if (log->open) CHECK(fsync(log->fd) == 0, "cannot bring %s to the disk: %s", log->path, strerror(errno));
+}
+
+// A whole record that belongs to the steps up to `step`; *broken when it is no record.
+static inline bool log_line_stays(char *line, size_t length, int64_t step, bool *broken) {
+    double at = 0;
+    *broken = length == 0 || line[length - 1] != '\n';
+    if (*broken) return false;
+    line[length - 1] = 0;
+    cJSON *record = json_parse(line, length - 1);
+    line[length - 1] = '\n';
+    *broken = !cJSON_IsObject(record);
+    bool stays = !*broken && (!json_get_number(record, "step", &at) || at <= (double)step);
+    cJSON_Delete(record);
+    return stays;
+}
+
+static inline void log_drop_after(const char *path, int64_t step) {
+    char temporary[PATH_SIZE], *line = NULL;
+    FORMAT(temporary, "%s.tmp", path);
+    FILE *from = fopen(path, "rb");
+    if (!from && errno == ENOENT) return; // stopped before its first record
+    CHECK(from, "cannot read %s: %s", path, strerror(errno));
+    FILE *to = fdopen(file_create(temporary), "wb");
+    CHECK(to, "cannot write %s: %s", temporary, strerror(errno));
+    size_t room = 0, broken_count = 0;
+    bool was_broken = false;
+    for (ssize_t length; (length = getline(&line, &room, from)) > 0;) {
+        broken_count += was_broken; // not the last line
+        if (log_line_stays(line, (size_t)length, step, &was_broken)) fwrite(line, 1, (size_t)length, to);
+    }
+    CHECK(!ferror(from), "cannot read %s: %s", path, strerror(errno));
+    if (broken_count) warn("%s: %zu lines that are no records were dropped", path, broken_count);
+    fclose(from);
+    free(line);
+    CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", temporary,
+          strerror(errno));
+    rename_synced(temporary, path);
+}
+
+static inline void log_resume(Log *log, const char *dir, int64_t step) {
+    char path[PATH_SIZE];
+    if (!log->lock.held) log->lock = log_lock(dir);
+    log_path(dir, "log.jsonl", path);
+    log_drop_after(path, step);
+    log_open(log, dir, O_CREAT);
+}
+
+// ---- records
+
+static inline void log_append(Log *log, const char *text, size_t length) {
+    log->full = log->full || log->length + length > LOG_LINE_SIZE;
+    if (log->full) return;
+    memcpy(log->line + log->length, text, length);
+    log->length += length;
+}
+
+static inline void log_quoted(Log *log, const char *text) {
+    char piece[8];
+    size_t end = log->length + LOG_STRING_LIMIT; // a longer one is cut: the line has a fixed size
+    log_append(log, "\"", 1);
+    while (*text && log->length < end) {
+        size_t length = json_escape(&text, piece);
+        log_append(log, piece, length);
+    }
+    log_append(log, "\"", 1);
+}
+
+static inline void log_key(Log *log, const char *key) {
+    log_append(log, log->length ? ", " : "{", log->length ? 2 : 1);
+    log_quoted(log, key);
+    log_append(log, ": ", 2);
+}
+
+static inline void log_value(Log *log, const char *key, const char *text) {
+    log_key(log, key);
+    log_append(log, text, strlen(text));
+}
+
+static inline void log_null(Log *log, const char *key) { log_value(log, key, "null"); }
+static inline void log_bool(Log *log, const char *key, bool value) { log_value(log, key, value ? "true" : "false"); }
+static inline void log_integer(Log *log, const char *key, int64_t value) {
+    char digits[24];
+    FORMAT(digits, "%" PRId64, value);
+    log_value(log, key, digits);
+}
+static inline void log_number(Log *log, const char *key, double value) {
+    char digits[32];
+    if (!isfinite(value)) FORMAT(digits, "null");
+    else FORMAT(digits, "%.9g", value);
+    log_value(log, key, digits);
+}
+static inline void log_string(Log *log, const char *key, const char *text) {
+    log_key(log, key);
+    log_quoted(log, text);
+}
+
+static inline void log_begin(Log *log, const char *kind, int64_t step) {
+    log->length = 0;
+    log->full = false;
+    log_string(log, "kind", kind);
+    log_integer(log, "step", step);
+}
+
+static inline void log_write_line(Log *log, const char *line, size_t length) {
+    if (!log->open) return;
+    ssize_t n;
+    do n = write(log->fd, line, length);
+    while (n < 0 && errno == EINTR);
+    CHECK(n == (ssize_t)length, "cannot write %s: %s", log->path,
+          n < 0 ? strerror(errno) : "only a part of a line was written; is the disk full?");
+}
+
+static inline void log_end(Log *log) {
+    log_append(log, "}\n", 2);
+    assert(!log->full);
+    log_write_line(log, log->line, log->length);
+}
+
+static inline void log_record(Log *log, const cJSON *record) {
+    size_t size = 0;
+    char *line = json_line(record, &size);
+    log_write_line(log, line, size);
+    free(line);
+}
+#endif

@@ -1,0 +1,308 @@
+/*
+options.h: the command line. The options are in options_table.h; this file parses and prints them.
+
+  --name value, --name=value    exact names; no abbreviations, no short options but -h
+  --name, --no-name             for those that are on or off
+  a value that starts with two dashes must be joined by "=": else it is taken for the next option,
+  which is what a forgotten value looks like
+
+Everything wrong is reported at once, one line each on stderr, before exit status 2: also an option
+that is given twice, since in a long script one of the two is a slip, and what options must be to
+each other, as far as no checkpoint needs to be read for it.
+
+Call order: options_parse; with --resume options_adopt_json (options_json.h); with --resume or --init
+options_adopt_model; options_finish; options_model (options_model.h).
+*/
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+#include "options_json.h"
+#include "options_model.h"
+#include "options_table.h"
+#include "../base/revision.h"
+
+enum { OPTION_LINE = 100, OPTION_COLUMN = 27 }; // width of the help, and where its explanations begin
+
+// Prints an item that is not to be broken after the `column` characters that a line has already; a new line begins
+// at `indent`. Returns the column it ends in.
+static inline int print_item(FILE *out, int column, int indent, const char *item, int length) {
+    bool first = column <= indent, wrap = !first && column + 1 + length > OPTION_LINE;
+    if (wrap) fprintf(out, "\n%*s", indent, "");
+    else if (!first) fputc(' ', out);
+    fprintf(out, "%.*s", length, item);
+    return (wrap ? indent : column + !first) + length;
+}
+
+static inline int print_words(FILE *out, int column, int indent, const char *words) {
+    while (*words) {
+        int length = (int)strcspn(words, " ");
+        column = print_item(out, column, indent, words, length);
+        words += length + (words[length] == ' ');
+    }
+    return column;
+}
+
+static inline void option_print_help(FILE *out, const OptionRow *row) {
+    OptionText left, text;
+    bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
+    snprintf(left, sizeof(left), "  --%s%s%s%s%s", row->kind == OPTION_BOOL ? "[no-]" : "", row->name, flag ? "" : " ",
+             flag ? "" : row->placeholder, strcmp(row->name, "help") == 0 ? ", -h" : "");
+    int column = fprintf(out, "%-*s", OPTION_COLUMN - 1, left) + 1;
+    fputc(' ', out);
+    column = print_words(out, column, OPTION_COLUMN, row->help);
+    for (int i = 0; row->choice && row->choice(i); i++) {
+        if (i == 0) column += fprintf(out, ":");
+        snprintf(text, sizeof(text), "%s%s", row->choice(i), row->choice(i + 1) ? "," : "");
+        column = print_words(out, column, OPTION_COLUMN, text);
+    }
+    if (row->fallback && strcmp(row->fallback, "no") != 0) {
+        int words = row->fallback[0] == '('; // its last parenthesis closes ours
+        snprintf(text, sizeof(text), "(default: %s%s", row->fallback + words, words ? "" : ")");
+        print_item(out, column, OPTION_COLUMN, text, (int)strlen(text));
+    }
+    fputc('\n', out);
+}
+
+static inline void options_print_help(FILE *out) {
+    fprintf(out, "Usage: train_diffv2 [--NAME VALUE | --NAME=VALUE | --NAME | --no-NAME]...\n\n");
+    print_words(out, 0, 0,
+                "Pretrains the Differential Transformer V2 and the models it is compared with. Names are exact; an "
+                "option is given at most once.");
+    fputc('\n', out);
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        if (r == 0 || strcmp(option_rows[r].section, option_rows[r - 1].section) != 0)
+            fprintf(out, "\n%s\n", option_rows[r].section);
+        option_print_help(out, &option_rows[r]);
+    }
+    fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage; 3 stopped by a signal after saving a checkpoint.\n");
+}
+
+// The start-up print: every option that has a value, by section; those given are marked.
+static inline void options_print(const Options *o) {
+    int column = 0;
+    printf("options (* given on the command line)\n");
+    for (int r = 0; r < OPTION_ROW_COUNT; r++) {
+        OptionText text, shown;
+        char item[sizeof(OptionText) + 80]; // a name and a value
+        const OptionRow *row = &option_rows[r];
+        if (r == 0 || strcmp(row->section, option_rows[r - 1].section) != 0) {
+            if (r) printf("\n");
+            column = printf("  %-8.*s", (int)strcspn(row->section, " "), row->section);
+        }
+        const char *value = row->kind == OPTION_ACTION ? NULL : option_text(text, o, r);
+        if (!value) continue;
+        snprintf(item, sizeof(item), "%s%s=%s", row->name, o->given[r] ? "*" : "", option_shown(shown, value));
+        column = print_item(stdout, column, 10, item, (int)strlen(item));
+    }
+    printf("\n");
+}
+
+// ---- what a misspelt name was meant to be
+
+enum { NAME_LIMIT = 64 };
+
+// Lower case, without what is often left out or mistaken for each other: - and _.
+static inline int name_fold(char out[NAME_LIMIT + 1], const char *name, size_t length) {
+    int n = 0;
+    for (size_t i = 0; i < length && n < NAME_LIMIT; i++)
+        if (name[i] != '-' && name[i] != '_') out[n++] = (char)tolower((unsigned char)name[i]);
+    out[n] = 0;
+    return n;
+}
+
+// Letters to insert, delete or replace to make b of a.
+static inline int edit_distance(const char *a, int a_length, const char *b, int b_length) {
+    int row[NAME_LIMIT + 1];
+    for (int j = 0; j <= b_length; j++) row[j] = j;
+    for (int i = 1; i <= a_length; i++) {
+        int diagonal = row[0]; // distance of the prefixes i-1 and j-1
+        row[0] = i;
+        for (int j = 1; j <= b_length; j++) {
+            int replaced = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = min_int(replaced, 1 + min_int(row[j], row[j - 1]));
+        }
+    }
+    return row[b_length];
+}
+
+// The candidate that a name is closest to: few letters differ, or the name is its beginning; NULL when there is none.
+static inline const char *name_nearest(const char *name, size_t length, const char *(*candidate)(int i)) {
+    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
+    const char *nearest = NULL;
+    int n = name_fold(folded, name, length), best = max_int(1, n / 3) + 1;
+    if (n < 2 || length > NAME_LIMIT) return NULL;
+    for (int i = 0; candidate(i); i++) {
+        int m = name_fold(other, candidate(i), strlen(candidate(i)));
+        int distance = strncmp(other, folded, (size_t)n) == 0 ? m > n : edit_distance(folded, n, other, m);
+        if (distance < best) nearest = candidate(i), best = distance;
+    }
+    return nearest;
+}
+
+static inline const char *option_name(int r) { return r < OPTION_ROW_COUNT ? option_rows[r].name : NULL; }
+
+// Names that other programs give to these options.
+typedef struct {
+    const char *name, *option;
+} OptionSynonym;
+static const OptionSynonym option_synonyms[] = {
+    {"learning-rate", "lr"},
+    {"max-steps", "steps"},
+    {"iterations", "steps"},
+    {"model", "preset"},
+    {"dataset", "train-data"},
+    {"data", "train-data"},
+    {"context-length", "seq-len"},
+    {"block-size", "seq-len"},
+    {"max-seq-len", "seq-len"},
+    {"output-dir", "out"},
+    {"num-layers", "layers"},
+    {"hidden-size", "hidden"},
+    {"dim", "hidden"},
+    {"num-heads", "heads"},
+    {"mlp", "ffn"},
+    {"intermediate-size", "ffn"},
+    {"vocab-size", "vocab"},
+    {"wd", "weight-decay"},
+    {"save-every", "checkpoint-every"},
+    {"save-interval", "checkpoint-every"},
+    {"checkpoint", "init"},
+    {"load", "init"},
+    {"clip-grad", "grad-clip"},
+    {"max-grad-norm", "grad-clip"},
+    {"gradient-accumulation-steps", "total-batch"},
+    {"dtype", "gemm"},
+};
+enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
+
+// The row of the option that an unknown name was most likely meant to be; -1 when there is none.
+static inline int option_nearest(const char *name, size_t length) {
+    char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
+    name_fold(folded, name, length);
+    for (int i = 0; i < OPTION_SYNONYM_COUNT; i++) {
+        name_fold(other, option_synonyms[i].name, strlen(option_synonyms[i].name));
+        if (strcmp(folded, other) == 0) return option_row(option_synonyms[i].option);
+    }
+    const char *nearest = name_nearest(name, length, option_name);
+    return nearest ? option_row(nearest) : -1;
+}
+
+// Reports an option that does not exist; returns how many arguments it takes, with what looks like its value.
+static inline int option_unknown(int count, char **arguments) {
+    OptionText shown, suggestion;
+    const char *name = arguments[0] + strspn(arguments[0], "-");
+    bool no = strncmp(name, "no-", 3) == 0, joined = strchr(name, '=') != NULL;
+    if (no) name += 3;
+    size_t length = strcspn(name, "=");
+    int nearest = option_nearest(name, length);
+    if (no && nearest >= 0 && option_rows[nearest].kind != OPTION_BOOL) no = false;
+    suggestion[0] = 0;
+    if (nearest >= 0)
+        snprintf(suggestion, sizeof(suggestion), "did you mean --%s%s? ", no ? "no-" : "", option_rows[nearest].name);
+    option_shown(shown, arguments[0]);
+    if (joined) shown[min_size(strcspn(shown, "="), 100)] = 0;
+    warn("unknown option %s: %s--help lists all", shown, suggestion);
+    return !joined && count > 1 && arguments[1][0] != '-' ? 2 : 1;
+}
+
+typedef struct {
+    int count, unknown; // of problems, and of unknown options among them
+} ParseProblems;
+
+// Takes the option at arguments[0]; returns how many arguments that were.
+static inline int option_parse(Options *o, ParseProblems *problems, int count, char **arguments) {
+    OptionText shown, accepts;
+    const char *argument = strcmp(arguments[0], "-h") == 0 ? "--help" : arguments[0];
+    if (argument[0] != '-' || !argument[1] || isdigit((unsigned char)argument[1])) {
+        REFUSE(problems->count, "unexpected argument '%s': every setting is an option, --NAME VALUE",
+               option_shown(shown, argument));
+        return 1;
+    }
+    const char *name = argument[1] == '-' ? argument + 2 : "";
+    size_t length = strcspn(name, "=");
+    const char *value = name[length] ? name + length + 1 : NULL;
+    int r = option_find(name, length);
+    bool on = true;
+    if (r < 0 && strncmp(name, "no-", 3) == 0) {
+        r = option_find(name + 3, length - 3);
+        if (r >= 0 && option_rows[r].kind != OPTION_BOOL) r = -1;
+        on = false;
+    }
+    if (r < 0) {
+        problems->count++;
+        problems->unknown++;
+        return option_unknown(count, arguments);
+    }
+    const OptionRow *row = &option_rows[r];
+    bool flag = row->kind == OPTION_BOOL || row->kind == OPTION_ACTION;
+    int taken = !flag && !value && count > 1 && strncmp(arguments[1], "--", 2) != 0 ? 2 : 1;
+    if (taken == 2) value = arguments[1];
+    if (o->given[r]) {
+        REFUSE(problems->count, "--%s is given twice: once is meant", row->name);
+        return taken;
+    }
+    o->given[r] = true;
+    if (flag && value)
+        REFUSE(problems->count, "--%s takes no value, not '%s'%s%s", row->name, option_shown(shown, value),
+               row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
+    else if (!flag && !value)
+        REFUSE(problems->count, "--%s needs a value: %s", row->name, option_accepts(accepts, row));
+    else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
+        const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
+        REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s", row->name, option_shown(shown, value),
+               nearest ? "did you mean " : "", nearest ? nearest : "", nearest ? "? It" : "it",
+               option_accepts(accepts, row));
+    } else return taken;
+    o->refused[r] = true;
+    return taken;
+}
+
+// The value of --start-timeout, or its default. Ranks connect before options are parsed, so that one of them alone
+// reports what is wrong with the options.
+static inline double options_start_timeout(int argc, char **argv) {
+    static const char name[] = "--start-timeout";
+    const size_t length = sizeof(name) - 1;
+    int r = option_row(name + 2);
+    Options o;
+    options_defaults(&o);
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], name, length) != 0) continue;
+        const char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
+        if (value) option_set(&o, r, value); // options_parse refuses what this does not take
+    }
+    double seconds = o.start_timeout;
+    options_free(&o);
+    return seconds;
+}
+
+// --help and --version come before any complaint and before other processes or devices are looked for. Returns whether
+// one of them is there; `prints` its text, which one of several processes does.
+static inline bool options_answer(int argc, char **argv, bool prints) {
+    for (int i = 1; i < argc; i++) {
+        bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
+        if (!help && strcmp(argv[i], "--version") != 0) continue;
+        if (prints && help) options_print_help(stdout);
+        else if (prints) printf("train_diffv2, revision %s\n", source_revision());
+        return true;
+    }
+    return false;
+}
+
+// Fills all options that need no checkpoint. Ends the program itself with status 2 after reporting everything that is
+// wrong.
+static inline void options_parse(Options *o, int argc, char **argv) {
+    ParseProblems problems = {0, 0};
+    options_defaults(o);
+    for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
+    problems.count += options_exclusions(o);
+    // an unknown option may be the misspelt one that would seem missing
+    if (!problems.unknown) problems.count += options_missing(o, false);
+    if (!o->resume && !o->init) {
+        Options trial = *o; // the caller's keeps its defaults open until a checkpoint has been read
+        int ranks = options_ranks(o);
+        options_derive(&trial, ranks);
+        problems.count += options_number_problems(&trial, ranks);
+    }
+    if (problems.count) exit(EXIT_USAGE);
+}
+#endif

@@ -1,0 +1,336 @@
+/*
+options_model.h: what follows from several options: the model's shape, defaults that depend on other
+options, and combinations that are refused.
+*/
+#ifndef LLMC_OPTIONS_MODEL_H
+#define LLMC_OPTIONS_MODEL_H
+#include "../comm/comm.h"
+#include "../data/corpus.h"
+#include "../base/host.h"
+#include "../model/model_config.h"
+#include "../cuda/device_peak.h"
+#include "options_table.h"
+#include "rollback.h"
+
+// A usage error: one line. All of them are reported before the program ends with status 2.
+#define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
+
+typedef struct {
+    const char *option;
+    size_t field, preset, model; // offsets in Options (int64_t), Preset (int), ModelConfig (int)
+} ModelDim;
+#define DIMENSION(option, field, letter) \
+    { option, offsetof(Options, field), offsetof(Preset, letter), offsetof(ModelConfig, letter) }
+static const ModelDim model_dims[] = {
+    DIMENSION("layers", layers, L),       DIMENSION("hidden", hidden, C),     DIMENSION("heads", heads, NH),
+    DIMENSION("kv-heads", kv_heads, NKV), DIMENSION("head-dim", head_dim, D), DIMENSION("ffn", ffn, F),
+    DIMENSION("seq-len", seq_len, T),     DIMENSION("vocab", vocab, V),
+};
+#undef DIMENSION
+enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
+
+static inline int64_t *option_int(Options *o, size_t field) { return (int64_t *)((char *)o + field); }
+
+// Ranks of the run that the options are about: those that are there, or of --dry-run.
+static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
+
+// Gives every option that has no value the one that follows from the others.
+static inline void options_derive(Options *o, int ranks) {
+    const Preset *preset = &presets[o->preset];
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        int r = option_row(model_dims[i].option);
+        if (!o->has[r])
+            *option_int(o, model_dims[i].field) = *(const int *)((const char *)preset + model_dims[i].preset);
+        o->has[r] = true;
+    }
+    int tie = option_row("tie-embeddings"), total = option_row("total-batch"), warmup = option_row("warmup");
+    int threads = option_row("threads");
+    if (!o->has[tie]) o->tie_embeddings = preset->tied;
+    if (!o->has[total]) o->total_batch = o->batch_size * o->seq_len * ranks;
+    if (!o->has[warmup]) o->warmup = o->steps / 10 < 100 ? o->steps / 10 : 100;
+    if (!o->has[threads]) o->threads = max_int(1, host_cores("") / comm_ranks_here());
+    o->has[tie] = o->has[total] = o->has[warmup] = o->has[threads] = true;
+}
+
+static inline ModelConfig options_config(const Options *o) {
+    ModelConfig c;
+    memset(&c, 0, sizeof(c));
+    c.attention = &attention_variants[o->attention];
+    for (int i = 0; i < MODEL_DIM_COUNT; i++)
+        *(int *)((char *)&c + model_dims[i].model) = (int)*(const int64_t *)((const char *)o + model_dims[i].field);
+    c.rope_theta = o->rope_theta;
+    c.rms_norm_eps = o->rms_norm_eps;
+    c.tied = o->tie_embeddings;
+    if (o->match_params) c.F = model_matched_ffn(&c); // --ffn stays what was asked for
+    return c;
+}
+
+// True when none of the named options was given a value that is not accepted; the list ends in NULL.
+static inline bool options_usable(const Options *o, const char *const *names) {
+    for (; *names; names++)
+        if (o->refused[option_row(*names)]) return false;
+    return true;
+}
+
+// The ranges of single options leave only what heads must be to each other, and an MLP that cannot make up for them.
+static inline int options_model_problems(const Options *o) {
+    static const char *const widths[] = {"hidden", "ffn", NULL};
+    ModelConfig c = options_config(o);
+    Problem problems[8];
+    bool narrow = o->match_params && c.F < 1;
+    if (narrow) c.F = 1;
+    int count = model_config_problems(&c, problems, 8);
+    if (narrow && options_usable(o, widths))
+        warn("--match-params: %s has more parameters than baseline with --ffn %" PRId64
+             " at any MLP width: raise --ffn",
+             c.attention->name, o->ffn);
+    for (int i = 0; i < count; i++)
+        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
+             c.D);
+    return count + (narrow && options_usable(o, widths));
+}
+
+// The largest --batch-size below the present one that divides --total-batch; 0: none does.
+static inline int64_t options_smaller_batch(const Options *o, int ranks) {
+    int64_t row = o->seq_len * ranks, B = o->total_batch % row ? 0 : o->batch_size - 1;
+    while (B > 0 && o->total_batch / row % B) B--;
+    return B;
+}
+
+// Checks of numbers against each other, for options that all have their values.
+static inline int options_number_problems(const Options *o, int ranks) {
+    static const char *const shape[] = {"attention", "preset", "heads", "kv-heads", "head-dim", NULL};
+    static const char *const length[] = {"steps", "warmup", NULL};
+    static const char *const batch[] = {"preset", "batch-size", "seq-len", "total-batch", NULL};
+    int problems = options_usable(o, shape) ? options_model_problems(o) : 0;
+    if (options_usable(o, length) && o->warmup > o->steps)
+        REFUSE(problems, "--warmup %" PRId64 " is more than --steps %" PRId64, o->warmup, o->steps);
+    if (!options_usable(o, batch)) return problems;
+    int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
+    if (N > INT_MAX)
+        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens: lower one",
+               o->batch_size, o->seq_len, INT_MAX);
+    else if (o->total_batch % micro_step) {
+        int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
+        OptionText batch_size = ""; // first what leaves the updates as they are
+        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 ", or else ", smaller);
+        REFUSE(problems,
+               "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64 " times --seq-len %" PRId64
+               " times %d rank%s: give %s--total-batch %" PRId64,
+               o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s", batch_size, larger);
+    }
+    return problems;
+}
+
+// Reads the next of token numbers with commas between them, and moves *at to the one after it, or the end; false where
+// there is no such number.
+static inline bool prompt_number(const char **at, int *id) {
+    char *end = NULL;
+    errno = 0;
+    long long x = strtoll(*at, &end, 10);
+    if (!isdigit((unsigned char)**at) || errno || x > INT_MAX || (*end && (*end != ',' || !end[1]))) return false;
+    *id = (int)x;
+    *at = end + (*end == ',');
+    return true;
+}
+
+static inline bool prompt_numbers_valid(const char *text) {
+    int id;
+    do
+        if (!prompt_number(&text, &id)) return false;
+    while (*text);
+    return true;
+}
+
+// Options that a mode needs. `adopted`: those of the checkpoint have been read, if there is one.
+static inline int options_missing(const Options *o, bool adopted) {
+    int problems = 0;
+    if (o->resume && !o->out && !o->refused[option_row("out")])
+        REFUSE(problems, "--resume needs --out DIR, the directory of the run");
+    if (o->resume && !adopted) return problems;
+    static const char *const modes[] = {"dump-grads", "generate", "eval", "dry-run", NULL};
+    bool training = options_usable(o, modes) && !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
+    if ((training || o->dump_grads) && !o->train_data && !o->refused[option_row("train-data")])
+        REFUSE(problems, "%s needs --train-data GLOB", training ? "training" : "--dump-grads");
+    Separator separator;
+    if (o->separator && !separator_parse(o->separator, &separator))
+        REFUSE(problems, "--separator %s: a token's number, or one with :before or :after", o->separator);
+    if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
+        REFUSE(problems, "--eval needs --val-data GLOB");
+    if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out FILE is of --eval: give that too");
+    if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention FILE is of --eval: give that too");
+    return problems;
+}
+
+// Reports a --device that is in no row; returns 1.
+static inline int options_unknown_device(const char *name) {
+    char list[2048] = "";
+    size_t used = 0;
+    OptionText shown;
+    for (int i = 0; i < DEVICE_PEAK_COUNT; i++)
+        if (i == 0 || strcmp(device_peaks[i].name, device_peaks[i - 1].name) != 0)
+            used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", device_peaks[i].name);
+    assert(used < sizeof(list));
+    warn("--device '%s' is not known: it must be one of %s, or the beginning of one", option_shown(shown, name), list);
+    return 1;
+}
+
+static inline int options_exclusions(const Options *o) {
+    OptionText shown;
+    int problems = 0, modes = 0;
+    if (o->init && o->resume)
+        REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
+    if (o->prompt && o->prompt_tokens)
+        REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
+    if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
+        REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token numbers with commas between them",
+               option_shown(shown, o->prompt_tokens));
+    if (o->ranks && !o->dry_run)
+        REFUSE(problems,
+               "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64,
+               o->ranks, o->ranks, o->ranks);
+    if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
+        REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
+    if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
+    if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
+        REFUSE(problems, "--device predicts the bf16 program, and this one is compiled for fp32");
+    if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
+    if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
+    if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
+        REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
+    if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
+        REFUSE(problems, "--dump-grads, --generate and --dry-run are for one process, not for %d ranks", comm_ranks());
+    int64_t rollback_count, rollback_steps;
+    if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
+        REFUSE(problems,
+               "--rollback '%.40s' is not accepted: it must be K:M, K spikes within M steps, 1 <= K <= M <= %d",
+               o->rollback, ROLLBACK_LIMIT);
+    OptionText list;
+    list[0] = 0;
+    static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};
+    const bool asked[] = {o->dump_grads != NULL, o->generate > 0, o->eval, o->dry_run};
+    for (int i = 0; i < 4; i++) {
+        size_t n = strlen(list);
+        if (asked[i]) snprintf(list + n, sizeof(list) - n, "%s--%s", modes++ ? " and " : "", mode_names[i]);
+    }
+    if (modes > 1) REFUSE(problems, "%s exclude each other: the program does one of them", list);
+    return problems;
+}
+
+// The vocabulary of a model that is not loaded is that of its data, unless --vocab is given: there a larger one is
+// fine, and a smaller one ends the program when the data is opened. The preset's is for data that does not say its
+// own, also beside data that does.
+static inline void options_adopt_data(Options *o) {
+    int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].V;
+    if (o->has[r] || o->refused[r]) return;
+    if (o->train_data) vocabulary = corpus_vocabulary(o->train_data, otherwise);
+    if (o->val_data) vocabulary = max_int(vocabulary, corpus_vocabulary(o->val_data, otherwise));
+    if (vocabulary == 0) return;
+    o->vocab = vocabulary;
+    o->has[r] = true;
+}
+
+// More threads than cores wait for each other at every barrier: a step takes a hundred times as long.
+static inline void options_limit_threads(Options *o, int cores) {
+    if (o->threads <= cores) return;
+    warn("--threads %" PRId64 ": this process may use %d core%s; %d thread%s used", o->threads, cores,
+         cores == 1 ? "" : "s", cores, cores == 1 ? " is" : "s are");
+    o->threads = cores;
+}
+
+// Resolves defaults that depend on other options, and checks what options must be to each other: every problem is
+// reported, then exit 2. Called when the values of a checkpoint have been adopted.
+static inline void options_finish(Options *o, int ranks) {
+    assert(ranks >= 1);
+    options_derive(o, ranks);
+    int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
+    if (problems) exit(EXIT_USAGE);
+    options_limit_threads(o, host_cores(""));
+    if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
+    if (o->rollback && (!o->out || !o->checkpoint_every))
+        warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");
+}
+
+// The model of finished options. A combination that is no model: every problem is reported, then exit 2.
+static inline ModelConfig options_model(const Options *o) {
+    if (options_model_problems(o)) exit(EXIT_USAGE);
+    return options_config(o);
+}
+
+// Whether the options say which --ffn --match-params starts from: given, adopted, or a preset's that is given.
+static inline bool options_ffn_known(const Options *o) {
+    return o->has[option_row("ffn")] || options_given(o, "preset");
+}
+static inline int64_t options_ffn(const Options *o) {
+    return o->has[option_row("ffn")] ? o->ffn : presets[o->preset].F;
+}
+
+// Architecture flags that contradict a loaded model, each reported in one line; returns their count. A preset
+// speaks for the flags that are not given. The sequence length is free: no weight depends on it.
+static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
+    int count = 0, preset = option_row("preset");
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        const ModelDim *d = &model_dims[i];
+        int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
+        if (d->model == offsetof(ModelConfig, T)) continue;
+        if (d->model == offsetof(ModelConfig, F) && o->match_params) continue; // below
+        int64_t want = *(const int64_t *)((const char *)o + d->field);
+        if (o->given[r] && want != have)
+            REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
+        want = *(const int *)((const char *)&presets[o->preset] + d->preset);
+        if (!o->given[r] && o->given[preset] && want != have)
+            REFUSE(count, "--preset %s, with --%s %" PRId64 ", contradicts the loaded model, which has %d",
+                   presets[o->preset].name, d->option, want, have);
+    }
+    ModelConfig matched = *loaded;
+    if (o->match_params && options_ffn_known(o)) {
+        matched.F = (int)options_ffn(o);
+        matched.F = model_matched_ffn(&matched);
+        if (matched.F != loaded->F)
+            REFUSE(count, "--match-params makes an MLP width of %d of --ffn %" PRId64 "; the loaded model has %d",
+                   matched.F, options_ffn(o), loaded->F);
+    }
+    const AttentionVariant *attention = &attention_variants[o->attention];
+    if (options_given(o, "attention") && attention != loaded->attention)
+        REFUSE(count, "--attention %s contradicts the loaded model, which has %s", attention->name,
+               loaded->attention->name);
+    if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
+        REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
+               loaded->rope_theta);
+    bool tie_given = options_given(o, "tie-embeddings");
+    bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
+    if ((tie_given || o->given[preset]) && tied != loaded->tied)
+        REFUSE(count, "%s contradicts the loaded model, whose embeddings are %stied",
+               tie_given ? (tied ? "--tie-embeddings" : "--no-tie-embeddings") : "--preset",
+               loaded->tied ? "" : "not ");
+    return count;
+}
+
+// For --init and --resume: the architecture options take the loaded model's values, --seq-len only when it has not
+// been given or adopted. With --match-params --ffn stays what the loaded width was made of, or, where nothing says
+// what that was, the loaded width is kept as it is. Contradictions: exit 2.
+static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
+    if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    int ffn = option_row("ffn");
+    if (o->match_params && options_ffn_known(o)) {
+        o->ffn = options_ffn(o);
+        o->has[ffn] = true;
+    } else if (o->match_params) {
+        warn("--match-params: the MLP width stays the loaded model's %d: no --ffn or --preset says what to match",
+             loaded->F);
+        o->match_params = false;
+    }
+    for (int i = 0; i < MODEL_DIM_COUNT; i++) {
+        int r = option_row(model_dims[i].option);
+        if (model_dims[i].model == offsetof(ModelConfig, T) && o->has[r]) continue;
+        if (r == ffn && o->match_params) continue;
+        *option_int(o, model_dims[i].field) = *(const int *)((const char *)loaded + model_dims[i].model);
+        o->has[r] = true;
+    }
+    o->attention = (int)(loaded->attention - attention_variants);
+    o->rope_theta = loaded->rope_theta;
+    o->rms_norm_eps = loaded->rms_norm_eps;
+    o->tie_embeddings = loaded->tied;
+    o->has[option_row("tie-embeddings")] = true;
+}
+#endif

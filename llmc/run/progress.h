@@ -1,0 +1,108 @@
+/*
+progress.h: the line of a training step that a person reads.
+
+On a terminal the line is rewritten in place and kept about every fortieth of the run. A line wider than the terminal
+could not be rewritten, so the least important fields are left out of it. Elsewhere every step is a whole line without
+control sequences. mpirun and srun give a process a terminal whose other end may be a file, so a process that they
+started writes whole lines too. Other output calls progress_break first, and progress_flush instead of fflush.
+*/
+#ifndef LLMC_PROGRESS_H
+#define LLMC_PROGRESS_H
+#include "../comm/comm.h"
+#include <sys/ioctl.h>
+
+static struct {
+    bool open; // the terminal's cursor is behind a line that may be rewritten
+} progress;
+
+static inline void progress_break(void) {
+    if (progress.open) printf("\n");
+    progress.open = false;
+}
+
+// Writes out what was printed. When nobody can read it any more (`| head`, a closed terminal), says so once and goes
+// on without: a run is not lost for its progress lines. Requires that SIGPIPE is ignored. Any other failure, such as a
+// full disk, is left to the end of the program.
+static inline void progress_flush(void) {
+    struct pollfd out = {STDOUT_FILENO, 0, 0};
+    if (fflush(stdout) == 0 && !ferror(stdout)) return;
+    if (poll(&out, 1, 0) != 1 || !(out.revents & (POLLERR | POLLHUP))) return;
+    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    warn("stdout was closed by its reader; training goes on and prints nothing more to it");
+}
+
+// 5.2s, 3m05s, 2h07m, 4d03h
+static inline void format_duration(char *out, size_t size, double seconds) {
+    long long s = (long long)(seconds + 0.5);
+    if (!(seconds >= 0 && seconds < 1e10)) snprintf(out, size, "?");
+    else if (seconds < 60) snprintf(out, size, "%.1fs", seconds);
+    else if (s < 3600) snprintf(out, size, "%lldm%02llds", s / 60, s % 60);
+    else if (s < 86400) snprintf(out, size, "%lldh%02lldm", s / 3600, s % 3600 / 60);
+    else snprintf(out, size, "%lldd%02lldh", s / 86400, s % 86400 / 3600);
+}
+
+// 1234 -> 1.23k: three digits and a factor of 1000
+static inline void format_count(char *out, size_t size, double x) {
+    static const char *const units[] = {"", "k", "M", "G", "T", "P", "E"};
+    int u = 0;
+    for (; x >= 999.5 && u < 6; u++) x /= 1000;
+    snprintf(out, size,
+             u == 0 && x == floor(x) ? "%.0f%s"
+             : x < 9.995             ? "%.2f%s"
+             : x < 99.95             ? "%.1f%s"
+                                     : "%.0f%s",
+             x, units[u]);
+}
+
+enum { PROGRESS_FIELDS = 7, PROGRESS_FIELD_SIZE = 64, PROGRESS_LINE_SIZE = 512 };
+
+// Columns of the terminal whose line may be rewritten; 0 where there is none.
+static inline int progress_columns(void) {
+    struct winsize size;
+    const char *kind = getenv("TERM");
+    if (launch_started() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
+    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
+}
+
+// Joins the fields in their order. Of a line of `columns` or more characters (0: no limit) the fields of `dropped` are
+// left out, the first one first; what is still too long is cut.
+static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PROGRESS_FIELD_SIZE], int columns) {
+    static const int dropped[] = {3, 5, 2, 6, 4}; // learning rate, share of the peak, norm, time left, tokens/s
+    for (int d = 0;; d++) {
+        int length = 0;
+        for (int i = 0; i < PROGRESS_FIELDS; i++)
+            if (fields[i][0])
+                length +=
+                    snprintf(line + length, (size_t)(PROGRESS_LINE_SIZE - length), "%s%s", i ? " | " : "", fields[i]);
+        if (!columns || length < columns) return;
+        if (d == (int)(sizeof(dropped) / sizeof(dropped[0]))) break;
+        fields[dropped[d]][0] = 0;
+    }
+    line[columns - 1] = 0;
+}
+
+// share: of the measured peak, 0 .. 1, or negative when that is not known
+static inline void progress_step(int64_t step, int64_t steps, double loss, double grad_norm, double lr,
+                                 double tokens_per_s, double share, double seconds_left) {
+    char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {{0}}, line[PROGRESS_LINE_SIZE], rate[32], left[32];
+    int width = snprintf(NULL, 0, "%" PRId64, steps), columns = progress_columns();
+    int64_t stride = steps / 40 > 1 ? steps / 40 : 1;
+    format_count(rate, sizeof(rate), tokens_per_s);
+    format_duration(left, sizeof(left), seconds_left);
+    FORMAT(fields[0], "step %*" PRId64 "/%" PRId64, width, step, steps);
+    FORMAT(fields[1], "loss %7.4f", signless_nan(loss));
+    FORMAT(fields[2], "norm %7.3f", signless_nan(grad_norm));
+    FORMAT(fields[3], "lr %.2e", lr);
+    FORMAT(fields[4], "%s tok/s", rate);
+    if (share >= 0) FORMAT(fields[5], "%3.0f%% of peak", 100 * share);
+    FORMAT(fields[6], "%s left", left);
+    progress_join(line, fields, columns);
+    printf("%s%s", columns ? "\r\033[K" : "", line);
+    progress.open = columns > 0;
+    if (!columns || step % stride == 0 || step == steps) {
+        printf("\n");
+        progress.open = false;
+    }
+    progress_flush();
+}
+#endif

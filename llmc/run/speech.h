@@ -1,0 +1,161 @@
+/*
+speech.h: what a run speaks with: its tokenizer, the files of it that go into checkpoints, and the prompt's tokens.
+
+  void speech_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
+                                         corpora of --train-data and --val-data, which must then be one and the same
+  void speech_close(s)
+
+Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherwise there are only numbers.
+
+  separator   what separates documents: --separator; else what the corpus.json of the training data says (while
+              training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are
+              bytes; else none is known
+  begin       --prompt-tokens are the context exactly, with nothing before them. A --prompt follows the separator, where
+              one is known, since every document in training does. Without a prompt a text begins after the separator,
+              or, where none is known, after token 0, which the program warns of. What is put before is not printed.
+*/
+#ifndef LLMC_SPEECH_H
+#define LLMC_SPEECH_H
+#include "../data/corpus.h"
+#include "options_table.h"
+#include "../text/sampler.h"
+
+enum { TOKENIZER_JSON_LIMIT = 256 << 20 };
+
+typedef struct {
+    Tokenizer *tokenizer; // NULL: none
+    char path[PATH_SIZE]; // of the directory or file
+    char *json;           // tokenizer.json beside it; NULL: none
+    size_t json_size;
+    int separator; // token that separates documents; -1: none is known
+    int *prompt;   // tokens to continue: the implied one, if there is one, and the prompt's
+    int prompt_length;
+    int implied; // of them not part of the prompt: 0 or 1
+} Speech;
+
+static inline void speech_adopt(Speech *s, const char *path) {
+    Tokenizer *t = tokenizer_open(path);
+    if (s->tokenizer) {
+        bool same = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
+        CHECK(same,
+              "%s and %s have different tokenizers: their tokens do not mean the same (--tokenizer FILE takes one of "
+              "them all the same)",
+              s->path, path);
+        tokenizer_close(t);
+        return;
+    }
+    s->tokenizer = t;
+    FORMAT(s->path, "%s", path);
+    char json[PATH_SIZE];
+    FORMAT(json, "%s/tokenizer.json", path);
+    if (!is_directory(path)) return;
+    s->json = file_read(json, TOKENIZER_JSON_LIMIT, &s->json_size);
+    CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints are to have: %s", json, strerror(errno));
+}
+
+// From a directory, if it has one.
+static inline void speech_look(Speech *s, const char *directory) {
+    char path[PATH_SIZE];
+    struct stat file;
+    int n = snprintf(path, sizeof(path), "%s/tokenizer.bin", directory);
+    if (n < (int)sizeof(path) && stat(path, &file) == 0) speech_adopt(s, directory);
+}
+
+static inline void speech_look_in_corpora(Speech *s, const char *text) {
+    CorpusList list = corpus_parse(text);
+    for (int i = 0; i < list.count; i++) speech_look(s, list.items[i].path);
+    free(list.items);
+}
+
+static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
+    TokenList list = {NULL, 0, 0};
+    while (*text) {
+        int id = 0;
+        bool number = prompt_number(&text, &id);
+        assert(number); // options_exclusions has read them
+        (void)number;
+        CHECK(id < V, "--prompt-tokens: token %d is outside the vocabulary of %d", id, V);
+        tokens_add(&list, id);
+    }
+    s->prompt = list.ids;
+    s->prompt_length = (int)list.count;
+}
+
+static inline void prompt_from_text(Speech *s, const char *text, int V) {
+    CHECK(s->tokenizer || V == BYTE_VOCABULARY,
+          "--prompt is text, and there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or the prompt's "
+          "tokens with --prompt-tokens",
+          V);
+    size_t size = strlen(text);
+    if (s->tokenizer) {
+        s->prompt_length = (int)tokenizer_encode(s->tokenizer, text, size, &s->prompt);
+        return;
+    }
+    s->prompt = (int *)checked_calloc(size, sizeof(int));
+    s->prompt_length = (int)size;
+    for (size_t i = 0; i < size; i++) s->prompt[i] = (unsigned char)text[i];
+}
+
+// That of the first corpus which says one; -1: none does.
+static inline int speech_separator_of_corpora(const char *text, int V) {
+    CorpusList list = corpus_parse(text);
+    CorpusAbout about;
+    int token = -1;
+    for (int i = 0; i < list.count && token < 0; i++) {
+        if (!corpus_describe(list.items[i].path, &about)) continue;
+        token = about.separator.token;
+        CHECK(token < V,
+              "the separator %d of %s is outside the model's vocabulary of %d: use --vocab %d or more, or with --init "
+              "data of the model's tokenizer",
+              token, list.items[i].path, V, about.vocab_size);
+    }
+    free(list.items);
+    return token;
+}
+
+// `train_data`: NULL when it is not read.
+static inline int speech_find_separator(const Speech *s, const Options *o, const char *train_data) {
+    int V = (int)o->vocab, token = -1;
+    Separator given = {-1, false};
+    if (o->separator) separator_parse(o->separator, &given);
+    CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
+    if (given.token >= 0) return given.token;
+    if (train_data) token = speech_separator_of_corpora(train_data, V);
+    if (token >= 0) return token;
+    if (s->tokenizer) return s->tokenizer->separator;
+    return V == BYTE_VOCABULARY ? DOCUMENT_SEPARATOR : -1;
+}
+
+// `loaded`: a checkpoint directory or NULL. `data`: whether the mode reads the options' data. Otherwise training data
+// counts only where it is given for this start: what a checkpoint was trained on may be gone.
+static inline void speech_open(Speech *s, const Options *o, const char *loaded, bool data) {
+    memset(s, 0, sizeof(*s));
+    int V = (int)o->vocab;
+    const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
+    if (o->tokenizer) speech_adopt(s, o->tokenizer);
+    else {
+        if (loaded) speech_look(s, loaded);
+        if (train_data) speech_look_in_corpora(s, train_data);
+        if (data && o->val_data) speech_look_in_corpora(s, o->val_data);
+    }
+    CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
+          "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
+    if (o->prompt) prompt_from_text(s, o->prompt, V);
+    else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
+    s->separator = speech_find_separator(s, o, train_data);
+    s->implied = !o->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
+    int *tokens = (int *)checked_calloc((size_t)s->prompt_length + 1, sizeof(int));
+    tokens[0] = max_int(s->separator, 0);
+    if (s->prompt_length) memcpy(tokens + s->implied, s->prompt, (size_t)s->prompt_length * sizeof(int));
+    free(s->prompt);
+    s->prompt = tokens;
+    s->prompt_length += s->implied;
+}
+
+static inline void speech_close(Speech *s) {
+    tokenizer_close(s->tokenizer);
+    free(s->json);
+    free(s->prompt);
+    memset(s, 0, sizeof(*s));
+}
+#endif

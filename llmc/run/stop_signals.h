@@ -1,0 +1,92 @@
+/*
+stop_signals.h: SIGTERM, SIGINT, SIGUSR1 (what schedulers send before they take a machine back) and SIGHUP (the
+terminal is closed) ask a run to stop after the step that is under way; a second one ends the process at once, with
+status 1. What comes within half a second of the first is the same request: launchers pass on what a scheduler has sent
+to all processes as well. SIGHUP is left alone where it was ignored at the start of the program, as by nohup.
+
+  void stop_signals_start(void)          at the start of main, before there are other threads
+  void stop_signals_catch(notice)        from here on they ask; before, they end the process as they do any other.
+                                         notice: a line for stderr, printed when the first one arrives; NULL: none
+
+  The threads that compute never run a handler: the signals are blocked, and a thread of their own waits for them.
+  oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one leaves the
+  heap corrupted (seen with 2.6.3, on an alternate signal stack too).
+*/
+#ifndef LLMC_STOP_SIGNALS_H
+#define LLMC_STOP_SIGNALS_H
+#include "../base/common.h"
+
+static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int that is written once
+
+enum { STOP_SIGNAL_COUNT = 4 };
+static const int stop_signals[STOP_SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+static volatile sig_atomic_t stop_signals_caught; // stop_signals_catch() was called
+static bool stop_signals_hangup_ignored;          // at the start of the program
+static const char *stop_signals_notice;
+
+static inline sigset_t stop_signal_set(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < STOP_SIGNAL_COUNT; i++)
+        if (stop_signals[i] != SIGHUP || !stop_signals_hangup_ignored) sigaddset(&set, stop_signals[i]);
+    return set;
+}
+
+// Without stdio, which a handler must not use.
+static inline void stop_signal_say(const char *line) {
+    ssize_t written = write(STDERR_FILENO, line, strlen(line));
+    (void)written; // nothing more can be done
+}
+
+// In the thread, or as a handler in a thread that a library started before main.
+static inline void stop_signal_arrived(int signal_number) {
+    static struct timespec first;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    if (!stop_signal) {
+        first = now;
+        stop_signal = signal_number;
+        if (stop_signals_notice) stop_signal_say(stop_signals_notice);
+    } else if ((double)(now.tv_sec - first.tv_sec) + 1e-9 * (double)(now.tv_nsec - first.tv_nsec) > 0.5) {
+        stop_signal_say("diffv2: second signal: stopped at once, without a checkpoint of this step\n");
+        _exit(EXIT_FAILED);
+    }
+}
+
+static inline void *stop_signals_thread(void *unused) {
+    sigset_t set = stop_signal_set();
+    for (int signal_number = 0; sigwait(&set, &signal_number) == 0;) {
+        if (stop_signals_caught) stop_signal_arrived(signal_number);
+        else { // its default action
+            pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+            raise(signal_number);
+            pthread_sigmask(SIG_BLOCK, &set, NULL);
+        }
+    }
+    return unused;
+}
+
+static inline void stop_signals_start(void) {
+    pthread_t thread;
+    struct sigaction hangup;
+    stop_signals_hangup_ignored = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
+    sigset_t set = stop_signal_set();
+    thread_start(&thread, stop_signals_thread, NULL, "that waits for signals");
+    pthread_detach(thread);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+}
+
+static inline void stop_signals_catch(const char *notice) {
+    struct sigaction action;
+    sigset_t set = stop_signal_set();
+    memset(&action, 0, sizeof(action));
+    action.sa_handler = stop_signal_arrived; // also where the parent, a shell in the background say, left them ignored
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    stop_signals_notice = notice;
+    stop_signals_caught = 1;
+    for (int i = 0; i < STOP_SIGNAL_COUNT; i++)
+        CHECK(!sigismember(&set, stop_signals[i]) || sigaction(stop_signals[i], &action, NULL) == 0,
+              "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
+}
+#endif
