@@ -55,7 +55,7 @@ static inline size_t gemm_bytes(GemmShape s) {
 
 #include "gemm_plain.cuh"
 #ifdef CUDA_ON_CPU
-#include "../../dev/cuda_on_cpu/gemm.h"
+#include <cuda_on_cpu/gemm.h>
 #else
 #include "gemm_cublaslt.cuh"
 #endif

@@ -36,7 +36,7 @@ static inline const char *launch_remark(cudaError_t error) {
 
 #ifdef CUDA_ON_CPU
 
-#include "../../dev/cuda_on_cpu/device.h"
+#include <cuda_on_cpu/device.h>
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)                               \
     do {                                                                                        \
         cuda_on_cpu::launcher(kernel, #kernel, grid, block, shared_bytes, stream)(__VA_ARGS__); \
