@@ -11,7 +11,7 @@ very file with CUDA operations instead.
   dimension, NH output heads, NKV key/value heads, NQ query heads. [] shapes are row-major.
 */
 #include "llmc/base/common.h"
-#include "llmc/ops/ops.h"
+#include "llmc/ops/all_ops.h"
 #include "llmc/comm/comm.h"
 #include "llmc/model/model_config.h"
 #include "llmc/comm/sharding.h"

@@ -27,7 +27,7 @@ The trainer is included whole, so what runs here is what trains.
 #define DEVICE_OPS
 #endif
 #include "../llmc/base/common.h"
-#include "../llmc/ops/ops.h"
+#include "../llmc/ops/all_ops.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Operations that are watched: names that train_diffv2.c calls stand for the operation between two events

@@ -419,7 +419,7 @@ kernels_of_whole_packs_store_16_bytes_at_a_time() {
     file "$tree/kernels.cu" "#define DEVICE_OPS
 #define PRECISION_BF16
 #include \"llmc/base/common.h\"
-#include \"llmc/ops/ops.h\"
+#include \"llmc/ops/all_ops.h\"
 extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)};"
     "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" ||
         { why=$(tail -n 3 "$tree/err"); return 1; }

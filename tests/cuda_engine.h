@@ -30,16 +30,17 @@ static inline void buffer_free(void *p) { free(p); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) { memcpy(host, from, bytes); }
 #undef DEVICE_OPS
 #define REAL double
-#include "../llmc/ops/ops.h"
+#include "../llmc/ops/all_ops.h"
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
 #ifdef __CUDACC__
 #pragma nv_diag_default 1675
 #endif
+#undef LLMC_ALL_OPS_H
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
-#include "../llmc/ops/ops.h"
+#include "../llmc/ops/all_ops.h"
 #include "harness.h"
 
 static TestRandom test_random;

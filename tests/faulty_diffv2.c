@@ -27,7 +27,7 @@ static size_t faulty_bucket_elements(int ranks) {
     (void)ranks;
     return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : 3000;
 }
-#include "../llmc/ops/ops.h"
+#include "../llmc/ops/all_ops.h"
 #ifdef USE_MPI
 static void arrive_late(void) {
     if (getenv("LATE")) usleep((useconds_t)(1000 * atoi(getenv("LATE"))));

@@ -15,7 +15,7 @@ a table has its shapes. op_check does the rest, the same for all:
   errors    per tensor and relative to its norm: 8 epsilon sqrt(length of the longest sum); for a
             backward 1e-8 more, for the differences themselves (h^2 + epsilon_double / h, h = 2e-5)
 
-Include after llmc/ops/ops.h. Compile once as it is and once with -DREAL=double.
+Include after llmc/ops/all_ops.h. Compile once as it is and once with -DREAL=double.
 */
 #ifndef TESTS_OPERATION_ENGINE_H
 #define TESTS_OPERATION_ENGINE_H

@@ -4,6 +4,8 @@ be one of several: each would be rank 0 and write the same files.
 */
 #ifndef LLMC_COMM_ALONE_H
 #define LLMC_COMM_ALONE_H
+#include "../ops/ops.h"
+#include "comm_launch.h"
 
 #ifdef DEVICE_OPS
 static const char *const comm_missing =

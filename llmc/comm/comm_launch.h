@@ -15,6 +15,7 @@ it the program refuses: what Slurm itself tells all ranks, such as the job id, i
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
+#include "watchdog.h"
 
 typedef struct {
     int rank, ranks;

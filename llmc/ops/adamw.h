@@ -12,6 +12,7 @@ adamw: one step of Adam with decoupled weight decay.
 */
 #ifndef LLMC_ADAMW_H
 #define LLMC_ADAMW_H
+#include "ops.h"
 
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,

@@ -24,6 +24,9 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 */
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
+#include "ops.h"
+#include "workspace.h"
+#include "vecmath.h"
 #include "tile.h"
 
 enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both directions; a block's scores fit the L2 cache

@@ -3,6 +3,9 @@ attention_backward.h: the backward of attention.h, which derives it and says its
 */
 #ifndef LLMC_ATTENTION_BACKWARD_H
 #define LLMC_ATTENTION_BACKWARD_H
+#include "ops.h"
+#include "workspace.h"
+#include "vecmath.h"
 #include "attention.h"
 
 // What the backward reads and writes of one query head.

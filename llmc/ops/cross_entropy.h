@@ -9,6 +9,8 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient with r
 */
 #ifndef LLMC_CROSS_ENTROPY_H
 #define LLMC_CROSS_ENTROPY_H
+#include "ops.h"
+#include "vecmath.h"
 
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
 #pragma omp parallel for schedule(static)

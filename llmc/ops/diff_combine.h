@@ -14,6 +14,8 @@ diff_combine: subtract the two heads of a pair.
 */
 #ifndef LLMC_DIFF_COMBINE_H
 #define LLMC_DIFF_COMBINE_H
+#include "ops.h"
+#include "vecmath.h"
 
 static inline int diff_first_head(int h, int stride) { return 2 * stride * (h / stride) + h % stride; }
 

@@ -10,6 +10,7 @@ embedding: a row of the table per token.
 */
 #ifndef LLMC_EMBEDDING_H
 #define LLMC_EMBEDDING_H
+#include "ops.h"
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
 #pragma omp parallel for schedule(static)

@@ -9,6 +9,8 @@ gate: a sigmoid gate on the output heads, from the layer's input.
 */
 #ifndef LLMC_GATE_H
 #define LLMC_GATE_H
+#include "ops.h"
+#include "vecmath.h"
 
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
                                 int width) {

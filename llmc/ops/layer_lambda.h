@@ -13,6 +13,7 @@ backward sums their gradients dl. That costs one number per row and head.
 */
 #ifndef LLMC_LAYER_LAMBDA_H
 #define LLMC_LAYER_LAMBDA_H
+#include "ops.h"
 
 static inline void fill_forward(floatX *l, real value, size_t count) {
     for (size_t i = 0; i < count; i++) l[i] = value;

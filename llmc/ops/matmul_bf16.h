@@ -17,7 +17,7 @@ Source: the interface of oneDNN's matmul primitive, versions 2 and 3.
 */
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
-#include "../base/common.h"
+#include "ops.h"
 
 typedef uint16_t bf16_t;
 

@@ -18,6 +18,7 @@ Pointers are to operation memory (buffer_alloc). Only operations dereference the
 */
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
+#include "../base/common.h"
 
 #ifdef DEVICE_OPS
 #include "../cuda/device_types.cuh"
@@ -230,29 +231,4 @@ typedef struct {
 // ops_use_host_memory: a constant, whether buffers are in the memory of this machine.
 // Of the device that operations run on; false where that is the CPU, or none is there.
 static inline bool ops_memory(DeviceMemory *m);
-
-#include "traffic.h"
-#ifdef DEVICE_OPS
-#include "all_ops.cuh"
-#else
-#include "workspace.h"
-#include "vecmath.h"
-#include "embedding.h"
-#include "rmsnorm.h"
-#include "matmul.h"
-#include "rope.h"
-#include "attention.h"
-#include "attention_backward.h"
-#include "sink.h"
-#include "diff_combine.h"
-#include "layer_lambda.h"
-#include "gate.h"
-#include "scale.h"
-#include "swiglu.h"
-#include "residual.h"
-#include "cross_entropy.h"
-#include "adamw.h"
-#include "sum_of_squares.h"
-#include "stats.h"
-#endif
 #endif

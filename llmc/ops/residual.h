@@ -4,6 +4,7 @@ residual: y = a + b. Its backward needs no operation: the gradient of y is that 
 */
 #ifndef LLMC_RESIDUAL_H
 #define LLMC_RESIDUAL_H
+#include "ops.h"
 
 static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count) {
 #pragma omp parallel for simd schedule(static)

@@ -4,6 +4,7 @@ scale: x[:] *= factor. A constant factor, so the same operation takes the gradie
 */
 #ifndef LLMC_SCALE_H
 #define LLMC_SCALE_H
+#include "ops.h"
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
 #pragma omp parallel for simd schedule(static)

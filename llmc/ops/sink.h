@@ -16,6 +16,8 @@ sink: an extra logit in the softmax of each head, whose column is dropped, so th
 */
 #ifndef LLMC_SINK_H
 #define LLMC_SINK_H
+#include "ops.h"
+#include "vecmath.h"
 
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
 #pragma omp parallel for collapse(2) schedule(static)

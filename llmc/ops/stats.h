@@ -27,6 +27,10 @@ stats: what a layer's activations look like, as a few numbers for the log.
 */
 #ifndef LLMC_STATS_H
 #define LLMC_STATS_H
+#include "attention.h"
+#include "ops.h"
+#include "workspace.h"
+#include "vecmath.h"
 
 enum { STATS_PARTS = 64, ATTENTION_STATS_ROWS = 64 };
 

@@ -6,6 +6,7 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 */
 #ifndef LLMC_SUM_OF_SQUARES_H
 #define LLMC_SUM_OF_SQUARES_H
+#include "ops.h"
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     enum { PARTS = 256 };

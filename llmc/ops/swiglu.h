@@ -9,6 +9,8 @@ swiglu: the gated activation of the MLP.
 */
 #ifndef LLMC_SWIGLU_H
 #define LLMC_SWIGLU_H
+#include "ops.h"
+#include "vecmath.h"
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
 #pragma omp parallel for schedule(static)

@@ -12,6 +12,7 @@ tile.h: the product that attention spends its time in, on a tile of TILE_ROWS ro
 */
 #ifndef LLMC_TILE_H
 #define LLMC_TILE_H
+#include "ops.h"
 
 #if defined(__AVX512F__)
 enum { TILE_BYTES = 64, TILE_VECTORS = 4 }; // 6 x 4 of 32 registers hold sums

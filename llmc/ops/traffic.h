@@ -7,6 +7,7 @@ times, a prediction (prediction.h) divides them by assumed rates.
 */
 #ifndef LLMC_TRAFFIC_H
 #define LLMC_TRAFFIC_H
+#include "ops.h"
 #ifdef DEVICE_OPS
 enum { FLOATX_BYTES = sizeof(floatX) };
 #else

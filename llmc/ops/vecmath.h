@@ -9,6 +9,7 @@ numerics  fp32: relative error below 2 ulp for -87.3 <= x <= 88.3; 0 below, satu
 */
 #ifndef LLMC_VECMATH_H
 #define LLMC_VECMATH_H
+#include "ops.h"
 
 static inline float exp_float(float x) {
     const float round_magic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits

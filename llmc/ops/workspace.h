@@ -6,6 +6,7 @@ its need (NAME_workspace_bytes) and passes the largest to ops_init before the fi
 */
 #ifndef LLMC_WORKSPACE_H
 #define LLMC_WORKSPACE_H
+#include "ops.h"
 
 static struct {
     void *memory;

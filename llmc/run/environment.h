@@ -21,7 +21,7 @@ Control".
 #ifndef LLMC_ENVIRONMENT_H
 #define LLMC_ENVIRONMENT_H
 #include "../base/json.h"
-#include "../ops/ops.h"
+#include "../ops/all_ops.h"
 #include <strings.h>
 #include <sys/auxv.h>
 #include <sys/prctl.h>

@@ -8,6 +8,7 @@ options, and combinations that are refused.
 #include "../data/corpus.h"
 #include "../base/host.h"
 #include "../model/model_config.h"
+#include "../ops/all_ops.h"
 #include "../cuda/device_peak.h"
 #include "options_table.h"
 #include "rollback.h"

@@ -17,7 +17,7 @@ Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherw
 #ifndef LLMC_SPEECH_H
 #define LLMC_SPEECH_H
 #include "../data/corpus.h"
-#include "options_table.h"
+#include "options_model.h"
 #include "../text/sampler.h"
 
 enum { TOKENIZER_JSON_LIMIT = 256 << 20 };

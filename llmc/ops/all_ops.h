@@ -1,0 +1,31 @@
+/*
+all_ops.h: what ops.h declares, defined: the CUDA twins with DEVICE_OPS, otherwise the C twins.
+*/
+#ifndef LLMC_ALL_OPS_H
+#define LLMC_ALL_OPS_H
+#include "ops.h"
+#include "traffic.h"
+#ifdef DEVICE_OPS
+#include "all_ops.cuh"
+#else
+#include "workspace.h"
+#include "vecmath.h"
+#include "embedding.h"
+#include "rmsnorm.h"
+#include "matmul.h"
+#include "rope.h"
+#include "attention.h"
+#include "attention_backward.h"
+#include "sink.h"
+#include "diff_combine.h"
+#include "layer_lambda.h"
+#include "gate.h"
+#include "scale.h"
+#include "swiglu.h"
+#include "residual.h"
+#include "cross_entropy.h"
+#include "adamw.h"
+#include "sum_of_squares.h"
+#include "stats.h"
+#endif
+#endif
