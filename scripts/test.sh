@@ -8,6 +8,7 @@
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
 #              dev/gpu_check.sh with them in the place of a GPU
+#   rooms      includes point downwards and headers compile alone (dev/rooms.py)
 #   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
@@ -236,6 +237,7 @@ fi
 
 echo "== nvcc"
 run_script dev/build_test.sh dev/build_test.sh
+run_script dev/rooms_test.py dev/rooms_test.py
 nvcc=${NVCC:-$cuda/bin/nvcc}
 # cuDNN's frontend is headers from a package
 [ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"

@@ -1,0 +1,52 @@
+#!/usr/bin/env python3
+"""rooms_test.py: rooms.py finds planted violations, and none in this checkout. Ends with `N passed, N failed`."""
+import pathlib
+import sys
+import tempfile
+
+import rooms
+
+GOOD = {
+    "llmc/base/common.h": "typedef int Number;\n",
+    "llmc/ops/ops.h": '#include "../base/common.h"\nstatic inline Number one(void) { return 1; }\n',
+    "train_diffv2.c": '#include "llmc/ops/ops.h"\nint main(void) { return one(); }\n',
+}
+PLANTED = [
+    ("an include that points upwards", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
+    ("an include of a room of the same layer", {"llmc/data/a.h": '#include "../text/b.h"\n', "llmc/text/b.h": ""},
+     "data does not lie above text"),
+    ("an include of dev/ by the product", {"llmc/ops/dev.h": '#include "../../dev/x.h"\n', "dev/x.h": ""},
+     "nothing of dev/"),
+    ("an include of tests/ by the trainer", {"train_diffv2.c": '#include "tests/x.h"\n', "tests/x.h": ""},
+     "nothing of tests/"),
+    ("a header outside the rooms", {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""}, "in no room"),
+    ("a header that does not include what it uses", {"llmc/ops/late.h": "static Number two;\n"},
+     "llmc/ops/late.h does not compile alone"),
+    ("a part that has become a header of its own", {"llmc/comm/comm_mpi.h": "typedef int Ranks;\n"}, "remove it from PARTS"),
+]
+
+
+def found_in(files):
+    with tempfile.TemporaryDirectory() as name:
+        root = pathlib.Path(name)
+        for path, text in files.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text, encoding="utf-8")
+        return rooms.offenders(root)
+
+
+def main():
+    cases = [("a tree without violations has no offenders", found_in(GOOD), None)]
+    cases += [(f"{what} is found", found_in({**GOOD, **files}), text) for what, files, text in PLANTED]
+    cases.append(("this checkout has no offenders", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None))
+    failed = 0
+    for what, found, expected in cases:
+        good = not found if expected is None else len(found) == 1 and expected in found[0]
+        failed += not good
+        print(f"ok   {what}" if good else f"FAIL {what}: " + ("; ".join(found) or "nothing is found"))
+    print(f"{len(cases) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
