@@ -1483,7 +1483,7 @@ static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
     run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
     run->tokens = state_tokens(state, run->step, path);
     CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
-          "%s: the \"detectors\" of trainer_state.json are none of this program", path);
+          "%s: \"detectors\" in trainer_state.json has an invalid format", path);
 }
 
 // --rollback: back to the newest checkpoint before the bad steps, and on with the data behind them.
@@ -1939,7 +1939,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run_adopt_state(run, resume->state, resume->path);
     run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
     CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
-          "%s: the \"rollback\" of trainer_state.json is none of this program", resume->path);
+          "%s: \"rollback\" in trainer_state.json has an invalid format", resume->path);
     char difference[PATH_SIZE];
     dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
                           sizeof(difference));

@@ -312,9 +312,9 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --preset 124M", "--preset '124M' is not accepted: did you mean 124m?"},
     {"--dry-run --schedule cos", "did you mean cosine? It must be one of cosine, linear, wsd, constant"},
     {"--dry-run --schedule \"$(printf 'a\\nb')\"", "--schedule 'a?b'"}, // a line stays a line
-    {"--dry-run --lr 1 --lr 1", "--lr is given twice"},
-    {"--dry-run --lr=1 --seed 2 --lr 2", "--lr is given twice"},
-    {"--dry-run --tie-embeddings --no-tie-embeddings", "--tie-embeddings is given twice"},
+    {"--dry-run --lr 1 --lr 1", "--lr is specified more than once"},
+    {"--dry-run --lr=1 --seed 2 --lr 2", "--lr is specified more than once"},
+    {"--dry-run --tie-embeddings --no-tie-embeddings", "--tie-embeddings is specified more than once"},
     {"--steps 10", "training needs --train-data"},
     {"", "training needs --train-data"},
     {"--eval --train-data x", "--eval needs --val-data"},
@@ -344,7 +344,7 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
     {"--dry-run --match-params --kv-heads 3", "--kv-heads 3"},
     {"--dry-run --match-params=1", "--match-params takes no value"},
-    {"--dry-run --match-params --no-match-params", "--match-params is given twice"},
+    {"--dry-run --match-params --no-match-params", "--match-params is specified more than once"},
 };
 // clang-format on
 enum { WRONG_OPTION_COUNT = sizeof(wrong_options) / sizeof(wrong_options[0]) };
@@ -364,7 +364,7 @@ static void test_wrong_options(void) {
 
 static void test_all_at_once(void) {
     static const char *const want[] = {
-        "unknown option --bogus", "--lr '1e'",  "'file'", "--seed is given twice", "--beta1 '1'",
+        "unknown option --bogus", "--lr '1e'",  "'file'", "--seed is specified more than once", "--beta1 '1'",
         "--init and --resume",    "--out needs"};
     enum { WANT_COUNT = sizeof(want) / sizeof(want[0]) };
     run_command(&program, "%s --bogus 1 --lr 1e file --seed 1 --seed 2 --beta1=1 --init x --resume --out",

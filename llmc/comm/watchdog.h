@@ -232,8 +232,8 @@ static inline void *watch_loop(void *unused) {
 
 // ---- begin and end
 
-// Waits until the others have said farewell as well. A connection that is closed while something in it is unread is
-// reset, and the other end may lose what it has not read: the farewell, so that a good end looks like a death.
+// Waits for peers to close. Closing a connection with unread data resets it, and the peer may then lose our last message
+// and report this rank as dead.
 static inline void watch_part(void) {
     bool all = false;
     for (int i = 0; i < watch.peer_count; i++)
@@ -258,7 +258,7 @@ static inline void watch_leave(int status, void *unused) {
     }
     WatchMessage m = watch_message(failed ? WATCH_FAILED : WATCH_BYE);
     if (failed) memcpy(m.text, watch.pending, WATCH_TEXT);
-    for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m); // of rank 0: a farewell to all
+    for (int i = 0; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m); // rank 0 tells all
     if (!failed) {
         watch_part();
         return;

@@ -158,8 +158,8 @@ static inline int options_missing(const Options *o, bool adopted) {
         REFUSE(problems, "--separator %s: a token's number, or one with :before or :after", o->separator);
     if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
         REFUSE(problems, "--eval needs --val-data GLOB");
-    if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out FILE is of --eval: give that too");
-    if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention FILE is of --eval: give that too");
+    if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
+    if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     return problems;
 }
 
