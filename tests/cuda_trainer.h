@@ -872,11 +872,13 @@ static void what_the_gemm_library_refuses_is_computed(void) {
     ProgramResult r;
     run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --dump-grads cpu", cuda_cases[0].options);
     setenv("CUDA_ON_CPU_GEMM", "aligned", 1);
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads device", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --sdpa own --dump-grads device",
+           cuda_cases[0].options);
     EXPECT(strstr(r.err, "cuBLASLt does not multiply ") && strstr(r.err, "a slower kernel does"), "%.300s", r.err);
     setenv("CUDA_ON_CPU_GEMM", "fails", 1);
     ProgramResult failed;
-    run_in(&failed, &d, device_trainer(), 1, "--train-data data.bin %s --dump-grads none", cuda_cases[0].options);
+    run_in(&failed, &d, device_trainer(), 1, "--train-data data.bin %s --sdpa own --dump-grads none",
+           cuda_cases[0].options);
     EXPECT(count_lines(failed.err) == 1 && strstr(failed.err, "cuBLASLt failed"), "%.300s", failed.err);
     unsetenv("CUDA_ON_CPU_GEMM");
     char cpu[600], device_path[600];
@@ -889,8 +891,8 @@ static void what_the_gemm_library_refuses_is_computed(void) {
 // Copies the table with a change by sed, and dumps gradients under it.
 static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
     run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
-    run_in(r, d, device_trainer(), status, "--train-data data.bin %s --tune-gemm changed.json --dump-grads %s",
-           cuda_cases[0].options, dump);
+    run_in(r, d, device_trainer(), status,
+           "--train-data data.bin %s --sdpa own --tune-gemm changed.json --dump-grads %s", cuda_cases[0].options, dump);
 }
 
 static void a_table_decides_which_algorithms_multiply(void) {
@@ -911,9 +913,10 @@ static void a_table_decides_which_algorithms_multiply(void) {
                                             {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --dump-grads without", cuda_cases[0].options);
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --tune-gemm table.json --dump-grads measured",
+    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --sdpa own --dump-grads without",
            cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0,
+           "--train-data data.bin %s --sdpa own --tune-gemm table.json --dump-grads measured", cuda_cases[0].options);
     EXPECT(strstr(r.out, "table.json written") && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
     run_with_table(&r, &d, 0, "", "read");
     EXPECT(!strstr(r.out, "measured in"), "it is measured again: %.300s", r.out);
@@ -927,7 +930,8 @@ static void a_table_decides_which_algorithms_multiply(void) {
                "%s: %.300s", broken[i][0], r.err);
     }
     run_in(&r, &d, device_trainer(), 0,
-           "--train-data data.bin %s --tune-gemm table.json --steps 2 --stop-after 1 --out run", cuda_cases[0].options);
+           "--train-data data.bin %s --sdpa own --tune-gemm table.json --steps 2 --stop-after 1 --out run",
+           cuda_cases[0].options);
     EXPECT(r.err[0] == 0, "%.300s", r.err);
     run_in(&r, &d, device_trainer(), 0, "--out run --resume --batch-size 1 --total-batch 39");
     EXPECT(strstr(r.err, "--tune-gemm table.json does not have "), "%.300s", r.err);
