@@ -64,5 +64,13 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 #define warn(...) fuzz_warn(__VA_ARGS__)
 #define open(...) fuzz_open(__VA_ARGS__)
 #define close(fd) fuzz_close(fd)
+#undef CHECK // check_failed lies before these macros
+#define CHECK(cond, ...)       \
+    do {                       \
+        if (!(cond)) {         \
+            warn(__VA_ARGS__); \
+            exit(EXIT_FAILED); \
+        }                      \
+    } while (0)
 #endif
 #endif
