@@ -7,6 +7,7 @@ Two of three mutations repair the length of the header, which guards the parser 
 */
 #include "fuzz.h"
 #define SAFETENSORS_STAGING 64
+#include "../../llmc/ops/all_ops.h"
 #include "../../llmc/checkpoint/checkpoint_tensors.h"
 
 const char fuzz_file[] = "model.safetensors";
