@@ -6,8 +6,9 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
       shapes of a model instead, compared on samples (tests/cuda_sizes.h).
 
 One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
-run; --seed repeats them. A case that ends its process, as a shape that a library refuses, is one failure (isolation.h);
-with --one-process it ends the run, as debuggers and compute-sanitizer want it. What a case checks besides the numbers: tests/cuda_engine.h.
+run; --seed repeats them. A case that ends its process, for example by a failing CHECK, is one failure (isolation.h).
+--one-process runs all cases in one process, as debuggers and compute-sanitizer need it; such a case then ends the run.
+tests/cuda_engine.h says what a case checks besides the numbers.
 */
 // Small enough that a case of few elements takes several rounds, the last of them partial.
 #define RMSNORM_BLOCKS 64

@@ -1,6 +1,6 @@
 /*
-train_diffv2.cu: the trainer on a GPU. It is train_diffv2.c with the CUDA twins of its operations (llmc/ops/NAME.cuh), which
-llmc/ops/all_ops.h includes for DEVICE_OPS; model, backward, update and run are the very lines that the CPU build tests.
+train_diffv2.cu: the trainer on a GPU. It is train_diffv2.c with the CUDA twins of its operations
+(llmc/ops/NAME.cuh), which llmc/ops/all_ops.h includes for DEVICE_OPS; model, backward, update and run are the very lines that the CPU build tests.
 
   precision   PRECISION_BF16 (default): parameters and activations bf16; gradients, moments, master weights and
               statistics fp32. PRECISION_FP32: everything fp32, for comparison with the CPU
@@ -8,8 +8,8 @@ llmc/ops/all_ops.h includes for DEVICE_OPS; model, backward, update and run are 
   order       all operations run on one stream and collectives on a second; in a step the host waits only where it reads
               the loss and the norm
   products    cuBLASLt, behind llmc/cuda/gemm.cuh
-  ranks       one process per GPU, which NCCL connects (llmc/comm/comm_nccl.cuh); built without USE_NCCL it is one process
-              alone
+  ranks       one process per GPU, which NCCL connects (llmc/comm/comm_nccl.cuh); built without USE_NCCL it is
+              one process alone
 */
 #ifndef DEVICE_OPS
 #define DEVICE_OPS

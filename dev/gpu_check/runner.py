@@ -115,8 +115,8 @@ class Check:
 
 
 def end(process):
-    """Ends a program with everything that it has started: they are one session. First so that make, and compilers, can
-    remove what they have half written."""
+    """Ends a program and all processes of its process group. SIGTERM comes first: make and compilers then remove partial
+    outputs."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

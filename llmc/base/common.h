@@ -150,7 +150,7 @@ static inline void *checked_calloc(size_t count, size_t size) {
 
 // What the program is about to allocate in all, and which options need less: the rest of the line when memory is short.
 static void (*memory_advice)(char *text, size_t size);
-// From then on no library is asked what it would take: it may want memory for the answer.
+// True once an allocation has failed. Planning then asks no library, since the query itself may allocate memory.
 static bool memory_is_short;
 static inline void memory_advise(char *text, size_t size) {
     memory_is_short = true;

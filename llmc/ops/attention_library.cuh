@@ -42,8 +42,8 @@ static struct {
     int count, warned;   // routes; those that attention_warning has looked at
     AttentionRoute routes[ATTENTION_ROUTES];
 } attention_state;
-static size_t attention_limit = (size_t)1 << 30; // bytes; without a device that tells its memory
-static int attention_fewest_parts = 1;           // 2: halves even where the whole width is taken; for tests
+static size_t attention_limit = GPU_ATTENTION_LIMIT; // bytes
+static int attention_fewest_parts = 1;               // 2: halves even where the whole width is taken; for tests
 
 static inline const char *attention_build(void) { return cudnn_attention_library(); }
 

@@ -17,6 +17,9 @@ enum { FP32_BYTES = 4 }; // gradients, moments, master weights, statistics
 
 // ---- matrix products and attention
 
+// Bytes of workspace that attention may take, where no device tells its memory.
+enum { GPU_ATTENTION_LIMIT = 1 << 30 };
+
 // Rows of logits that a GPU computes at a time. Each piece reads and writes the whole gradient of the head in fp32: of V*C
 // weights 8 V C bytes for 2 rows V C FLOPs, which takes a tenth of the time of the product at 8192 rows of an H200, and
 // a fifth at 4096. Both are whole tiles of the library's kernels, and enough of them for the multiprocessors (dx:

@@ -96,12 +96,12 @@ typedef struct {
 // attention_library.cuh has for a device that it cannot ask.
 static size_t predicted_workspace(const Model *model, bool deterministic) {
     AttentionShape s = key_set(model, 0, model->B, model->T, 0).shape;
-    size_t T = (size_t)s.T, NQ = (size_t)s.NQ, most = (size_t)1 << 30;
+    size_t T = (size_t)s.T, NQ = (size_t)s.NQ;
     size_t each =
         deterministic ? NQ * round_up(T, 64) * round_up(T, 128) * FLOATX_BYTES : NQ * T * (size_t)s.D * FP32_BYTES;
     each += NQ * T * ((s.NQ > s.NKV ? (size_t)(s.D + s.DV) * FLOATX_BYTES : 0) + FP32_BYTES);
     int n = s.B;
-    while (n > 1 && (s.B % n || each * (size_t)n > most)) n--;
+    while (n > 1 && (s.B % n || each * (size_t)n > GPU_ATTENTION_LIMIT)) n--;
     return each * (size_t)n;
 }
 
