@@ -1,5 +1,5 @@
 # make train_diffv2        the trainer                 make test     scripts/test.sh
-# make text_to_shards      text files to token shards  make format   clang-format over all sources
+# make text_to_shards      text files to token shards  make format   formats all sources (dev/format/format.sh)
 # make bench ARGS=...      speed against the machine's limits (dev/bench.c)
 # make train_diffv2cu      the trainer for GPUs: CUDA 13   make test_diffv2cu   its operations against their C twins
 # make all-archs           both compiled for every architecture that is meant to work
@@ -198,7 +198,7 @@ test:
 bench: $(BUILD)/bench $(BUILD)/train_diffv2
 	$(BUILD)/bench $(ARGS)
 format:
-	clang-format -i $(wildcard *.c *.cu llmc/*/*.h llmc/*/*.cuh llmc/*/*.cpp data/*.c tests/*.h tests/*.cpp dev/fuzz/*.c dev/fuzz/*.h dev/cuda_on_cpu/*.h dev/cuda_on_cpu/*.c*)
+	dev/format/format.sh
 clean:
 	rm -rf $(BUILD) train_diffv2 text_to_shards train_diffv2cu test_diffv2cu
 

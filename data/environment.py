@@ -3,6 +3,7 @@
 ensure() returns when they can be imported. Otherwise it makes build/venv-data, installs them there, and runs the same
 program again with that Python. Other scripts name their own requirements, modules and place.
 """
+
 import importlib.util
 import os
 import subprocess
@@ -34,13 +35,29 @@ def ensure(requirements=REQUIREMENTS, modules=MODULES, place=PLACE):
     python = place / "bin/python"
     name = requirements.relative_to(ROOT)
     if os.environ.get("DIFFV2_VENV") == str(place):
-        sys.exit(f"{Path(sys.argv[0]).name}: {', '.join(missing(modules))} cannot be imported even after installing {name}; remove {place}")
+        sys.exit(
+            f"{Path(sys.argv[0]).name}: {', '.join(missing(modules))} cannot be imported even after installing {name}; remove {place}"
+        )
     stamp, wanted = place / "requirements.txt", requirements.read_text()
     if not stamp.exists() or stamp.read_text() != wanted:
         print(f"installing Python packages into {place.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
         run([sys.executable, "-m", "venv", str(place)], "making a virtual environment")
-        run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--only-binary", ":all:",
-             "-r", str(requirements)], "pip install")
+        run(
+            [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "--only-binary",
+                ":all:",
+                "-r",
+                str(requirements),
+            ],
+            "pip install",
+        )
         stamp.write_text(wanted)
     os.environ["DIFFV2_VENV"] = str(place)
     os.execv(python, [str(python), *sys.argv])

@@ -10,6 +10,7 @@
 A rank file has tokens and no merges. The merge that makes a token is the one that is left when its bytes are merged
 with the tokens of lower rank alone.
 """
+
 import argparse
 import base64
 import hashlib
@@ -27,16 +28,34 @@ END_OF_TEXT = "<|endoftext|>"
 
 def download_ranks():
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-                   "--require-hashes", "--only-binary", ":all:", "--dest", directory, "-r", str(REQUIREMENTS)]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+            "--require-hashes",
+            "--only-binary",
+            ":all:",
+            "--dest",
+            directory,
+            "-r",
+            str(REQUIREMENTS),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         archives = sorted(Path(directory).iterdir())
         if not archives:
-            sys.exit(f"gpt2_tokenizer.py: pip cannot download what {REQUIREMENTS} names: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}")
+            sys.exit(
+                f"gpt2_tokenizer.py: pip cannot download what {REQUIREMENTS} names: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
+            )
         with zipfile.ZipFile(archives[0]) as archive:
             data = next((archive.read(n) for n in archive.namelist() if n.endswith(MEMBER)), b"")
     if hashlib.sha256(data).hexdigest() != SHA256:
-        sys.exit(f"gpt2_tokenizer.py: {archives[0].name} has no {MEMBER} with GPT-2's ranks: name a package that has it in {REQUIREMENTS}")
+        sys.exit(
+            f"gpt2_tokenizer.py: {archives[0].name} has no {MEMBER} with GPT-2's ranks: name a package that has it in {REQUIREMENTS}"
+        )
     return data
 
 
@@ -70,11 +89,38 @@ def make_tokenizer(ranks, end_of_text=END_OF_TEXT):
     order = sorted(ranks, key=ranks.get)
     merges = [[text[p] for p in last_merge(token, ranks)] for token in order if len(token) > 1]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    added = {"id": len(ranks), "content": end_of_text, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": False,
-             "byte_fallback": False, "ignore_merges": False, "vocab": {text[t]: ranks[t] for t in order} | {end_of_text: len(ranks)}, "merges": merges}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [added], "normalizer": None, "pre_tokenizer": byte_level,
-            "post_processor": None, "decoder": byte_level, "model": model}
+    added = {
+        "id": len(ranks),
+        "content": end_of_text,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": {text[t]: ranks[t] for t in order} | {end_of_text: len(ranks)},
+        "merges": merges,
+    }
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [added],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": model,
+    }
 
 
 def write_tokenizer(out, ranks=None):

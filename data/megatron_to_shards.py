@@ -14,6 +14,7 @@ The index has 9 bytes "MMIDIDX\\0\\0", a uint64 version (1), a byte for the type
 1, 2, 3, 5), uint64 counts of sequences and documents, then int32 lengths of the sequences, int64 places of them in
 bytes, and int64 numbers of the sequences where documents begin.
 """
+
 import argparse
 import os
 import shutil
@@ -47,7 +48,9 @@ def read_index(path):
     if version != 1 or kind not in TYPES:
         raise Damaged(f"{path} has version {version} and token type {kind}: 1 and one of {sorted(TYPES)} are known")
     if len(data) < 34 + 12 * sequences + 8 * documents:
-        raise Damaged(f"{path} has {len(data)} bytes, too few for the {sequences} sequences and {documents} documents that it states")
+        raise Damaged(
+            f"{path} has {len(data)} bytes, too few for the {sequences} sequences and {documents} documents that it states"
+        )
     lengths = np.frombuffer(data, "<i4", sequences, 34)
     places = np.frombuffer(data, "<i8", sequences, 34 + 4 * sequences)
     starts = np.frombuffer(data, "<i8", documents, 34 + 12 * sequences)
@@ -96,7 +99,9 @@ def convert(options):
                 raise Damaged(f"document {documents + 1} has token {worst}, outside --vocab {options.vocab}")
             tokens = document.astype(dtype)
             if options.add_separator:
-                tokens = np.concatenate([separator, tokens] if options.separator_place == "before" else [tokens, separator])
+                tokens = np.concatenate(
+                    [separator, tokens] if options.separator_place == "before" else [tokens, separator]
+                )
             parts.append(tokens)
             count += len(tokens)
             documents += 1
@@ -105,7 +110,9 @@ def convert(options):
         if count:
             write()
         if len(shards) < 2:
-            raise Damaged(f"there are {shards[0]['tokens'] if shards else 0} tokens, all for validation: lower --val-tokens {options.val_tokens}")
+            raise Damaged(
+                f"there are {shards[0]['tokens'] if shards else 0} tokens, all for validation: lower --val-tokens {options.val_tokens}"
+            )
     except BaseException:
         for shard in shards:  # no half corpus
             (out / shard["file"]).unlink(missing_ok=True)
@@ -115,9 +122,21 @@ def convert(options):
         token_table.write_table(options.tokenizer, str(out / "tokenizer.bin"), options.separator)
     known = None if options.separator is None else {"token": options.separator, "place": options.separator_place}
     train = sum(s["tokens"] for s in shards[1:])
-    write_json(out / "corpus.json", {"format": 1, "name": out.name, "source": f"Megatron {options.prefix}", "vocab_size": options.vocab,
-                                     "tokenizer": options.tokenizer, "separator": known, "documents": documents, "train_tokens": train,
-                                     "val_tokens": shards[0]["tokens"], "shards": shards})
+    write_json(
+        out / "corpus.json",
+        {
+            "format": 1,
+            "name": out.name,
+            "source": f"Megatron {options.prefix}",
+            "vocab_size": options.vocab,
+            "tokenizer": options.tokenizer,
+            "separator": known,
+            "documents": documents,
+            "train_tokens": train,
+            "val_tokens": shards[0]["tokens"],
+            "shards": shards,
+        },
+    )
     print(f"{out}: {documents} documents, {train} tokens to train on and {shards[0]['tokens']} to validate on")
 
 
@@ -137,7 +156,9 @@ def main():
     if options.add_separator and options.separator is None:
         parser.error("--add-separator needs --separator ID")
     if options.vocab < 1 or not 0 <= (options.separator or 0) < options.vocab:
-        parser.error(f"--vocab {options.vocab} and --separator {options.separator}: a separator is a token below the vocabulary")
+        parser.error(
+            f"--vocab {options.vocab} and --separator {options.separator}: a separator is a token below the vocabulary"
+        )
     try:
         convert(options)
     except Damaged as error:

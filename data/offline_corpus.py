@@ -11,6 +11,7 @@ out, which is said. A document is an entry of the dictionary, a page of a manual
 What formats text without being text (troff requests, HTML tags, POD commands) is removed. Documents are put in an order
 that is a shuffle with a fixed seed, so the first tokens, for validation, are a sample of all sources.
 """
+
 import argparse
 import gzip
 import hashlib
@@ -47,7 +48,9 @@ def files(root, pattern):
 
 # An entry begins at the margin after an empty line with a pronunciation between backslashes; its text is indented.
 def dictionary(root):
-    sources = re.compile(r" *\[(1913 Webster|Webster 1913 Suppl\.|WordNet [0-9.]+|PJC|Century Dict\. 1906|AS|RP|RH)( ?\+ ?[A-Za-z]+)*\]")
+    sources = re.compile(
+        r" *\[(1913 Webster|Webster 1913 Suppl\.|WordNet [0-9.]+|PJC|Century Dict\. 1906|AS|RP|RH)( ?\+ ?[A-Za-z]+)*\]"
+    )
     for path in files(root, "usr/share/dictd/gcide.dict.dz"):
         entry, empty, begun = [], True, False
         for line in gzip.open(path, "rt", encoding="utf-8", errors="replace"):
@@ -81,7 +84,12 @@ def manual(root):
                 continue
             if line[:1] in (".", "'"):
                 line = re.sub(r"^. *[A-Za-z]* *", "", line)
-            line = re.sub(r"\\f(\([A-Z]+|\[[^]]*\]|[BIRPC])|\\&|\\s[-+]?[0-9]", "", line).replace("\\-", "-").replace("\\(aq", "'").replace("\\e", "\\")
+            line = (
+                re.sub(r"\\f(\([A-Z]+|\[[^]]*\]|[BIRPC])|\\&|\\s[-+]?[0-9]", "", line)
+                .replace("\\-", "-")
+                .replace("\\(aq", "'")
+                .replace("\\e", "\\")
+            )
             if line:
                 lines.append(line)
         yield "\n".join(lines)
@@ -182,7 +190,9 @@ def download(packages, directory):
     """The .deb files of the packages, or None and the reason."""
     directory.mkdir(parents=True, exist_ok=True)
     done = apt(directory, "download", *packages)
-    if done.returncode and not (directory.parent / "apt").exists():  # no package lists here, or old ones: lists of our own
+    if (
+        done.returncode and not (directory.parent / "apt").exists()
+    ):  # no package lists here, or old ones: lists of our own
         for name in ("lists/partial", "cache/archives/partial"):
             (directory.parent / "apt" / name).mkdir(parents=True)
         apt(directory, "update")
@@ -233,7 +243,10 @@ def main():
                 for key in sorted(unique):
                     f.write(json.dumps({"text": unique[key]}, ensure_ascii=False) + "\n")
             temporary.replace(text)
-        print(f"{text}: {sum(len(d.encode()) for d in unique.values()) / 1e6:.1f} MB in {len(unique)} different documents", flush=True)
+        print(
+            f"{text}: {sum(len(d.encode()) for d in unique.values()) / 1e6:.1f} MB in {len(unique)} different documents",
+            flush=True,
+        )
     os.execv(sys.executable, [sys.executable, str(HERE / "prepare.py"), str(text), "--out", options.out, *rest])
 
 

@@ -16,6 +16,7 @@ two; of few long ones the first may be far more than --val-tokens. Files of a di
 left out and named. Empty documents are left out. What is no UTF-8, no JSON, has
 no text, or is larger than --max-document ends the program, or is left out and counted with --skip-bad.
 """
+
 import argparse
 import fcntl
 import json
@@ -87,7 +88,11 @@ class Library:
         self.vocab_size = max(vocab.values()) + 1
         texts = [separator] if separator else [s for s in SEPARATORS if s in vocab]
         if not texts or texts[0] not in vocab:
-            raise BadInput(f"the tokenizer has no token '{separator}'" if separator else "the tokenizer has no token known to separate documents: name one with --separator")
+            raise BadInput(
+                f"the tokenizer has no token '{separator}'"
+                if separator
+                else "the tokenizer has no token known to separate documents: name one with --separator"
+            )
         self.separator, self.separator_text = vocab[texts[0]], texts[0]
 
     def encode(self, texts):
@@ -114,13 +119,16 @@ def find_tokenizer(options, out, inputs):
             try:
                 shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), temporary)
             except Exception as error:
-                raise BadInput(f"--tokenizer {name} is neither bytes, gpt2, a file, nor a repository of the Hub that can be reached: {first_line(error)}") from None
+                raise BadInput(
+                    f"--tokenizer {name} is neither bytes, gpt2, a file, nor a repository of the Hub that can be reached: {first_line(error)}"
+                ) from None
         os.replace(temporary, path)
     return Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
 
 
 def train_bpe(options, inputs, out, path):
     """A byte-level BPE with GPT-2's expression, trained on the first --bpe-sample bytes of the documents."""
+
     def texts():
         size = 0
         for source in inputs:
@@ -135,8 +143,12 @@ def train_bpe(options, inputs, out, path):
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=options.train_bpe, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-                                             special_tokens=[SEPARATORS[0]], show_progress=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=options.train_bpe,
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[SEPARATORS[0]],
+        show_progress=False,
+    )
     tokenizer.train_from_iterator(texts(), trainer)
     tokenizer.save(str(path))
 
@@ -239,7 +251,11 @@ class Progress:
         seconds, part = now - self.begin, share - self.first
         left = f", {seconds * (1 - share) / part:.0f} s left" if part > 0.001 and not last else ""
         end = "\n" if last or not sys.stdout.isatty() else "\033[K\r"
-        print(f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {tokens / max(seconds, 1e-9) / 1e6:.2f}M/s in this run{left}", end=end, flush=True)
+        print(
+            f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {tokens / max(seconds, 1e-9) / 1e6:.2f}M/s in this run{left}",
+            end=end,
+            flush=True,
+        )
 
 
 def tokenize(corpus, inputs, options, out):
@@ -286,30 +302,48 @@ def expected_tokens(inputs, options, corpus_name):
     hub = HUB.get(corpus_name)
     size = sum(i.size for i in inputs)
     packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
-    tokens = hub.tokens if hub and not options.source_dir else size * packed / (1 if options.tokenizer == "bytes" and not options.train_bpe else 3.5)
+    tokens = (
+        hub.tokens
+        if hub and not options.source_dir
+        else size * packed / (1 if options.tokenizer == "bytes" and not options.train_bpe else 3.5)
+    )
     return min(tokens, options.max_tokens) if options.max_tokens else tokens
 
 
 def check_disk(out, inputs, options, corpus_name, state, width):
     """Ends the program when the shards would not fit. Downloads are removed one by one."""
     tokens = expected_tokens(inputs, options, corpus_name)
-    need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max([i.size for i in inputs if i.path is None], default=0)
+    need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max(
+        [i.size for i in inputs if i.path is None], default=0
+    )
     free = shutil.disk_usage(out).free
     if need > free:
-        raise BadInput(f"{out} has {free / 1e9:.1f} GB free and about {need / 1e9:.1f} GB are needed: make room, or lower --max-tokens")
+        raise BadInput(
+            f"{out} has {free / 1e9:.1f} GB free and about {need / 1e9:.1f} GB are needed: make room, or lower --max-tokens"
+        )
 
 
 def load_state(out, wanted, force):
     """The state of an earlier start of the same command, or a new one."""
     empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
     if force and out.exists():
-        for path in [*out.glob("train_*.bin"), *out.glob("val_*.bin"), *(out / n for n in (STATE, "corpus.json", "tokenizer.json", "tokenizer.bin"))]:
+        for path in [
+            *out.glob("train_*.bin"),
+            *out.glob("val_*.bin"),
+            *(out / n for n in (STATE, "corpus.json", "tokenizer.json", "tokenizer.bin")),
+        ]:
             path.unlink(missing_ok=True)
     path = out / STATE
     if not path.exists():
-        others = [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")] if out.exists() else []
+        others = (
+            [p.name for p in out.iterdir() if p.suffix == ".bin" or p.name in ("corpus.json", "tokenizer.json")]
+            if out.exists()
+            else []
+        )
         if others:
-            raise BadInput(f"{out} has {others[0]} and no {STATE}: it is another corpus; take another --out, or --force to replace it")
+            raise BadInput(
+                f"{out} has {others[0]} and no {STATE}: it is another corpus; take another --out, or --force to replace it"
+            )
         return empty
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -335,24 +369,58 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", metavar="CORPUS|PATH")
     parser.add_argument("--out", required=True, metavar="DIR")
-    parser.add_argument("--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub")
-    parser.add_argument("--train-bpe", type=int, metavar="V", help="train a new byte-level BPE of V tokens on the documents instead")
+    parser.add_argument(
+        "--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub"
+    )
+    parser.add_argument(
+        "--train-bpe", type=int, metavar="V", help="train a new byte-level BPE of V tokens on the documents instead"
+    )
     parser.add_argument("--bpe-sample", type=float, default=200e6, metavar="BYTES", help="of text to train it on (2e8)")
-    parser.add_argument("--separator", metavar="TEXT", help="the token between documents (<|endoftext|> or what the tokenizer has)")
-    parser.add_argument("--separator-place", choices=("before", "after"), default="before", help="where it is of a document (before)")
+    parser.add_argument(
+        "--separator", metavar="TEXT", help="the token between documents (<|endoftext|> or what the tokenizer has)"
+    )
+    parser.add_argument(
+        "--separator-place", choices=("before", "after"), default="before", help="where it is of a document (before)"
+    )
     parser.add_argument("--text-field", default="text", metavar="NAME", help="of JSON lines and parquet (text)")
-    parser.add_argument("--delimiter", metavar="TEXT", help="between the documents of a text file; escapes such as \\f and \\n are understood")
-    parser.add_argument("--val-tokens", type=float, metavar="N", help="at least this many for validation, from the front (1e6, or 1%% of the tokens that the files' sizes suggest, if that is less)")
-    parser.add_argument("--shard-tokens", type=float, default=1e8, metavar="N", help="a shard ends with the document that reaches this (1e8)")
-    parser.add_argument("--max-tokens", type=float, default=0, metavar="N", help="stop after the document that reaches this; 0: all (0)")
+    parser.add_argument(
+        "--delimiter",
+        metavar="TEXT",
+        help="between the documents of a text file; escapes such as \\f and \\n are understood",
+    )
+    parser.add_argument(
+        "--val-tokens",
+        type=float,
+        metavar="N",
+        help="at least this many for validation, from the front (1e6, or 1%% of the tokens that the files' sizes suggest, if that is less)",
+    )
+    parser.add_argument(
+        "--shard-tokens",
+        type=float,
+        default=1e8,
+        metavar="N",
+        help="a shard ends with the document that reaches this (1e8)",
+    )
+    parser.add_argument(
+        "--max-tokens", type=float, default=0, metavar="N", help="stop after the document that reaches this; 0: all (0)"
+    )
     parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
     parser.add_argument("--skip-bad", action="store_true", help="leave bad documents out and count them")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="N", help="threads that tokenize (the cores)")
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count(), metavar="N", help="threads that tokenize (the cores)"
+    )
     parser.add_argument("--source-dir", metavar="DIR", help="a copy of the Hub's repository, instead of a download")
     parser.add_argument("--gpt2-ranks", metavar="FILE", help="gpt2.tiktoken, instead of a download")
     parser.add_argument("--force", action="store_true", help="replace what is in DIR")
     options = parser.parse_args()
-    for name, least in (("val_tokens", 1), ("shard_tokens", 1), ("max_tokens", 0), ("max_document", 1), ("bpe_sample", 1), ("workers", 1)):
+    for name, least in (
+        ("val_tokens", 1),
+        ("shard_tokens", 1),
+        ("max_tokens", 0),
+        ("max_document", 1),
+        ("bpe_sample", 1),
+        ("workers", 1),
+    ):
         value = getattr(options, name)
         if value is None:  # follows from the input
             continue
@@ -371,13 +439,19 @@ def parse_arguments():
 
 
 def prepare(options):
-    name = options.inputs[0] if len(options.inputs) == 1 and options.inputs[0] in HUB and not os.path.exists(options.inputs[0]) else None
+    name = (
+        options.inputs[0]
+        if len(options.inputs) == 1 and options.inputs[0] in HUB and not os.path.exists(options.inputs[0])
+        else None
+    )
     out = Path(options.out)
     if name:
         options.text_field = HUB[name].field if options.text_field == "text" else options.text_field
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
     if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
-        raise BadInput(f"{inputs[0].name} is one document, so none can be set aside for validation: cut it with --delimiter TEXT ('\\n\\n' cuts at blank lines), or name more files")
+        raise BadInput(
+            f"{inputs[0].name} is one document, so none can be set aside for validation: cut it with --delimiter TEXT ('\\n\\n' cuts at blank lines), or name more files"
+        )
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
@@ -386,15 +460,35 @@ def prepare(options):
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise BadInput(f"{out} is being written by another prepare.py: wait for it, or take another --out") from None
-    kept = ("tokenizer", "train_bpe", "bpe_sample", "separator", "separator_place", "text_field", "val_tokens", "shard_tokens", "max_tokens", "max_document", "skip_bad")
-    wanted = {k: getattr(options, k) for k in kept} | {"delimiter": repr(options.delimiter), "inputs": [[i.name, i.size, i.version] for i in inputs]}
+    kept = (
+        "tokenizer",
+        "train_bpe",
+        "bpe_sample",
+        "separator",
+        "separator_place",
+        "text_field",
+        "val_tokens",
+        "shard_tokens",
+        "max_tokens",
+        "max_document",
+        "skip_bad",
+    )
+    wanted = {k: getattr(options, k) for k in kept} | {
+        "delimiter": repr(options.delimiter),
+        "inputs": [[i.name, i.size, i.version] for i in inputs],
+    }
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
-        print(f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written")
+        print(
+            f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written"
+        )
         return
     write_json(out / STATE, state)
     if state["shards"]:
-        print(f"going on after {len(state['shards'])} shards with {sum(s['tokens'] for s in state['shards'])} tokens", flush=True)
+        print(
+            f"going on after {len(state['shards'])} shards with {sum(s['tokens'] for s in state['shards'])} tokens",
+            flush=True,
+        )
     tokenizer = find_tokenizer(options, out, inputs)
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
@@ -408,20 +502,48 @@ def finish(out, source, tokenizer, options, state):
     if not state["shards"]:
         raise BadInput("there is no document with text")
     if not train:
-        advice = "lower it" if state["documents"] > 1 else "whole documents are set aside, and there is one: add others, or cut text files with --delimiter"
-        raise BadInput(f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: {advice}, with --force")
-    _, reason = token_table.write_table("bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"), str(out / "tokenizer.bin"), tokenizer.separator)
-    write_json(out / "corpus.json", {
-        "format": 1, "name": out.name, "source": source, "vocab_size": tokenizer.vocab_size, "tokenizer": tokenizer.name,
-        "separator": {"token": tokenizer.separator, "text": tokenizer.separator_text, "place": options.separator_place},
-        "documents": state["documents"], "text_bytes": state["text_bytes"], "train_tokens": train, "val_tokens": state["shards"][0]["tokens"],
-        "shards": state["shards"], "versions": {"tokenizers": tokenizers.__version__, "numpy": np.__version__}})
+        advice = (
+            "lower it"
+            if state["documents"] > 1
+            else "whole documents are set aside, and there is one: add others, or cut text files with --delimiter"
+        )
+        raise BadInput(
+            f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: {advice}, with --force"
+        )
+    _, reason = token_table.write_table(
+        "bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"),
+        str(out / "tokenizer.bin"),
+        tokenizer.separator,
+    )
+    write_json(
+        out / "corpus.json",
+        {
+            "format": 1,
+            "name": out.name,
+            "source": source,
+            "vocab_size": tokenizer.vocab_size,
+            "tokenizer": tokenizer.name,
+            "separator": {
+                "token": tokenizer.separator,
+                "text": tokenizer.separator_text,
+                "place": options.separator_place,
+            },
+            "documents": state["documents"],
+            "text_bytes": state["text_bytes"],
+            "train_tokens": train,
+            "val_tokens": state["shards"][0]["tokens"],
+            "shards": state["shards"],
+            "versions": {"tokenizers": tokenizers.__version__, "numpy": np.__version__},
+        },
+    )
     shutil.rmtree(out / "downloads", ignore_errors=True)
     for shard in state["shards"]:
         print(f"{shard['xxh64']}  {shard['tokens']:>12}  {shard['file']}")
     bad = sum(state["bad"].values())
-    print(f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens to train on and {state['shards'][0]['tokens']} to validate on"
-          + (f"; {state['empty']} empty or bad documents left out ({bad} bad)" if state["empty"] else ""))
+    print(
+        f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens to train on and {state['shards'][0]['tokens']} to validate on"
+        + (f"; {state['empty']} empty or bad documents left out ({bad} bad)" if state["empty"] else "")
+    )
     if reason:
         print(f"prompts cannot be encoded in C with this tokenizer: {reason}; --prompt-tokens takes their tokens")
 
@@ -435,7 +557,9 @@ def main():
     except BadInput as error:
         fail(error)
     except OSError as error:
-        fail(f"{error.filename or options.out}: {error.strerror or error}: what is whole stays, and the same command goes on")
+        fail(
+            f"{error.filename or options.out}: {error.strerror or error}: what is whole stays, and the same command goes on"
+        )
     except KeyboardInterrupt:
         fail("stopped: the same command goes on after the last whole shard")
 

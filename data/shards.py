@@ -1,8 +1,9 @@
 """Token shards, the files that training reads (llmc/data/shards.h): a header of 256 int32 and the tokens.
 
-  narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
-  wide     magic 20240801, version 7: uint32
+narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
+wide     magic 20240801, version 7: uint32
 """
+
 import os
 from pathlib import Path
 
@@ -64,5 +65,7 @@ def open_shard(path):
         raise ShardError(f"{path} has version {header[1]}; {version} is known for its kind")
     count = int(header[2].view(np.uint32))
     if size != 4 * HEADER + count * dtype.itemsize:
-        raise ShardError(f"{path} has {size} bytes, but {4 * HEADER + count * dtype.itemsize} for the {count} tokens that its header states")
+        raise ShardError(
+            f"{path} has {size} bytes, but {4 * HEADER + count * dtype.itemsize} for the {count} tokens that its header states"
+        )
     return np.memmap(path, dtype, "r", 4 * HEADER, count) if count else np.zeros(0, dtype)

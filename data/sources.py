@@ -3,6 +3,7 @@
 A reader yields documents (str) one after another with memory for one row group or line. Every failure is a BadInput,
 which names the file and the place.
 """
+
 import fnmatch
 import gzip
 import json
@@ -28,10 +29,28 @@ class HubCorpus:
 
 # sizes: the datasets' cards
 HUB = {
-    "fineweb": HubCorpus("HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9, "web pages, 10-billion-token sample"),
-    "fineweb-edu": HubCorpus("HuggingFaceFW/fineweb-edu", "sample/10BT/*.parquet", "text", 9.9e9, 28.5e9, "educational web pages, 10-billion-token sample"),
-    "dclm": HubCorpus("mlfoundations/dclm-baseline-1.0", "global-shard_01_of_10/*.jsonl.zst", "text", 0.4e12, 0.75e12, "web pages, one tenth of DCLM-Baseline"),
-    "tinystories": HubCorpus("roneneldan/TinyStories", "data/train-*.parquet", "text", 0.47e9, 1.0e9, "short stories in simple English"),
+    "fineweb": HubCorpus(
+        "HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9, "web pages, 10-billion-token sample"
+    ),
+    "fineweb-edu": HubCorpus(
+        "HuggingFaceFW/fineweb-edu",
+        "sample/10BT/*.parquet",
+        "text",
+        9.9e9,
+        28.5e9,
+        "educational web pages, 10-billion-token sample",
+    ),
+    "dclm": HubCorpus(
+        "mlfoundations/dclm-baseline-1.0",
+        "global-shard_01_of_10/*.jsonl.zst",
+        "text",
+        0.4e12,
+        0.75e12,
+        "web pages, one tenth of DCLM-Baseline",
+    ),
+    "tinystories": HubCorpus(
+        "roneneldan/TinyStories", "data/train-*.parquet", "text", 0.47e9, 1.0e9, "short stories in simple English"
+    ),
     "c4": HubCorpus("allenai/c4", "en/c4-train.*.json.gz", "text", 156e9, 305e9, "web pages (English C4)"),
 }
 
@@ -70,18 +89,29 @@ def local_inputs(paths):
         if path.is_dir():
             known, others = [], []
             for p in sorted(p for p in path.rglob("*") if p.is_file()):
-                (known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others).append(p)
+                (
+                    known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others
+                ).append(p)
             names = some_of([repr(str(p))[1:-1] for p in others])
             if not known:
-                raise BadInput(f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})" + (f"; it has {names}" if others else ""))
+                raise BadInput(
+                    f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
+                    + (f"; it has {names}" if others else "")
+                )
             if others:
                 plural = "s end" if len(others) > 1 else " ends"
-                print(f"left out, since the name{plural} in none of {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)}): {names}", file=sys.stderr, flush=True)
+                print(
+                    f"left out, since the name{plural} in none of {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)}): {names}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             found += [local_input(p) for p in known]
         elif path.is_file():
             found.append(local_input(path))
         else:
-            raise BadInput(f"{path} is neither a file nor a directory" + ("" if path.exists() else ": it does not exist"))
+            raise BadInput(
+                f"{path} is neither a file nor a directory" + ("" if path.exists() else ": it does not exist")
+            )
     return found
 
 
@@ -96,8 +126,22 @@ def hub_inputs(corpus, mirror):
         return found
     try:
         commit = hub().HfApi().dataset_info(corpus.repository).sha
-        tree = hub().HfApi().list_repo_tree(corpus.repository, repo_type="dataset", revision=commit, recursive=True, path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None)
-        found = [Input(f.path, f.size or 0, None, corpus.repository, commit) for f in tree if fnmatch.fnmatch(f.path, corpus.files)]
+        tree = (
+            hub()
+            .HfApi()
+            .list_repo_tree(
+                corpus.repository,
+                repo_type="dataset",
+                revision=commit,
+                recursive=True,
+                path_in_repo=corpus.files.split("*")[0].rpartition("/")[0] or None,
+            )
+        )
+        found = [
+            Input(f.path, f.size or 0, None, corpus.repository, commit)
+            for f in tree
+            if fnmatch.fnmatch(f.path, corpus.files)
+        ]
     except Exception as error:  # of a dozen kinds: connection, authorisation, a repository that is gone
         raise BadInput(f"cannot list {corpus.repository} on the Hub: {first_line(error)}") from None
     if not found:
@@ -119,7 +163,11 @@ def fetch(source, directory):
     if source.path:
         return source.path
     try:
-        return Path(hub().hf_hub_download(source.repository, source.name, repo_type="dataset", revision=source.version, local_dir=directory))
+        return Path(
+            hub().hf_hub_download(
+                source.repository, source.name, repo_type="dataset", revision=source.version, local_dir=directory
+            )
+        )
     except Exception as error:
         raise BadInput(f"cannot download {source.name} of {source.repository}: {first_line(error)}") from None
 
@@ -169,7 +217,13 @@ class Documents:
         except (OSError, EOFError) as error:
             raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
         except Exception as error:
-            if type(error).__name__ not in ("ArrowInvalid", "ArrowException", "ZstdError", "ArrowNotImplementedError", "error"):
+            if type(error).__name__ not in (
+                "ArrowInvalid",
+                "ArrowException",
+                "ZstdError",
+                "ArrowNotImplementedError",
+                "error",
+            ):
                 raise
             raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
 
@@ -189,7 +243,9 @@ class Documents:
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
             if self.field not in file.schema_arrow.names:
-                raise BadInput(f"{self.name} has no column '{self.field}' but {', '.join(file.schema_arrow.names[:8])}: name it with --text-field")
+                raise BadInput(
+                    f"{self.name} has no column '{self.field}' but {', '.join(file.schema_arrow.names[:8])}: name it with --text-field"
+                )
             rows, seen = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(256, columns=[self.field]):
                 for value in batch.column(0):
@@ -200,7 +256,9 @@ class Documents:
                         self.problem(f"{self.name}: row {seen} has no text in '{self.field}'")
                     elif data.size > self.limit:
                         text = None
-                        self.problem(f"{self.name}: row {seen} has {data.size} bytes, more than --max-document {self.limit}")
+                        self.problem(
+                            f"{self.name}: row {seen} has {data.size} bytes, more than --max-document {self.limit}"
+                        )
                     else:
                         text = self.decode(bytes(data), f"row {seen}")
                     yield text, seen / rows
@@ -217,7 +275,9 @@ class Documents:
                 cut = False
             if len(rest) > self.limit:
                 if not self.skip_bad:
-                    raise BadInput(f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)")
+                    raise BadInput(
+                        f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)"
+                    )
                 rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
         if rest or cut:
             yield number + 1, (None if cut else rest), 1.0

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tests of the scripts in data/, on small inputs made here. The last line is "N passed, N failed".
 
-  test_data.py [WORD...]  those whose name contains one of the words
+test_data.py [WORD...]  those whose name contains one of the words
 """
+
 import fcntl
 import gzip
 import json
@@ -37,7 +38,9 @@ WORDS = "the of and to in a is that for it as was with be by on not he his but a
 
 
 def run(program, *arguments, **more):
-    return subprocess.run([sys.executable, str(HERE / program), *map(str, arguments)], capture_output=True, text=True, **more)
+    return subprocess.run(
+        [sys.executable, str(HERE / program), *map(str, arguments)], capture_output=True, text=True, **more
+    )
 
 
 def prepare(*arguments, **more):
@@ -67,7 +70,9 @@ def write_jsonl(path, documents, field="text"):
 
 def write_parquet(path, documents, field="text"):
     path.parent.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table({"other": list(range(len(documents))), field: documents}), path, row_group_size=100)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"other": list(range(len(documents))), field: documents}), path, row_group_size=100
+    )
 
 
 def read_corpus(directory):
@@ -102,15 +107,29 @@ def every_format_gives_its_documents(d):
     check(r.returncode == 0, r.stderr)
     check(byte_documents(d / "out") == documents, "the documents are others")
     corpus = json.loads((d / "out/corpus.json").read_text())
-    check(corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents), corpus["documents"], corpus["text_bytes"])
-    check(all(shards.file_digest(d / "out" / s["file"]) == s["xxh64"] for s in corpus["shards"]), "a digest does not agree")
-    check(3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3, corpus["val_tokens"], len(corpus["shards"]))
+    check(
+        corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents),
+        corpus["documents"],
+        corpus["text_bytes"],
+    )
+    check(
+        all(shards.file_digest(d / "out" / s["file"]) == s["xxh64"] for s in corpus["shards"]),
+        "a digest does not agree",
+    )
+    check(
+        3000 <= corpus["val_tokens"] < 4000 and len(corpus["shards"]) > 3, corpus["val_tokens"], len(corpus["shards"])
+    )
 
 
 def the_corpora_of_the_hub_are_read_from_their_layout(d):
     documents = make_documents(150)
-    names = {"fineweb": "sample/10BT/00{}_00000.parquet", "fineweb-edu": "sample/10BT/00{}_00000.parquet", "tinystories": "data/train-0000{}-of-00004.parquet",
-             "dclm": "global-shard_01_of_10/local-shard_0_of_10/shard_0000000{}_processed.jsonl.zst", "c4": "en/c4-train.0000{}-of-01024.json.gz"}
+    names = {
+        "fineweb": "sample/10BT/00{}_00000.parquet",
+        "fineweb-edu": "sample/10BT/00{}_00000.parquet",
+        "tinystories": "data/train-0000{}-of-00004.parquet",
+        "dclm": "global-shard_01_of_10/local-shard_0_of_10/shard_0000000{}_processed.jsonl.zst",
+        "c4": "en/c4-train.0000{}-of-01024.json.gz",
+    }
     check(set(names) == set(HUB), "a corpus has no test")
     for name, pattern in names.items():
         for i in range(3):
@@ -127,19 +146,43 @@ def the_corpora_of_the_hub_are_read_from_their_layout(d):
 def the_number_of_workers_changes_nothing(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
     for workers in (1, 2, 5):
-        r = prepare(d / "in.jsonl", "--out", d / str(workers), "--train-bpe", 600, "--workers", workers, "--val-tokens", 5000, "--shard-tokens", 20000)
+        r = prepare(
+            d / "in.jsonl",
+            "--out",
+            d / str(workers),
+            "--train-bpe",
+            600,
+            "--workers",
+            workers,
+            "--val-tokens",
+            5000,
+            "--shard-tokens",
+            20000,
+        )
         check(r.returncode == 0, r.stderr)
+
     def plain(n):
         found = digests(d / str(n))
         del found["corpus.json"], found["progress.json"]  # name the directory
         return found
+
     check(plain(1) == plain(2) == plain(5) and len(plain(1)) > 4, plain(1), plain(2))
 
 
 def a_killed_run_goes_on_to_the_same_corpus(d):
     write_jsonl(d / "a.jsonl", make_documents(6000))
     write_parquet(d / "b.parquet", make_documents(3000, 2))
-    command = [d / "a.jsonl", d / "b.parquet", "--tokenizer", "bytes", "--val-tokens", "3000", "--shard-tokens", "100000", "--out"]
+    command = [
+        d / "a.jsonl",
+        d / "b.parquet",
+        "--tokenizer",
+        "bytes",
+        "--val-tokens",
+        "3000",
+        "--shard-tokens",
+        "100000",
+        "--out",
+    ]
     begin = time.monotonic()
     r = prepare(*command, d / "whole/c")
     whole = time.monotonic() - begin
@@ -148,7 +191,11 @@ def a_killed_run_goes_on_to_the_same_corpus(d):
     for i in range(12):
         if (d / "c/corpus.json").exists():
             break
-        process = subprocess.Popen([sys.executable, str(HERE / "prepare.py"), *map(str, command), str(d / "c")], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "prepare.py"), *map(str, command), str(d / "c")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
         time.sleep(whole * (0.3 + 0.06 * i))
         process.send_signal(signal.SIGKILL)
         _, err = process.communicate()
@@ -201,7 +248,10 @@ def bad_input_ends_in_one_line(d):
         "deep.jsonl": (b"\n".join([*lines[:150], b"[" * 200000, *lines[150:]]), "line 151 is not JSON"),
         "field.jsonl": (b"\n".join([*lines[:150], b'{"txt": "a"}', *lines[150:]]), "line 151 has no text in 'text'"),
         "surrogate.jsonl": (b"\n".join([*lines[:150], b'{"text": "\\ud800"}', *lines[150:]]), "surrogate"),
-        "long.jsonl": (b"\n".join([*lines[:150], b'{"text": "' + b"a" * 3_000_000 + b'"}', *lines[150:]]), "--max-document"),
+        "long.jsonl": (
+            b"\n".join([*lines[:150], b'{"text": "' + b"a" * 3_000_000 + b'"}', *lines[150:]]),
+            "--max-document",
+        ),
         "nul.jsonl": (b"\n".join([*lines[:150], b'{"text": "a\\u0000b"}']), "byte 0"),
         "text.txt": (b"abc\xfe", "is not UTF-8 at its byte 3"),
         "cut.jsonl.gz": (gzip.compress(b"\n".join(lines))[:-400], "cut short"),
@@ -212,7 +262,11 @@ def bad_input_ends_in_one_line(d):
     }
     for name, (data, words) in bad.items():
         (d / name).write_bytes(data)
-        expect_refusal(prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6, "--delimiter", "\\f"), d / f"o_{name}", words)
+        expect_refusal(
+            prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6, "--delimiter", "\\f"),
+            d / f"o_{name}",
+            words,
+        )
     write_parquet(d / "cut.parquet", good)
     whole = (d / "cut.parquet").read_bytes()
     (d / "cut.parquet").write_bytes(whole[: len(whole) // 2])
@@ -221,10 +275,17 @@ def bad_input_ends_in_one_line(d):
     expect_refusal(prepare(d / "field.parquet", "--out", d / "o2", *SMALL), d / "o2", "--text-field")
     for name in ("utf8.jsonl", "json.jsonl", "deep.jsonl", "field.jsonl", "surrogate.jsonl", "long.jsonl"):
         r = prepare(d / name, "--out", d / f"s_{name}", *SMALL, "--max-document", 1e6, "--skip-bad")
-        check(r.returncode == 0 and byte_documents(d / f"s_{name}") == good and "(1 bad)" in r.stdout, name, r.stderr, r.stdout[-200:])
+        check(
+            r.returncode == 0 and byte_documents(d / f"s_{name}") == good and "(1 bad)" in r.stdout,
+            name,
+            r.stderr,
+            r.stdout[-200:],
+        )
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "o3", *SMALL[:2], "--val-tokens", 1e7), d / "o3", "all")
     expect_refusal(prepare(d / "nothing", "--out", d / "o4", *SMALL), d / "o4", "does not exist")
-    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "no tokenizer.json")
+    expect_refusal(
+        prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "no tokenizer.json"
+    )
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
     expect_refusal(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
 
@@ -250,7 +311,9 @@ def a_small_corpus_has_one_percent_for_validation(d):
     r = prepare(d / "two/a.txt", "--out", d / "o3", "--tokenizer", "bytes", "--delimiter", " ")
     check(r.returncode == 0 and byte_documents(d / "o3") == ["a", "document\n"], r.stderr)
     write_jsonl(d / "one.jsonl", documents[:1])
-    expect_refusal(prepare(d / "one.jsonl", "--out", d / "o4", "--tokenizer", "bytes"), d / "o4", "there is one: add others")
+    expect_refusal(
+        prepare(d / "one.jsonl", "--out", d / "o4", "--tokenizer", "bytes"), d / "o4", "there is one: add others"
+    )
 
 
 def files_that_are_left_out_are_named(d):
@@ -259,7 +322,9 @@ def files_that_are_left_out_are_named(d):
         (d / "in" / name).write_text(f"text of {name[:1]}")
     r = prepare(d / "in", "--out", d / "o", "--tokenizer", "bytes")
     check(r.returncode == 0 and byte_documents(d / "o") == ["text of a", "text of b"], r.stderr)
-    check(len(r.stderr.splitlines()) == 1 and all(n in r.stderr for n in ("notes.rst", "data.csv", "odd\\n.x")), r.stderr)
+    check(
+        len(r.stderr.splitlines()) == 1 and all(n in r.stderr for n in ("notes.rst", "data.csv", "odd\\n.x")), r.stderr
+    )
     for i in range(30):
         (d / f"in/{i}.log").write_text("")
     r = prepare(d / "in", "--out", d / "p", "--tokenizer", "bytes")
@@ -308,7 +373,17 @@ def a_full_disk_leaves_whole_shards_to_go_on_from(d):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # the third shard is too large for it
 
-    command = (d / "in.jsonl", "--tokenizer", "bytes", "--val-tokens", 3000, "--shard-tokens", 100_000, "--out", d / "o")
+    command = (
+        d / "in.jsonl",
+        "--tokenizer",
+        "bytes",
+        "--val-tokens",
+        3000,
+        "--shard-tokens",
+        100_000,
+        "--out",
+        d / "o",
+    )
     r = prepare(*command, preexec_fn=limit)
     expect_refusal(r, d / "o", "goes on")
     check([p.name for p in (d / "o").glob("*.bin")] == ["val_000000.bin"], list((d / "o").iterdir()))
@@ -320,7 +395,9 @@ def special_tokens_in_documents_are_text(d):
     documents = ["one <|endoftext|> two", *make_documents(300)]
     write_jsonl(d / "in.jsonl", documents)
     for place in ("before", "after"):
-        r = prepare(d / "in.jsonl", "--out", d / place, "--train-bpe", 400, "--val-tokens", 2000, "--separator-place", place)
+        r = prepare(
+            d / "in.jsonl", "--out", d / place, "--train-bpe", 400, "--val-tokens", 2000, "--separator-place", place
+        )
         check(r.returncode == 0, r.stderr)
         tokens, corpus = read_corpus(d / place)
         separator = corpus["separator"]["token"]
@@ -339,11 +416,37 @@ def the_trainer_reads_and_speaks_a_corpus(d):
         r = prepare(d / "in.jsonl", "--out", d / name, *choice, "--val-tokens", 3000)
         check(r.returncode == 0, r.stderr)
         run_directory = d / f"run_{name}"
-        r = subprocess.run([trainer, "--train-data", d / name, "--val-data", d / name, "--doc-mask", "--steps", "3", "--sample-every", "3", "--prompt", "the naïve",
-                            "--seq-len", "64", "--batch-size", "2", "--out", run_directory], capture_output=True, text=True)
+        r = subprocess.run(
+            [
+                trainer,
+                "--train-data",
+                d / name,
+                "--val-data",
+                d / name,
+                "--doc-mask",
+                "--steps",
+                "3",
+                "--sample-every",
+                "3",
+                "--prompt",
+                "the naïve",
+                "--seq-len",
+                "64",
+                "--batch-size",
+                "2",
+                "--out",
+                run_directory,
+            ],
+            capture_output=True,
+            text=True,
+        )
         check(r.returncode == 0 and "the naïve" in r.stdout, r.stderr, r.stdout[-300:])
         checkpoint = run_directory / "checkpoints/step_00000003"
-        r = subprocess.run([trainer, "--init", checkpoint, "--generate", "5", "--prompt", "don't  数学"], capture_output=True, text=True)
+        r = subprocess.run(
+            [trainer, "--init", checkpoint, "--generate", "5", "--prompt", "don't  数学"],
+            capture_output=True,
+            text=True,
+        )
         check(r.returncode == 0 and r.stdout.startswith("don't  数学"), r.stderr, r.stdout)
 
 
@@ -353,8 +456,16 @@ def shards_are_shown_and_verified(d):
     check(r.returncode == 0, r.stderr)
     r = run("inspect", d / "o", "--tokens", 40, "--verify")
     count = json.loads((d / "o/corpus.json").read_text())["documents"]
-    found = sum(int(line.split(" of them separators")[0].rsplit(" ", 1)[1]) for line in r.stdout.splitlines() if "separators" in line)
-    check(r.returncode == 0 and found == count and repr(make_documents(1)[0][:20])[1:-1] in r.stdout, r.stdout[:500], r.stderr)
+    found = sum(
+        int(line.split(" of them separators")[0].rsplit(" ", 1)[1])
+        for line in r.stdout.splitlines()
+        if "separators" in line
+    )
+    check(
+        r.returncode == 0 and found == count and repr(make_documents(1)[0][:20])[1:-1] in r.stdout,
+        r.stdout[:500],
+        r.stderr,
+    )
     corpus = json.loads((d / "o/corpus.json").read_text())
     (d / "o/corpus.json").write_text(json.dumps({**corpus, "vocab_size": 100}))
     r = run("inspect", d / "o", "--verify")
@@ -373,19 +484,48 @@ def megatron_corpora_are_converted(d):
         places = np.concatenate([[0], np.cumsum(lengths.astype("<i8"))[:-1]]) * np.dtype(dtype).itemsize
         prefix = d / f"m{kind}"
         Path(f"{prefix}.bin").write_bytes(b"".join(s.tobytes() for s in sequences))
-        index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, kind, 300, len(starts)) + lengths.tobytes() + places.astype("<i8").tobytes() + np.array(starts, "<i8").tobytes()
+        index = (
+            b"MMIDIDX\0\0"
+            + struct.pack("<QBQQ", 1, kind, 300, len(starts))
+            + lengths.tobytes()
+            + places.astype("<i8").tobytes()
+            + np.array(starts, "<i8").tobytes()
+        )
         Path(f"{prefix}.idx").write_bytes(index)
         documents = [np.concatenate(sequences[a:b]) for a, b in zip(starts[:-1], starts[1:])]
         expected = np.concatenate([np.append(x, 999) for x in documents if len(x)])
-        r = run("megatron_to_shards.py", prefix, "--out", d / f"o{kind}", "--vocab", 1000, "--separator", 999, "--add-separator", "--val-tokens", 500, "--shard-tokens", 2000)
+        r = run(
+            "megatron_to_shards.py",
+            prefix,
+            "--out",
+            d / f"o{kind}",
+            "--vocab",
+            1000,
+            "--separator",
+            999,
+            "--add-separator",
+            "--val-tokens",
+            500,
+            "--shard-tokens",
+            2000,
+        )
         check(r.returncode == 0, r.stderr)
         tokens, corpus = read_corpus(d / f"o{kind}")
-        check(np.array_equal(tokens, expected) and corpus["separator"] == {"token": 999, "place": "after"}, "the tokens differ")
+        check(
+            np.array_equal(tokens, expected) and corpus["separator"] == {"token": 999, "place": "after"},
+            "the tokens differ",
+        )
         r = run("megatron_to_shards.py", prefix, "--out", d / "small", "--vocab", 900)
         check(r.returncode == 1 and "outside --vocab 900" in r.stderr and not list((d / "small").iterdir()), r.stderr)
         r = run("megatron_to_shards.py", prefix, "--out", d / f"d{kind}", "--vocab", 1000)
         corpus = json.loads((d / f"d{kind}/corpus.json").read_text())
-        check(r.returncode == 0 and 80 <= corpus["val_tokens"] < 500, "one percent of", sum(map(len, sequences)), "is", corpus["val_tokens"])
+        check(
+            r.returncode == 0 and 80 <= corpus["val_tokens"] < 500,
+            "one percent of",
+            sum(map(len, sequences)),
+            "is",
+            corpus["val_tokens"],
+        )
         Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-100])
         r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
         check(r.returncode == 1 and "not whole" in r.stderr, r.stderr)
@@ -395,11 +535,22 @@ def megatron_corpora_are_converted(d):
             check(r.returncode == 1 and len(r.stderr.splitlines()) == 1, size, r.stderr)
 
 
-TESTS = (every_format_gives_its_documents, the_corpora_of_the_hub_are_read_from_their_layout, the_number_of_workers_changes_nothing,
-         a_killed_run_goes_on_to_the_same_corpus, bad_input_ends_in_one_line,
-         a_small_corpus_has_one_percent_for_validation, files_that_are_left_out_are_named, a_line_of_a_gigabyte_takes_little_memory, space_is_checked_before_anything_is_read,
-         a_full_disk_leaves_whole_shards_to_go_on_from, special_tokens_in_documents_are_text, the_trainer_reads_and_speaks_a_corpus,
-         shards_are_shown_and_verified, megatron_corpora_are_converted)
+TESTS = (
+    every_format_gives_its_documents,
+    the_corpora_of_the_hub_are_read_from_their_layout,
+    the_number_of_workers_changes_nothing,
+    a_killed_run_goes_on_to_the_same_corpus,
+    bad_input_ends_in_one_line,
+    a_small_corpus_has_one_percent_for_validation,
+    files_that_are_left_out_are_named,
+    a_line_of_a_gigabyte_takes_little_memory,
+    space_is_checked_before_anything_is_read,
+    a_full_disk_leaves_whole_shards_to_go_on_from,
+    special_tokens_in_documents_are_text,
+    the_trainer_reads_and_speaks_a_corpus,
+    shards_are_shown_and_verified,
+    megatron_corpora_are_converted,
+)
 
 
 def main():
@@ -419,8 +570,13 @@ def main():
             print(f"ok   data scripts: {name} ({time.monotonic() - begin:.1f} s)", flush=True)
         except Exception as error:
             failed += 1
-            frame = traceback.extract_tb(error.__traceback__)[1 if len(traceback.extract_tb(error.__traceback__)) > 1 else 0]
-            print(f"     line {frame.lineno}: {type(error).__name__}: {str(error)[:800]}\nFAIL data scripts: {name}", flush=True)
+            frame = traceback.extract_tb(error.__traceback__)[
+                1 if len(traceback.extract_tb(error.__traceback__)) > 1 else 0
+            ]
+            print(
+                f"     line {frame.lineno}: {type(error).__name__}: {str(error)[:800]}\nFAIL data scripts: {name}",
+                flush=True,
+            )
         finally:
             shutil.rmtree(directory, ignore_errors=True)
     print(f"{passed} passed, {failed} failed")

@@ -9,6 +9,7 @@ tried with a vocabulary trained here, GPT-2's own where it can be had. The last 
   --every N     and of the blocks of 16 code points, in which each stands beside letters, digits, quotes and spaces,
                 every Nth (16; 1: all of Unicode)
 """
+
 import argparse
 import json
 import random
@@ -32,12 +33,42 @@ WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve fa
     😀 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u0301\u0302 \u200d \u200b \ufeff \u00ad \u2028 \u2029 \u0085 \u00a0 \u3000 \u1680 \u180e \u202f \ue000 \U000f0000 \U0010ffff \ufffe
     <|endoftext|> <|endoftext <|end|> |> == != -> ... ---- // /* */ {} [] () "" `` '' ''' ' '' #include int main(void) { return 0; }
     HTTPServer McDonald's ǅungla ʰʷ ﬁﬆ K'S ABC'll XYZ'Ve a/b// ./\n/
-    aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abababababababab \t \t\t \r \n \r\n \n\n \n\n\n \x00 \x01 \x1f \x7f \x0b \x0c \x1c \x1d \x1e""".split(" ")
+    aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abababababababab \t \t\t \r \n \r\n \n\n \n\n\n \x00 \x01 \x1f \x7f \x0b \x0c \x1c \x1d \x1e""".split(
+    " "
+)
 # Words that are tokens of the tokenizer with ignore_merges, and that merges alone do not make; no text to train on has them
 WHOLE_WORDS = [" zebraqux", "zzzyx", " abababab"]
-SPACES = [" ", "  ", "   ", "\n", "\n\n", "\r\n", " \n", "\n ", "\t", " \t ", "\u00a0", "\u3000", "\u2003", "\u0085", "\x0b", "\x1c", "\r", ""]
-RANGES = [(0, 0x80), (0x80, 0x250), (0x250, 0x800), (0x800, 0x3000), (0x3000, 0xD800), (0xE000, 0x10000), (0x10000, 0x20000), (0x1F000, 0x20000),
-          (0x20000, 0x110000)]
+SPACES = [
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    "\r\n",
+    " \n",
+    "\n ",
+    "\t",
+    " \t ",
+    "\u00a0",
+    "\u3000",
+    "\u2003",
+    "\u0085",
+    "\x0b",
+    "\x1c",
+    "\r",
+    "",
+]
+RANGES = [
+    (0, 0x80),
+    (0x80, 0x250),
+    (0x250, 0x800),
+    (0x800, 0x3000),
+    (0x3000, 0xD800),
+    (0xE000, 0x10000),
+    (0x10000, 0x20000),
+    (0x1F000, 0x20000),
+    (0x20000, 0x110000),
+]
 
 
 def strings(count, seed):
@@ -48,18 +79,26 @@ def strings(count, seed):
             yield "".join(chr(rng.randrange(*rng.choice(RANGES))) for _ in range(rng.randrange(1, 24)))
         elif kind == 1:  # one script, as words
             low, high = rng.choice(RANGES)
-            yield " ".join("".join(chr(rng.randrange(low, high)) for _ in range(rng.randrange(1, 8))) for _ in range(rng.randrange(1, 6)))
+            yield " ".join(
+                "".join(chr(rng.randrange(low, high)) for _ in range(rng.randrange(1, 8)))
+                for _ in range(rng.randrange(1, 6))
+            )
         elif kind == 2:  # the borders of the expressions
             yield "".join(rng.choice("'sStTdDmMrRvVeElL \n\r\tſK1a.") for _ in range(rng.randrange(1, 16)))
         elif kind == 3:  # spaces of all kinds
-            yield "".join(rng.choice(SPACES) + rng.choice(["", "", "a", "1", ".", "é", "'s"]) for _ in range(rng.randrange(1, 12)))
+            yield "".join(
+                rng.choice(SPACES) + rng.choice(["", "", "a", "1", ".", "é", "'s"]) for _ in range(rng.randrange(1, 12))
+            )
         elif kind == 4:  # runs
             yield "".join(rng.choice("a1 .\n'é数") * rng.randrange(1, 40) for _ in range(rng.randrange(1, 4)))
         elif kind == 5:  # decomposed, and other normal forms
             text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 6)))
             yield unicodedata.normalize(rng.choice(["NFC", "NFD", "NFKC", "NFKD"]), text)
         else:
-            yield "".join(rng.choice(WORDS if rng.random() < 0.9 else WHOLE_WORDS) + rng.choice(SPACES) for _ in range(rng.randrange(1, 14)))
+            yield "".join(
+                rng.choice(WORDS if rng.random() < 0.9 else WHOLE_WORDS) + rng.choice(SPACES)
+                for _ in range(rng.randrange(1, 14))
+            )
     yield ""
     yield "a" * 100_000
     yield "ab" * 50_000 + " " * 100_000 + "\n" * 50_000
@@ -87,10 +126,16 @@ def trained(expression, prefix_space=False, special=True):
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     else:
         split = pre_tokenizers.Split(Regex(expression), "isolated")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=4000, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-                                  special_tokens=["<|endoftext|>", "<|end"] if special else [])
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=["<|endoftext|>", "<|end"] if special else [],
+    )
     tokenizer.train_from_iterator(training_text(), trainer)
     return tokenizer
 
@@ -153,7 +198,9 @@ class Case:
             if mine[0] != theirs or (mine[1] != source.encode() and not self.prefix_space):
                 self.wrong.append(("token", source, mine[0], theirs))
         if self.cut:
-            for mine, theirs, source in zip(filter_in_c(program, self.table, "--pieces", texts), self.cut(texts), texts):
+            for mine, theirs, source in zip(
+                filter_in_c(program, self.table, "--pieces", texts), self.cut(texts), texts
+            ):
                 if mine[0] != theirs:
                     self.wrong.append(("piece", source, mine[0], theirs))
         self.count += len(texts)
@@ -161,7 +208,9 @@ class Case:
     def report(self, results):
         for what, source, mine, theirs in self.wrong[:3]:
             at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
-            print(f"     {source[:80]!r}: from {what} {at} on C has {mine[at:at + 8]}, the library {theirs[at:at + 8]}")
+            print(
+                f"     {source[:80]!r}: from {what} {at} on C has {mine[at : at + 8]}, the library {theirs[at : at + 8]}"
+            )
         results.report(not self.wrong, f"{self.name}: {self.count} strings, {len(self.wrong)} differ")
 
 
@@ -183,7 +232,17 @@ def refusals(results, options, directory):
     base = json.loads(trained(token_table.GPT2).to_str())
     cases = {
         "normalizer": ({"normalizer": {"type": "NFC"}}, "normalizer is NFC"),
-        "pre-tokenizer": ({"pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}}, "Metaspace"),
+        "pre-tokenizer": (
+            {
+                "pre_tokenizer": {
+                    "type": "Metaspace",
+                    "replacement": "\u2581",
+                    "prepend_scheme": "always",
+                    "split": True,
+                }
+            },
+            "Metaspace",
+        ),
         "lstrip": ({"added_tokens": [{**base["added_tokens"][0], "lstrip": True}]}, "spaces with them"),
     }
     for name, (change, words) in cases.items():
@@ -193,7 +252,12 @@ def refusals(results, options, directory):
         done = subprocess.run([options.encode_text, table], input=b"\1\0\0\0a", capture_output=True)
         lines = done.stderr.decode().strip().splitlines()
         good = words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0]
-        results.report(good, f"a table with another {name} is refused by name" if good else f"{name}: {reason!r}, {done.returncode}, {done.stderr!r}")
+        results.report(
+            good,
+            f"a table with another {name} is refused by name"
+            if good
+            else f"{name}: {reason!r}, {done.returncode}, {done.stderr!r}",
+        )
 
 
 def changed(tokenizer, change):
@@ -222,7 +286,9 @@ def own_cases(directory):
 
 
 def tiktoken_case(directory, name, expression, ranks, tokenizer):
-    tik = tiktoken.Encoding(name, pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)})
+    tik = tiktoken.Encoding(
+        name, pat_str=expression, mergeable_ranks=ranks, special_tokens={gpt2_tokenizer.END_OF_TEXT: len(ranks)}
+    )
     encode = lambda texts: tik.encode_batch(texts, num_threads=2, allowed_special="all")
     return Case(directory, f"{name}_as_tiktoken", tokenizer, pieces=False, encode=encode)
 
@@ -238,7 +304,9 @@ def pair_cases(directory):
     for expression, number in token_table.PATTERNS.items():
         level = {**config["decoder"], "use_regex": False}
         parts = [{**split, "pattern": {"Regex": expression}}, level]
-        tokenizer = Tokenizer.from_str(json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}}))
+        tokenizer = Tokenizer.from_str(
+            json.dumps({**config, "pre_tokenizer": {"type": "Sequence", "pretokenizers": parts}})
+        )
         yield tiktoken_case(directory, f"pairs_{number}", expression, ranks, tokenizer)
 
 
@@ -270,7 +338,10 @@ def main():
             results.skipped += 1
         compare_all(results, options, cases)
         refusals(results, options, directory)
-    print(f"{results.passed} passed, {results.failed} failed" + (f", {results.skipped} skipped" if results.skipped else ""))
+    print(
+        f"{results.passed} passed, {results.failed} failed"
+        + (f", {results.skipped} skipped" if results.skipped else "")
+    )
     sys.exit(results.failed > 0 or results.passed == 0)
 
 

@@ -11,6 +11,7 @@ Decoding works with every table. Text is encoded in C only where that gives what
 byte-level BPE with the patterns below; other tables carry the reason why not. How code points are classified
 (letter, number, space) is asked of the library itself, so that both sides follow one Unicode version.
 """
+
 import argparse
 import functools
 import itertools
@@ -22,8 +23,10 @@ import sys
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 HEAD, TAIL, ENDINGS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-O200K = (rf"[^\r\n\p{{L}}\p{{N}}]?{HEAD}*{TAIL}+{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{HEAD}+{TAIL}*{ENDINGS}"
-         r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+")
+O200K = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{HEAD}*{TAIL}+{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{HEAD}+{TAIL}*{ENDINGS}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PATTERNS = {GPT2: 1, CL100K: 2, CL100K.replace(r"\p{N}{1,3}", r"\p{N}"): 3, O200K: 4}
 CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\s"))
 PARTS = ((8, HEAD), (16, TAIL))  # of words; the tables of O200K have them
@@ -114,7 +117,9 @@ def read_tokenizer(path):
     contents = {a["content"]: a["id"] for a in added}
     ids = [*vocab.values(), *contents.values()]
     if not ids or not all(type(i) is int and 0 <= i < VOCABULARY_LIMIT for i in ids):
-        sys.exit(f"token_table.py: {path}: its token ids are not whole numbers from 0 to {VOCABULARY_LIMIT - 1}: the file is damaged")
+        sys.exit(
+            f"token_table.py: {path}: its token ids are not whole numbers from 0 to {VOCABULARY_LIMIT - 1}: the file is damaged"
+        )
     size = max(ids) + 1
     tokens, odd = [b""] * size, 0
     for text, token in vocab.items():
@@ -130,7 +135,9 @@ def read_tokenizer(path):
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         if not all(text in vocab for text in (left, right, left + right)):
-            sys.exit(f"token_table.py: {path}: its merge of {left!r} and {right!r} has a part or result that is no token: the file is damaged")
+            sys.exit(
+                f"token_table.py: {path}: its merge of {left!r} and {right!r} has a part or result that is no token: the file is damaged"
+            )
         merges.append((vocab[left], vocab[right], vocab[left + right]))
     pattern, flags, reason = pre_tokenizer(config.get("pre_tokenizer"))
     ids, added_reason = added_tokens(config)
@@ -148,7 +155,15 @@ def read_tokenizer(path):
         (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "its model marks parts of words"),
     )
     why = [text for found, text in checks if found]
-    return {"kind": 1, "tokens": tokens, "pattern": pattern, "flags": flags, "merges": merges, "added": ids, "reason": "; ".join(why)}
+    return {
+        "kind": 1,
+        "tokens": tokens,
+        "pattern": pattern,
+        "flags": flags,
+        "merges": merges,
+        "added": ids,
+        "reason": "; ".join(why),
+    }
 
 
 def padded(data):
@@ -163,17 +178,45 @@ def table_bytes(table, separator):
     texts = b"".join(tokens)
     if len(set(m[:2] for m in merges)) != len(merges):
         sys.exit("token_table.py: a merge is there twice: the tokenizer is damaged")
-    header = struct.pack("<8s12I", b"DV2TOK\0\1", table["kind"], len(tokens), table["pattern"], table["flags"],
-                         NONE if separator is None else separator, len(merges), len(table["added"]), len(ranges), len(reason), len(texts), 0, 0)
+    header = struct.pack(
+        "<8s12I",
+        b"DV2TOK\0\1",
+        table["kind"],
+        len(tokens),
+        table["pattern"],
+        table["flags"],
+        NONE if separator is None else separator,
+        len(merges),
+        len(table["added"]),
+        len(ranges),
+        len(reason),
+        len(texts),
+        0,
+        0,
+    )
     flat = [n for row in merges for n in row] + list(table["added"]) + [n for row in ranges for n in row]
-    data = header + struct.pack(f"<{len(tokens)}I", *map(len, tokens)) + padded(texts) + struct.pack(f"<{len(flat)}I", *flat) + padded(reason)
+    data = (
+        header
+        + struct.pack(f"<{len(tokens)}I", *map(len, tokens))
+        + padded(texts)
+        + struct.pack(f"<{len(flat)}I", *flat)
+        + padded(reason)
+    )
     return data + struct.pack("<Q", xxhash.xxh64(data).intdigest())
 
 
 def write_table(tokenizer, out, separator=None):
     """Writes `out`; returns (vocabulary size, reason why text cannot be encoded in C or "")."""
     if tokenizer == "bytes":
-        table = {"kind": 0, "tokens": [bytes([b]) for b in range(256)], "pattern": 0, "flags": 0, "merges": [], "added": [], "reason": ""}
+        table = {
+            "kind": 0,
+            "tokens": [bytes([b]) for b in range(256)],
+            "pattern": 0,
+            "flags": 0,
+            "merges": [],
+            "added": [],
+            "reason": "",
+        }
     else:
         table = read_tokenizer(tokenizer)
     size = len(table["tokens"])

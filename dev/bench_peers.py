@@ -13,6 +13,7 @@ ratio is the median over the rounds of (its time / our time). PyTorch runs eager
 be asked for a step, is stopped with SIGSTOP between its turns, and a step that was stopped is not counted. Its
 program is compiled from a copy with other B and T, with its own flags, from random weights and tokens made here.
 """
+
 import argparse
 import array
 import os
@@ -23,8 +24,14 @@ import subprocess
 import sys
 import tempfile
 
-CASES = ["124m,baseline,12,4,64", "124m,baseline,12,4,256", "124m,baseline,12,1,1024", "124m,diff_v2,0,4,256",
-         "124m,diff_v2,0,1,1024", "small,diff_v2,0,16,256"]
+CASES = [
+    "124m,baseline,12,4,64",
+    "124m,baseline,12,4,256",
+    "124m,baseline,12,1,1024",
+    "124m,diff_v2,0,4,256",
+    "124m,diff_v2,0,1,1024",
+    "small,diff_v2,0,16,256",
+]
 
 
 class Asked:
@@ -64,19 +71,38 @@ class Llmc:
             source, found = re.subn(rf"\bint {name} = \d+;", f"int {name} = {value};", source)
             if found != 1:
                 sys.exit(f"bench_peers.py: {directory}/train_gpt2.c does not set {name} as expected")
-        source = source.replace("step <= 40", "step <= 100000").replace("step % 10 == 0", "0").replace("step % 20 == 0", "0")
+        source = (
+            source.replace("step <= 40", "step <= 100000").replace("step % 10 == 0", "0").replace("step % 20 == 0", "0")
+        )
         with open(os.path.join(work, "train.c"), "w") as f:
             f.write(source)
         flags = "-Ofast -Wno-unused-result -Wno-ignored-pragmas -Wno-unknown-attributes -march=native -fopenmp -DOMP".split()
-        subprocess.run(["cc", *flags, "-I", directory, "-I", os.path.join(directory, "llmc"), "-o", "train", "train.c", "-lm", "-lgomp"],
-                       cwd=work, check=True)
+        subprocess.run(
+            [
+                "cc",
+                *flags,
+                "-I",
+                directory,
+                "-I",
+                os.path.join(directory, "llmc"),
+                "-o",
+                "train",
+                "train.c",
+                "-lm",
+                "-lgomp",
+            ],
+            cwd=work,
+            check=True,
+        )
         write_gpt2(os.path.join(work, "gpt2_124M.bin"))
         data = os.path.join(work, "dev/data/tinyshakespeare")
         os.makedirs(data)
         for split in "train", "val":
             write_shard(os.path.join(data, f"tiny_shakespeare_{split}.bin"), 200_000)
         env = dict(os.environ, OMP_NUM_THREADS=str(threads))
-        self.process = subprocess.Popen(["stdbuf", "-oL", "./train"], cwd=work, stdout=subprocess.PIPE, text=True, env=env)
+        self.process = subprocess.Popen(
+            ["stdbuf", "-oL", "./train"], cwd=work, stdout=subprocess.PIPE, text=True, env=env
+        )
         self.about = "llm.c's GPT-2 124M"
         self.step()
 
@@ -142,7 +168,10 @@ def compare(case, options):
     for p in players:
         ms = statistics.median(times[p.name])
         ratio = statistics.median(t / o for t, o in zip(times[p.name], times["diffv2.c"]))
-        print(f"  {p.name:18} {ms:10.1f} ms {1e3 * int(B) * int(T) / ms:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}", flush=True)
+        print(
+            f"  {p.name:18} {ms:10.1f} ms {1e3 * int(B) * int(T) / ms:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}",
+            flush=True,
+        )
 
 
 def main():

@@ -52,8 +52,8 @@ download_debian() {
         # lists are missing or old: fetch some of our own, which needs no root
         mkdir -p "$work/lists/partial" "$work/cache"
         apt+=(-o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache")
-        "${apt[@]}" update 2>"$work/apt" && (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt" ||
-            fail "packages could not be downloaded: $(tail -n 1 "$work/apt")"
+        "${apt[@]}" update 2>"$work/apt" && (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt" \
+            || fail "packages could not be downloaded: $(tail -n 1 "$work/apt")"
     fi
     local deb
     for deb in "$work"/debs/*.deb; do
@@ -66,9 +66,9 @@ download_debian() {
 download_frontend() {
     local wheels=(python3 -m pip download --quiet --no-deps --require-hashes --only-binary=:all: --disable-pip-version-check -d "$work/wheels")
     sed -n '/^nvidia-cudnn-frontend==/,/[^\\]$/p' "$root/scripts/cuda_python/requirements.txt" >"$work/frontend.txt"
-    "${wheels[@]}" -r "$work/frontend.txt" 2>"$work/pip" ||
-        "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -r "$work/frontend.txt" 2>"$work/pip" ||
-        fail "nvidia-cudnn-frontend could not be downloaded: $(tail -n 1 "$work/pip")"
+    "${wheels[@]}" -r "$work/frontend.txt" 2>"$work/pip" \
+        || "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -r "$work/frontend.txt" 2>"$work/pip" \
+        || fail "nvidia-cudnn-frontend could not be downloaded: $(tail -n 1 "$work/pip")"
     local wheel=("$work"/wheels/nvidia_cudnn_frontend-*.whl)
     unzip -q "${wheel[0]}" 'include/*' '*/licenses/*' -d "$work/frontend" || fail "${wheel[0]##*/} has no include/ and licenses/: another version?"
     basename "${wheel[0]}" | sed 's/^nvidia_cudnn_frontend-\([^-]*\)-.*/nvidia-cudnn-frontend \1/' >>"$new/CONTENTS"
@@ -83,8 +83,8 @@ build_programs() {
     for program in "${goals[@]}"; do
         precision=bf16
         [[ $program != cuda_fp32/* ]] || precision=fp32
-        "${make[@]}" PRECISION=$precision "$work/build/$program" >"$work/make" 2>&1 ||
-            fail "$program could not be built: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
+        "${make[@]}" PRECISION=$precision "$work/build/$program" >"$work/make" 2>&1 \
+            || fail "$program could not be built: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
         mkdir -p "$(dirname "$new/bin/$program")"
         strip --strip-debug -o "$new/bin/$program" "$work/build/$program"
     done

@@ -134,8 +134,8 @@ done
 END
 chmod +x "$fakes/bench"
 BENCH_CUDA="$fakes/bench" check --pretend --out "$work/i" --parts models
-[ "$status" = 1 ] && said "FAIL bench_cuda model.* attention's backward: no plan" && said 'all models ran: 4 of 5' &&
-    state "$work/i" '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] == ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
+[ "$status" = 1 ] && said "FAIL bench_cuda model.* attention's backward: no plan" && said 'all models ran: 4 of 5' \
+    && state "$work/i" '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] == ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
 ok "a model that fails does not keep the others from being measured" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check --pretend --out "$work/e" --parts sanitizer
 [ "$status" = 1 ] && said 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' && said '14 passed, 1 failed'
@@ -147,8 +147,8 @@ exec "$fakes/sanitizer" "\$@"
 END
 chmod +x "$fakes/slow"
 COMPUTE_SANITIZER="$fakes/slow" SANITIZER_SECONDS=1 check --pretend --out "$work/k" --parts memcheck
-[ "$status" = 3 ] && said 'memcheck: unfinished: stopped after 1 s, nothing found until then: memcheck off the pack' &&
-    state "$work/k" 'p["memcheck"]["done"] == ["memcheck smallest"]' && grep -q '^unfinished: memcheck$' "$work/k/results.txt"
+[ "$status" = 3 ] && said 'memcheck: unfinished: stopped after 1 s, nothing found until then: memcheck off the pack' \
+    && state "$work/k" 'p["memcheck"]["done"] == ["memcheck smallest"]' && grep -q '^unfinished: memcheck$' "$work/k/results.txt"
 ok "a sanitizer that was stopped is unfinished, and the cases behind it are tried" $?
 touch "$work/quick"
 COMPUTE_SANITIZER="$fakes/slow" check --pretend --out "$work/k" --parts memcheck
@@ -218,8 +218,8 @@ for p in oncpu fp32/oncpu train_diffv2; do ln -sfn "$here/build/$p" "$work/bundl
 python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"
 : >"$work/made"
 lent --parts build,ops --again
-[ $? = 0 ] && [ ! -s "$work/made" ] && state "$work/h" '{"table": "facts", "what": "programs of the bundle", "value": "used"} in p["build"]["records"]' &&
-    grep -q "bundle/bin/oncpu/test_diffv2 rope" "$work/h/log.txt"
+[ $? = 0 ] && [ ! -s "$work/made" ] && state "$work/h" '{"table": "facts", "what": "programs of the bundle", "value": "used"} in p["build"]["records"]' \
+    && grep -q "bundle/bin/oncpu/test_diffv2 rope" "$work/h/log.txt"
 ok "programs that the bundle carries are used, and nothing is built" $?
 echo 0 >"$work/bundle/sources"
 lent --parts build --again
@@ -239,8 +239,8 @@ lent --parts kernels
 ok "a build that fails says why, and what it stops" $?
 
 check --parts speed
-[ "$status" = 2 ] && said "there are probe, build" && [ "$(wc -l <"$work/said")" = 1 ] &&
-    check --bundle "$work" && [ "$status" = 2 ] && said 'no bundle there' && [ "$(wc -l <"$work/said")" = 1 ]
+[ "$status" = 2 ] && said "there are probe, build" && [ "$(wc -l <"$work/said")" = 1 ] \
+    && check --bundle "$work" && [ "$status" = 2 ] && said 'no bundle there' && [ "$(wc -l <"$work/said")" = 1 ]
 ok "parts and bundles that are none are refused in one line" $?
 
 echo "$passed passed, $failed failed"

@@ -6,6 +6,7 @@ trainer calls it, for all variants, memory is that of the GPU program, and docs/
 Usage: dev/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (each may have arguments: 'build/x --trainer')
 Exit status: 0 nothing failed, 1 something did, 2 usage.
 """
+
 import json
 import os
 import re
@@ -15,14 +16,34 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "gpu_check"))
 from predicted import beside, calls, predict
 
-VARIANTS = ["baseline", "diff_v2", "diff_v2_cross_group", "diff_v2_no_lambda", "diff_v2_no_sigmoid", "diff_v1",
-            "diff_scalar", "off_by_one", "sink", "gated_head", "gated_elem"]
+VARIANTS = [
+    "baseline",
+    "diff_v2",
+    "diff_v2_cross_group",
+    "diff_v2_no_lambda",
+    "diff_v2_no_sigmoid",
+    "diff_v1",
+    "diff_scalar",
+    "off_by_one",
+    "sink",
+    "gated_head",
+    "gated_elem",
+]
 B, T = 1, 32
-MEMORY = ["--preset 124m --batch-size 4", "--preset 350m --batch-size 2 --recompute 1 --ranks 8 --zero 1",
-          "--preset 1.4b --kv-heads 8 --batch-size 2 --recompute 2 --ranks 64 --zero 2",
-          "--preset 830m --attention diff_v1 --batch-size 2"]
-BUFFERS = ["parameters", "gradients", "Adam's moments", "master weights", "activations",
-           "gradients received from other ranks"]
+MEMORY = [
+    "--preset 124m --batch-size 4",
+    "--preset 350m --batch-size 2 --recompute 1 --ranks 8 --zero 1",
+    "--preset 1.4b --kv-heads 8 --batch-size 2 --recompute 2 --ranks 64 --zero 2",
+    "--preset 830m --attention diff_v1 --batch-size 2",
+]
+BUFFERS = [
+    "parameters",
+    "gradients",
+    "Adam's moments",
+    "master weights",
+    "activations",
+    "gradients received from other ranks",
+]
 
 
 def run(words):
@@ -34,13 +55,17 @@ def run(words):
 
 def operations_of(bench, variant):
     records = [json.loads(line) for line in run([*bench, "--tiny", "profile", "tiny", variant, 2, B, T]).splitlines()]
-    return {r["operation"]: r for r in records
-            if r.get("table") == "profile" and r["operation"] not in ("step", "outside")}
+    return {
+        r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
+    }
 
 
 def same_operations(trainer, bench, variant):
-    prediction = predict(trainer, "H200", ["--preset", "tiny", "--kv-heads", 2, "--attention", variant,
-                                           "--batch-size", B, "--seq-len", T])
+    prediction = predict(
+        trainer,
+        "H200",
+        ["--preset", "tiny", "--kv-heads", 2, "--attention", variant, "--batch-size", B, "--seq-len", T],
+    )
     measured = operations_of(bench, variant)
     ours = calls(prediction)
     theirs = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
@@ -70,8 +95,12 @@ def same_memory(trainer, device_trainer, options):
 
 
 def same_document(trainer):
-    done = subprocess.run(["scripts/update_scale.py", "--check"], env={**os.environ, "TRAIN_DIFFV2": " ".join(trainer)},
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        ["scripts/update_scale.py", "--check"],
+        env={**os.environ, "TRAIN_DIFFV2": " ".join(trainer)},
+        capture_output=True,
+        text=True,
+    )
     return done.stderr.strip() or done.returncode and f"status {done.returncode}"
 
 
@@ -80,10 +109,26 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     trainer, bench, device_trainer = (a.split() for a in sys.argv[1:])
-    cases = [(f"a prediction has every operation of a step of {v}, as often as it is called",
-              same_operations, trainer, bench, v) for v in VARIANTS]
-    cases += [(f"the program for CPUs predicts the memory of the GPU program: {options}",
-               same_memory, trainer, device_trainer, options.split()) for options in MEMORY]
+    cases = [
+        (
+            f"a prediction has every operation of a step of {v}, as often as it is called",
+            same_operations,
+            trainer,
+            bench,
+            v,
+        )
+        for v in VARIANTS
+    ]
+    cases += [
+        (
+            f"the program for CPUs predicts the memory of the GPU program: {options}",
+            same_memory,
+            trainer,
+            device_trainer,
+            options.split(),
+        )
+        for options in MEMORY
+    ]
     cases.append(("docs/scale.md is what the trainer predicts", same_document, trainer))
     failed = 0
     for sentence, check, *arguments in cases:

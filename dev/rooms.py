@@ -9,6 +9,7 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   alone     each .h of llmc/ compiles as C, without CUDA's headers. PARTS do not: each needs what the file that includes
             it has defined. One that does compile alone must leave the list.
 """
+
 import argparse
 import os
 import pathlib
@@ -20,8 +21,14 @@ from concurrent.futures import ThreadPoolExecutor
 LAYERS = [["base"], ["model", "data", "text", "cuda"], ["ops"], ["comm"], ["checkpoint"], ["run"]]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 PARTS = {  # of comm.h; of the trainer, whose Model they read
-    "llmc/comm/comm_mpi.h", "llmc/run/evaluation.h", "llmc/run/evaluation_attention.h", "llmc/run/memory_report.h",
-    "llmc/run/prediction.h", "llmc/run/prediction_communication.h", "llmc/run/prediction_report.h"}
+    "llmc/comm/comm_mpi.h",
+    "llmc/run/evaluation.h",
+    "llmc/run/evaluation_attention.h",
+    "llmc/run/memory_report.h",
+    "llmc/run/prediction.h",
+    "llmc/run/prediction_communication.h",
+    "llmc/run/prediction_report.h",
+}
 COMPILE = ["gcc", "-std=gnu11", "-fopenmp", "-fsyntax-only", "-w", "-Werror=implicit-function-declaration", "-x", "c"]
 
 

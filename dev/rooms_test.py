@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """rooms_test.py: rooms.py finds planted violations, and none in this checkout. Ends with `N passed, N failed`."""
+
 import pathlib
 import sys
 import tempfile
@@ -13,16 +14,32 @@ GOOD = {
 }
 PLANTED = [
     ("an include that points upwards", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
-    ("an include of a room of the same layer", {"llmc/data/a.h": '#include "../text/b.h"\n', "llmc/text/b.h": ""},
-     "data does not lie above text"),
-    ("an include of dev/ by the product", {"llmc/ops/dev.h": '#include "../../dev/x.h"\n', "dev/x.h": ""},
-     "nothing of dev/"),
-    ("an include of tests/ by the trainer", {"train_diffv2.c": '#include "tests/x.h"\n', "tests/x.h": ""},
-     "nothing of tests/"),
+    (
+        "an include of a room of the same layer",
+        {"llmc/data/a.h": '#include "../text/b.h"\n', "llmc/text/b.h": ""},
+        "data does not lie above text",
+    ),
+    (
+        "an include of dev/ by the product",
+        {"llmc/ops/dev.h": '#include "../../dev/x.h"\n', "dev/x.h": ""},
+        "nothing of dev/",
+    ),
+    (
+        "an include of tests/ by the trainer",
+        {"train_diffv2.c": '#include "tests/x.h"\n', "tests/x.h": ""},
+        "nothing of tests/",
+    ),
     ("a header outside the rooms", {"llmc/ops/hall.h": '#include "../hall.h"\n', "llmc/hall.h": ""}, "in no room"),
-    ("a header that does not include what it uses", {"llmc/ops/late.h": "static Number two;\n"},
-     "llmc/ops/late.h does not compile alone"),
-    ("a part that has become a header of its own", {"llmc/comm/comm_mpi.h": "typedef int Ranks;\n"}, "remove it from PARTS"),
+    (
+        "a header that does not include what it uses",
+        {"llmc/ops/late.h": "static Number two;\n"},
+        "llmc/ops/late.h does not compile alone",
+    ),
+    (
+        "a part that has become a header of its own",
+        {"llmc/comm/comm_mpi.h": "typedef int Ranks;\n"},
+        "remove it from PARTS",
+    ),
 ]
 
 
@@ -38,7 +55,9 @@ def found_in(files):
 def main():
     cases = [("a tree without violations has no offenders", found_in(GOOD), None)]
     cases += [(f"{what} is found", found_in({**GOOD, **files}), text) for what, files, text in PLANTED]
-    cases.append(("this checkout has no offenders", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None))
+    cases.append(
+        ("this checkout has no offenders", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None)
+    )
     failed = 0
     for what, found, expected in cases:
         good = not found if expected is None else len(found) == 1 and expected in found[0]

@@ -27,11 +27,20 @@ finish() { # that nothing was run is a failure
 # Makes the scratch directory and the corpus: the sources of this program.
 make_scratch() {
     local tool=${TEXT_TO_SHARDS:-build/text_to_shards}
-    [ -x "$program" ] || { echo "${0##*/}: there is no $program: make build/train_diffv2, or set TRAIN_DIFFV2" >&2; exit 1; }
-    [ -x "$tool" ] || { echo "${0##*/}: there is no $tool: make build/text_to_shards, or set TEXT_TO_SHARDS" >&2; exit 1; }
+    [ -x "$program" ] || {
+        echo "${0##*/}: there is no $program: make build/train_diffv2, or set TRAIN_DIFFV2" >&2
+        exit 1
+    }
+    [ -x "$tool" ] || {
+        echo "${0##*/}: there is no $tool: make build/text_to_shards, or set TEXT_TO_SHARDS" >&2
+        exit 1
+    }
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/diffv2_runs_XXXXXX") || exit 1
     data=$scratch/corpus
-    "$tool" --out "$data" train_diffv2.c llmc >"$scratch/corpus.out" 2>&1 || { cat "$scratch/corpus.out" >&2; exit 1; }
+    "$tool" --out "$data" train_diffv2.c llmc >"$scratch/corpus.out" 2>&1 || {
+        cat "$scratch/corpus.out" >&2
+        exit 1
+    }
 }
 
 has_mpi() { [[ $(ldd "$program") == *libmpi* ]]; }
@@ -62,6 +71,9 @@ at_step() { # run directory, step: the run has come to it
 same_end() { # run, run
     local a b
     a=$(newest_checkpoint "$1") b=$(newest_checkpoint "$2")
-    [ -n "$a" ] && [ -n "$b" ] && [ "${a##*/}" = "${b##*/}" ] || { echo "the last checkpoints are ${a:-none} and ${b:-none}"; return 1; }
+    [ -n "$a" ] && [ -n "$b" ] && [ "${a##*/}" = "${b##*/}" ] || {
+        echo "the last checkpoints are ${a:-none} and ${b:-none}"
+        return 1
+    }
     diff -rq "$a" "$b"
 }

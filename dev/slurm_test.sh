@@ -20,7 +20,10 @@ while [ $# -gt 0 ]; do
     --check) check=yes ;;
     --keep) keep=yes ;;
     --ranks)
-        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || { echo "slurm_test.sh: --ranks '${2-}': a number from 1 to 99 is wanted" >&2; exit 2; }
+        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || {
+            echo "slurm_test.sh: --ranks '${2-}': a number from 1 to 99 is wanted" >&2
+            exit 2
+        }
         ranks=$2
         shift
         ;;
@@ -28,7 +31,10 @@ while [ $# -gt 0 ]; do
         sed -n '2,/^cd/{/^#/s/^# \{0,1\}//p}' "$0"
         exit 0
         ;;
-    -*) echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]" >&2; exit 2 ;;
+    -*)
+        echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]" >&2
+        exit 2
+        ;;
     *) words+=("$1") ;;
     esac
     shift
@@ -42,8 +48,11 @@ die() {
 if ! { command -v slurmctld && command -v slurmd && command -v munged; } >/dev/null; then
     { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; } || die "slurmctld, slurmd or munged is missing: install slurm-wlm and munge"
     log=$(mktemp)
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } >"$log" 2>&1 ||
-        { tail -n 3 "$log" >&2; die "apt-get install slurm-wlm munge failed: look at its lines above"; }
+    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends slurm-wlm munge; } >"$log" 2>&1 \
+        || {
+            tail -n 3 "$log" >&2
+            die "apt-get install slurm-wlm munge failed: look at its lines above"
+        }
     rm -f "$log"
 fi
 [ "$check" = no ] || exit 0
@@ -72,7 +81,10 @@ free_port() {
     local port
     while :; do
         port=$((20000 + RANDOM % 20000))
-        (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || { echo "$port"; return; }
+        (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || {
+            echo "$port"
+            return
+        }
     done
 }
 
@@ -149,16 +161,37 @@ ended='COMPLETED|FAILED|CANCELLED|TIMEOUT|NODE_FAIL'
 # The job ends as done, after it was started again as often as said, and its last checkpoint is that of the whole run.
 expect_whole() { # name, restarts
     local restarts difference
-    await 180 job_is "$job" "$ended" || { why="job $job is $(job_field "$job" JobState) after 180 s"; return 1; }
-    job_is "$job" COMPLETED || { why="job $job is $(job_field "$job" JobState), status $(job_field "$job" ExitCode)"; return 1; }
+    await 180 job_is "$job" "$ended" || {
+        why="job $job is $(job_field "$job" JobState) after 180 s"
+        return 1
+    }
+    job_is "$job" COMPLETED || {
+        why="job $job is $(job_field "$job" JobState), status $(job_field "$job" ExitCode)"
+        return 1
+    }
     restarts=$(job_field "$job" Restarts)
-    [ "$restarts" = "$2" ] || { why="it was started again $restarts times, not $2"; return 1; }
-    difference=$(same_end "$scratch/whole" "$scratch/$1") || { why=$difference; return 1; }
-    [ "$(grep -c '"train"' "$scratch/$1/log.jsonl")" -eq "$steps" ] || { why="the log has not one record for each step"; return 1; }
+    [ "$restarts" = "$2" ] || {
+        why="it was started again $restarts times, not $2"
+        return 1
+    }
+    difference=$(same_end "$scratch/whole" "$scratch/$1") || {
+        why=$difference
+        return 1
+    }
+    [ "$(grep -c '"train"' "$scratch/$1/log.jsonl")" -eq "$steps" ] || {
+        why="the log has not one record for each step"
+        return 1
+    }
 }
 expect_saved() { # name: it was stopped by a signal, with a checkpoint, and resumed
-    grep -q 'stopped after step' "$scratch/$1.log" || { why='the log of the job has no "stopped after step"'; return 1; }
-    grep -q -- '--resume' "$scratch/$1.log" || { why='the log of the job has no --resume'; return 1; }
+    grep -q 'stopped after step' "$scratch/$1.log" || {
+        why='the log of the job has no "stopped after step"'
+        return 1
+    }
+    grep -q -- '--resume' "$scratch/$1.log" || {
+        why='the log of the job has no --resume'
+        return 1
+    }
 }
 
 a_job_that_is_left_alone_runs_to_its_end() {
@@ -167,7 +200,10 @@ a_job_that_is_left_alone_runs_to_its_end() {
 stop_by() { # name, command that stops it...
     local name=$1
     shift
-    submit "$name" -- "${tiny[@]}" && await 60 at_step "$scratch/$name" 7 || { why='it did not come to step 7'; return 1; }
+    submit "$name" -- "${tiny[@]}" && await 60 at_step "$scratch/$name" 7 || {
+        why='it did not come to step 7'
+        return 1
+    }
     "$@" "$job" && expect_saved_and_whole "$name"
 }
 expect_saved_and_whole() { expect_whole "$1" 1 && expect_saved "$1"; }
@@ -175,7 +211,10 @@ sigusr1_to_the_batch_script_saves_requeues_and_resumes() { stop_by batch scancel
 sigusr1_to_the_tasks_saves_requeues_and_resumes() { stop_by tasks scancel --signal=USR1; }
 sigusr1_to_all_of_it_at_once_saves_requeues_and_resumes() { stop_by full scancel --full --signal=USR1; }
 sigusr1_while_the_job_starts_requeues_and_resumes() {
-    submit early -- "${tiny[@]}" && await 60 grep -q '^+ srun' "$scratch/early.log" || { why='it did not start'; return 1; }
+    submit early -- "${tiny[@]}" && await 60 grep -q '^+ srun' "$scratch/early.log" || {
+        why='it did not start'
+        return 1
+    }
     scancel --batch --signal=USR1 "$job"
     expect_whole early 1
 }
@@ -189,23 +228,41 @@ preempt() {
 sigusr1_comes_before_the_time_limit() {
     # Slurm sends it up to 60 s earlier than asked for, and looks at limits every 30 s
     submit limit --time=1 --signal=B:USR1@45 -- "${shape[@]}" --steps 100000 --checkpoint-every 0 || return 1
-    await 180 at_restart || { why="the job was not started again within 180 s"; return 1; }
+    await 180 at_restart || {
+        why="the job was not started again within 180 s"
+        return 1
+    }
     expect_saved limit || return 1
     scancel --batch --signal=KILL "$job"
     scancel "$job"
 }
 at_restart() { [ "$(job_field "$job" Restarts)" -ge 1 ] && grep -q -- --resume "$scratch/limit.log"; }
 a_cancelled_job_saves_and_stays_cancelled() {
-    submit cancelled -- "${tiny[@]}" && await 60 at_step "$scratch/cancelled" 7 || { why='it did not come to step 7'; return 1; }
+    submit cancelled -- "${tiny[@]}" && await 60 at_step "$scratch/cancelled" 7 || {
+        why='it did not come to step 7'
+        return 1
+    }
     scancel "$job"
-    await 60 job_is "$job" CANCELLED || { why="it is $(job_field "$job" JobState)"; return 1; }
+    await 60 job_is "$job" CANCELLED || {
+        why="it is $(job_field "$job" JobState)"
+        return 1
+    }
     await 40 nothing_runs
     sleep 2
-    job_is "$job" CANCELLED && [ "$(job_field "$job" Restarts)" = 0 ] || { why="it is $(job_field "$job" JobState) later"; return 1; }
-    grep -q 'stopped after step' "$scratch/cancelled.log" || { why='the log of the job has no "stopped after step"'; return 1; }
+    job_is "$job" CANCELLED && [ "$(job_field "$job" Restarts)" = 0 ] || {
+        why="it is $(job_field "$job" JobState) later"
+        return 1
+    }
+    grep -q 'stopped after step' "$scratch/cancelled.log" || {
+        why='the log of the job has no "stopped after step"'
+        return 1
+    }
 }
 a_node_that_fails_is_no_end() {
-    submit node -- "${tiny[@]}" && await 60 at_step "$scratch/node" 25 || { why='it did not come to step 25'; return 1; }
+    submit node -- "${tiny[@]}" && await 60 at_step "$scratch/node" 25 || {
+        why='it did not come to step 25'
+        return 1
+    }
     scontrol update nodename="$(hostname -s)" state=down reason=test
     # the daemon comes back to the controller by itself
     expect_whole node 1
@@ -218,8 +275,11 @@ failures_end_the_job_with_the_status_of_the_program() {
 expect_failed() { # name, status
     await 60 job_is "$job" "$ended"
     sleep 1
-    job_is "$job" FAILED && [ "$(job_field "$job" ExitCode)" = "$2" ] && [ "$(job_field "$job" Restarts)" = 0 ] ||
-        { why="$1: job $job is $(job_field "$job" JobState), status $(job_field "$job" ExitCode), not $2, restarts $(job_field "$job" Restarts)"; return 1; }
+    job_is "$job" FAILED && [ "$(job_field "$job" ExitCode)" = "$2" ] && [ "$(job_field "$job" Restarts)" = 0 ] \
+        || {
+            why="$1: job $job is $(job_field "$job" JobState), status $(job_field "$job" ExitCode), not $2, restarts $(job_field "$job" Restarts)"
+            return 1
+        }
 }
 
 # The CUDA trainer where its kernels run on the CPU, as the tests build it: Slurm's variables and no MPI.
@@ -233,10 +293,16 @@ the_cuda_trainer_is_started_without_mpi_and_its_ranks_stop_and_resume() {
         local out=$scratch/$1
         shift
         job=$(CUDA_ON_CPU_DEVICES=2 sbatch --parsable --nodes=1 --ntasks=2 --cpus-per-task=1 --time=10 --output="$out.log" --wrap "$secret$command --out $out $*")
-        await 120 job_is "$job" "$ended" && job_is "$job" COMPLETED || { why="the job is $(job_field "$job" JobState): $(tail -n 1 "$out.log")"; return 1; }
+        await 120 job_is "$job" "$ended" && job_is "$job" COMPLETED || {
+            why="the job is $(job_field "$job" JobState): $(tail -n 1 "$out.log")"
+            return 1
+        }
     }
     device device_whole && device device_parts --stop-after 5 && device device_parts --resume || return 1
-    grep -q '2 ranks (2 on this machine)' "$scratch/device_whole.log" || { why='the log does not speak of two ranks'; return 1; }
+    grep -q '2 ranks (2 on this machine)' "$scratch/device_whole.log" || {
+        why='the log does not speak of two ranks'
+        return 1
+    }
     why=$(diff -rq "$scratch"/device_{whole,parts}/checkpoints/step_00000012)
 }
 
@@ -254,9 +320,15 @@ tests=(a_job_that_is_left_alone_runs_to_its_end
 [ ! -x "${device_trainer[0]}" ] || tests+=(the_cuda_trainer_is_started_without_mpi_and_its_ranks_stop_and_resume)
 
 [ -n "$ranks" ] || { has_mpi && ranks=2 || ranks=1; }
-start_slurm || { tail -n 3 "$S"/*.log "$S"/*.out >&2; die "Slurm did not start on loopback; its last lines are above"; }
-RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 ||
-    { tail -n 3 "$scratch/whole.out" >&2; die "the run that all are compared with failed"; }
+start_slurm || {
+    tail -n 3 "$S"/*.log "$S"/*.out >&2
+    die "Slurm did not start on loopback; its last lines are above"
+}
+RANKS=$ranks scripts/run_124m.sh "${tiny[@]}" --out "$scratch/whole" >"$scratch/whole.out" 2>&1 \
+    || {
+        tail -n 3 "$scratch/whole.out" >&2
+        die "the run that all are compared with failed"
+    }
 for word in ${words[@]+"${words[@]}"}; do
     [[ ${tests[*]} =~ $word ]] || die "no test's name contains '$word'"
 done

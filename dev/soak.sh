@@ -86,7 +86,10 @@ start() { # run directory, ranks, options...: in the background; `launcher` is i
 # The processes of the ranks, in their order: what the launcher has started, or it itself.
 ranks_of() {
     local pid
-    if [ "$ranks" -eq 1 ]; then echo "$launcher"; return; fi
+    if [ "$ranks" -eq 1 ]; then
+        echo "$launcher"
+        return
+    fi
     for pid in $(pgrep -P "$launcher"); do
         printf '%s %s\n' "$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')" "$pid"
     done | sort -n | sed 's/^[0-9]* //'
@@ -135,18 +138,30 @@ round() { # number; sets the fields of its row
     [ "$ranks" -gt 1 ] || right=$alone
     status=- ended_after=- resumed=- why=''
     [ "$to" = rank ] || victim=-
-    whole "$ranks" "$zero" || { why="the run that is left alone failed: $(tail -n 1 "$reference.err")"; return 1; }
+    whole "$ranks" "$zero" || {
+        why="the run that is left alone failed: $(tail -n 1 "$reference.err")"
+        return 1
+    }
     start "$run" "$ranks" "${options[@]}" --zero "$zero"
     inflict "$run" "$fault" "$signal" "$to" "$at" "${victim/-/0}" || fault="$fault(missed)"
     start_ms=$(date +%s%3N)
-    await $((timeout + 30)) launcher_ended || { why="it did not end within $((timeout + 30)) s"; return 1; }
+    await $((timeout + 30)) launcher_ended || {
+        why="it did not end within $((timeout + 30)) s"
+        return 1
+    }
     wait "$launcher"
     status=$?
     ended_after=$(($(date +%s%3N) - start_ms))ms
     outcome=$status
-    await 10 nobody_has "$run" || { why="processes of it are left"; return 1; }
+    await 10 nobody_has "$run" || {
+        why="processes of it are left"
+        return 1
+    }
     if [[ $fault == *missed* ]]; then right="0 $right"; fi
-    [[ " $right " == *" $status "* ]] || { why="status $status, not one of $right: $(tail -n 1 "$run.err")"; return 1; }
+    [[ " $right " == *" $status "* ]] || {
+        why="status $status, not one of $right: $(tail -n 1 "$run.err")"
+        return 1
+    }
     resume "$run"
 }
 nobody_has() { ! pgrep -f -- "--out $1 " >/dev/null; }
@@ -156,10 +171,22 @@ resume() { # run directory
     resumed=$(newest_checkpoint "$1")
     resumed=${resumed##*_} resumed=$((10#${resumed:-0}))
     if [ -e "$1/run.json" ]; then start "$1" "$ranks" --resume --threads 1 --timeout "$timeout"; else start "$1" "$ranks" "${options[@]}" --zero "$zero"; fi
-    wait "$launcher" || { why="status $? when resumed: $(tail -n 1 "$1.err")"; return 1; }
-    ! grep -q 'passed over' "$1.err" || { why="a broken checkpoint was left: $(grep -m 1 'passed over' "$1.err")"; return 1; }
-    difference=$(same_end "$reference" "$1") || { why=$difference; return 1; }
-    [ "$(grep -c '"train"' "$1/log.jsonl")" -eq "$steps" ] || { why="its log has $(grep -c '"train"' "$1/log.jsonl") records of steps, not $steps"; return 1; }
+    wait "$launcher" || {
+        why="status $? when resumed: $(tail -n 1 "$1.err")"
+        return 1
+    }
+    ! grep -q 'passed over' "$1.err" || {
+        why="a broken checkpoint was left: $(grep -m 1 'passed over' "$1.err")"
+        return 1
+    }
+    difference=$(same_end "$reference" "$1") || {
+        why=$difference
+        return 1
+    }
+    [ "$(grep -c '"train"' "$1/log.jsonl")" -eq "$steps" ] || {
+        why="its log has $(grep -c '"train"' "$1/log.jsonl") records of steps, not $steps"
+        return 1
+    }
     launcher=''
     rm -rf "$1"
 }
@@ -171,7 +198,8 @@ printf "$format" round ranks zero fault victim at-step status ended resumed-from
 for ((number = 1; number <= rounds; number++)); do
     outcome=-
     if round "$number" 2>>"$scratch/shell.err"; then # where the shell says who was killed
-        result=same passed=$((passed + 1)); else
+        result=same passed=$((passed + 1))
+    else
         result="FAIL $why" failed=$((failed + 1))
         kill_round
     fi

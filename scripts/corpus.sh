@@ -35,8 +35,8 @@ for argument in "$@"; do
 done
 
 if [ "$force" = no ] && compgen -G 'corpus/train_*.bin' >/dev/null; then
-    compgen -G 'corpus/val_*.bin' >/dev/null ||
-        fail "corpus has training shards but none for validation: scripts/corpus.sh --force makes both"
+    compgen -G 'corpus/val_*.bin' >/dev/null \
+        || fail "corpus has training shards but none for validation: scripts/corpus.sh --force makes both"
     echo "corpus: $(cat corpus/SOURCE 2>/dev/null || echo 'shards that were there already'), in corpus/"
     exit 0
 fi

@@ -52,7 +52,10 @@ libraries_of() { echo "$1/lib64 $1/lib $1/targets/$machine-linux/lib $1/lib/$mac
 # Where a part may be installed, the likeliest first.
 places_of() { # what the caller named, names of Python's packages under nvidia/
     local directory package
-    [ -z "$1" ] || { echo "$1"; return; } # named: there or nowhere
+    [ -z "$1" ] || {
+        echo "$1"
+        return
+    } # named: there or nowhere
     [ -z "${DEPS-}" ] || echo "$DEPS"
     echo "$toolkit"
     [ "$python_toolkit" = yes ] || printf '%s\n' "$root/usr/local" "$root/usr"
@@ -69,7 +72,10 @@ find_header() { # name, places...: the directory to include
     shift
     for place; do
         for directory in $(includes_of "$place") "$place/include/$machine-linux-gnu"; do
-            [ -e "$directory/$name" ] && { echo "$directory"; return; }
+            [ -e "$directory/$name" ] && {
+                echo "$directory"
+                return
+            }
         done
     done
     return 1
@@ -80,9 +86,15 @@ find_library() { # name, places...: the file, the newest where there is no libNA
     shift
     for place; do
         for directory in $(libraries_of "$place"); do
-            [ -e "$directory/lib$name.so" ] && { echo "$directory/lib$name.so"; return; }
+            [ -e "$directory/lib$name.so" ] && {
+                echo "$directory/lib$name.so"
+                return
+            }
             files=("$directory/lib$name".so.[0-9]*)
-            [ ${#files[@]} -eq 0 ] || { printf '%s\n' "${files[@]}" | sort -V | tail -n 1; return; }
+            [ ${#files[@]} -eq 0 ] || {
+                printf '%s\n' "${files[@]}" | sort -V | tail -n 1
+                return
+            }
         done
     done
     return 1
@@ -92,7 +104,7 @@ defined() { # a number that a header defines
     sed -n "s/^ *# *define *$1 *\([0-9][0-9]*\).*/\1/p" "$2" 2>/dev/null | head -n 1
 }
 
-is_system() { case "$1" in "$root"/usr/include* | "$root"/usr/lib | "$root"/usr/lib/* | "$root"/lib | "$root"/lib/* | "$root"/usr/lib64*) true ;; *) false ;; esac; }
+is_system() { case "$1" in "$root"/usr/include* | "$root"/usr/lib | "$root"/usr/lib/* | "$root"/lib | "$root"/lib/* | "$root"/usr/lib64*) true ;; *) false ;; esac }
 include_flags() { # directories, each once
     local directory flags=' '
     for directory; do is_system "$directory" || [[ $flags == *" -isystem $directory "* ]] || flags+="-isystem $directory "; done
@@ -135,7 +147,8 @@ find_toolkit() {
         fi
     done
     nvcc=''
-    if [ -n "${CUDA-}" ]; then missing+=("CUDA: $CUDA has no bin/nvcc or no cuda_runtime.h: CUDA=DIRECTORY names the toolkit's directory")
+    if [ -n "${CUDA-}" ]; then
+        missing+=("CUDA: $CUDA has no bin/nvcc or no cuda_runtime.h: CUDA=DIRECTORY names the toolkit's directory")
     else missing+=("CUDA: no nvcc found: install CUDA's toolkit (12.8 or newer) from NVIDIA or this system's packages, or scripts/install_deps.sh --with-cuda-python, or say CUDA=DIRECTORY"); fi
 }
 
@@ -155,11 +168,12 @@ find_cuda() {
     cuda_major=$((${version:-0} / 1000))
     while read -r line; do cuda_places+=("$line"); done < <(places_of "" cublas cuda_runtime "cu$cuda_major")
     for name in cublasLt cudart; do
-        if library=$(find_library "$name" "$toolkit" "${cuda_places[@]}"); then libraries+=("$library")
+        if library=$(find_library "$name" "$toolkit" "${cuda_places[@]}"); then
+            libraries+=("$library")
         else missing+=("lib$name: not in $toolkit: install the toolkit's libraries, or python3 -m pip install nvidia-cublas nvidia-cuda-runtime"); fi
     done
-    find_header cublasLt.h "$toolkit" "${cuda_places[@]}" >/dev/null ||
-        missing+=("cublasLt.h: not in $toolkit: install the toolkit's headers of cuBLAS, or python3 -m pip install nvidia-cublas")
+    find_header cublasLt.h "$toolkit" "${cuda_places[@]}" >/dev/null \
+        || missing+=("cublasLt.h: not in $toolkit: install the toolkit's headers of cuBLAS, or python3 -m pip install nvidia-cublas")
     say CUDA_HOME "$toolkit"
     say NVCC "$nvcc"
     say CUDA_MAJOR "$cuda_major"
@@ -194,20 +208,24 @@ find_frontend() { # places...
 
 find_cudnn() {
     local without='attention by our own kernels, without cuDNN' header library frontend frontend_version nvrtc nvrtc_header places=() why=()
-    [ "${CUDNN-}" != no ] && [ "${CUDNN_FRONTEND-}" != no ] || { notes+=("$without, as asked for"); return; }
+    [ "${CUDNN-}" != no ] && [ "${CUDNN_FRONTEND-}" != no ] || {
+        notes+=("$without, as asked for")
+        return
+    }
     while read -r line; do places+=("$line"); done < <(places_of "${CUDNN-}" cudnn)
-    header=$(find_header cudnn.h "${places[@]}") && library=$(find_library cudnn "${places[@]}") ||
-        why+=("cuDNN 9 is not found (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)")
-    if [ ${#why[@]} -eq 0 ] && [ "$(defined CUDNN_MAJOR "$header/cudnn_version.h")" -lt 9 ] 2>/dev/null; then why+=("$library is older than cuDNN 9 (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)")
+    header=$(find_header cudnn.h "${places[@]}") && library=$(find_library cudnn "${places[@]}") \
+        || why+=("cuDNN 9 is not found (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)")
+    if [ ${#why[@]} -eq 0 ] && [ "$(defined CUDNN_MAJOR "$header/cudnn_version.h")" -lt 9 ] 2>/dev/null; then
+        why+=("$library is older than cuDNN 9 (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)")
     elif [ ${#why[@]} -eq 0 ] && wrong_cuda cudnn "$library"; then why+=("$library is not for CUDA $cuda_major (python3 -m pip install nvidia-cudnn-cu$cuda_major, or CUDNN=DIRECTORY)"); fi
     places=()
     while read -r line; do places+=("$line"); done < <(places_of "${CUDNN_FRONTEND-}" cudnn_frontend)
-    find_frontend "${places[@]}" ||
-        why+=("its frontend is $([ -z "$frontend_version" ] && echo "not found" || echo "$frontend_version, and 1.16 or newer is needed") (scripts/install_deps.sh --with-cuda-python, python3 -m pip install nvidia-cudnn-frontend, or CUDNN_FRONTEND=DIRECTORY)")
+    find_frontend "${places[@]}" \
+        || why+=("its frontend is $([ -z "$frontend_version" ] && echo "not found" || echo "$frontend_version, and 1.16 or newer is needed") (scripts/install_deps.sh --with-cuda-python, python3 -m pip install nvidia-cudnn-frontend, or CUDNN_FRONTEND=DIRECTORY)")
     places=()
     while read -r line; do places+=("$line"); done < <(places_of "${NVRTC-}" cuda_nvrtc "cu$cuda_major")
-    nvrtc=$(find_library nvrtc "${places[@]}") && nvrtc_header=$(find_header nvrtc.h "${places[@]}") ||
-        why+=("NVRTC is not found (python3 -m pip install nvidia-cuda-nvrtc$([ "$cuda_major" -ge 13 ] || echo "-cu$cuda_major"), or NVRTC=DIRECTORY)")
+    nvrtc=$(find_library nvrtc "${places[@]}") && nvrtc_header=$(find_header nvrtc.h "${places[@]}") \
+        || why+=("NVRTC is not found (python3 -m pip install nvidia-cuda-nvrtc$([ "$cuda_major" -ge 13 ] || echo "-cu$cuda_major"), or NVRTC=DIRECTORY)")
     if [ ${#why[@]} -gt 0 ]; then
         notes+=("$without: $(printf '%s; ' "${why[@]}" | sed 's/; $//')")
         return
@@ -219,7 +237,10 @@ find_cudnn() {
 
 find_nccl() {
     local without='for one GPU, without NCCL' header library places=()
-    [ "${NCCL-}" != no ] || { notes+=("$without, as asked for"); return; }
+    [ "${NCCL-}" != no ] || {
+        notes+=("$without, as asked for")
+        return
+    }
     while read -r line; do places+=("$line"); done < <(places_of "${NCCL-}" nccl)
     if ! header=$(find_header nccl.h "${places[@]}") || ! library=$(find_library nccl "${places[@]}"); then
         notes+=("$without: it is not found (python3 -m pip install nvidia-nccl-cu$cuda_major, this system's libnccl-dev, or NCCL=DIRECTORY)")
@@ -242,7 +263,10 @@ find_archs() {
         archs=()
         for arch in ${ARCHS//,/ }; do
             arch=${arch#sm_} arch=${arch/./}
-            [[ $arch =~ ^[0-9]{2,3}[af]?$ ]] || { missing+=("ARCHS: '$arch' is not an architecture: numbers such as \"80 90\" are"); continue; }
+            [[ $arch =~ ^[0-9]{2,3}[af]?$ ]] || {
+                missing+=("ARCHS: '$arch' is not an architecture: numbers such as \"80 90\" are")
+                continue
+            }
             archs+=("$arch")
         done
     elif [ -n "$(gpu_archs)" ]; then
@@ -252,8 +276,8 @@ find_archs() {
         notes+=("no GPU here: compiled for sm_${archs[*]} (ARCHS=\"90\" compiles for an H100 alone, in a quarter of the time)")
     fi
     for arch in "${archs[@]}"; do
-        [[ -z $known || $known == *compute_${arch%[af]}* ]] ||
-            missing+=("ARCHS: $nvcc does not compile for sm_$arch (it knows $(tr '\n' ' ' <<<"${known//compute_/}")): a newer toolkit, or ARCHS=\"...\"")
+        [[ -z $known || $known == *compute_${arch%[af]}* ]] \
+            || missing+=("ARCHS: $nvcc does not compile for sm_$arch (it knows $(tr '\n' ' ' <<<"${known//compute_/}")): a newer toolkit, or ARCHS=\"...\"")
     done
     say CUDA_ARCHS "${archs[*]}"
 }

@@ -39,7 +39,7 @@ has_header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 # an "alternative". The OpenMP build shares its threads with the trainer instead of competing with them.
 has_openmp_openblas() {
     has_library openblas || return 1
-    has_program apt-get || return 0 # elsewhere its name does not say
+    has_program apt-get || return 0                                          # elsewhere its name does not say
     [[ $(pkg-config --variable=libdir openblas) == /usr/lib/* ]] || return 0 # somebody's own
     compgen -G '/usr/lib/*/openblas-openmp/libopenblas.so' >/dev/null
 }
@@ -152,9 +152,12 @@ pinned() { # packages...
 check_driver() {
     local driver
     driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Z ]* Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1) || true # without one it fails
-    [ -n "$driver" ] || { echo "no driver here (nvidia-smi): what is installed is for CUDA $major"; return 0; }
-    [ "${driver%.*}" -ge "$major" ] ||
-        fail "this driver runs CUDA $driver, and the toolkit is for CUDA $major: update the driver, or install the toolkit of CUDA $driver and say CUDA=DIRECTORY"
+    [ -n "$driver" ] || {
+        echo "no driver here (nvidia-smi): what is installed is for CUDA $major"
+        return 0
+    }
+    [ "${driver%.*}" -ge "$major" ] \
+        || fail "this driver runs CUDA $driver, and the toolkit is for CUDA $major: update the driver, or install the toolkit of CUDA $driver and say CUDA=DIRECTORY"
 }
 
 install_cuda() {
@@ -192,8 +195,8 @@ apt-get)
     echo "installing with apt-get: ${packages[*]}"
     all_commands="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
     as_root apt-get update -q || fail "apt-get update failed: look at its lines above, most likely there is no network"
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}" ||
-        fail "apt-get install failed: look at its lines above"
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}" \
+        || fail "apt-get install failed: look at its lines above"
     ;;
 dnf)
     echo "installing with dnf: ${packages[*]}"

@@ -6,8 +6,14 @@
 # Usage: scripts/pin_packages.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
-[ $# -eq 0 ] || { echo "pin_packages.sh: unexpected argument '$1': it takes none" >&2; exit 2; }
-command -v uv >/dev/null || { echo "pin_packages.sh: uv is missing: python3 -m pip install uv" >&2; exit 1; }
+[ $# -eq 0 ] || {
+    echo "pin_packages.sh: unexpected argument '$1': it takes none" >&2
+    exit 2
+}
+command -v uv >/dev/null || {
+    echo "pin_packages.sh: uv is missing: python3 -m pip install uv" >&2
+    exit 1
+}
 
 pin() { # directory, further options...
     local directory=$1 pins
@@ -24,3 +30,4 @@ pin data
 pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
+pin dev/format --no-deps

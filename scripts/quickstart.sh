@@ -66,8 +66,8 @@ trap 'rm -rf "$scratch"' EXIT
 ./train_diffv2 "${settings[@]}" --steps 30 --out "$scratch/run" >"$scratch/out" || fail "the trial of 30 steps failed"
 # the first steps warm up
 rate=$(awk '/"kind": *"train"/ && ++n > 5 { sub(/.*"ms": */, ""); sub(/,.*/, ""); ms += $0; steps++ }
-    END { if (!steps) exit 1; printf "%.0f", steps * '$((B * T))' / (ms / 1000) }' "$scratch/run/log.jsonl") ||
-    fail "the log of the trial has no speed"
+    END { if (!steps) exit 1; printf "%.0f", steps * '$((B * T))' / (ms / 1000) }' "$scratch/run/log.jsonl") \
+    || fail "the log of the trial has no speed"
 # 6 validations of 80 batches, each a third of a step, cost as much as 160 steps; samples take a little. A multiple
 # of 20, so that quarters and fifths are whole.
 steps=$(awk "BEGIN { n = int(($minutes * 60 * 0.97 * $rate / $((B * T)) - 160) / 20 + 0.5); print 20 * (n < 1 ? 1 : n) }")

@@ -36,5 +36,8 @@ settings=(
     --check-ranks-every 1000
 )
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
-[ -e scripts/recipe.sh ] || { echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2; exit 2; }
+[ -e scripts/recipe.sh ] || {
+    echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2
+    exit 2
+}
 source scripts/recipe.sh

@@ -9,6 +9,7 @@
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
 #              dev/gpu_check.sh with them in the place of a GPU
 #   rooms      includes point downwards and headers compile alone (dev/rooms.py)
+#   format     all sources are formatted, and no line exceeds 120 columns (dev/format/format.sh)
 #   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
@@ -238,6 +239,15 @@ fi
 echo "== nvcc"
 run_script dev/build_test.sh dev/build_test.sh
 run_script dev/rooms_test.py dev/rooms_test.py
+
+echo "== format"
+if dev/format/format.sh --check >"$scratch/format" 2>&1; then
+    echo "ok   all sources are formatted"
+    passed=$((passed + 1))
+else
+    cat "$scratch/format"
+    fail_one "all sources are formatted"
+fi
 nvcc=${NVCC:-$cuda/bin/nvcc}
 # cuDNN's frontend is headers from a package
 [ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
@@ -254,11 +264,11 @@ else # one architecture and precision a run: which one follows from the revision
     on_cpu=build/oncpu/test_trainer
     [ "$precision" = bf16 ] || on_cpu=build/fp32/oncpu/test_trainer
     help_without_ranks() { # by the second of two processes, where there is perhaps no GPU
-        [ -z "$(env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] &&
-            env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
+        [ -z "$(env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] \
+            && env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
     }
-    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu &&
-        [ -x "$on_cpu" ]; then
+    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu \
+        && [ -x "$on_cpu" ]; then
         if compare_dry_runs "$on_cpu"; then
             echo "ok   nvcc: the program starts where there is no GPU, and its dry run is that of the CPU's layer"
             passed=$((passed + 1))

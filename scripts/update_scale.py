@@ -6,6 +6,7 @@ Usage: scripts/update_scale.py [--check]
 Variables: TRAIN_DIFFV2 (./train_diffv2)
 Exit status: 0 docs/scale.md is up to date, 1 failed, or with --check not up to date, 2 usage.
 """
+
 import functools
 import json
 import os
@@ -21,8 +22,9 @@ DEVICES = ["A100", "H100", "H200", "B200", "RTX 5090"]
 
 
 def shape(layers, hidden, heads, kv_heads, head_dim, ffn):
-    return (f"--layers {layers} --hidden {hidden} --heads {heads} --kv-heads {kv_heads} --head-dim {head_dim} "
-            f"--ffn {ffn}")
+    return (
+        f"--layers {layers} --hidden {hidden} --heads {heads} --kv-heads {kv_heads} --head-dim {head_dim} --ffn {ffn}"
+    )
 
 
 GROUPED = {"1.4b": 8, "2.8b": 10, "3b": 12, "6.8b": 16, "13.1b": 20}  # key/value heads, half of the preset's
@@ -40,14 +42,24 @@ QWEN_1_5B = f"{QWEN} {shape(28, 1536, 12, 2, 128, 8960)} --batch-size 16"
 PUBLISHED = [
     ("llm.c, GPT-2 124M", 8, "A100", 1.75e6, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
     ("llm.c, GPT-2 124M", 8, "H100", 8 * 468e3, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
-    ("llm.c, GPT-2 1558M", 8, "H100", 381e3,
-     f"{GPT2} {shape(48, 1600, 25, 25, 64, 4267)} --batch-size 16 --total-batch 1048576"),
+    (
+        "llm.c, GPT-2 1558M",
+        8,
+        "H100",
+        381e3,
+        f"{GPT2} {shape(48, 1600, 25, 25, 64, 4267)} --batch-size 16 --total-batch 1048576",
+    ),
     ("llmq, Qwen2.5 0.5B", 1, "H100", 150e3, f"{QWEN} {shape(24, 896, 14, 2, 64, 4864)} --batch-size 32"),
     ("llmq, Qwen2.5 1.5B", 1, "H100", 58.9e3, QWEN_1_5B),
     ("llmq, Qwen2.5 1.5B", 8, "H100", 457e3, f"{QWEN_1_5B} --ranks 8 --zero 1"),
     ("llmq, Qwen2.5 3B", 1, "H100", 30.9e3, f"{QWEN} {shape(36, 2048, 16, 2, 128, 11008)} --batch-size 8"),
-    ("llmq, Qwen2.5 7B", 1, "H100", 13.8e3,
-     f"--vocab 152064 --no-tie-embeddings --seq-len 1024 {shape(28, 3584, 28, 4, 128, 18944)} --batch-size 4"),
+    (
+        "llmq, Qwen2.5 7B",
+        1,
+        "H100",
+        13.8e3,
+        f"--vocab 152064 --no-tie-embeddings --seq-len 1024 {shape(28, 3584, 28, 4, 128, 18944)} --batch-size 4",
+    ),
     ("llm-foundry, 1.3B", 8, "H100", 8 * 45.5e3, f"{FOUNDRY} {shape(24, 2048, 16, 16, 128, 5461)} --batch-size 16"),
     ("llm-foundry, 6.66B", 8, "H100", 8 * 10.6e3, f"{FOUNDRY} {shape(32, 4096, 32, 32, 128, 10922)} --batch-size 4"),
     ("DIFF V1's Transformer, 3B", 1, "H100", 7247, "--preset 3b --batch-size 4 --total-batch 8192"),
@@ -73,8 +85,10 @@ def sequence(size):
 def predict(device, size, ranks, B, zero, recompute, batch):
     micro_step = B * sequence(size) * ranks
     total = max(1, batch // micro_step) * micro_step
-    return ask(device, f"{SIZES[size]} --batch-size {B} --ranks {ranks} --zero {zero} --recompute {recompute} "
-               f"--total-batch {total}")
+    return ask(
+        device,
+        f"{SIZES[size]} --batch-size {B} --ranks {ranks} --zero {zero} --recompute {recompute} --total-batch {total}",
+    )
 
 
 def best(device, size, ranks, batch):
@@ -138,12 +152,14 @@ def sizes_on_devices():
             else:
                 cells.append("-")
         return [size, *cells]
+
     return row, list(SIZES)
 
 
 def zero_levels():
     def row(case):
         return [f"`--zero {case[0]}`", str(case[1]), *(largest_size(device, case[1], case[0]) for device in DEVICES)]
+
     return row, [(0, 8)] + [(zero, ranks) for zero in (1, 2) for ranks in (8, 64, 4096)]
 
 
@@ -153,6 +169,7 @@ RECOMPUTING = [(device, recompute) for device in ("RTX 5090", "H100", "H200") fo
 def recompute_levels():
     def row(size):
         return [size, *(largest_B(device, size, recompute) for device, recompute in RECOMPUTING)]
+
     return row, list(SIZES)[:-2]
 
 
@@ -165,8 +182,18 @@ def scaling():
         p, B, zero, recompute = found
         exposed = p["classes"]["communication, exposed"] / p["step_ms"]
         tokens = p["micro_steps"] * B * sequence(size) * ranks
-        return [size, str(ranks), f"B{B} z{zero} r{recompute}", count(tokens), f"{p['step_ms']:.0f}",
-                percent(p["share_of_peak"]), count(p["tokens_per_s"]), percent(exposed), f"{p['latency_ms']:.0f}"]
+        return [
+            size,
+            str(ranks),
+            f"B{B} z{zero} r{recompute}",
+            count(tokens),
+            f"{p['step_ms']:.0f}",
+            percent(p["share_of_peak"]),
+            count(p["tokens_per_s"]),
+            percent(exposed),
+            f"{p['latency_ms']:.0f}",
+        ]
+
     cases = [(8, 1 << 22), (64, 1 << 22), (512, 1 << 22), (4096, 1 << 22), (4096, 1 << 25)]
     return row, [(size, *case) for size in ("1.4b", "6.8b", "13.1b", "32b") for case in cases]
 
@@ -179,13 +206,21 @@ def published():
         p = ask(device, f"--attention baseline --no-deterministic {options}")
         predicted = p["tokens_per_s"]
         return [what, f"{ranks} x {device}", count(tokens), count(predicted), f"{predicted / tokens:.2f}"]
+
     return row, PUBLISHED
 
 
 def assumed():
     p = ask("H200", f"{SIZES['1.4b']} --batch-size 16 --ranks 64 --zero 1")
-    return [[a["what"], f"{a['value']:g} {a['unit']}", f"{100 * a['ms_when_a_tenth_worse'] / p['step_ms']:+.1f}%",
-             a["source"]] for a in p["assumptions"]]
+    return [
+        [
+            a["what"],
+            f"{a['value']:g} {a['unit']}",
+            f"{100 * a['ms_when_a_tenth_worse'] / p['step_ms']:+.1f}%",
+            a["source"],
+        ]
+        for a in p["assumptions"]
+    ]
 
 
 TEXT = """# Which sizes on which GPUs
@@ -252,19 +287,26 @@ def main():
         print(__doc__, file=sys.stderr)
         return 2
     with ThreadPoolExecutor(2) as pool:
+
         def rows(part):
             row, cases = part
             return list(pool.map(row, cases))
+
         text = TEXT.format(
             sizes=table(["size", *DEVICES], rows(sizes_on_devices())),
             zero=table(["", "GPUs", *DEVICES], rows(zero_levels())),
-            recompute=table(["size", *(f"{device}, {level}" for device, level in RECOMPUTING)],
-                            rows(recompute_levels())),
-            scaling=table(["size", "GPUs", "plan", "tokens per update", "ms", "of peak", "tokens/s", "exposed",
-                           "latency"], rows(scaling())),
-            published=table(["program and model", "GPUs", "published tokens/s", "predicted", "ratio"],
-                            rows(published())),
-            assumed=table(["assumption", "value", "matters", "source"], assumed()))
+            recompute=table(
+                ["size", *(f"{device}, {level}" for device, level in RECOMPUTING)], rows(recompute_levels())
+            ),
+            scaling=table(
+                ["size", "GPUs", "plan", "tokens per update", "ms", "of peak", "tokens/s", "exposed", "latency"],
+                rows(scaling()),
+            ),
+            published=table(
+                ["program and model", "GPUs", "published tokens/s", "predicted", "ratio"], rows(published())
+            ),
+            assumed=table(["assumption", "value", "matters", "source"], assumed()),
+        )
     path = ROOT / "docs/scale.md"
     if sys.argv[1:]:
         if not path.exists() or path.read_text() != text:

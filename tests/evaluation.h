@@ -210,8 +210,8 @@ static void eval_writes_what_it_measured(void) {
            "sum %g, lambda %g", last, (double)lambda[7]);
     safetensors_close(maps);
     run_command(&r, "%s --train-data '%s/train.bin' --eval-out x --dump-attention y", test_program(), d.dir.path);
-    EXPECT(r.status == 2 && count_lines(r.err) == 2 && strstr(r.err, "--eval-out requires --eval"),
-           "status %d: %.300s", r.status, r.err);
+    EXPECT(r.status == 2 && count_lines(r.err) == 2 && strstr(r.err, "--eval-out requires --eval"), "status %d: %.300s",
+           r.status, r.err);
     test_remove_directory(&d.dir);
 }
 

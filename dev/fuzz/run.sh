@@ -75,12 +75,15 @@ report() { # ok or FAIL, text
 
 # The reason why libFuzzer cannot be used; empty when it can.
 libfuzzer_missing() {
-    command -v "$FUZZ_CC" >/dev/null || { echo "there is no $FUZZ_CC"; return; }
+    command -v "$FUZZ_CC" >/dev/null || {
+        echo "there is no $FUZZ_CC"
+        return
+    }
     printf '%s\n' '#include <omp.h>' '#include <stdint.h>' '#include <stddef.h>' \
         'int LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) { return d == NULL && n; }' >"$TMPDIR/probe.c"
-    "$FUZZ_CC" -fsanitize=fuzzer,address,undefined -o "$TMPDIR/probe" "$TMPDIR/probe.c" 2>"$TMPDIR/probe.err" &&
-        "$TMPDIR/probe" -runs=1 >/dev/null 2>&1 ||
-        echo "$FUZZ_CC cannot build with libFuzzer (libclang-rt and libomp-dev are needed): $(head -n 1 "$TMPDIR/probe.err")"
+    "$FUZZ_CC" -fsanitize=fuzzer,address,undefined -o "$TMPDIR/probe" "$TMPDIR/probe.c" 2>"$TMPDIR/probe.err" \
+        && "$TMPDIR/probe" -runs=1 >/dev/null 2>&1 \
+        || echo "$FUZZ_CC cannot build with libFuzzer (libclang-rt and libomp-dev are needed): $(head -n 1 "$TMPDIR/probe.err")"
 }
 
 build() { # program, compiler, target, coverage flags of the target, last sources
@@ -88,10 +91,10 @@ build() { # program, compiler, target, coverage flags of the target, last source
     shift 4
     # shellcheck disable=SC2086 # flags, or nothing
     "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined $coverage -c \
-        -o "$program.o" "$here/fuzz_$target.c" >"$TMPDIR/build" 2>&1 &&
-        "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
-            -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 &&
-        "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
+        -o "$program.o" "$here/fuzz_$target.c" >"$TMPDIR/build" 2>&1 \
+        && "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
+            -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 \
+        && "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
             -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" >>"$TMPDIR/build" 2>&1 && return
     cat "$TMPDIR/build"
     report FAIL "$target: $program does not build"
@@ -107,7 +110,10 @@ replay() { # target
         return
     fi
     rm -rf "$out/seeds_$target" "$out/seeds_$target.dict" && mkdir "$out/seeds_$target" || exit 1
-    "$program" seeds "$out/seeds_$target" || { report FAIL "$target: no seeds"; return; }
+    "$program" seeds "$out/seeds_$target" || {
+        report FAIL "$target: no seeds"
+        return
+    }
     files=("$out/seeds_$target"/*)
     [ ! -d "$here/regressions/$target" ] || files+=("$here/regressions/$target"/*)
     artifact=$out/crashes/$target-replay
@@ -141,8 +147,8 @@ explore() { # target
     inputs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
     speed=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log")
     if [ "$status" -eq 0 ] && [ -n "$inputs" ]; then
-        report "ok  " "$target: libFuzzer, $inputs inputs, $speed per second,$(grep -E 'cov: ' "$log" | tail -n 1 |
-            sed -E 's/.*(cov: [0-9]+).*(corp: [0-9]+).*/ \1, \2/')"
+        report "ok  " "$target: libFuzzer, $inputs inputs, $speed per second,$(grep -E 'cov: ' "$log" | tail -n 1 \
+            | sed -E 's/.*(cov: [0-9]+).*(corp: [0-9]+).*/ \1, \2/')"
     else
         grep -vE '^#[0-9]+.*(NEW|REDUCE|pulse|RELOAD)' "$log" | tail -n 60
         report FAIL "$target: dev/fuzz/run.sh --show $(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1) $target"
@@ -151,7 +157,10 @@ explore() { # target
 
 missing=''
 [ -n "$show" ] || [ "$seconds$runs" = 0 ] || missing=$(libfuzzer_missing)
-[ -z "$missing" ] || { echo "skip libFuzzer: $missing"; skipped=", ${#targets[@]} skipped"; }
+[ -z "$missing" ] || {
+    echo "skip libFuzzer: $missing"
+    skipped=", ${#targets[@]} skipped"
+}
 for target in "${targets[@]}"; do
     replay "$target"
     [ -n "$show" ] || [ -n "$missing" ] || [ "$seconds$runs" = 0 ] || explore "$target"

@@ -24,6 +24,7 @@ BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (python3); COMPU
 SANITIZER_SECONDS: after which a case of it is stopped.
 Exit status: 0 all parts passed (or were skipped, saying why); 1 some failed; 2 usage; 3 time ran out: again with the same --out.
 """
+
 import argparse
 import subprocess
 import sys
@@ -93,12 +94,22 @@ class Parser(argparse.ArgumentParser):
 
 def parse_arguments():
     parser = Parser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "runs/gpu_check", help="folder of the results (default: runs/gpu_check)")
-    parser.add_argument("--bundle", type=Path, help="folder that dev/gpu_bundle.sh has made, for machines without the small dependencies")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs/gpu_check", help="folder of the results (default: runs/gpu_check)"
+    )
+    parser.add_argument(
+        "--bundle",
+        type=Path,
+        help="folder that dev/gpu_bundle.sh has made, for machines without the small dependencies",
+    )
     parser.add_argument("--parts", help="only these, with commas between them")
     parser.add_argument("--again", action="store_true", help="repeat the parts, also those that are done")
     parser.add_argument("--minutes", type=float, default=0, help="end within this time (default: when all is done)")
-    parser.add_argument("--pretend", action="store_true", help="no GPU: dev/cuda_on_cpu in its place and tiny models, to try this program")
+    parser.add_argument(
+        "--pretend",
+        action="store_true",
+        help="no GPU: dev/cuda_on_cpu in its place and tiny models, to try this program",
+    )
     o = parser.parse_args()
     o.parts = list(dict.fromkeys(o.parts.split(","))) if o.parts else list(PARTS)
     unknown = [p for p in o.parts if p not in PARTS]
@@ -115,8 +126,17 @@ def parse_arguments():
 
 
 def commit_of(bundle):
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) \
-        if (ROOT / ".git").exists() else None
+    done = (
+        subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        if (ROOT / ".git").exists()
+        else None
+    )
     if done and done.returncode == 0:
         return done.stdout.strip()
     revision = bundle and bundle / "revision"

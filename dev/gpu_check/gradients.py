@@ -11,6 +11,7 @@
 
 Exceptions, each for a reason that is the variant's own.
 """
+
 import array
 import json
 import math
@@ -23,7 +24,11 @@ LARGEST_ERROR, OF_LAMBDA = 0.05, 0.2
 RELATIVE = 2e-4
 ROUNDINGS = 4 * 2.0**-23
 EXCEPTIONS = {  # variant: (least cosine, largest error, why)
-    "diff_v2_no_lambda": (0.93, 0.4, "two maps that are alike at first are subtracted whole, which leaves their rounding"),
+    "diff_v2_no_lambda": (
+        0.93,
+        0.4,
+        "two maps that are alike at first are subtracted whole, which leaves their rounding",
+    )
 }
 
 
@@ -55,6 +60,7 @@ def compare_values(x, y):
     """(norm of x, norm of x - y over it, cosine); NaN anywhere gives NaN."""
     try:
         import numpy
+
         a, b = numpy.asarray(x, dtype="f8"), numpy.asarray(y, dtype="f8")
         xx, yy, xy, dd = (float(v) for v in (a @ a, b @ b, a @ b, (a - b) @ (a - b)))
     except ImportError:
@@ -65,7 +71,11 @@ def compare_values(x, y):
     norm = math.sqrt(xx) if xx >= 0 else math.nan
     if norm == 0:
         return 0.0, 0.0 if yy == 0 else math.inf, 1.0 if yy == 0 else 0.0
-    return norm, math.sqrt(dd) / norm if dd >= 0 else math.nan, xy / (norm * math.sqrt(yy)) if yy > 0 else 0.0 if yy == 0 else math.nan
+    return (
+        norm,
+        math.sqrt(dd) / norm if dd >= 0 else math.nan,
+        xy / (norm * math.sqrt(yy)) if yy > 0 else 0.0 if yy == 0 else math.nan,
+    )
 
 
 def kind_of(name):
@@ -75,7 +85,9 @@ def kind_of(name):
 
 def judge_bf16(name, matrix, error, cosine, variant):
     """(error, its limit, what is wrong with the direction) of a tensor."""
-    least, limit, _ = EXCEPTIONS.get(variant, (LEAST_COSINE, OF_LAMBDA if "lambda" in name and not matrix else LARGEST_ERROR, ""))
+    least, limit, _ = EXCEPTIONS.get(
+        variant, (LEAST_COSINE, OF_LAMBDA if "lambda" in name and not matrix else LARGEST_ERROR, "")
+    )
     away = f"{name}: a cosine of {cosine:.4f}, at least {least}" if matrix and not cosine >= least else ""
     return error, limit, away
 
@@ -123,6 +135,14 @@ def compare(cpu_path, device_path, variant, build):
     if not wrong and variant in EXCEPTIONS and build == "bf16":
         detail = "a cosine down to {}, errors up to {}: {}".format(*EXCEPTIONS[variant])
     checks = [(f"gradients of {what} are the CPU's", not wrong, detail)]
-    record = {"table": "gradients", "variant": variant, "build": build, "matrix": worst["matrix"][0], "matrix_error": worst["matrix"][1],
-              "vector": worst["vector"][0], "vector_error": worst["vector"][1], "loss_error": loss}
+    record = {
+        "table": "gradients",
+        "variant": variant,
+        "build": build,
+        "matrix": worst["matrix"][0],
+        "matrix_error": worst["matrix"][1],
+        "vector": worst["vector"][0],
+        "vector_error": worst["vector"][1],
+        "loss_error": loss,
+    }
     return checks, record

@@ -1,4 +1,5 @@
 """The parts of a check that measure: models, PyTorch beside them, operations, where a step's time goes."""
+
 import os
 import shlex
 import statistics
@@ -27,7 +28,13 @@ def bench(check, part, limit, *arguments):
 
 def target(part, what, value, least, shown):
     """A target is a finding, not a check: missing one is no defect of the program."""
-    part.record({"table": "facts", "what": f"target: {what}", "value": f"{shown(value)}, wanted {shown(least)}: {'reached' if value >= least else 'missed'}"})
+    part.record(
+        {
+            "table": "facts",
+            "what": f"target: {what}",
+            "value": f"{shown(value)}, wanted {shown(least)}: {'reached' if value >= least else 'missed'}",
+        }
+    )
 
 
 def percent(x):
@@ -37,24 +44,32 @@ def percent(x):
 # ---------------------------------------------------------------------------------------------------
 # models
 
+
 def models(check, part):
     for preset, T, NKV in TINY if check.pretend else SIZES:
         case = f"{preset} T {T}"
         if not part.pending(case):
             continue
-        cases = [f"{a},{NKV},1" for a in ("baseline", "diff_v1", "diff_v2")] + [f"baseline,{NKV},2", f"diff_v2,{NKV},1,fast"]
+        cases = [f"{a},{NKV},1" for a in ("baseline", "diff_v1", "diff_v2")] + [
+            f"baseline,{NKV},2",
+            f"diff_v2,{NKV},1,fast",
+        ]
         rows, peak, left = [], None, cases
         while left:  # a model that fails ends its program: the others run without it
             found, ended = bench(check, part, 300, "model", preset, T, *left)
             peak = max((r["rate"] for r in found if r["table"] == "peaks" and r["unit"] == "TFLOP/s"), default=peak)
             new = [r for r in found if r["table"] == "models"]
             rows += new
-            left = [] if ended else left[sum(r["what"] == "forward" for r in new) + 1:]
+            left = [] if ended else left[sum(r["what"] == "forward" for r in new) + 1 :]
         for r in rows:
             r["share"] = r["tflops"] / peak if peak else None
             part.record(r)
         training = {r["model"]: r for r in rows if r["what"] == "training"}
-        part.check(f"{case}: all models ran", len(training) == len(cases), f"{len(training)} of {len(cases)}" if len(training) < len(cases) else "")
+        part.check(
+            f"{case}: all models ran",
+            len(training) == len(cases),
+            f"{len(training)} of {len(cases)}" if len(training) < len(cases) else "",
+        )
         ours, twin = training.get("diff_v2"), training.get("baseline with 2 NH heads")
         if peak is not None:
             part.record({"table": "facts", "what": f"{case}: measured product, TFLOP/s", "value": f"{peak:.0f}"})
@@ -63,15 +78,27 @@ def models(check, part):
             target(part, f"{case}: tokens/s of diff_v2, of a baseline with as many query heads", ratio, BEHIND, percent)
         fast = training.get("diff_v2, not deterministic")
         if ours and fast:
-            part.record({"table": "facts", "what": f"{case}: tokens/s of diff_v2 with --no-deterministic, of the default",
-                         "value": percent(fast["tokens_per_s"] / ours["tokens_per_s"])})
+            part.record(
+                {
+                    "table": "facts",
+                    "what": f"{case}: tokens/s of diff_v2 with --no-deterministic, of the default",
+                    "value": percent(fast["tokens_per_s"] / ours["tokens_per_s"]),
+                }
+            )
         if ours and ours["device_share"] is not None and preset == "1.4b":
-            target(part, f"{case}: diff_v2, share of the device's dense bf16 peak", ours["device_share"], UTILISATION, percent)
+            target(
+                part,
+                f"{case}: diff_v2, share of the device's dense bf16 peak",
+                ours["device_share"],
+                UTILISATION,
+                percent,
+            )
         part.end(case)
 
 
 # ---------------------------------------------------------------------------------------------------
 # peer
+
 
 class Asked:
     """A program that does a step for each line on its stdin and prints its milliseconds."""
@@ -80,8 +107,18 @@ class Asked:
         self.check, self.lines, self.errors = check, [], []
         words = [str(w) for w in command]
         check.store.log.write(f"$ {shlex.join(words)}\n")
-        self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-                                        cwd=check.root, env=check.environment(words), start_new_session=True, preexec_fn=die_with_me)
+        self.process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            cwd=check.root,
+            env=check.environment(words),
+            start_new_session=True,
+            preexec_fn=die_with_me,
+        )
         self.arrived = threading.Condition()
         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors)):
             threading.Thread(target=self.read, args=(stream, lines), daemon=True).start()
@@ -127,7 +164,12 @@ class Asked:
 
 
 # (preset, attention, key/value heads, B, T)
-PEERS = [("1.4b", "diff_v2", 8, 4, 2048), ("124m", "diff_v2", 6, 16, 1024), ("1.4b", "baseline", 8, 4, 2048), ("124m", "baseline", 6, 16, 1024)]
+PEERS = [
+    ("1.4b", "diff_v2", 8, 4, 2048),
+    ("124m", "diff_v2", 6, 16, 1024),
+    ("1.4b", "baseline", 8, 4, 2048),
+    ("124m", "baseline", 6, 16, 1024),
+]
 ROUNDS = 12
 
 
@@ -155,7 +197,14 @@ def peer(check, part):
                 for _ in range(2):
                     theirs.turn(120)
                 ours = Asked(check, [*check.commands["BENCH_CUDA"], "turns", preset, attention, NKV, B, T])
-                compare_turns(check, part, case, ours, theirs, {"preset": preset, "attention": attention, "kv_heads": NKV, "B": B, "T": T, "torch": about})
+                compare_turns(
+                    check,
+                    part,
+                    case,
+                    ours,
+                    theirs,
+                    {"preset": preset, "attention": attention, "kv_heads": NKV, "B": B, "T": T, "torch": about},
+                )
         finally:
             for program in (ours, theirs):
                 if program:
@@ -177,10 +226,21 @@ def compare_turns(check, part, case, ours, theirs, record):
         times.append(pair)
     ratios = [b / a for a, b in times]
     torch_words = (record["torch"] or "").split()
-    record.update(table="peer", ms=statistics.median(a for a, _ in times), torch_ms=statistics.median(b for _, b in times), ratio=statistics.median(ratios),
-                  ratio_least=min(ratios), ratio_most=max(ratios), ours=about)
+    record.update(
+        table="peer",
+        ms=statistics.median(a for a, _ in times),
+        torch_ms=statistics.median(b for _, b in times),
+        ratio=statistics.median(ratios),
+        ratio_least=min(ratios),
+        ratio_most=max(ratios),
+        ours=about,
+    )
     parameters = [words.split()[0] for words in (about, record["torch"])]
-    part.check(f"{case}: both have the same parameters", parameters[0] == parameters[1], " and ".join(parameters) if parameters[0] != parameters[1] else "")
+    part.check(
+        f"{case}: both have the same parameters",
+        parameters[0] == parameters[1],
+        " and ".join(parameters) if parameters[0] != parameters[1] else "",
+    )
     part.record(record)
     if torch_words and not check.pretend:
         target(part, f"{case}: tokens/s, of PyTorch's", record["ratio"], AHEAD, percent)
@@ -202,18 +262,36 @@ def kernels(check, part):
             part.record(r)
         bound = [r for r in found if r["table"] == "kernels" and r["unit"] == "GB/s"]
         if ended:
-            part.check(f"{preset}: every operation was measured", len(found) > 40 and bound, f"{len(found)} measurements")
+            part.check(
+                f"{preset}: every operation was measured", len(found) > 40 and bound, f"{len(found)} measurements"
+            )
         slow = sorted((r["share"], r["kernel"]) for r in bound)
         if slow:
             below = ", ".join(f"{name} {percent(share)}" for share, name in slow if share < BANDWIDTH)
-            part.record({"table": "facts", "what": f"target: {preset}: memory-bound operations at {percent(BANDWIDTH)} of a copy", "value": f"below: {below or 'none'}"})
+            part.record(
+                {
+                    "table": "facts",
+                    "what": f"target: {preset}: memory-bound operations at {percent(BANDWIDTH)} of a copy",
+                    "value": f"below: {below or 'none'}",
+                }
+            )
         part.end(preset)
 
 
 # (preset, attention, key/value heads, B, T)
-PROFILES = [("1.4b", "diff_v2", 8, 8, 2048), ("3b", "diff_v2", 12, 4, 4096), ("124m", "diff_v2", 6, 32, 1024), ("1.4b", "diff_v1", 8, 8, 2048)]
-COUNTERS = ["gpu__time_duration.sum", "dram__throughput.avg.pct_of_peak_sustained_elapsed", "sm__throughput.avg.pct_of_peak_sustained_elapsed",
-            "sm__warps_active.avg.pct_of_peak_sustained_active", "launch__registers_per_thread"]
+PROFILES = [
+    ("1.4b", "diff_v2", 8, 8, 2048),
+    ("3b", "diff_v2", 12, 4, 4096),
+    ("124m", "diff_v2", 6, 32, 1024),
+    ("1.4b", "diff_v1", 8, 8, 2048),
+]
+COUNTERS = [
+    "gpu__time_duration.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "launch__registers_per_thread",
+]
 
 
 def profile(check, part):
@@ -241,16 +319,40 @@ def beside_prediction(check, part, case, found):
     measured = {r["operation"]: r["ms"] for r in found if r["table"] == "profile" and r["operation"] != "step"}
     try:
         import predicted
-        prediction = predicted.predict(check.commands["TRAIN_DIFFV2"], device,
-                                       ["--preset", preset, "--attention", attention, "--kv-heads", NKV, "--batch-size", B,
-                                        "--seq-len", T, "--total-batch", B * T])
+
+        prediction = predicted.predict(
+            check.commands["TRAIN_DIFFV2"],
+            device,
+            [
+                "--preset",
+                preset,
+                "--attention",
+                attention,
+                "--kv-heads",
+                NKV,
+                "--batch-size",
+                B,
+                "--seq-len",
+                T,
+                "--total-batch",
+                B * T,
+            ],
+        )
         rows = predicted.beside(prediction, measured) if measured else []
     except (ImportError, RuntimeError, OSError) as error:
         part.record({"table": "facts", "what": f"{preset} {attention}: no prediction", "value": str(error)[:300]})
         return
     for what, expected, ms in [("step", prediction["step_ms"], sum(measured.values())), *rows] if rows else []:
-        part.record({"table": "predicted", "of": f"{preset} {attention}, B {B} T {T}", "class": what, "predicted": expected, "ms": ms,
-                     "ratio": ms / expected if expected else None})
+        part.record(
+            {
+                "table": "predicted",
+                "of": f"{preset} {attention}, B {B} T {T}",
+                "class": what,
+                "predicted": expected,
+                "ms": ms,
+                "ratio": ms / expected if expected else None,
+            }
+        )
 
 
 def counters(check, part):
@@ -259,8 +361,25 @@ def counters(check, part):
     if not tool or check.pretend:
         part.record({"table": "facts", "what": "ncu", "value": "not there: events around the operations stand above"})
         return
-    status, text = check.run([tool, "--csv", "--clock-control", "none", "--metrics", ",".join(COUNTERS), *check.commands["BENCH_CUDA"], "--repeats", "1",
-                              "kernels", "1.4b", "8", "4", "2048"], 150)
+    status, text = check.run(
+        [
+            tool,
+            "--csv",
+            "--clock-control",
+            "none",
+            "--metrics",
+            ",".join(COUNTERS),
+            *check.commands["BENCH_CUDA"],
+            "--repeats",
+            "1",
+            "kernels",
+            "1.4b",
+            "8",
+            "4",
+            "2048",
+        ],
+        150,
+    )
     rows = {}
     for line in text.splitlines():
         words = [w.strip('"') for w in line.split('","')]

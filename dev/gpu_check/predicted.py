@@ -1,4 +1,5 @@
 """What the trainer predicts of a step on a device, beside what bench_cuda's profile has measured."""
+
 import json
 import subprocess
 import tempfile
@@ -34,8 +35,10 @@ def beside(prediction, measured):
             classes = group[0] + [c for c in classes if c not in group[0]]
             names |= group[1]
         groups.append((classes, names))
-    rows = [(" + ".join(classes), sum(prediction["classes"][c] for c in classes),
-             sum(measured.get(n, 0) for n in names)) for classes, names in groups]
+    rows = [
+        (" + ".join(classes), sum(prediction["classes"][c] for c in classes), sum(measured.get(n, 0) for n in names))
+        for classes, names in groups
+    ]
     known = set().union(*(names for _, names in groups))
     others = sum(ms for name, ms in measured.items() if name not in known)
     return rows + ([("others", 0.0, others)] if others else [])

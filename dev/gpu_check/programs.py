@@ -5,6 +5,7 @@
 
 They are used where the sources are these and every one of them starts; else all of them are built.
 """
+
 import hashlib
 import os
 import re
@@ -36,8 +37,18 @@ def sources_digest(root=ROOT):
 def library_path(bundle):
     """The value of LD_LIBRARY_PATH for programs that were linked on another machine."""
     script = ROOT / "scripts/find_cuda.sh"
-    found = subprocess.run([script, "-"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False,
-                           env={**os.environ, "DEPS": str(bundle), "MPI": "no"}).stdout if script.exists() else ""
+    found = (
+        subprocess.run(
+            [script, "-"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            check=False,
+            env={**os.environ, "DEPS": str(bundle), "MPI": "no"},
+        ).stdout
+        if script.exists()
+        else ""
+    )
     folders = [os.path.dirname(path) for path in re.findall(r"(?<![\w,])/\S+\.so\S*", found)]
     return ":".join(dict.fromkeys([str(bundle / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]))
 
@@ -45,8 +56,15 @@ def library_path(bundle):
 def starts(words, environment):
     """Whether the program runs here: it answers --help, if only by a complaint."""
     try:
-        done = subprocess.run([*words, "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                              stderr=subprocess.DEVNULL, env=environment, timeout=60, check=False)
+        done = subprocess.run(
+            [*words, "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            timeout=60,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return 0 <= done.returncode < 126  # 126, 127: the loader's

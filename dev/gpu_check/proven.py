@@ -1,4 +1,5 @@
 """The parts of a check that prove something: probe, build, operations, sizes, gradients."""
+
 import importlib.metadata
 import json
 import os
@@ -12,8 +13,19 @@ import gradients as comparison
 from programs import PLACES
 from runner import Skip
 
-VARIANTS = ["diff_v2", "baseline", "diff_v1", "diff_v2_cross_group", "diff_v2_no_lambda", "diff_v2_no_sigmoid", "diff_scalar", "off_by_one", "sink",
-            "gated_head", "gated_elem"]
+VARIANTS = [
+    "diff_v2",
+    "baseline",
+    "diff_v1",
+    "diff_v2_cross_group",
+    "diff_v2_no_lambda",
+    "diff_v2_no_sigmoid",
+    "diff_scalar",
+    "off_by_one",
+    "sink",
+    "gated_head",
+    "gated_elem",
+]
 
 
 def last_line(text, otherwise="it said nothing"):
@@ -35,17 +47,31 @@ def json_lines(text):
 # ---------------------------------------------------------------------------------------------------
 # probe
 
+
 def probe(check, part):
     def fact(what, value):
         part.record({"table": "facts", "what": what, "value": str(value)})
 
     def said(what, *command):
         status, text = check.run(command, 60) if shutil.which(command[0]) else (127, "")
-        fact(what, " | ".join(text.split("\n")).strip(" |")[:400] if status == 0 else f"none ({command[0]}: status {status})")
+        fact(
+            what,
+            " | ".join(text.split("\n")).strip(" |")[:400] if status == 0 else f"none ({command[0]}: status {status})",
+        )
         return status == 0
 
-    said("nvidia-smi", "nvidia-smi", "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap", "--format=csv,noheader")
-    said("clocks and power", "nvidia-smi", "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,mig.mode.current", "--format=csv,noheader")
+    said(
+        "nvidia-smi",
+        "nvidia-smi",
+        "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap",
+        "--format=csv,noheader",
+    )
+    said(
+        "clocks and power",
+        "nvidia-smi",
+        "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,mig.mode.current",
+        "--format=csv,noheader",
+    )
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     status, text = check.run([nvcc, "--version"], 60)
     fact("nvcc", last_line(text) if status == 0 else f"none ({nvcc})")
@@ -55,14 +81,24 @@ def probe(check, part):
     for tool in ("ncu", "nsys", "compute-sanitizer"):
         fact(tool, find_tool(tool) or "none")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    fact("machine", f"{os.cpu_count()} cores, {memory:.0f} GiB, {shutil.disk_usage(check.work).free / 2**30:.0f} GiB of disk free, glibc {platform.libc_ver()[1]}, {platform.platform()}")
+    fact(
+        "machine",
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {shutil.disk_usage(check.work).free / 2**30:.0f} GiB of disk free, glibc {platform.libc_ver()[1]}, {platform.platform()}",
+    )
     fact("python", f"{platform.python_version()}")
-    names = sorted({d.metadata["Name"] for d in importlib.metadata.distributions() if d.metadata["Name"]}, key=str.lower)
+    names = sorted(
+        {d.metadata["Name"] for d in importlib.metadata.distributions() if d.metadata["Name"]}, key=str.lower
+    )
     wanted = [n for n in names if re.match(r"torch$|triton$|numpy$|nvidia[-_]|mpi4py|scipy-openblas", n, re.I)]
-    fact("python packages", ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "none of torch, triton, numpy, nvidia-*")
+    fact(
+        "python packages",
+        ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "none of torch, triton, numpy, nvidia-*",
+    )
     script = check.root / "scripts/find_cuda.sh"
     if script.exists():
-        status, text = check.run([script, check.work / "probe.mk"], 60, {"DEPS": str(check.bundle)} if check.bundle else None)
+        status, text = check.run(
+            [script, check.work / "probe.mk"], 60, {"DEPS": str(check.bundle)} if check.bundle else None
+        )
         fact("find_cuda.sh", " | ".join(text.split("\n")).strip(" |")[:1000] or "all found")
         made = check.work / "probe.mk"
         for line in made.read_text().splitlines() if made.exists() else []:
@@ -75,7 +111,11 @@ def probe(check, part):
 
 def find_tool(name):
     """A tool of CUDA, which is often not on the PATH."""
-    places = [shutil.which(name)] + [str(p) for pattern in ("cuda*/bin", "cuda*/compute-sanitizer") for p in Path("/usr/local").glob(f"{pattern}/{name}")]
+    places = [shutil.which(name)] + [
+        str(p)
+        for pattern in ("cuda*/bin", "cuda*/compute-sanitizer")
+        for p in Path("/usr/local").glob(f"{pattern}/{name}")
+    ]
     places += [str(p) for p in Path("/opt/nvidia").glob(f"nsight-*/*/{name}")]
     return next((p for p in places if p and os.access(p, os.X_OK)), None)
 
@@ -83,9 +123,14 @@ def find_tool(name):
 # ---------------------------------------------------------------------------------------------------
 # build
 
+
 def complaints(text):
     """What a compiler or linker has said is wrong, without the commands, which make prints too."""
-    lines = [line for line in text.splitlines() if " -o " not in line and re.search(r"[Ee]rror|\*\*\*|undefined reference|cannot find", line)]
+    lines = [
+        line
+        for line in text.splitlines()
+        if " -o " not in line and re.search(r"[Ee]rror|\*\*\*|undefined reference|cannot find", line)
+    ]
     return " / ".join(lines[:4])[:600] or last_line(text)
 
 
@@ -93,7 +138,10 @@ def build(check, part):
     """All at once: compilers wait for one another only where there are fewer cores."""
     jobs = {  # name: (make arguments, the programs it makes)
         "bf16": (["PRECISION=bf16"], ["TRAIN_DIFFV2CU", "TEST_DIFFV2CU", "BENCH_CUDA"]),
-        "fp32": (["PRECISION=fp32"] + (["BUILD=build/fp32"] if check.pretend else []), ["TRAIN_DIFFV2CU_FP32", "TEST_DIFFV2CU_FP32"]),
+        "fp32": (
+            ["PRECISION=fp32"] + (["BUILD=build/fp32"] if check.pretend else []),
+            ["TRAIN_DIFFV2CU_FP32", "TEST_DIFFV2CU_FP32"],
+        ),
         "CPU": ([], ["TRAIN_DIFFV2"]),
     }
     started = time.monotonic()
@@ -101,7 +149,9 @@ def build(check, part):
     if half_built.exists() and not check.pretend:  # a start that was killed while compilers wrote
         for folder in ("cuda_bf16", "cuda_fp32"):
             shutil.rmtree(check.root / "build" / folder, ignore_errors=True)
-    if check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists():  # links may not have travelled
+    if (
+        check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists()
+    ):  # links may not have travelled
         shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
     common = ["MPI=no"] + ([f"DEPS={check.bundle}"] if check.bundle and not check.pretend else [])
     if not check.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
@@ -109,12 +159,20 @@ def build(check, part):
     at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
     names, commands = [], []
     for name, (arguments, programs) in jobs.items():
-        goals = list(dict.fromkeys(PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given))
+        goals = list(
+            dict.fromkeys(PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given)
+        )
         if goals:
             names.append(name)
             commands.append(["make", "-k", f"-j{at_once}", *common, *arguments, *goals])
     if check.programs.folder:
-        part.record({"table": "facts", "what": "programs of the bundle", "value": f"not used: {check.programs.why}" if check.programs.why else "used"})
+        part.record(
+            {
+                "table": "facts",
+                "what": "programs of the bundle",
+                "value": f"not used: {check.programs.why}" if check.programs.why else "used",
+            }
+        )
     half_built.touch()
     try:
         made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
@@ -132,17 +190,28 @@ def build(check, part):
     if not check.programs.missing(["BENCH_CUDA"]):
         status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
         facts = json_lines(text)
-        part.check("a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text))
+        part.check(
+            "a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text)
+        )
         if facts:
-            status, text = check.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60) if shutil.which("nvidia-smi") else (1, "")
+            status, text = (
+                check.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60)
+                if shutil.which("nvidia-smi")
+                else (1, "")
+            )
             check.store.all["device"] = facts[0]["device"]
-            check.store.all["driver"] = (f"{text.splitlines()[0].strip()}, " if status == 0 and text.strip() else "") + facts[0]["driver"]
-            part.records += [{"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"]
+            check.store.all["driver"] = (
+                f"{text.splitlines()[0].strip()}, " if status == 0 and text.strip() else ""
+            ) + facts[0]["driver"]
+            part.records += [
+                {"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"
+            ]
     part.end("build")
 
 
 # ---------------------------------------------------------------------------------------------------
 # ops
+
 
 def failures(text):
     """Each failing case of a test program, with the first thing that it said."""
@@ -159,7 +228,9 @@ def test_result(status, text, limit):
     found = re.search(r"^(\d+) passed, (\d+) failed$", last_line(text))
     failing = failures(text)
     detail = f"stopped after {limit} s" if status is None else last_line(text)
-    return status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail + (": " + "; ".join(failing[:5]) if failing else "")
+    return status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail + (
+        ": " + "; ".join(failing[:5]) if failing else ""
+    )
 
 
 def ops(check, part):
@@ -207,14 +278,38 @@ def gradients(check, part):
             continue
         folder = check.work / f"gradients-{variant}"
         shutil.rmtree(folder, ignore_errors=True)
-        status, text = check.run([*check.commands["TRAIN_DIFFV2CU"], "--attention", variant, *shape, "--train-data", corpus, "--steps", steps, "--lr", "1e-3",
-                                  "--out", folder / "run"], 200)
+        status, text = check.run(
+            [
+                *check.commands["TRAIN_DIFFV2CU"],
+                "--attention",
+                variant,
+                *shape,
+                "--train-data",
+                corpus,
+                "--steps",
+                steps,
+                "--lr",
+                "1e-3",
+                "--out",
+                folder / "run",
+            ],
+            200,
+        )
         weights = folder / f"run/checkpoints/step_{steps:08d}"
-        part.check(f"{variant} trains for {steps} steps", status == 0 and weights.is_dir(), "" if status == 0 else last_line(text))
+        part.check(
+            f"{variant} trains for {steps} steps",
+            status == 0 and weights.is_dir(),
+            "" if status == 0 else last_line(text),
+        )
         programs = {"CPU": "TRAIN_DIFFV2", "fp32": "TRAIN_DIFFV2CU_FP32", "bf16": "TRAIN_DIFFV2CU"}
         dumps, ok = {who: folder / f"{who}.safetensors" for who in programs}, weights.is_dir()
-        rows = [shape[shape.index("--batch-size") + i] for i in range(2)] + [shape[shape.index("--seq-len") + i] for i in range(2)]
-        commands = [[*check.commands[program], "--init", weights, "--train-data", corpus, *rows, "--dump-grads", dumps[who]] for who, program in programs.items()]
+        rows = [shape[shape.index("--batch-size") + i] for i in range(2)] + [
+            shape[shape.index("--seq-len") + i] for i in range(2)
+        ]
+        commands = [
+            [*check.commands[program], "--init", weights, "--train-data", corpus, *rows, "--dump-grads", dumps[who]]
+            for who, program in programs.items()
+        ]
         for who, (status, text) in zip(programs, check.run_all(commands, 200) if ok else ()):
             if status != 0:
                 part.check(f"{variant}: gradients of the {who} build", False, last_line(text))

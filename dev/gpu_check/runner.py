@@ -1,4 +1,5 @@
 """What the parts of a check work with: the programs, the time that is left, the folder of results."""
+
 import ctypes
 import os
 import shlex
@@ -67,8 +68,18 @@ class Check:
         self.store.log.write(f"$ {shlex.join(words)}\n")
         started = time.monotonic()
         try:
-            process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                       cwd=cwd, env=self.environment(words, env), start_new_session=True, preexec_fn=die_with_me)
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                cwd=cwd,
+                env=self.environment(words, env),
+                start_new_session=True,
+                preexec_fn=die_with_me,
+            )
         except OSError as error:
             self.store.log.write(f"{error}\n")
             return 127, f"{words[0]} cannot be started: {error.strerror}"
@@ -78,6 +89,7 @@ class Check:
             for line in process.stdout:
                 lines.append(line)
                 self.store.log.write(line)
+
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
         try:
@@ -88,11 +100,12 @@ class Check:
                 raise
             status = None
         reader.join(5)
-        self.store.log.write(f"# status {'stopped, too long' if status is None else status}, {time.monotonic() - started:.1f} s\n")
+        self.store.log.write(
+            f"# status {'stopped, too long' if status is None else status}, {time.monotonic() - started:.1f} s\n"
+        )
         if status is None and self.left() <= 0:
             raise OutOfTime
         return status, "".join(lines)
-
 
     def run_all(self, commands, limit=600):
         """[(exit status, output)] of programs that run at the same time."""
@@ -103,6 +116,7 @@ class Check:
                 results[i] = self.run(commands[i], limit)
             except BaseException as error:
                 results[i] = error
+
         threads = [threading.Thread(target=one, args=(i,), daemon=True) for i in range(len(commands))]
         for t in threads:
             t.start()

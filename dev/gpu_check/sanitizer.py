@@ -2,6 +2,7 @@
 
 A case that was stopped at its limit is not done: the part stays unfinished, and the next start tries it again.
 """
+
 import os
 import re
 
@@ -9,10 +10,13 @@ from proven import find_tool, last_line
 from runner import OutOfTime, Skip, Unfinished
 
 SHORT = [("memcheck", "off the pack"), ("memcheck", "smallest")]  # small cases, those at odd addresses first
-LONG = [("memcheck", word) for word in
-        ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")]
-LONG += [("racecheck", word) for word in
-         ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")]
+LONG = [
+    ("memcheck", word)
+    for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")
+]
+LONG += [
+    ("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")
+]
 LONG += [("synccheck", "rmsnorm"), ("memcheck", "")]
 SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds of a case; 15 times as many without --minutes
 
@@ -29,8 +33,11 @@ def sanitizer(check, part):
 def run_cases(check, part, cases, limit):
     tool = os.environ.get("COMPUTE_SANITIZER") or (None if check.pretend else find_tool("compute-sanitizer"))
     if not tool:
-        raise Skip("no device: scripts/test.sh runs the kernels under AddressSanitizer instead" if check.pretend
-                   else "compute-sanitizer is not installed")
+        raise Skip(
+            "no device: scripts/test.sh runs the kernels under AddressSanitizer instead"
+            if check.pretend
+            else "compute-sanitizer is not installed"
+        )
     limit = float(os.environ.get("SANITIZER_SECONDS") or (limit if check.ends else 15 * limit))
     stopped = []
     for kind, word in cases:
@@ -59,6 +66,9 @@ def run_case(check, part, tool, kind, word, limit):
     found = [line for line in lines if re.match(r"(Invalid|Error: |Race|Warning: Race|Barrier|Program hit)", line)]
     summary = [line for line in lines if "SUMMARY" in line]
     if status is not None or found:
-        part.check(f"compute-sanitizer, {kind} {word or 'all'}", status == 0 and not found,
-                   "; ".join(found[:3] + summary[:1]) or last_line(text))
+        part.check(
+            f"compute-sanitizer, {kind} {word or 'all'}",
+            status == 0 and not found,
+            "; ".join(found[:3] + summary[:1]) or last_line(text),
+        )
     return status, found

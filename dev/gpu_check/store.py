@@ -6,6 +6,7 @@ as a table) and log.txt (what every program printed).
 
 A part is passed, failed, skipped or unfinished; one that is unfinished goes on behind the cases in `done`.
 """
+
 import json
 import os
 import time
@@ -31,13 +32,17 @@ class Store:
             except (ValueError, KeyError, TypeError):
                 raise StoreError(f"{self.path} is not of this program: name another --out")
             if self.all["commit"] != commit:
-                raise StoreError(f"{self.path} has results of {self.all['commit']}, and this is {commit}: name another --out")
+                raise StoreError(
+                    f"{self.path} has results of {self.all['commit']}, and this is {commit}: name another --out"
+                )
         else:
             self.all = {"format": FORMAT, "commit": commit, "device": None, "driver": None, "parts": {}}
         self.log = open(folder / "log.txt", "a", buffering=1, errors="replace")
 
     def part(self, name):
-        return self.all["parts"].setdefault(name, {"status": "unfinished", "seconds": 0, "why": "", "done": [], "checks": [], "records": []})
+        return self.all["parts"].setdefault(
+            name, {"status": "unfinished", "seconds": 0, "why": "", "done": [], "checks": [], "records": []}
+        )
 
     def forget(self, name):
         self.all["parts"].pop(name, None)
@@ -62,16 +67,58 @@ class Store:
 
 COLUMNS = {  # of a table: (title, key, format), in order
     "peaks": [("what", "what", "s"), ("ms", "ms", ".3f"), ("rate", "rate", ".1f"), ("", "unit", "s")],
-    "kernels": [("operation", "kernel", "s"), ("shape", "shape", "s"), ("ms", "ms", ".4f"), ("rate", "rate", ".1f"), ("", "unit", "s"), ("of peak", "share", ".0%")],
-    "models": [("model", "preset", "s"), ("", "model", "s"), ("T", "T", "d"), ("B", "B", "d"), ("", "what", "s"), ("ms", "ms", ".1f"),
-               ("tokens/s", "tokens_per_s", ".0f"), ("TFLOP/s", "tflops", ".1f"), ("of peak", "share", ".1%"), ("of device", "device_share", ".1%")],
-    "peer": [("model", "preset", "s"), ("", "attention", "s"), ("T", "T", "d"), ("B", "B", "d"), ("ms", "ms", ".1f"), ("PyTorch ms", "torch_ms", ".1f"),
-             ("theirs/ours", "ratio", ".3f"), ("", "torch", "s")],
-    "profile": [("of", "of", "s"), ("operation", "operation", "s"), ("calls", "calls", "d"), ("ms", "ms", ".3f"), ("of step", "share", ".1%")],
-    "predicted": [("of", "of", "s"), ("class of work", "class", "s"), ("predicted ms", "predicted", ".2f"), ("ms", "ms", ".2f"),
-                  ("measured/predicted", "ratio", ".2f")],
-    "gradients": [("variant", "variant", "s"), ("build", "build", "s"), ("matrices: worst", "matrix", "s"), ("", "matrix_error", ".3g"),
-                  ("vectors: worst", "vector", "s"), ("", "vector_error", ".3g")],
+    "kernels": [
+        ("operation", "kernel", "s"),
+        ("shape", "shape", "s"),
+        ("ms", "ms", ".4f"),
+        ("rate", "rate", ".1f"),
+        ("", "unit", "s"),
+        ("of peak", "share", ".0%"),
+    ],
+    "models": [
+        ("model", "preset", "s"),
+        ("", "model", "s"),
+        ("T", "T", "d"),
+        ("B", "B", "d"),
+        ("", "what", "s"),
+        ("ms", "ms", ".1f"),
+        ("tokens/s", "tokens_per_s", ".0f"),
+        ("TFLOP/s", "tflops", ".1f"),
+        ("of peak", "share", ".1%"),
+        ("of device", "device_share", ".1%"),
+    ],
+    "peer": [
+        ("model", "preset", "s"),
+        ("", "attention", "s"),
+        ("T", "T", "d"),
+        ("B", "B", "d"),
+        ("ms", "ms", ".1f"),
+        ("PyTorch ms", "torch_ms", ".1f"),
+        ("theirs/ours", "ratio", ".3f"),
+        ("", "torch", "s"),
+    ],
+    "profile": [
+        ("of", "of", "s"),
+        ("operation", "operation", "s"),
+        ("calls", "calls", "d"),
+        ("ms", "ms", ".3f"),
+        ("of step", "share", ".1%"),
+    ],
+    "predicted": [
+        ("of", "of", "s"),
+        ("class of work", "class", "s"),
+        ("predicted ms", "predicted", ".2f"),
+        ("ms", "ms", ".2f"),
+        ("measured/predicted", "ratio", ".2f"),
+    ],
+    "gradients": [
+        ("variant", "variant", "s"),
+        ("build", "build", "s"),
+        ("matrices: worst", "matrix", "s"),
+        ("", "matrix_error", ".3g"),
+        ("vectors: worst", "vector", "s"),
+        ("", "vector_error", ".3g"),
+    ],
     "facts": [("fact", "what", "s"), ("", "value", "s")],
 }
 
@@ -87,22 +134,39 @@ def rows_of(records, columns):
     rows = [[title for title, _, _ in columns]] + [[cell(r, key, form) for _, key, form in columns] for r in records]
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     numeric = [form != "s" for _, _, form in columns]
-    return ["    " + "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)).rstrip() for row in rows]
+    return [
+        "    " + "  ".join(c.rjust(w) if n else c.ljust(w) for c, w, n in zip(row, widths, numeric)).rstrip()
+        for row in rows
+    ]
 
 
 def table(everything):
     """The results as text: a line per part, its failed checks, its tables."""
-    lines = [f"commit {everything['commit']}", f"device {everything['device'] or 'not seen yet'}", f"driver {everything['driver'] or 'not seen yet'}"]
+    lines = [
+        f"commit {everything['commit']}",
+        f"device {everything['device'] or 'not seen yet'}",
+        f"driver {everything['driver'] or 'not seen yet'}",
+    ]
     for name, part in everything["parts"].items():
         lines += ["", f"{name}: {part['status']}{': ' + part['why'] if part['why'] else ''} ({part['seconds']:.0f} s)"]
-        lines += [f"  {'ok  ' if c['ok'] else 'FAIL'} {c['what']}{': ' + c['detail'] if c['detail'] else ''}" for c in part["checks"]]
+        lines += [
+            f"  {'ok  ' if c['ok'] else 'FAIL'} {c['what']}{': ' + c['detail'] if c['detail'] else ''}"
+            for c in part["checks"]
+        ]
         for kind in dict.fromkeys(r["table"] for r in part["records"]):
             if kind in COLUMNS:
                 lines += rows_of([r for r in part["records"] if r["table"] == kind], COLUMNS[kind])
     checks = [c for part in everything["parts"].values() for c in part["checks"]]
-    targets = [r for part in everything["parts"].values() for r in part["records"] if r["table"] == "facts" and r["what"].startswith("target: ")]
+    targets = [
+        r
+        for part in everything["parts"].values()
+        for r in part["records"]
+        if r["table"] == "facts" and r["what"].startswith("target: ")
+    ]
     if targets:
-        lines += ["", "targets:"] + rows_of([dict(r, what=r["what"][8:]) for r in targets], [("", "what", "s"), ("", "value", "s")])[1:]
+        lines += ["", "targets:"] + rows_of(
+            [dict(r, what=r["what"][8:]) for r in targets], [("", "what", "s"), ("", "value", "s")]
+        )[1:]
     open_parts = [n for n, p in everything["parts"].items() if p["status"] not in ENDED]
     skipped = [n for n, p in everything["parts"].items() if p["status"] == "skipped"]
     lines.append("")

@@ -1,10 +1,12 @@
 """The part `train`: short runs that start, fall, repeat and resume."""
+
 import hashlib
 import json
 import shutil
 
 from proven import last_line
 from runner import Skip
+
 
 def digest(path):
     h = hashlib.sha256()
@@ -43,15 +45,22 @@ def memory_of(part, run):
         record = json.loads(line)
         if record.get("what") == "device_memory":
             used, planned = record["used_bytes"], record["planned_bytes"]
-            part.record({"table": "facts", "what": "target: device memory: planned by --dry-run, of what is in use",
-                         "value": f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
-                                  + ("reached" if abs(planned / used - 1) <= 0.02 else "missed")})
+            part.record(
+                {
+                    "table": "facts",
+                    "what": "target: device memory: planned by --dry-run, of what is in use",
+                    "value": f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
+                    + ("reached" if abs(planned / used - 1) <= 0.02 else "missed"),
+                }
+            )
 
 
 # What starts in its own way: three steps of each. (case, program, options, what is said of it)
-STARTS = [("fp32", "TRAIN_DIFFV2CU_FP32", [], "the fp32 build"),
-          ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "a device whose peak is measured, as if not listed,"),
-          ("gemm table", "TRAIN_DIFFV2CU", ["--tune-gemm", "{out}/gemm_table"], "a device with tuned products")]
+STARTS = [
+    ("fp32", "TRAIN_DIFFV2CU_FP32", [], "the fp32 build"),
+    ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "a device whose peak is measured, as if not listed,"),
+    ("gemm table", "TRAIN_DIFFV2CU", ["--tune-gemm", "{out}/gemm_table"], "a device with tuned products"),
+]
 
 
 def starts(check, part, shape):
@@ -81,11 +90,18 @@ def train(check, part):
     if not corpus:
         raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
     steps, stop = (8, 3) if check.pretend else (100, 40)
-    shape = ["--preset", "tiny", "--batch-size", "1", "--seq-len", "16"] if check.pretend else ["--preset", "124m", "--batch-size", "16", "--vocab", "50257"]
+    shape = (
+        ["--preset", "tiny", "--batch-size", "1", "--seq-len", "16"]
+        if check.pretend
+        else ["--preset", "124m", "--batch-size", "16", "--vocab", "50257"]
+    )
     shape += ["--attention", "diff_v2", "--train-data", corpus, "--lr", "3e-3" if check.pretend else "6e-4"]
     starts(check, part, shape)
     shape += ["--steps", steps, "--warmup", steps // 10]
-    program, runs = check.commands["TRAIN_DIFFV2CU"], {n: check.work / f"train-{n}" for n in ("first", "second", "resumed")}
+    program, runs = (
+        check.commands["TRAIN_DIFFV2CU"],
+        {n: check.work / f"train-{n}" for n in ("first", "second", "resumed")},
+    )
 
     def go(name, *more):
         status, text = check.run([*program, *shape, "--out", runs[name], *more], 500)

@@ -8,6 +8,7 @@ usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--thr
     cuda    as people train there: fp32 weights, moments and gradients, autocast to bf16, the residual stream in bf16; SDPA
             with grouped key/value heads, by whichever of its kernels torch takes; TF32 for what stays fp32
 """
+
 import argparse
 import contextlib
 import sys
@@ -53,7 +54,9 @@ class Block(nn.Module):
         if q.is_cuda:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.NQ != self.NKV)
         group = self.NQ // self.NKV  # on the CPU this is the faster way
-        return F.scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True)
+        return F.scaled_dot_product_attention(
+            q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True
+        )
 
     def forward(self, x, cos, sin):
         B, T, _ = x.shape
@@ -119,7 +122,13 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step = torch.compile(model) if o.compile else model
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    print(sum(p.numel() for p in model.parameters()), "parameters, torch", torch.__version__, "compiled" if o.compile else "eager", flush=True)
+    print(
+        sum(p.numel() for p in model.parameters()),
+        "parameters, torch",
+        torch.__version__,
+        "compiled" if o.compile else "eager",
+        flush=True,
+    )
     for _ in sys.stdin:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)

@@ -9,14 +9,14 @@ in a Llama: such a one is exported as diffv2 with attention "baseline". train_di
 too. Optimizer and trainer state stay behind. Weights are copied, not linked: a program that saves
 into OUT must not write into the checkpoint. Needs nothing but Python.
 """
+
 import json
 import shutil
 import sys
 from pathlib import Path
 
 CODE = Path(__file__).resolve().parent / "modeling_diffv2.py"
-AUTO_MAP = {"AutoConfig": "modeling_diffv2.DiffV2Config",
-            "AutoModelForCausalLM": "modeling_diffv2.DiffV2ForCausalLM"}
+AUTO_MAP = {"AutoConfig": "modeling_diffv2.DiffV2Config", "AutoModelForCausalLM": "modeling_diffv2.DiffV2ForCausalLM"}
 
 
 def exported_config(config):

@@ -5,6 +5,7 @@ Write fixtures/<variant>_<a|b|c>/ from model.py, or with --check compare what is
 Each is a checkpoint directory (config.json, model.safetensors) that also holds one batch
 (tokens.bin, batch.json) and its loss and gradients in double precision (grads.safetensors).
 """
+
 import json
 import math
 import struct
@@ -27,30 +28,30 @@ DTYPES = {"F32": "<f4", "F64": "<f8"}
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
-    ("baseline", "a"):              (3,  7, 2, 12, 10, 37,  6, 2,  8),
-    ("baseline", "b"):              (2, 65, 2, 16,  8, 40,  2, 2, 16),
-    ("diff_v2", "a"):               (2, 13, 2, 12, 10, 37,  6, 2,  8),
-    ("diff_v2", "b"):               (2, 72, 2, 16,  8, 40,  2, 1, 16),
-    ("diff_v2_cross_group", "a"):   (3,  7, 2, 12, 10, 37,  6, 3,  8),  # odd NKV: unequal groups
-    ("diff_v2_cross_group", "b"):   (2, 72, 2, 16,  8, 40,  2, 2, 16),
-    ("diff_v2_no_lambda", "a"):     (2, 13, 2, 12, 10, 37,  4, 2,  8),
-    ("diff_v2_no_lambda", "b"):     (2, 65, 2, 16,  8, 40,  2, 2, 16),
-    ("diff_v2_no_sigmoid", "a"):    (3,  7, 2, 12, 10, 37,  4, 2,  8),
-    ("diff_v2_no_sigmoid", "b"):    (2, 65, 2, 16,  8, 40,  2, 1, 16),
-    ("diff_v1", "a"):               (2, 13, 2, 12, 10, 37,  8, 4,  8),  # 2 key pairs, each read twice
-    ("diff_v1", "b"):               (2, 72, 3, 16,  8, 40,  2, 2, 16),  # lambda_init of 3 layers
-    ("diff_scalar", "a"):           (2, 13, 2, 12, 10, 37,  4, 2,  8),
-    ("diff_scalar", "b"):           (2, 65, 2, 16,  8, 40,  3, 1, 16),
-    ("off_by_one", "a"):            (3,  7, 2, 12, 10, 37,  4, 2,  8),
-    ("off_by_one", "b"):            (2, 72, 2, 16,  8, 40,  2, 2, 16),
-    ("sink", "a"):                  (2, 13, 2, 12, 10, 37,  6, 2,  8),
-    ("sink", "b"):                  (2, 65, 2, 16,  8, 40,  3, 1, 16),
-    ("gated_head", "a"):            (3,  7, 2, 12, 10, 37,  4, 2,  8),
-    ("gated_head", "b"):            (2, 72, 2, 16,  8, 40,  2, 2, 16),
-    ("gated_elem", "a"):            (2, 13, 2, 12, 10, 37,  6, 2,  8),
-    ("gated_elem", "b"):            (2, 65, 2, 16,  8, 40,  3, 1, 16),
-    ("diff_v1", "c"):               (2, 13, 2, 12, 10, 37,  8, 4,  8),
-    ("diff_scalar", "c"):           (2, 13, 2, 12, 10, 37,  4, 2,  8),
+    ("baseline", "a"): (3, 7, 2, 12, 10, 37, 6, 2, 8),
+    ("baseline", "b"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("diff_v2", "b"): (2, 72, 2, 16, 8, 40, 2, 1, 16),
+    ("diff_v2_cross_group", "a"): (3, 7, 2, 12, 10, 37, 6, 3, 8),  # odd NKV: unequal groups
+    ("diff_v2_cross_group", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2_no_lambda", "a"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2_no_lambda", "b"): (2, 65, 2, 16, 8, 40, 2, 2, 16),
+    ("diff_v2_no_sigmoid", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2_no_sigmoid", "b"): (2, 65, 2, 16, 8, 40, 2, 1, 16),
+    ("diff_v1", "a"): (2, 13, 2, 12, 10, 37, 8, 4, 8),  # 2 key pairs, each read twice
+    ("diff_v1", "b"): (2, 72, 3, 16, 8, 40, 2, 2, 16),  # lambda_init of 3 layers
+    ("diff_scalar", "a"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_scalar", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("off_by_one", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("off_by_one", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("sink", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("sink", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("gated_head", "a"): (3, 7, 2, 12, 10, 37, 4, 2, 8),
+    ("gated_head", "b"): (2, 72, 2, 16, 8, 40, 2, 2, 16),
+    ("gated_elem", "a"): (2, 13, 2, 12, 10, 37, 6, 2, 8),
+    ("gated_elem", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
+    ("diff_v1", "c"): (2, 13, 2, 12, 10, 37, 8, 4, 8),
+    ("diff_scalar", "c"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
 }
 Size = namedtuple("Size", "tied theta eps")
 SIZES = {"a": Size(False, 10000.0, 1e-5), "b": Size(True, 500.0, 1e-5), "c": Size(False, 10000.0, 0.02)}
@@ -58,14 +59,32 @@ SIZES = {"a": Size(False, 10000.0, 1e-5), "b": Size(True, 500.0, 1e-5), "c": Siz
 
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     llama = attention == "baseline"  # the format writes a baseline as the Llama that it is
-    kind = ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} if llama else
-            {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention})
-    rest = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-            "bos_token_id": None, "eos_token_id": None} if llama else {}
-    return {**kind, "vocab_size": V, "hidden_size": C, "num_hidden_layers": L,
-            "num_attention_heads": NH, "num_key_value_heads": NKV, "head_dim": D,
-            "intermediate_size": F, "max_position_embeddings": T, "rope_theta": size.theta,
-            "rms_norm_eps": size.eps, "tie_word_embeddings": size.tied, "torch_dtype": "float32", **rest}
+    kind = (
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+        if llama
+        else {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention}
+    )
+    rest = (
+        {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
+        if llama
+        else {}
+    )
+    return {
+        **kind,
+        "vocab_size": V,
+        "hidden_size": C,
+        "num_hidden_layers": L,
+        "num_attention_heads": NH,
+        "num_key_value_heads": NKV,
+        "head_dim": D,
+        "intermediate_size": F,
+        "max_position_embeddings": T,
+        "rope_theta": size.theta,
+        "rms_norm_eps": size.eps,
+        "tie_word_embeddings": size.tied,
+        "torch_dtype": "float32",
+        **rest,
+    }
 
 
 def safetensors_bytes(tensors, dtype):
@@ -73,8 +92,7 @@ def safetensors_bytes(tensors, dtype):
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     arrays = [np.ascontiguousarray(t.detach().numpy(), DTYPES[dtype]) for t in tensors.values()]
     for name, array in zip(tensors, arrays):
-        header[name] = {"dtype": dtype, "shape": list(array.shape),
-                        "data_offsets": [offset, offset + array.nbytes]}
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -84,12 +102,12 @@ def safetensors_bytes(tensors, dtype):
 def safetensors_arrays(data):
     """The arrays of such a file by name, in order of their data."""
     (size,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8:8 + size])
+    header = json.loads(data[8 : 8 + size])
     header.pop("__metadata__", None)
     arrays = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
-        raw = data[8 + size + begin:8 + size + end]
+        raw = data[8 + size + begin : 8 + size + end]
         arrays[name] = np.frombuffer(raw, DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return arrays
 
@@ -122,11 +140,13 @@ def make_fixture(seed, variant, size, shape):
     for name, grad in grads.items():  # a gradient that is lost in rounding would test nothing
         assert grad.abs().max() > 1e-3, f"{variant}_{size}: {name} has too small a gradient"
     dump = lambda value: (json.dumps(value, indent=2) + "\n").encode()
-    return {"config.json": dump(config),
-            "model.safetensors": safetensors_bytes(weights, "F32"),
-            "tokens.bin": token_shard_bytes(stream),
-            "batch.json": dump({"batch_size": B, "seq_len": T}),
-            "grads.safetensors": safetensors_bytes(grads, "F64")}
+    return {
+        "config.json": dump(config),
+        "model.safetensors": safetensors_bytes(weights, "F32"),
+        "tokens.bin": token_shard_bytes(stream),
+        "batch.json": dump({"batch_size": B, "seq_len": T}),
+        "grads.safetensors": safetensors_bytes(grads, "F64"),
+    }
 
 
 def relative_difference(data, expected):
@@ -144,10 +164,12 @@ def check_fixture(directory, files):
     present = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
     if present != sorted(files):
         return [f"{directory.name}: has {present}, expected {sorted(files)}"], math.nan
-    faults = [f"{directory.name}/{name}: differs" for name, expected in files.items()
-              if name != "grads.safetensors" and (directory / name).read_bytes() != expected]
-    difference = relative_difference((directory / "grads.safetensors").read_bytes(),
-                                     files["grads.safetensors"])
+    faults = [
+        f"{directory.name}/{name}: differs"
+        for name, expected in files.items()
+        if name != "grads.safetensors" and (directory / name).read_bytes() != expected
+    ]
+    difference = relative_difference((directory / "grads.safetensors").read_bytes(), files["grads.safetensors"])
     if not difference <= TOLERANCE:
         faults.append(f"{directory.name}/grads.safetensors: differs by {difference:.1e}")
     return faults, difference

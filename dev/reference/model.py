@@ -10,6 +10,7 @@ The model as plain tensor code: what every other implementation of it is compare
            DQ width of queries and keys, DV width of values; always H*DV = NH*D
   numerics whatever dtype the weights have; nothing is fused, cached or approximated
 """
+
 import math
 from collections import namedtuple
 from typing import NamedTuple
@@ -20,30 +21,30 @@ import torch.nn.functional as F
 
 
 class Variant(NamedTuple):
-    maps: int      # attention maps per output head: 1, or 2 of which the second is subtracted
+    maps: int  # attention maps per output head: 1, or 2 of which the second is subtracted
     key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
-    v_width: int   # width of a value head in units of D
-    pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
-    factor: str    # what the second map is multiplied with, a key of FACTORS
-    norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
-    eps: float     # of that norm; None: the configuration's rms_norm_eps
-    gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
-    sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
+    v_width: int  # width of a value head in units of D
+    pair: str  # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
+    factor: str  # what the second map is multiplied with, a key of FACTORS
+    norm: str  # of the heads before o_proj: over each head's DV, or over all NH*D
+    eps: float  # of that norm; None: the configuration's rms_norm_eps
+    gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
+    sink: str  # one more logit in each softmax, its column dropped: 0, or learned per head
 
 
 VARIANTS = {
     #                              maps key_sets v_width pair factor     norm    eps   gate    sink
-    "baseline":            Variant(1,   1,       1, "next", "none",      "none", None, "none", "none"),
-    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", None, "none", "none"),
-    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", None, "none", "none"),
-    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", None, "none", "none"),
-    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", None, "none", "none"),
-    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", 1e-5, "none", "none"),
-    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  None, "none", "none"),
-    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", None, "none", "zero"),
-    "sink":                Variant(1,   1,       1, "next", "none",      "none", None, "none", "learned"),
-    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", None, "head", "none"),
-    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", None, "elem", "none"),
+    "baseline": Variant(1, 1, 1, "next", "none", "none", None, "none", "none"),
+    "diff_v2": Variant(2, 1, 1, "next", "sigmoid", "none", None, "none", "none"),
+    "diff_v2_cross_group": Variant(2, 1, 1, "half", "sigmoid", "none", None, "none", "none"),
+    "diff_v2_no_lambda": Variant(2, 1, 1, "next", "one", "none", None, "none", "none"),
+    "diff_v2_no_sigmoid": Variant(2, 1, 1, "next", "linear", "none", None, "none", "none"),
+    "diff_v1": Variant(2, 2, 2, "next", "exp", "head", 1e-5, "none", "none"),
+    "diff_scalar": Variant(2, 2, 1, "next", "scalar", "all", None, "none", "none"),
+    "off_by_one": Variant(1, 1, 1, "next", "none", "none", None, "none", "zero"),
+    "sink": Variant(1, 1, 1, "next", "none", "none", None, "none", "learned"),
+    "gated_head": Variant(1, 1, 1, "next", "none", "none", None, "head", "none"),
+    "gated_elem": Variant(1, 1, 1, "next", "none", "none", None, "elem", "none"),
 }
 
 
@@ -86,10 +87,10 @@ def exp_lambda(w, layer):
 
 FACTORS = {
     "sigmoid": lambda w, x, layer: torch.sigmoid(projected_lambda(w, x)),
-    "linear":  lambda w, x, layer: projected_lambda(w, x),
-    "one":     lambda w, x, layer: 1.0,
-    "exp":     lambda w, x, layer: exp_lambda(w, layer),
-    "scalar":  lambda w, x, layer: w["self_attn.lambda"],
+    "linear": lambda w, x, layer: projected_lambda(w, x),
+    "one": lambda w, x, layer: 1.0,
+    "exp": lambda w, x, layer: exp_lambda(w, layer),
+    "scalar": lambda w, x, layer: w["self_attn.lambda"],
 }
 
 
@@ -102,7 +103,7 @@ def rope(x, theta):
     T, half = x.shape[1], x.shape[3] // 2
     frequency = theta ** (-torch.arange(half, dtype=x.dtype) / half)
     angle = torch.arange(T, dtype=x.dtype)[:, None] * frequency  # (T,d/2)
-    cos, sin = angle.cos()[:, None], angle.sin()[:, None]        # (T,1,d/2), for every head
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]  # (T,1,d/2), for every head
     x1, x2 = x[..., :half], x[..., half:]
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
@@ -132,8 +133,8 @@ def attention(config, w, x, layer):
     outputs = []
     for m in range(v.maps):
         q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
-        g = q // (s.NQ // s.NV)                                        # its value head
-        k = g * v.key_sets + m % v.key_sets                            # its key head
+        g = q // (s.NQ // s.NV)  # its value head
+        k = g * v.key_sets + m % v.key_sets  # its key head
         scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
         outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink), value[:, :, g]))
 
@@ -162,7 +163,7 @@ def forward(config, weights, tokens):
     x = embedding[tokens]  # (B,T,C)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
-        w = {name[len(prefix):]: t for name, t in weights.items() if name.startswith(prefix)}
+        w = {name[len(prefix) :]: t for name, t in weights.items() if name.startswith(prefix)}
         x = x + attention(config, w, rmsnorm(x, w["input_layernorm.weight"], eps), layer)
         x = x + mlp(w, rmsnorm(x, w["post_attention_layernorm.weight"], eps))
     return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T
@@ -183,24 +184,24 @@ def tensor_table(config):
     norm = lambda width: ((width,), 1, 0.2)
     vector = ((config["head_dim"],), 0, 0.5)
     layer_rows = [  # present, name, shape and values
-        (True,                           "input_layernorm.weight",          norm(C)),
-        (True,                           "self_attn.q_proj.weight",         linear(s.NQ * s.DQ, C)),
-        (True,                           "self_attn.k_proj.weight",         linear(s.NK * s.DQ, C)),
-        (True,                           "self_attn.v_proj.weight",         linear(s.NV * s.DV, C)),
-        (v.factor == "sigmoid",          "self_attn.lambda_proj.weight",    linear(NH, C)),
-        (v.factor == "linear",           "self_attn.lambda_proj.weight",    linear(NH, C)),
-        (v.gate == "head",               "self_attn.gate_proj.weight",      linear(NH, C)),
-        (v.gate == "elem",               "self_attn.gate_proj.weight",      linear(ND, C)),
-        (True,                           "self_attn.o_proj.weight",         linear(C, ND)),
-        (v.norm == "head",               "self_attn.subln.weight",          norm(s.DV)),
-        (v.norm == "all",                "self_attn.subln.weight",          norm(ND)),
-        *((v.factor == "exp",            "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
-        (v.factor == "scalar",           "self_attn.lambda",                ((1,), 0.5, 0.2)),
-        (v.sink == "learned",            "self_attn.sinks",                 ((NH,), 0, 1)),
-        (True,                           "post_attention_layernorm.weight", norm(C)),
-        (True,                           "mlp.gate_proj.weight",            linear(F_, C)),
-        (True,                           "mlp.up_proj.weight",              linear(F_, C)),
-        (True,                           "mlp.down_proj.weight",            linear(C, F_)),
+        (True, "input_layernorm.weight", norm(C)),
+        (True, "self_attn.q_proj.weight", linear(s.NQ * s.DQ, C)),
+        (True, "self_attn.k_proj.weight", linear(s.NK * s.DQ, C)),
+        (True, "self_attn.v_proj.weight", linear(s.NV * s.DV, C)),
+        (v.factor == "sigmoid", "self_attn.lambda_proj.weight", linear(NH, C)),
+        (v.factor == "linear", "self_attn.lambda_proj.weight", linear(NH, C)),
+        (v.gate == "head", "self_attn.gate_proj.weight", linear(NH, C)),
+        (v.gate == "elem", "self_attn.gate_proj.weight", linear(ND, C)),
+        (True, "self_attn.o_proj.weight", linear(C, ND)),
+        (v.norm == "head", "self_attn.subln.weight", norm(s.DV)),
+        (v.norm == "all", "self_attn.subln.weight", norm(ND)),
+        *((v.factor == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
+        (v.factor == "scalar", "self_attn.lambda", ((1,), 0.5, 0.2)),
+        (v.sink == "learned", "self_attn.sinks", ((NH,), 0, 1)),
+        (True, "post_attention_layernorm.weight", norm(C)),
+        (True, "mlp.gate_proj.weight", linear(F_, C)),
+        (True, "mlp.up_proj.weight", linear(F_, C)),
+        (True, "mlp.down_proj.weight", linear(C, F_)),
     ]
     table = [("model.embed_tokens.weight", (V, C), 0, 0.5)]
     for layer in range(config["num_hidden_layers"]):

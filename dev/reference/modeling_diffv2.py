@@ -11,6 +11,7 @@ T x T matrix per head and map, and no cache, so generate() computes the whole te
   numerics  parameters and activations in the dtype the model was loaded with; angles float64;
             softmax, norms and loss at least float32
 """
+
 import math
 from collections import namedtuple
 from typing import NamedTuple
@@ -23,30 +24,30 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class Variant(NamedTuple):
-    maps: int      # attention maps per output head: 1, or 2 of which the second is subtracted
+    maps: int  # attention maps per output head: 1, or 2 of which the second is subtracted
     key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
-    v_width: int   # width of a value head in units of D
-    pair: str      # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
-    factor: str    # what the second map is multiplied with, see Attention.factor
-    norm: str      # of the heads before o_proj: over each head's DV, or over all NH*D
-    eps: float     # of that norm; None: the configuration's rms_norm_eps
-    gate: str      # sigmoid gate on the heads before o_proj: per head, or per element
-    sink: str      # one more logit in each softmax, its column dropped: 0, or learned per head
+    v_width: int  # width of a value head in units of D
+    pair: str  # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
+    factor: str  # what the second map is multiplied with, see Attention.factor
+    norm: str  # of the heads before o_proj: over each head's DV, or over all NH*D
+    eps: float  # of that norm; None: the configuration's rms_norm_eps
+    gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
+    sink: str  # one more logit in each softmax, its column dropped: 0, or learned per head
 
 
 VARIANTS = {
     #                              maps key_sets v_width pair factor     norm    eps   gate    sink
-    "baseline":            Variant(1,   1,       1, "next", "none",      "none", None, "none", "none"),
-    "diff_v2":             Variant(2,   1,       1, "next", "sigmoid",   "none", None, "none", "none"),
-    "diff_v2_cross_group": Variant(2,   1,       1, "half", "sigmoid",   "none", None, "none", "none"),
-    "diff_v2_no_lambda":   Variant(2,   1,       1, "next", "one",       "none", None, "none", "none"),
-    "diff_v2_no_sigmoid":  Variant(2,   1,       1, "next", "linear",    "none", None, "none", "none"),
-    "diff_v1":             Variant(2,   2,       2, "next", "exp",       "head", 1e-5, "none", "none"),
-    "diff_scalar":         Variant(2,   2,       1, "next", "scalar",    "all",  None, "none", "none"),
-    "off_by_one":          Variant(1,   1,       1, "next", "none",      "none", None, "none", "zero"),
-    "sink":                Variant(1,   1,       1, "next", "none",      "none", None, "none", "learned"),
-    "gated_head":          Variant(1,   1,       1, "next", "none",      "none", None, "head", "none"),
-    "gated_elem":          Variant(1,   1,       1, "next", "none",      "none", None, "elem", "none"),
+    "baseline": Variant(1, 1, 1, "next", "none", "none", None, "none", "none"),
+    "diff_v2": Variant(2, 1, 1, "next", "sigmoid", "none", None, "none", "none"),
+    "diff_v2_cross_group": Variant(2, 1, 1, "half", "sigmoid", "none", None, "none", "none"),
+    "diff_v2_no_lambda": Variant(2, 1, 1, "next", "one", "none", None, "none", "none"),
+    "diff_v2_no_sigmoid": Variant(2, 1, 1, "next", "linear", "none", None, "none", "none"),
+    "diff_v1": Variant(2, 2, 2, "next", "exp", "head", 1e-5, "none", "none"),
+    "diff_scalar": Variant(2, 2, 1, "next", "scalar", "all", None, "none", "none"),
+    "off_by_one": Variant(1, 1, 1, "next", "none", "none", None, "none", "zero"),
+    "sink": Variant(1, 1, 1, "next", "none", "none", None, "none", "learned"),
+    "gated_head": Variant(1, 1, 1, "next", "none", "none", None, "head", "none"),
+    "gated_elem": Variant(1, 1, 1, "next", "none", "none", None, "elem", "none"),
 }
 
 # H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
@@ -55,12 +56,25 @@ Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
 
 class DiffV2Config(PretrainedConfig):
     """config.json of a checkpoint; a plain Llama config has no key `attention`."""
+
     model_type = "diffv2"
 
-    def __init__(self, attention="baseline", vocab_size=256, hidden_size=128, num_hidden_layers=4,
-                 num_attention_heads=4, num_key_value_heads=2, head_dim=32, intermediate_size=352,
-                 max_position_embeddings=256, rope_theta=10000.0, rms_norm_eps=1e-5,
-                 tie_word_embeddings=False, **others):
+    def __init__(
+        self,
+        attention="baseline",
+        vocab_size=256,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        intermediate_size=352,
+        max_position_embeddings=256,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=False,
+        **others,
+    ):
         if attention not in VARIANTS or others.get("rope_parameters") or others.get("rope_scaling"):
             raise ValueError(f"attention must be one of {', '.join(VARIANTS)}, and rope_theta at the top")
         self.attention = attention
@@ -158,8 +172,8 @@ class Attention(nn.Module):
         outputs = []
         for m in range(v.maps):
             q = head + m * s.H if v.pair == "half" else head * v.maps + m  # its query head, (H)
-            g = q // (s.NQ // s.NV)                                        # its value head
-            k = g * v.key_sets + m % v.key_sets                            # its key head
+            g = q // (s.NQ // s.NV)  # its value head
+            k = g * v.key_sets + m % v.key_sets  # its key head
             scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
             a = causal_softmax(wide(scores), sink if sink is None else wide(sink)).to(x.dtype)
             outputs.append(torch.einsum("bhts,bshd->bthd", a, value[:, :, g]))

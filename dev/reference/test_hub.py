@@ -7,6 +7,7 @@ gradients of every parameter, from the same directory and the same tokens, must 
              of a few hundred products, and gradients that are differences of larger numbers.
   needs      PyTorch 2.4, transformers 4.57, numpy or newer, and train_diffv2 built in the repository's root
 """
+
 import json
 import os
 import subprocess
@@ -97,8 +98,9 @@ def expect_close(found, expected, dtype, what):
 def train(name, *arguments):
     """The checkpoint directory of a short run."""
     out = directory(f"runs/{name}")
-    succeed("--train-data", tokens_and_shard()[1], "--seq-len", T, "--batch-size", B, "--steps", 5, "--out", out,
-            *arguments)
+    succeed(
+        "--train-data", tokens_and_shard()[1], "--seq-len", T, "--batch-size", B, "--steps", 5, "--out", out, *arguments
+    )
     return out / "checkpoints" / "step_00000005"
 
 
@@ -137,8 +139,10 @@ def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and
 def test_half_precision_computes_nearly_the_same_loss():
     for path in sorted(FIXTURES.glob("*_b")):
         batch = torch.arange(2 * 40).view(2, 40) * 7 % 40
-        loss = [open_model(path, dtype)(input_ids=batch, labels=batch).loss.item()
-                for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+        loss = [
+            open_model(path, dtype)(input_ids=batch, labels=batch).loss.item()
+            for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        ]
         # 8 and 11 bits of mantissa, a few roundings per layer, averaged over 78 targets
         assert abs(loss[1] - loss[0]) < 0.1 and abs(loss[2] - loss[0]) < 0.02, f"{path.name}: {loss}"
 
@@ -176,15 +180,33 @@ for path in sys.argv[1:]:
 
 
 def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_program():
-    odd = train("odd", "--attention", "baseline", "--layers", 2, "--hidden", 24, "--heads", 7, "--kv-heads", 1,
-                "--head-dim", 8, "--ffn", 20, "--vocab", V)  # 24 is no multiple of 7: no Llama in transformers 5
+    odd = train(
+        "odd",
+        "--attention",
+        "baseline",
+        "--layers",
+        2,
+        "--hidden",
+        24,
+        "--heads",
+        7,
+        "--kv-heads",
+        1,
+        "--head-dim",
+        8,
+        "--ffn",
+        20,
+        "--vocab",
+        V,
+    )  # 24 is no multiple of 7: no Llama in transformers 5
     paths = sorted(FIXTURES.iterdir()) + [odd]
     exported = []
     for path in paths:
         exported.append(Path(WORK.name) / "exported" / path.name)
         subprocess.run([sys.executable, HERE / "export_hub.py", path, exported[-1]], check=True)
-    done = subprocess.run([sys.executable, "-c", OPEN_ELSEWHERE, *exported], capture_output=True, text=True,
-                          cwd=WORK.name)
+    done = subprocess.run(
+        [sys.executable, "-c", OPEN_ELSEWHERE, *exported], capture_output=True, text=True, cwd=WORK.name
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) == len(paths), done.stdout
@@ -192,8 +214,10 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
     for path, out, (loss, name) in zip(paths, exported, lines):
         plain = path.name.startswith("baseline")
         assert name == ("LlamaForCausalLM" if plain else "DiffV2ForCausalLM"), f"{path.name} is a {name}"
-        for model in (open_model(path, model_class=DiffV2ForCausalLM if path is odd else AutoModelForCausalLM),
-                      open_model(out)):  # here, where the code was imported too
+        for model in (
+            open_model(path, model_class=DiffV2ForCausalLM if path is odd else AutoModelForCausalLM),
+            open_model(out),
+        ):  # here, where the code was imported too
             assert abs(model(input_ids=batch, labels=batch).loss.item() - float(loss)) < 1e-6, path.name
         if path is odd:
             expect_close(gradients_of_model(model), gradients_of_program(out), torch.float32, "odd heads")
@@ -212,19 +236,29 @@ def test_what_transformers_saves_of_our_models_loads_in_the_program():
 # Llama directories as transformers writes them.
 LLAMAS = [
     # dtype      tied   NH NKV  D theta     shards    rope_theta is   why
-    ("float32",  False, 4, 4,  8, 10000.0, "1GB",   "as saved"),   # the plainest
-    ("float32",  True,  4, 2,  8, 500.0,   "8KB",   "as saved"),   # no lm_head in any shard
-    ("bfloat16", False, 4, 1, 16, 5e5,     "4KB",   "as saved"),   # NH*D is not C
-    ("bfloat16", True,  8, 2, 32, 500.0,   "1GB",   "at the top"),
-    ("float16",  False, 4, 2, 16, 500.0,   "8KB",   "at the top"),
-    ("float16",  True,  2, 1,  8, 10000.0, "2KB",   "absent"),     # older files leave the default out
+    ("float32", False, 4, 4, 8, 10000.0, "1GB", "as saved"),  # the plainest
+    ("float32", True, 4, 2, 8, 500.0, "8KB", "as saved"),  # no lm_head in any shard
+    ("bfloat16", False, 4, 1, 16, 5e5, "4KB", "as saved"),  # NH*D is not C
+    ("bfloat16", True, 8, 2, 32, 500.0, "1GB", "at the top"),
+    ("float16", False, 4, 2, 16, 500.0, "8KB", "at the top"),
+    ("float16", True, 2, 1, 8, 10000.0, "2KB", "absent"),  # older files leave the default out
 ]
 
 
 def llama_directory(path, dtype="float32", tied=False, NH=4, NKV=2, D=8, theta=500.0, shards="1GB", **more):
-    config = LlamaConfig(vocab_size=V, hidden_size=32, intermediate_size=20, num_hidden_layers=2,
-                         num_attention_heads=NH, num_key_value_heads=NKV, head_dim=D, rope_theta=theta,
-                         max_position_embeddings=64, tie_word_embeddings=tied, **more)
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=NH,
+        num_key_value_heads=NKV,
+        head_dim=D,
+        rope_theta=theta,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        **more,
+    )
     model, generator = LlamaForCausalLM(config), torch.Generator().manual_seed(7)
     with torch.no_grad():  # such that no gradient is negligible
         for p in model.parameters():
@@ -250,25 +284,37 @@ def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gr
 
 
 # What the program has no place for: the configuration or the keys added to a good one, and the words it must name.
-SCALINGS = [dict(rope_type="linear", factor=2.0), dict(rope_type="dynamic", factor=2.0),
-            dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                 original_max_position_embeddings=32)]
-REFUSED_LLAMAS = [(dict(attention_bias=True), "attention_bias is true"), (dict(mlp_bias=True), "mlp_bias is true"),
-                  (dict(hidden_act="gelu"), 'hidden_act is "gelu"')]
-REFUSED_KEYS = [(dict(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling"),
-                (dict(rope_scaling=SCALINGS[2]), "rope_scaling"), (dict(sliding_window=8), "sliding_window is 8"),
-                (dict(quantization_config={"bits": 4}), "quantization_config"),
-                (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 inside"),
-                (dict(model_type="mistral"), 'model_type is "mistral"')]
+SCALINGS = [
+    dict(rope_type="linear", factor=2.0),
+    dict(rope_type="dynamic", factor=2.0),
+    dict(
+        rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32
+    ),
+]
+REFUSED_LLAMAS = [
+    (dict(attention_bias=True), "attention_bias is true"),
+    (dict(mlp_bias=True), "mlp_bias is true"),
+    (dict(hidden_act="gelu"), 'hidden_act is "gelu"'),
+]
+REFUSED_KEYS = [
+    (dict(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling"),
+    (dict(rope_scaling=SCALINGS[2]), "rope_scaling"),
+    (dict(sliding_window=8), "sliding_window is 8"),
+    (dict(quantization_config={"bits": 4}), "quantization_config"),
+    (dict(rope_theta=7.0, rope_parameters={"rope_theta": 500.0}), "rope_theta is 7, but 500 inside"),
+    (dict(model_type="mistral"), 'model_type is "mistral"'),
+]
 REFUSED_CLASSES = ["Mistral", "Mixtral", "Qwen2", "Qwen3", "Gemma2", "Phi3", "Olmo2", "GPT2"]
 
 
 def expect_refusal(path, word):
     out = Path(WORK.name) / "refused.safetensors"
-    status, _, err = program("--init", path, "--dump-grads", out, "--train-data", tokens_and_shard()[1],
-                             "--batch-size", B, "--seq-len", T)
-    assert status in (1, 2) and err.count("\n") == 1 and word in err and not out.exists(), \
+    status, _, err = program(
+        "--init", path, "--dump-grads", out, "--train-data", tokens_and_shard()[1], "--batch-size", B, "--seq-len", T
+    )
+    assert status in (1, 2) and err.count("\n") == 1 and word in err and not out.exists(), (
         f"'{word}': status {status}, {err}"
+    )
 
 
 def test_what_the_program_has_no_place_for_is_refused_by_name():
@@ -305,8 +351,10 @@ def main():
             except AssertionError as error:
                 note, failed = f"FAILED: {error}", failed + 1
             print(f"{name[5:].replace('_', ' ')}: {note}", flush=True)
-    print(f"{failed} failed, largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in "
-          f"float32, PyTorch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}")
+    print(
+        f"{failed} failed, largest differences {WORST[torch.float64]:.1e} in float64, {WORST[torch.float32]:.1e} in "
+        f"float32, PyTorch {torch.__version__}, transformers {transformers.__version__}, numpy {np.__version__}"
+    )
     return 1 if failed else 0
 
 

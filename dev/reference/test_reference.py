@@ -5,6 +5,7 @@ Tests of model.py on its own: identities between variants, and a second formulat
 All in double precision on the shapes of the fixtures. Values are of order 1 and sums have fewer
 than 200 terms, so that two correct formulations agree to about 1e-14; 1e-12 leaves room.
 """
+
 import math
 import sys
 
@@ -55,8 +56,8 @@ def attention_by_loops(config, w, x, layer):
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
 
     def rotated(row, head, t):  # element i and i + DQ/2 as one complex number
-        z = row[head * DQ:(head + 1) * DQ]
-        z = z[:DQ // 2] + 1j * z[DQ // 2:]
+        z = row[head * DQ : (head + 1) * DQ]
+        z = z[: DQ // 2] + 1j * z[DQ // 2 :]
         return z * np.exp(1j * t * config["rope_theta"] ** (-2 * np.arange(DQ // 2) / DQ))
 
     def one_map(t, query_head, key_head, value_head, sink=None):
@@ -64,7 +65,7 @@ def attention_by_loops(config, w, x, layer):
         dots = [(a * rotated(k[u], key_head, u).conj()).real.sum() for u in range(t + 1)]
         e = [math.exp(dot / math.sqrt(DQ)) for dot in dots]
         total = sum(e) + (0 if sink is None else math.exp(sink))
-        return sum(e[u] / total * v[u, value_head * DV:(value_head + 1) * DV] for u in range(t + 1))
+        return sum(e[u] / total * v[u, value_head * DV : (value_head + 1) * DV] for u in range(t + 1))
 
     def mean_square_normed(row, eps):
         return row / np.sqrt((row * row).mean() + eps) * w["self_attn.subln.weight"]
@@ -94,7 +95,7 @@ def attention_by_loops(config, w, x, layer):
             else:
                 sink = {"off_by_one": 0.0, "sink": w.get("self_attn.sinks", np.zeros(NH))[i]}.get(name)
                 o = one_map(t, i, i // group, i // group, sink)
-            out[t, i * DV:(i + 1) * DV] = o
+            out[t, i * DV : (i + 1) * DV] = o
         if name == "diff_scalar":
             out[t] = mean_square_normed(out[t], config["rms_norm_eps"])
         if name.startswith("gated"):
@@ -109,7 +110,7 @@ def test_attention_equals_the_table_written_as_loops():
         x = np.random.RandomState(3).standard_normal((11, config["hidden_size"]))
         for layer in (0, 2):  # diff_v1 depends on the layer
             prefix = f"model.layers.{layer}."
-            w = {n[len(prefix):]: t for n, t in weights.items() if n.startswith(prefix)}
+            w = {n[len(prefix) :]: t for n, t in weights.items() if n.startswith(prefix)}
             expected = torch.from_numpy(attention_by_loops(config, w, x, layer))
             got = model.attention(config, w, torch.from_numpy(x)[None], layer)[0]
             expect_close(got, expected, f"{variant} {size} layer {layer}")
@@ -141,7 +142,7 @@ def test_a_token_changes_its_own_logits_and_no_earlier_ones():
         a, b = model.forward(config, weights, tokens), model.forward(config, weights, changed)
         expect_close(b[:, :t], a[:, :t], f"{variant} {size} before")
         expect_different(b[:, t], a[:, t], f"{variant} {size} at t")
-        expect_different(b[:, t + 1:], a[:, t + 1:], f"{variant} {size} after")
+        expect_different(b[:, t + 1 :], a[:, t + 1 :], f"{variant} {size} after")
 
 
 def test_rope_equals_interleaved_pairs_after_a_permutation_of_rows():
@@ -164,8 +165,9 @@ def test_rope_makes_scores_depend_on_the_distance_only():
 def test_sink_at_zero_is_off_by_one_and_at_minus_infinity_baseline():
     for size in "ab":
         config, weights, tokens, _ = case("sink", size)
-        expected = {name: model.forward({**config, "attention": name}, weights, tokens)
-                    for name in ("off_by_one", "baseline")}
+        expected = {
+            name: model.forward({**config, "attention": name}, weights, tokens) for name in ("off_by_one", "baseline")
+        }
         expect_different(expected["off_by_one"], expected["baseline"], "off_by_one, baseline")
         for name, logit in (("off_by_one", 0.0), ("baseline", -1e4)):
             w = {n: torch.full_like(t, logit) if n.endswith("sinks") else t for n, t in weights.items()}
@@ -241,7 +243,7 @@ def test_cross_group_with_its_query_heads_reordered_differs_only_by_the_second_m
         # With the same keys and values in every group, groups do not matter.
         for p in "kv":
             name = f"model.layers.0.self_attn.{p}_proj.weight"
-            block = weights[name][:config["head_dim"]].repeat(config["num_key_value_heads"], 1)
+            block = weights[name][: config["head_dim"]].repeat(config["num_key_value_heads"], 1)
             weights[name] = w[name] = block
         expect_close(model.forward(config, weights, tokens), model.forward(other, w, tokens), size)
 
@@ -264,8 +266,11 @@ def test_gradients_equal_a_central_difference_along_a_random_direction():
 
 
 def test_what_has_no_meaning_is_refused():
-    for variant, changes in (("diff_v2_cross_group", {"NKV": 1}), ("diff_v1", {"NH": 3, "NKV": 3}),
-                             ("baseline", {"NH": 3, "NKV": 2})):
+    for variant, changes in (
+        ("diff_v2_cross_group", {"NKV": 1}),
+        ("diff_v1", {"NH": 3, "NKV": 3}),
+        ("baseline", {"NH": 3, "NKV": 2}),
+    ):
         try:
             case(variant, "a", **changes)
         except ValueError:
@@ -282,8 +287,10 @@ def main():
             except AssertionError as error:
                 note, failed = f"FAILED: {error}", failed + 1
             print(f"{name[5:].replace('_', ' ')}: {note}")
-    print(f"{failed} failed, largest relative difference {WORST[0]:.1e}, "
-          f"PyTorch {torch.__version__}, numpy {np.__version__}")
+    print(
+        f"{failed} failed, largest relative difference {WORST[0]:.1e}, "
+        f"PyTorch {torch.__version__}, numpy {np.__version__}"
+    )
     return 1 if failed else 0
 
 

@@ -1,4 +1,5 @@
 """analysis.py: from run directories to numbers: what is compared, by how much, and how sure that is."""
+
 import json
 import math
 import os
@@ -32,16 +33,16 @@ class Run:
     name: str
     arm: str
     label: str
-    lr: float                                   # of the first step
+    lr: float  # of the first step
     seed: int
-    info: dict                                  # run.json
-    history: list                               # [(step, options)]: which hold after which step
-    last: int = 0                               # step of the log
+    info: dict  # run.json
+    history: list  # [(step, options)]: which hold after which step
+    last: int = 0  # step of the log
     state: str = ""
-    train: list = field(default_factory=list)   # records, one per step
-    val: dict = field(default_factory=dict)     # step -> loss
+    train: list = field(default_factory=list)  # records, one per step
+    val: dict = field(default_factory=dict)  # step -> loss
     layers: dict = field(default_factory=dict)  # step -> records of its layers
-    read: list = field(default_factory=list)    # [(step, what validation reads)]
+    read: list = field(default_factory=list)  # [(step, what validation reads)]
     eval: dict | None = None
 
     @property
@@ -57,7 +58,10 @@ class Run:
     def tokens_at(self, step):
         """Tokens that the first `step` steps read."""
         ends = [begin for begin, _ in self.history[1:]] + [step]
-        return sum(max(0, min(end, step) - begin) * int(options["total-batch"]) for (begin, options), end in zip(self.history, ends))
+        return sum(
+            max(0, min(end, step) - begin) * int(options["total-batch"])
+            for (begin, options), end in zip(self.history, ends)
+        )
 
     @property
     def tokens(self):
@@ -70,7 +74,9 @@ class Run:
     @property
     def changes(self):
         """What later starts changed, in words, of the options that matter to the numbers."""
-        return [f"--{key} {self.over_time(key)}" for key in in_force.REPORTED if len(in_force.values(self.history, key)) > 1]
+        return [
+            f"--{key} {self.over_time(key)}" for key in in_force.REPORTED if len(in_force.values(self.history, key)) > 1
+        ]
 
     def said(self, key):
         """revision or host, of all starts."""
@@ -103,11 +109,23 @@ def load_run(directory, arm=None, label=None, left_out=None):
     info = rundirs.read_run(directory)
     entries = in_force.history(info)
     options = entries[0][1]
-    run = Run(directory, directory.name, arm or options["attention"], label or arm or options["attention"], float(options["lr"]), int(options["seed"]), info, entries)
+    run = Run(
+        directory,
+        directory.name,
+        arm or options["attention"],
+        label or arm or options["attention"],
+        float(options["lr"]),
+        int(options["seed"]),
+        info,
+        entries,
+    )
     broken, by_step = [], {}
     log = rundirs.read_log(directory / "log.jsonl", broken)
     if broken:
-        left_out.append(f"{directory}/log.jsonl: line {broken[0]}" + (f" and {len(broken) - 1} more are no records" if broken[1:] else " is no record"))
+        left_out.append(
+            f"{directory}/log.jsonl: line {broken[0]}"
+            + (f" and {len(broken) - 1} more are no records" if broken[1:] else " is no record")
+        )
     for r in log:
         kind, step = r["kind"], r["step"]
         if kind == "train":
@@ -134,15 +152,16 @@ def load_run(directory, arm=None, label=None, left_out=None):
 @dataclass
 class Study:
     """What a report is about."""
+
     title: str
     question: str
     reference: str
-    arms: dict     # name -> label, in order
+    arms: dict  # name -> label, in order
     runs: list
     missing: list  # names of planned runs that have not begun
-    notes: list    # what a reader must know
+    notes: list  # what a reader must know
     left_out: list  # what could not be read, a line each
-    live: bool     # whether a lab or a run is at work
+    live: bool  # whether a lab or a run is at work
     problems: list = field(default_factory=list)  # what keeps the runs from being compared, a line each
 
 
@@ -162,7 +181,9 @@ def find_runs(path):
     lab = rundirs.read_lab(path)
     if lab:
         labels = {arm: keys.get("label", arm) for arm, keys in lab["arms"].items()}
-        return [(path / r["name"], r["arm"], labels.get(r["arm"])) for r in lab["runs"] if holds_run(path / r["name"])], lab
+        return [
+            (path / r["name"], r["arm"], labels.get(r["arm"])) for r in lab["runs"] if holds_run(path / r["name"])
+        ], lab
     if holds_run(path):
         return [(path, None, None)], None
     if not path.is_dir():
@@ -213,7 +234,9 @@ def load(paths, reference=None):
         raise NothingYet(f"{paths[0]}: no run of the plan has begun")
     labs = [lab for lab in labs if lab]
     planned = next((lab["reference"] for lab in labs), None)
-    study.reference = reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
+    study.reference = (
+        reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
+    )
     if study.reference not in study.arms:
         raise RunError(f"--reference {study.reference}: there is no such arm; there is: {', '.join(study.arms)}")
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
@@ -241,7 +264,9 @@ def separate(study):
         apart = first.directory.parent != run.directory.parent
         place = run.directory.parent if apart else run.directory
         arm, label = f"{run.arm} ({place})", f"{run.label} ({place})"
-        for other in [r for r in study.runs if r.arm == run.arm and (r.directory.parent == place if apart else r is run)]:
+        for other in [
+            r for r in study.runs if r.arm == run.arm and (r.directory.parent == place if apart else r is run)
+        ]:
             other.arm, other.label = arm, label
             seen.setdefault((arm, other.lr, other.seed), other)
         study.arms[arm] = label
@@ -262,17 +287,29 @@ def check(study):
     for run in study.runs:
         key = (run.arm, run.lr, run.seed)
         if key in seen:
-            problems.append(f"{run.directory} and {seen[key].directory} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
+            problems.append(
+                f"{run.directory} and {seen[key].directory} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}"
+            )
         seen.setdefault(key, run)
         for name in ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"):
             other = next(r for r in study.runs if r.arm == run.arm)
             if other.options.get(name) != run.options.get(name):
-                problems.append(f"--{name}: {other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}, both of arm {run.arm}")
-    study.notes += [f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes]
-    study.notes += [f"{run.name} went to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: a trainer resumed it that did not write down under which options."
-                    for run in study.runs if run.last > int(run.options["steps"])]
-    for what, values in (("revisions of the trainer", set().union(*(r.said("revision") for r in study.runs))), ("hosts", set().union(*(r.said("host") for r in study.runs))),
-                         ("devices", {", ".join(r.info.get("devices", [])) for r in study.runs})):
+                problems.append(
+                    f"--{name}: {other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}, both of arm {run.arm}"
+                )
+    study.notes += [
+        f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes
+    ]
+    study.notes += [
+        f"{run.name} went to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: a trainer resumed it that did not write down under which options."
+        for run in study.runs
+        if run.last > int(run.options["steps"])
+    ]
+    for what, values in (
+        ("revisions of the trainer", set().union(*(r.said("revision") for r in study.runs))),
+        ("hosts", set().union(*(r.said("host") for r in study.runs))),
+        ("devices", {", ".join(r.info.get("devices", [])) for r in study.runs}),
+    ):
         if len(values) > 1:
             study.notes.append(f"The runs come from {len(values)} {what}: {', '.join(sorted(map(str, values)))}.")
     study.problems = list(dict.fromkeys(problems))
@@ -281,7 +318,10 @@ def check(study):
 def evaluation_differences(one, other):
     """Of two eval.json; those of older trainers do not say which data they are of."""
     found = []
-    for what, key in (("windows of the evaluation", "windows"), ("fingerprint of the evaluation's data", "data_fingerprint")):
+    for what, key in (
+        ("windows of the evaluation", "windows"),
+        ("fingerprint of the evaluation's data", "data_fingerprint"),
+    ):
         x, y = one.eval.get(key), other.eval.get(key)
         if x is not None and y is not None and str(x) != str(y):
             found.append(f"{what}: {x} in {one.name}, {y} in {other.name}")
@@ -289,6 +329,7 @@ def evaluation_differences(one, other):
 
 
 # ---- tables
+
 
 def rates(study):
     return sorted({run.lr for run in study.runs})
@@ -311,6 +352,7 @@ def main_rate(study):
         losses = [x for run in of(study, study.reference, lr) if (x := run.final_loss(by_eval)) is not None]
         done = sum(run.state == "done" for run in study.runs if run.lr == lr)
         return (-done, stats.mean(losses) if losses else float("inf"), lr)
+
     return min(rates(study), key=quality)
 
 
@@ -336,13 +378,24 @@ def summary(study):
             reference = {run.seed: run.final_loss(by_eval) for run in of(study, study.reference, lr)}
             speeds = [s for run in runs if (s := run.tokens_per_s)]
             done = [x for x in losses.values() if x is not None]
-            rows.append({
-                "arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "parameters": runs[0].parameters, "flops_per_token": runs[0].flops_per_token,
-                "tokens_per_s": stats.median(speeds) if speeds else None, "tokens": runs[0].tokens,
-                "states": {state: sum(run.state == state for run in runs) for state in sorted({run.state for run in runs})},
-                "losses": {str(seed): loss for seed, loss in losses.items()}, "loss": estimate_json(stats.t_interval(done)),
-                "gap": None if arm == study.reference else estimate_json(stats.paired_gap(losses, reference)),
-            })
+            rows.append(
+                {
+                    "arm": arm,
+                    "label": label,
+                    "lr": lr,
+                    "rate": rate_of(runs),
+                    "parameters": runs[0].parameters,
+                    "flops_per_token": runs[0].flops_per_token,
+                    "tokens_per_s": stats.median(speeds) if speeds else None,
+                    "tokens": runs[0].tokens,
+                    "states": {
+                        state: sum(run.state == state for run in runs) for state in sorted({run.state for run in runs})
+                    },
+                    "losses": {str(seed): loss for seed, loss in losses.items()},
+                    "loss": estimate_json(stats.t_interval(done)),
+                    "gap": None if arm == study.reference else estimate_json(stats.paired_gap(losses, reference)),
+                }
+            )
     adjusted = stats.holm([(row["gap"] or {}).get("p") for row in rows])
     for row, p in zip(rows, adjusted):
         if row["gap"]:
@@ -357,12 +410,23 @@ def spike_rows(study):
             runs = [run for run in of(study, arm, lr) if run.train]
             if not runs:
                 continue
-            row = {"arm": arm, "label": label, "lr": lr, "rate": rate_of(runs), "runs": len(runs), "diverged": sum(run.state == "diverged" for run in runs)}
+            row = {
+                "arm": arm,
+                "label": label,
+                "lr": lr,
+                "rate": rate_of(runs),
+                "runs": len(runs),
+                "diverged": sum(run.state == "diverged" for run in runs),
+            }
             for what in ("loss", "grad"):
                 counts = [stats.spikes([r.get(f"{what}_z") for r in run.train]) for run in runs]
                 judged, found = sum(c[1] for c in counts), sum(len(c[0]) for c in counts)
-                row[what] = {"spikes": found, "judged": judged, "score": 100 * found / judged if judged else None,
-                             "by_run": estimate_json(stats.t_interval([c[2] for c in counts if c[2] is not None]))}
+                row[what] = {
+                    "spikes": found,
+                    "judged": judged,
+                    "score": 100 * found / judged if judged else None,
+                    "by_run": estimate_json(stats.t_interval([c[2] for c in counts if c[2] is not None])),
+                }
             rows.append(row)
     return rows
 
@@ -383,19 +447,58 @@ def ladder_rows(study):
         means = {lr: stats.mean(x) for lr, x in ladder.items() if all(map(stats.finite, x))}
         by_seed = []
         for seed in sorted({run.seed for run in study.runs if run.arm == arm}):
-            one = {lr: [run.final_loss(by_eval) for run in of(study, arm, lr) if run.seed == seed and run.state in ("done", "diverged")] for lr in ladder}
+            one = {
+                lr: [
+                    run.final_loss(by_eval)
+                    for run in of(study, arm, lr)
+                    if run.seed == seed and run.state in ("done", "diverged")
+                ]
+                for lr in ladder
+            }
             if all(one.values()):
                 by_seed.append(stats.largest_stable(one)[0])
-        rows.append({"arm": arm, "label": label, "ladder": {f"{lr:g}": x for lr, x in ladder.items()}, "best": min(means, key=means.get) if means else None,
-                     "stable": stable, "bounded_by_ladder": open_end, "stable_by_seed": by_seed,
-                     "sensitivity": stats.sensitivity(ladder, stats.mean(starts)) if starts else None})
+        rows.append(
+            {
+                "arm": arm,
+                "label": label,
+                "ladder": {f"{lr:g}": x for lr, x in ladder.items()},
+                "best": min(means, key=means.get) if means else None,
+                "stable": stable,
+                "bounded_by_ladder": open_end,
+                "stable_by_seed": by_seed,
+                "sensitivity": stats.sensitivity(ladder, stats.mean(starts)) if starts else None,
+            }
+        )
     return rows
 
 
-STATS_KEYS = ("lambda_mean", "lambda_min", "lambda_max", "context_rms_mean", "context_rms_min", "context_rms_max", "first_mass_map0",
-              "first_mass_map1", "first_mass_effective", "logit_max", "residual_max", "residual_median", "grad_norm")
-EVAL_KEYS = ("first_mass_map0", "first_mass_map1", "first_mass_effective", "sink_rate_map0", "sink_rate_map1", "sink_rate_effective",
-             "logit_max", "logit_median", "hidden_max", "hidden_median")
+STATS_KEYS = (
+    "lambda_mean",
+    "lambda_min",
+    "lambda_max",
+    "context_rms_mean",
+    "context_rms_min",
+    "context_rms_max",
+    "first_mass_map0",
+    "first_mass_map1",
+    "first_mass_effective",
+    "logit_max",
+    "residual_max",
+    "residual_median",
+    "grad_norm",
+)
+EVAL_KEYS = (
+    "first_mass_map0",
+    "first_mass_map1",
+    "first_mass_effective",
+    "sink_rate_map0",
+    "sink_rate_map1",
+    "sink_rate_effective",
+    "logit_max",
+    "logit_median",
+    "hidden_max",
+    "hidden_median",
+)
 
 
 def layer_table(study, lr):
@@ -407,9 +510,13 @@ def layer_table(study, lr):
         measured = [run.eval["attention"]["layers"] for run in runs if run.eval and run.eval.get("attention")]
         table[arm] = {"seeds": len(last), "stats": {}, "eval": {}}
         for key in STATS_KEYS if last else ():
-            table[arm]["stats"][key] = [mean_or_none([layers[l].get(key) for layers in last if l in layers]) for l in sorted(last[0])]
+            table[arm]["stats"][key] = [
+                mean_or_none([layers[l].get(key) for layers in last if l in layers]) for l in sorted(last[0])
+            ]
         for key in EVAL_KEYS if measured else ():
-            table[arm]["eval"][key] = [mean_or_none([layers[l].get(key) for layers in measured]) for l in range(min(map(len, measured)))]
+            table[arm]["eval"][key] = [
+                mean_or_none([layers[l].get(key) for layers in measured]) for l in range(min(map(len, measured)))
+            ]
     return table
 
 
@@ -445,8 +552,14 @@ def by_position(study, lr):
             get = lambda e: mean_or_none(e["loss_by_position"][begin:end])
             mine, other = evaluated(study, arm, lr, get), evaluated(study, study.reference, lr, get)
             if mine:
-                rows.append({"begin": begin, "end": end, "loss": estimate_json(stats.t_interval(list(mine.values()))),
-                             "gap": None if arm == study.reference else estimate_json(stats.paired_gap(mine, other))})
+                rows.append(
+                    {
+                        "begin": begin,
+                        "end": end,
+                        "loss": estimate_json(stats.t_interval(list(mine.values()))),
+                        "gap": None if arm == study.reference else estimate_json(stats.paired_gap(mine, other)),
+                    }
+                )
         if rows:
             table[arm] = rows
     return table
@@ -454,14 +567,23 @@ def by_position(study, lr):
 
 def recall(study, lr):
     """arm -> rows of the recall task's cells."""
-    cells = next(([(c["pairs"], c["noise"]) for c in run.eval["recall"]] for run in study.runs if run.eval and run.eval.get("recall")), [])
+    cells = next(
+        (
+            [(c["pairs"], c["noise"]) for c in run.eval["recall"]]
+            for run in study.runs
+            if run.eval and run.eval.get("recall")
+        ),
+        [],
+    )
     table = {}
     for arm in study.arms:
         rows = []
         for pairs, noise in cells:
             row = {"pairs": pairs, "noise": noise}
             for key in ("exact", "among_values", "loss"):
-                get = lambda e: next((c[key] for c in e.get("recall", []) if (c["pairs"], c["noise"]) == (pairs, noise)), None)
+                get = lambda e: next(
+                    (c[key] for c in e.get("recall", []) if (c["pairs"], c["noise"]) == (pairs, noise)), None
+                )
                 mine, other = evaluated(study, arm, lr, get), evaluated(study, study.reference, lr, get)
                 row[key] = estimate_json(stats.t_interval(list(mine.values())))
                 row[f"{key}_gap"] = None if arm == study.reference else estimate_json(stats.paired_gap(mine, other))
@@ -480,8 +602,16 @@ def noise(study):
         gap = row["gap"] or {}
         if len(losses) < 2:
             continue
-        rows.append({"arm": row["arm"], "label": row["label"], "lr": row["lr"], "sd": stats.deviation(losses), "gap_sd": gap.get("sd"),
-                     "seeds_for_0.02": stats.seeds_needed(gap["sd"], 0.02) if gap.get("sd") is not None else None})
+        rows.append(
+            {
+                "arm": row["arm"],
+                "label": row["label"],
+                "lr": row["lr"],
+                "sd": stats.deviation(losses),
+                "gap_sd": gap.get("sd"),
+                "seeds_for_0.02": stats.seeds_needed(gap["sd"], 0.02) if gap.get("sd") is not None else None,
+            }
+        )
     return rows
 
 
@@ -491,12 +621,16 @@ def read_maps(path):
         data = Path(path).read_bytes()
         size = struct.unpack("<Q", data[:8])[0]
         tensors = {}
-        for name, t in json.loads(data[8:8 + size]).items():
+        for name, t in json.loads(data[8 : 8 + size]).items():
             if name == "__metadata__":
                 continue
             begin, end = t["data_offsets"]
-            tensors[name] = t["shape"], array("f", data[8 + size + begin:8 + size + end])
-            if t["dtype"] != "F32" or 4 * math.prod(t["shape"]) != end - begin or len(tensors[name][1]) != math.prod(t["shape"]):
+            tensors[name] = t["shape"], array("f", data[8 + size + begin : 8 + size + end])
+            if (
+                t["dtype"] != "F32"
+                or 4 * math.prod(t["shape"]) != end - begin
+                or len(tensors[name][1]) != math.prod(t["shape"])
+            ):
                 raise ValueError(name)
         n = len(tensors["tokens"][1])
         for name, (shape, _) in tensors.items():
@@ -514,15 +648,63 @@ def results(study):
     """All tables as JSON."""
     lr = main_rate(study)
     first = study.runs[0]
-    return {"title": study.title, "question": study.question, "reference": study.reference, "arms": study.arms, "main_lr": lr,
-            "confidence": stats.CONFIDENCE, "loss_of": "evaluation" if all_evaluated(study) else "last validation",
-            "model": {k: first.options.get(k) for k in ("preset", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "seq-len", "vocab")},
-            "training": {k: first.options.get(k) for k in ("total-batch", "steps", "warmup", "schedule", "min-lr-ratio", "weight-decay", "beta1", "beta2", "grad-clip", "gemm")},
-            "data": {which: [{k: v for k, v in source.items() if k != "path"} for source in sources] for which, sources in (first.info.get("data") or {}).items()},
-            "data_fingerprint": first.info.get("data_fingerprint"),
-            "tokens": first.tokens, "revisions": sorted(set().union(*(run.said("revision") for run in study.runs))),
-            "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
-            "runs": [{"name": run.name, "arm": run.arm, "lr": run.lr, "seed": run.seed, "state": run.state, "steps": len(run.train), "changes": run.changes,
-                      "final_loss": run.final_loss(all_evaluated(study)), "last_validation": run.val.get(run.steps), "tokens_per_s": run.tokens_per_s} for run in study.runs],
-            "missing": study.missing, "notes": study.notes, "summary": summary(study), "spikes": spike_rows(study), "ladder": ladder_rows(study),
-            "layers": layer_table(study, lr), "by_position": by_position(study, lr), "recall": recall(study, lr), "noise": noise(study)}
+    return {
+        "title": study.title,
+        "question": study.question,
+        "reference": study.reference,
+        "arms": study.arms,
+        "main_lr": lr,
+        "confidence": stats.CONFIDENCE,
+        "loss_of": "evaluation" if all_evaluated(study) else "last validation",
+        "model": {
+            k: first.options.get(k)
+            for k in ("preset", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "seq-len", "vocab")
+        },
+        "training": {
+            k: first.options.get(k)
+            for k in (
+                "total-batch",
+                "steps",
+                "warmup",
+                "schedule",
+                "min-lr-ratio",
+                "weight-decay",
+                "beta1",
+                "beta2",
+                "grad-clip",
+                "gemm",
+            )
+        },
+        "data": {
+            which: [{k: v for k, v in source.items() if k != "path"} for source in sources]
+            for which, sources in (first.info.get("data") or {}).items()
+        },
+        "data_fingerprint": first.info.get("data_fingerprint"),
+        "tokens": first.tokens,
+        "revisions": sorted(set().union(*(run.said("revision") for run in study.runs))),
+        "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
+        "runs": [
+            {
+                "name": run.name,
+                "arm": run.arm,
+                "lr": run.lr,
+                "seed": run.seed,
+                "state": run.state,
+                "steps": len(run.train),
+                "changes": run.changes,
+                "final_loss": run.final_loss(all_evaluated(study)),
+                "last_validation": run.val.get(run.steps),
+                "tokens_per_s": run.tokens_per_s,
+            }
+            for run in study.runs
+        ],
+        "missing": study.missing,
+        "notes": study.notes,
+        "summary": summary(study),
+        "spikes": spike_rows(study),
+        "ladder": ladder_rows(study),
+        "layers": layer_table(study, lr),
+        "by_position": by_position(study, lr),
+        "recall": recall(study, lr),
+        "noise": noise(study),
+    }

@@ -1,4 +1,5 @@
 """browser.py: a headless Chromium to look at pages with, over its debugging pipe: no driver and no network."""
+
 import base64
 import json
 import os
@@ -10,7 +11,9 @@ import time
 
 
 def find():
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
 
 
 class Browser:
@@ -28,9 +31,27 @@ class Browser:
             a, b = os.dup(there), os.dup(back)
             os.dup2(a, 3)
             os.dup2(b, 4)
-        self.process = subprocess.Popen([find(), "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run", "--disable-extensions",
-                                         f"--user-data-dir={self.profile}", f"--window-size={self.width},{self.height}", "about:blank"],
-                                        preexec_fn=pipes, close_fds=False, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+        self.process = subprocess.Popen(
+            [
+                find(),
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--remote-debugging-pipe",
+                "--no-first-run",
+                "--disable-extensions",
+                f"--user-data-dir={self.profile}",
+                f"--window-size={self.width},{self.height}",
+                "about:blank",
+            ],
+            preexec_fn=pipes,
+            close_fds=False,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(there)
         os.close(back)
         self.buffer, self.next, self.events, self.errors, self.requests, self.session = b"", 0, [], [], [], None
@@ -38,7 +59,13 @@ class Browser:
         self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network"):
             self.send(f"{domain}.enable")
-        self.send("Emulation.setDeviceMetricsOverride", width=self.width, height=self.height, deviceScaleFactor=1, mobile=False)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=self.width,
+            height=self.height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.color_scheme(self.dark)
         return self
 
@@ -63,10 +90,15 @@ class Browser:
 
     def send(self, method, **parameters):
         self.next += 1
-        command = {"id": self.next, "method": method, "params": parameters, **({"sessionId": self.session} if self.session else {})}
+        command = {
+            "id": self.next,
+            "method": method,
+            "params": parameters,
+            **({"sessionId": self.session} if self.session else {}),
+        }
         data = json.dumps(command).encode() + b"\0"
         while data:
-            data = data[os.write(self.write, data):]
+            data = data[os.write(self.write, data) :]
         while True:
             m = self.message()
             if m.get("id") == self.next:
@@ -84,7 +116,10 @@ class Browser:
             self.requests.append(m["params"]["request"]["url"])
 
     def color_scheme(self, dark):
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.send(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def open(self, path):
         self.events.clear()
@@ -110,8 +145,10 @@ class Browser:
 
     def middle(self, selector):
         """Where an element is on the screen, scrolled into view."""
-        return self.run(f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})"
-                        f"(document.querySelector({json.dumps(selector)}))")
+        return self.run(
+            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})"
+            f"(document.querySelector({json.dumps(selector)}))"
+        )
 
     def click(self, selector):
         self.mouse(*self.middle(selector), click=True)
@@ -120,6 +157,9 @@ class Browser:
         clip = {}
         if whole:
             size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-            clip = {"clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}, "captureBeyondViewport": True}
+            clip = {
+                "clip": {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1},
+                "captureBeyondViewport": True,
+            }
         with open(path, "wb") as f:
             f.write(base64.b64decode(self.send("Page.captureScreenshot", format="png", **clip)["data"]))

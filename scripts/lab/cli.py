@@ -1,4 +1,5 @@
 """cli.py: how the lab's programs say what is wrong: one line on stderr, exit status 2 for a command line, else 1."""
+
 import argparse
 import sys
 

@@ -1,4 +1,5 @@
 """The packages of the report (requirements.txt), in build/venv-lab, made by data/environment.py."""
+
 import importlib.util
 import sys
 from pathlib import Path

@@ -4,6 +4,7 @@ A figure is {id, title, note, views: [{label, x, y, xlog, ylog, traces}]}. A tra
 it has them, mode (lines, markers), faint (thin and pale, not in the legend), dash, low and high (a band), error (of
 each point), text (of each point, when pointed at), symbol. None in y is a gap.
 """
+
 import analysis
 import stats
 
@@ -49,7 +50,10 @@ def loss_curves(study):
         for arm, label in study.arms.items():
             for lr in analysis.rates(study):
                 runs = [run for run in analysis.of(study, arm, lr) if run.train]
-                lines = [(axis(run, run.train, which), stats.smooth([r.get("loss") for r in run.train], half)) for run in runs]
+                lines = [
+                    (axis(run, run.train, which), stats.smooth([r.get("loss") for r in run.train], half))
+                    for run in runs
+                ]
                 for run, (x, y) in zip(runs, lines):
                     keep = stats.thin(x, POINTS)
                     traces.append(trace(arm, run.name, [x[i] for i in keep], [y[i] for i in keep], lr, faint=True))
@@ -60,14 +64,19 @@ def loss_curves(study):
                     means = [analysis.mean_or_none([y[i] for _, y in lines]) for i in keep]
                     traces.append(trace(arm, label, average, means, lr))
         views.append(view(which, title, "training loss, nats per token", traces, range=focus(traces)))
-    return figure("loss", "Training loss", f"Running mean over {half} steps. Thick: the mean over seeds, as far as all of them have come; pale: single runs. "
-                  "Tokens compare what a model learns of the same data, FLOPs what it learns for the same arithmetic; time is this machine's, "
-                  "and says little when it does other work beside.", views)
+    return figure(
+        "loss",
+        "Training loss",
+        f"Running mean over {half} steps. Thick: the mean over seeds, as far as all of them have come; pale: single runs. "
+        "Tokens compare what a model learns of the same data, FLOPs what it learns for the same arithmetic; time is this machine's, "
+        "and says little when it does other work beside.",
+        views,
+    )
 
 
 def focus(traces):
     """A range of y that leaves out the steep beginning, the first 5% of each line."""
-    late = [y for t in traces for y in t["y"][len(t["y"]) // 20:] if stats.finite(y)]
+    late = [y for t in traces for y in t["y"][len(t["y"]) // 20 :] if stats.finite(y)]
     return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late else None
 
 
@@ -82,21 +91,54 @@ def gap_curves(study):
             pairs = [(run, other[run.seed]) for run in analysis.of(study, arm, lr) if run.train and run.seed in other]
             n = min((min(len(a.train), len(b.train)) for a, b in pairs), default=0)
             if n > half:
-                curves = [stats.smooth([difference(a.train[i].get("loss"), b.train[i].get("loss")) for i in range(n)], 2 * half + 1) for a, b in pairs]
+                curves = [
+                    stats.smooth(
+                        [difference(a.train[i].get("loss"), b.train[i].get("loss")) for i in range(n)], 2 * half + 1
+                    )
+                    for a, b in pairs
+                ]
                 keep = [i for i in stats.thin(range(n), POINTS) if all(stats.finite(c[i]) for c in curves)]
                 found = [stats.t_interval([c[i] for c in curves]) for i in keep]
-                traces.append(trace(arm, label, [pairs[0][0].train[i]["tokens"] for i in keep], [e.mean for e in found], lr,
-                                    low=[e.low for e in found] if len(pairs) > 1 else None, high=[e.high for e in found] if len(pairs) > 1 else None))
+                traces.append(
+                    trace(
+                        arm,
+                        label,
+                        [pairs[0][0].train[i]["tokens"] for i in keep],
+                        [e.mean for e in found],
+                        lr,
+                        low=[e.low for e in found] if len(pairs) > 1 else None,
+                        high=[e.high for e in found] if len(pairs) > 1 else None,
+                    )
+                )
             steps = sorted(set.intersection(*[set(a.val) & set(b.val) for a, b in pairs])) if pairs else []
             steps = [s for s in steps if s > 0 and all(stats.finite(r.val[s]) for p in pairs for r in p)]
             if steps:
                 found = [stats.t_interval([a.val[s] - b.val[s] for a, b in pairs]) for s in steps]
-                marks.append(trace(arm, label, [pairs[0][0].tokens_at(s) for s in steps], [e.mean for e in found], lr, mode="lines+markers",
-                                   error=[e.half or 0 for e in found], text=[f"n = {e.n}" for e in found]))
-    note = (f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches: below 0 the arm is better. Band and bars: "
-            f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not over the whole curve.")
-    return figure("gap", "Gap as training goes on", note, [view("validation", "tokens", "gap, nats", marks, zero=True),
-                                                            view("training", "tokens", "gap of the running mean, nats", traces, zero=True)])
+                marks.append(
+                    trace(
+                        arm,
+                        label,
+                        [pairs[0][0].tokens_at(s) for s in steps],
+                        [e.mean for e in found],
+                        lr,
+                        mode="lines+markers",
+                        error=[e.half or 0 for e in found],
+                        text=[f"n = {e.n}" for e in found],
+                    )
+                )
+    note = (
+        f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches: below 0 the arm is better. Band and bars: "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not over the whole curve."
+    )
+    return figure(
+        "gap",
+        "Gap as training goes on",
+        note,
+        [
+            view("validation", "tokens", "gap, nats", marks, zero=True),
+            view("training", "tokens", "gap of the running mean, nats", traces, zero=True),
+        ],
+    )
 
 
 def difference(a, b):
@@ -108,23 +150,64 @@ def final_gaps(study, rows):
     for row in rows:
         e = row["gap"]
         if e:
-            traces.append(trace(row["arm"], row["label"], [e["mean"]], [row["label"]], row["lr"], mode="markers", xerror=[e["half"] or 0],
-                                text=[f"{e['mean']:+.4f}" + (f" ± {e['half']:.4f}" if e["half"] is not None else ", one seed: no interval")]))
+            traces.append(
+                trace(
+                    row["arm"],
+                    row["label"],
+                    [e["mean"]],
+                    [row["label"]],
+                    row["lr"],
+                    mode="markers",
+                    xerror=[e["half"] or 0],
+                    text=[
+                        f"{e['mean']:+.4f}"
+                        + (f" ± {e['half']:.4f}" if e["half"] is not None else ", one seed: no interval")
+                    ],
+                )
+            )
     by_eval = analysis.all_evaluated(study)
     for lr in analysis.rates(study):
         other = {run.seed: run.final_loss(by_eval) for run in analysis.of(study, study.reference, lr)}
         for arm, label in study.arms.items():
-            single = [(run.seed, d) for run in analysis.of(study, arm, lr) if arm != study.reference
-                      and (d := difference(run.final_loss(by_eval), other.get(run.seed))) is not None]
+            single = [
+                (run.seed, d)
+                for run in analysis.of(study, arm, lr)
+                if arm != study.reference
+                and (d := difference(run.final_loss(by_eval), other.get(run.seed))) is not None
+            ]
             if len(single) > 1:
-                traces.append(trace(arm, label, [d for _, d in single], [label] * len(single), lr, mode="markers", faint=True, symbol="x",
-                                    text=[f"seed {s}: {d:+.4f}" for s, d in single]))
-    v = [view("gap", f"final loss minus that of {study.arms[study.reference]}, nats", "", traces, zero_x=True, category=True)]
+                traces.append(
+                    trace(
+                        arm,
+                        label,
+                        [d for _, d in single],
+                        [label] * len(single),
+                        lr,
+                        mode="markers",
+                        faint=True,
+                        symbol="x",
+                        text=[f"seed {s}: {d:+.4f}" for s, d in single],
+                    )
+                )
+    v = [
+        view(
+            "gap",
+            f"final loss minus that of {study.arms[study.reference]}, nats",
+            "",
+            traces,
+            zero_x=True,
+            category=True,
+        )
+    ]
     kept = [t for t in traces if stats.finite(t["x"][0])]
     if not kept:
         return None
-    return {"id": "final", "title": "Gap at the end", "views": v,
-            "note": f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired differences; crosses: the single seeds."}
+    return {
+        "id": "final",
+        "title": "Gap at the end",
+        "views": v,
+        "note": f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired differences; crosses: the single seeds.",
+    }
 
 
 def gradient_norms(study):
@@ -136,47 +219,143 @@ def gradient_norms(study):
         found, _, _ = stats.spikes([r.get("grad_z") for r in run.train])
         keep = sorted(set(stats.thin(x, 600)) | set(found))
         first = run.seed == min(r.seed for r in analysis.of(study, run.arm, run.lr))
-        traces.append(trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first))
+        traces.append(
+            trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
+        )
         if found:
-            marks.append(trace(run.arm, f"{study.arms[run.arm]}: spikes", [x[i] for i in found], [y[i] for i in found], run.lr, mode="markers", symbol="triangle-up",
-                               text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['grad_z']:.1f}" for i in found], unnamed=True))
+            marks.append(
+                trace(
+                    run.arm,
+                    f"{study.arms[run.arm]}: spikes",
+                    [x[i] for i in found],
+                    [y[i] for i in found],
+                    run.lr,
+                    mode="markers",
+                    symbol="triangle-up",
+                    text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['grad_z']:.1f}" for i in found],
+                    unnamed=True,
+                )
+            )
     losses, loss_marks = [], []
     for run in study.runs:
         x, y = [r["tokens"] for r in run.train], [r.get("loss") for r in run.train]
         found, _, _ = stats.spikes([r.get("loss_z") for r in run.train])
         keep = sorted(set(stats.thin(x, 600)) | set(found))
         first = bool(run.train) and run.seed == min(r.seed for r in analysis.of(study, run.arm, run.lr))
-        losses.append(trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first))
+        losses.append(
+            trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
+        )
         if found:
-            loss_marks.append(trace(run.arm, "spikes", [x[i] for i in found], [y[i] for i in found], run.lr, mode="markers", symbol="triangle-up",
-                                    text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['loss_z']:.1f}" for i in found], unnamed=True))
-    note = (f"Before clipping. Triangles: spikes of all seeds, at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 steps "
-            "(fewer at the start, at least 128). Thick: the first seed.")
-    return figure("norms", "Gradient norm and loss, step by step", note, [view("gradient norm", "tokens", "gradient norm", traces + marks, ylog=True),
-                                                                          view("loss", "tokens", "training loss, nats", losses + loss_marks)])
+            loss_marks.append(
+                trace(
+                    run.arm,
+                    "spikes",
+                    [x[i] for i in found],
+                    [y[i] for i in found],
+                    run.lr,
+                    mode="markers",
+                    symbol="triangle-up",
+                    text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['loss_z']:.1f}" for i in found],
+                    unnamed=True,
+                )
+            )
+    note = (
+        f"Before clipping. Triangles: spikes of all seeds, at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 steps "
+        "(fewer at the start, at least 128). Thick: the first seed."
+    )
+    return figure(
+        "norms",
+        "Gradient norm and loss, step by step",
+        note,
+        [
+            view("gradient norm", "tokens", "gradient norm", traces + marks, ylog=True),
+            view("loss", "tokens", "training loss, nats", losses + loss_marks),
+        ],
+    )
 
 
 def ladder(study, rows):
     traces = []
     for row in rows:
         points = [(float(lr), x) for lr, xs in row["ladder"].items() for x in xs if stats.finite(x)]
-        means = [(float(lr), stats.t_interval(xs)) for lr, xs in row["ladder"].items() if xs and all(map(stats.finite, xs))]
+        means = [
+            (float(lr), stats.t_interval(xs)) for lr, xs in row["ladder"].items() if xs and all(map(stats.finite, xs))
+        ]
         broken = [float(lr) for lr, xs in row["ladder"].items() for x in xs if not stats.finite(x)]
-        traces.append(trace(row["arm"], row["label"], [x for x, _ in means], [e.mean for _, e in means], mode="lines+markers", error=[e.half or 0 for _, e in means]))
-        traces.append(trace(row["arm"], row["label"], [x for x, _ in points], [y for _, y in points], mode="markers", faint=True, symbol="x"))
+        traces.append(
+            trace(
+                row["arm"],
+                row["label"],
+                [x for x, _ in means],
+                [e.mean for _, e in means],
+                mode="lines+markers",
+                error=[e.half or 0 for _, e in means],
+            )
+        )
+        traces.append(
+            trace(
+                row["arm"],
+                row["label"],
+                [x for x, _ in points],
+                [y for _, y in points],
+                mode="markers",
+                faint=True,
+                symbol="x",
+            )
+        )
         if broken:
             top = max([y for _, y in points], default=1.0)
-            traces.append(trace(row["arm"], f"{row['label']}: diverged", broken, [top] * len(broken), mode="markers", symbol="star", unnamed=True, text=["diverged"] * len(broken)))
+            traces.append(
+                trace(
+                    row["arm"],
+                    f"{row['label']}: diverged",
+                    broken,
+                    [top] * len(broken),
+                    mode="markers",
+                    symbol="star",
+                    unnamed=True,
+                    text=["diverged"] * len(broken),
+                )
+            )
     note = f"Crosses: single runs; line: means with {100 * stats.CONFIDENCE:.0f}% t intervals over seeds; stars: runs that ended without a finite loss."
-    return figure("ladder", "Final loss by learning rate", note, [view("rates", "learning rate", "final loss, nats", traces, xlog=True)])
+    return figure(
+        "ladder",
+        "Final loss by learning rate",
+        note,
+        [view("rates", "learning rate", "final loss, nats", traces, xlog=True)],
+    )
 
 
 LAYER_FIGURES = (
-    ("lambda_mean", "lambda", "Factor of the second map", "Mean over tokens and heads, after its sigmoid where there is one.", False),
-    ("context_rms_mean", "context RMS", "Context RMS", "Root mean square of each head's output before o_proj, mean over tokens and heads.", True),
-    ("first_mass_effective", "mass", "Attention mass on the first position", "Of the effective map |A1 - s A2|, normalised; of A where there is one map.", False),
+    (
+        "lambda_mean",
+        "lambda",
+        "Factor of the second map",
+        "Mean over tokens and heads, after its sigmoid where there is one.",
+        False,
+    ),
+    (
+        "context_rms_mean",
+        "context RMS",
+        "Context RMS",
+        "Root mean square of each head's output before o_proj, mean over tokens and heads.",
+        True,
+    ),
+    (
+        "first_mass_effective",
+        "mass",
+        "Attention mass on the first position",
+        "Of the effective map |A1 - s A2|, normalised; of A where there is one map.",
+        False,
+    ),
     ("logit_max", "largest |logit|", "Largest attention logit", "On sampled query rows, both maps.", True),
-    ("residual_max", "largest |activation|", "Largest activation", "Of the residual stream that leaves the layer.", True),
+    (
+        "residual_max",
+        "largest |activation|",
+        "Largest activation",
+        "Of the residual stream that leaves the layer.",
+        True,
+    ),
     ("grad_norm", "gradient norm", "Gradient norm by layer", "Before clipping.", True),
 )
 
@@ -193,13 +372,33 @@ def layer_figures(study):
                 last = [run.layers[max(run.layers)] for run in runs]
                 layers = sorted(set.intersection(*[set(x) for x in last]))
                 values = [[x[l].get(key) for x in last if stats.finite(x[l].get(key))] for l in layers]
-                by_layer.append(trace(arm, label, layers, [stats.mean(v) if v else None for v in values], lr, mode="lines+markers",
-                                      error=[(max(v) - min(v)) / 2 if v else 0 for v in values]))
+                by_layer.append(
+                    trace(
+                        arm,
+                        label,
+                        layers,
+                        [stats.mean(v) if v else None for v in values],
+                        lr,
+                        mode="lines+markers",
+                        error=[(max(v) - min(v)) / 2 if v else 0 for v in values],
+                    )
+                )
                 steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
-                means = [analysis.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps]
+                means = [
+                    analysis.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps
+                ]
                 over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr))
-        figures.append(figure(key.removesuffix("_mean"), title, note + " Bars: half the range over seeds.",
-                              [view("by layer", "layer", unit, by_layer, ylog=log, integers=True), view("mean over layers", "tokens", unit, over_time, ylog=log)]))
+        figures.append(
+            figure(
+                key.removesuffix("_mean"),
+                title,
+                note + " Bars: half the range over seeds.",
+                [
+                    view("by layer", "layer", unit, by_layer, ylog=log, integers=True),
+                    view("mean over layers", "tokens", unit, over_time, ylog=log),
+                ],
+            )
+        )
     return figures
 
 
@@ -211,10 +410,28 @@ def position_figure(study):
             text = [f"positions {row['begin']} to {row['end'] - 1}" for row in rows]
             for traces, key in ((loss, "loss"), (gap, "gap")):
                 if rows[0][key]:
-                    traces.append(trace(arm, study.arms[arm], x, [row[key]["mean"] for row in rows], lr, mode="lines+markers",
-                                        error=[row[key]["half"] or 0 for row in rows], text=text))
+                    traces.append(
+                        trace(
+                            arm,
+                            study.arms[arm],
+                            x,
+                            [row[key]["mean"] for row in rows],
+                            lr,
+                            mode="lines+markers",
+                            error=[row[key]["half"] or 0 for row in rows],
+                            text=text,
+                        )
+                    )
     note = f"Validation loss of the last checkpoint, positions in powers of two; {100 * stats.CONFIDENCE:.0f}% t intervals over seeds. A better use of context shows at the right."
-    return figure("position", "Loss by position in the context", note, [view("gap", "position", "gap, nats", gap, xlog=True, zero=True), view("loss", "position", "loss, nats", loss, xlog=True)])
+    return figure(
+        "position",
+        "Loss by position in the context",
+        note,
+        [
+            view("gap", "position", "gap, nats", gap, xlog=True, zero=True),
+            view("loss", "position", "loss, nats", loss, xlog=True),
+        ],
+    )
 
 
 def recall_figure(study):
@@ -227,17 +444,46 @@ def recall_figure(study):
                 for arm, rows in analysis.recall(study, lr).items():
                     rows = [row for row in rows if (row["noise"] > 0) == noisy]
                     chance.update({row["pairs"]: 1 / row["pairs"] for row in rows})
-                    traces.append(trace(arm, study.arms[arm], [row["pairs"] for row in rows], [row[key]["mean"] for row in rows], lr, mode="lines+markers",
-                                        error=[row[key]["half"] or 0 for row in rows]))
+                    traces.append(
+                        trace(
+                            arm,
+                            study.arms[arm],
+                            [row["pairs"] for row in rows],
+                            [row[key]["mean"] for row in rows],
+                            lr,
+                            mode="lines+markers",
+                            error=[row[key]["half"] or 0 for row in rows],
+                        )
+                    )
                 if key == "among_values" and chance:
-                    traces.append(trace(None, "by chance", sorted(chance), [chance[p] for p in sorted(chance)], lr, dash=True))
-            views.append(view(("best of values" if key == "among_values" else "exact match") + (", with noise" if noisy else ""), "pairs", title, traces, xlog=True))
-    note = ("Pairs of tokens, then each key again: is its value predicted? Exact match: it is the likeliest of all tokens; best of values: of those that stood behind a key (dashed: by chance). With noise: other tokens between pairs and "
-            f"queries fill the context. {100 * stats.CONFIDENCE:.0f}% t intervals over seeds.")
+                    traces.append(
+                        trace(None, "by chance", sorted(chance), [chance[p] for p in sorted(chance)], lr, dash=True)
+                    )
+            views.append(
+                view(
+                    ("best of values" if key == "among_values" else "exact match") + (", with noise" if noisy else ""),
+                    "pairs",
+                    title,
+                    traces,
+                    xlog=True,
+                )
+            )
+    note = (
+        "Pairs of tokens, then each key again: is its value predicted? Exact match: it is the likeliest of all tokens; best of values: of those that stood behind a key (dashed: by chance). With noise: other tokens between pairs and "
+        f"queries fill the context. {100 * stats.CONFIDENCE:.0f}% t intervals over seeds."
+    )
     return figure("recall", "Associative recall", note, views)
 
 
 def all_figures(study, summary, ladders):
-    found = [loss_curves(study), final_gaps(study, summary), gap_curves(study), ladder(study, ladders), gradient_norms(study), *layer_figures(study),
-             position_figure(study), recall_figure(study)]
+    found = [
+        loss_curves(study),
+        final_gaps(study, summary),
+        gap_curves(study),
+        ladder(study, ladders),
+        gradient_norms(study),
+        *layer_figures(study),
+        position_figure(study),
+        recall_figure(study),
+    ]
     return [f for f in found if f]

@@ -1,12 +1,30 @@
 """in_force.py: which options were in force at which step of a run, and what keeps two runs from being compared."""
+
 import math
 
 from shapes import KINDS
 
 # of run.json's options: what must agree between runs for their losses to be compared; what validation reads is apart
 COMPARED = (
-    "train-data", "doc-mask", "separator", "seq-len", "vocab", "total-batch", "steps", "min-lr-ratio", "warmup", "schedule",
-    "weight-decay", "beta1", "beta2", "eps", "grad-clip", "skip-loss-z", "skip-grad-z", "gemm", "init",
+    "train-data",
+    "doc-mask",
+    "separator",
+    "seq-len",
+    "vocab",
+    "total-batch",
+    "steps",
+    "min-lr-ratio",
+    "warmup",
+    "schedule",
+    "weight-decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "grad-clip",
+    "skip-loss-z",
+    "skip-grad-z",
+    "gemm",
+    "init",
 )
 REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # whose changes in a run the report names
 
@@ -44,15 +62,20 @@ def differences(a, b, names=("one run", "the other")):
     for key in COMPARED:
         same_data = key == "train-data" and x == y is not None  # where they lie does not matter
         if values(one, key) != values(other, key) and not same_data:
-            found.append(f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}")
+            found.append(
+                f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}"
+            )
     if values(one, "lr")[1:] != values(other, "lr")[1:]:
-        found.append(f"--lr: {over_time(values(one, 'lr'))} in {names[0]}, {over_time(values(other, 'lr'))} in {names[1]}")
+        found.append(
+            f"--lr: {over_time(values(one, 'lr'))} in {names[0]}, {over_time(values(other, 'lr'))} in {names[1]}"
+        )
     if x is not None and y is not None and x != y:
         found.append(f"the training data: fingerprint {x} in {names[0]}, {y} in {names[1]}")
     return found
 
 
 # ---- what validation reads
+
 
 def validation(info, options, record=None):
     """(windows, fingerprint or None, path, size of the data) of a validation under these options; None without one.
@@ -61,7 +84,11 @@ def validation(info, options, record=None):
     if options.get("val-data") is None:
         return None
     windows, fingerprint = record.get("windows"), record.get("data_fingerprint")
-    if windows is None and KINDS["whole number"](options.get("val-steps")) and KINDS["whole number"](options.get("batch-size")):
+    if (
+        windows is None
+        and KINDS["whole number"](options.get("val-steps"))
+        and KINDS["whole number"](options.get("batch-size"))
+    ):
         there = sum(source.get("windows", math.inf) for source in sources) if sources else math.inf
         windows = min(options["val-steps"] * options["batch-size"], there)
     if fingerprint is None and len(sources) == 1 and options["val-data"] == info["options"].get("val-data"):
@@ -85,7 +112,10 @@ def validation_differences(one, other, names):
     if None in reads:
         facts = [("--val-data", lambda read: read and read[2])]
     elif None in [read[1] for read in reads]:
-        facts = [("--val-data", lambda read: read[2]), ("tokens and shards of the validation data", lambda read: read[3])]
+        facts = [
+            ("--val-data", lambda read: read[2]),
+            ("tokens and shards of the validation data", lambda read: read[3]),
+        ]
     else:
         facts = [("fingerprint of the validation data", lambda read: read[1])]
     if None not in reads:

@@ -1,4 +1,5 @@
 """markdown.py: the report's main tables as text, for pages that are read without a browser (results.md)."""
+
 import stats
 
 
@@ -6,11 +7,22 @@ def interval(e, sign=False):
     if not e:
         return "–"
     form = "+.4f" if sign else ".4f"
-    return f"{e['mean']:{form}}" + (f" [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]" if e["half"] is not None else ", one seed")
+    return f"{e['mean']:{form}}" + (
+        f" [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]" if e["half"] is not None else ", one seed"
+    )
 
 
 def table(head, rows):
-    return "\n".join(["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1), *("| " + " | ".join(map(str, row)) + " |" for row in rows)]) + "\n"
+    return (
+        "\n".join(
+            [
+                "| " + " | ".join(head) + " |",
+                "|---|" + "---:|" * (len(head) - 1),
+                *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+            ]
+        )
+        + "\n"
+    )
 
 
 def summary(r):
@@ -20,8 +32,19 @@ def summary(r):
             continue
         p = (row["gap"] or {}).get("p_holm")
         known = lambda key, form: form(row[key]) if row[key] else "–"
-        rows.append([row["label"], row["rate"], known("parameters", "{:,}".format), known("flops_per_token", lambda x: f"{x / 1e6:.2f}M"), known("tokens_per_s", "{:.0f}".format), interval(row["loss"]),
-                     interval(row["gap"], True) if row["gap"] else "reference" if row["arm"] == r["reference"] else "–", f"{p:.3f}" if stats.finite(p) else "–", row["loss"]["n"]])
+        rows.append(
+            [
+                row["label"],
+                row["rate"],
+                known("parameters", "{:,}".format),
+                known("flops_per_token", lambda x: f"{x / 1e6:.2f}M"),
+                known("tokens_per_s", "{:.0f}".format),
+                interval(row["loss"]),
+                interval(row["gap"], True) if row["gap"] else "reference" if row["arm"] == r["reference"] else "–",
+                f"{p:.3f}" if stats.finite(p) else "–",
+                row["loss"]["n"],
+            ]
+        )
     return table(["arm", "rate", "parameters", "FLOPs/token", "tokens/s", "loss", "gap", "p (Holm)", "seeds"], rows)
 
 
@@ -30,32 +53,67 @@ def ladder(r):
     for row in r["ladder"]:
         for lr, losses in row["ladder"].items():
             rows.append([row["label"], lr, ", ".join(f"{x:.3f}" if stats.finite(x) else "diverged" for x in losses)])
-        stable = "none" if row["stable"] is None else f"{row['stable']:g}" + (" or more" if row["bounded_by_ladder"] else "")
-        rows.append([row["label"], "largest stable", f"{stable} (by seed: {', '.join('none' if x is None else f'{x:g}' for x in row['stable_by_seed'])})"])
+        stable = (
+            "none" if row["stable"] is None else f"{row['stable']:g}" + (" or more" if row["bounded_by_ladder"] else "")
+        )
+        rows.append(
+            [
+                row["label"],
+                "largest stable",
+                f"{stable} (by seed: {', '.join('none' if x is None else f'{x:g}' for x in row['stable_by_seed'])})",
+            ]
+        )
     return table(["arm", "rate", "final loss of each seed"], rows)
 
 
 def spikes(r):
-    return table(["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "of the loss"],
-                 [[row["label"], row["rate"], row["runs"], row["diverged"], *(f"{x['spikes']} of {x['judged']}" for x in (row["grad"], row["loss"]))] for row in r["spikes"]])
+    return table(
+        ["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "of the loss"],
+        [
+            [
+                row["label"],
+                row["rate"],
+                row["runs"],
+                row["diverged"],
+                *(f"{x['spikes']} of {x['judged']}" for x in (row["grad"], row["loss"])),
+            ]
+            for row in r["spikes"]
+        ],
+    )
 
 
 def noise(r):
     number = lambda x: "–" if x is None else f"{x:.4f}"
-    return table(["arm", "rate", "deviation of the loss", "of the paired gap", "seeds for a gap of 0.02"],
-                 [[row["label"], f"{row['lr']:g}", number(row["sd"]), number(row["gap_sd"]), row["seeds_for_0.02"] or "–"] for row in r["noise"]])
+    return table(
+        ["arm", "rate", "deviation of the loss", "of the paired gap", "seeds for a gap of 0.02"],
+        [
+            [row["label"], f"{row['lr']:g}", number(row["sd"]), number(row["gap_sd"]), row["seeds_for_0.02"] or "–"]
+            for row in r["noise"]
+        ],
+    )
 
 
 def recall(r):
     cells = next(iter(r["recall"].values()))
     head = ["arm", *(f"{c['pairs']}" + (f" + {c['noise']} noise" if c["noise"] else "") for c in cells)]
-    return table(head, [[r["arms"][arm], *(f"{100 * c['exact']['mean']:.1f} / {100 * c['among_values']['mean']:.1f}" for c in rows)] for arm, rows in r["recall"].items()])
+    return table(
+        head,
+        [
+            [r["arms"][arm], *(f"{100 * c['exact']['mean']:.1f} / {100 * c['among_values']['mean']:.1f}" for c in rows)]
+            for arm, rows in r["recall"].items()
+        ],
+    )
 
 
 def page(r):
     t = r["training"]
-    parts = [f"# {r['title']}\n", f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}{' in the end' if r['runs'][0]['changes'] else ''}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
-             f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n", *(f"* {note}\n" for note in r["notes"]), summary(r)]
+    parts = [
+        f"# {r['title']}\n",
+        f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}{' in the end' if r['runs'][0]['changes'] else ''}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
+        f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n",
+        *(f"* {note}\n" for note in r["notes"]),
+        summary(r),
+    ]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]
@@ -64,5 +122,8 @@ def page(r):
     if r["recall"]:
         parts += ["## Recall: exact match / best of values, percent\n", recall(r)]
     if r["published"]:
-        parts += ["## Published\n", *(f"* {p['what']}: {p['published']} ({p['by']}); here {p['here']}. {p['scale']}\n" for p in r["published"])]
+        parts += [
+            "## Published\n",
+            *(f"* {p['what']}: {p['published']} ({p['by']}); here {p['here']}. {p['scale']}\n" for p in r["published"]),
+        ]
     return "\n".join(parts)

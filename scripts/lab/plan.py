@@ -21,22 +21,43 @@ A plan is a text of lines `key = value`. `#` begins a comment. Keys before the f
 An arm's keys win over the size's, those over the plan's. Steps are tokens / total-batch, rounded up; `validations`,
 `statistics` and `checkpoints` say how many there are in a run. Everything in this file is a function of its arguments.
 """
+
 import re
 from dataclasses import dataclass, field
 
 # key -> how its value is read: what the lab itself understands
 KEYS = {
-    "title": str, "question": str, "reference": str, "label": str, "match": str, "launcher": str,
-    "seeds": "whole numbers", "lr": "numbers", "tokens": "count", "total-batch": "count",
-    "validations": "count", "statistics": "count", "checkpoints": "count", "ranks": "count", "threads": "count",
+    "title": str,
+    "question": str,
+    "reference": str,
+    "label": str,
+    "match": str,
+    "launcher": str,
+    "seeds": "whole numbers",
+    "lr": "numbers",
+    "tokens": "count",
+    "total-batch": "count",
+    "validations": "count",
+    "statistics": "count",
+    "checkpoints": "count",
+    "ranks": "count",
+    "threads": "count",
 }
 PLAN_ONLY = ("title", "question", "reference", "seeds")  # not in a size or an arm
 ARM_ONLY = ("match", "label")
 # options of the trainer that a plan must not set, and what does
 TAKEN = {
-    "out": "--out of the lab", "seed": "seeds", "steps": "tokens", "resume": "the lab itself", "init": "nothing: runs start alike",
-    "stop-after": "nothing: runs end alike", "val-every": "validations", "stats-every": "statistics", "checkpoint-every": "checkpoints",
-    "match-params": "match", "keep": "the lab itself",
+    "out": "--out of the lab",
+    "seed": "seeds",
+    "steps": "tokens",
+    "resume": "the lab itself",
+    "init": "nothing: runs start alike",
+    "stop-after": "nothing: runs end alike",
+    "val-every": "validations",
+    "stats-every": "statistics",
+    "checkpoint-every": "checkpoints",
+    "match-params": "match",
+    "keep": "the lab itself",
 }
 OWN = ("lr", "ranks", "threads")  # the trainer has options of these names, too, which the lab sets itself or not at all
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
@@ -53,7 +74,7 @@ class Plan:
     text: str
     common: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # name -> keys
-    arms: dict = field(default_factory=dict)   # name -> keys
+    arms: dict = field(default_factory=dict)  # name -> keys
     lines: dict = field(default_factory=dict)  # (section, key) -> number; (section, None): of its header
 
 
@@ -112,7 +133,9 @@ def check_key(key, section, trainer_options):
         return f"'{key}' is not for a plan to set: {TAKEN[key]} says it"
     if key not in KEYS and key not in trainer_options:
         near = close(key, [*KEYS, *(o for o in trainer_options if o not in TAKEN)])
-        return f"unknown key '{key}'" + (f": did you mean '{near}'?" if near else "; keys are those of the lab and the trainer's options")
+        return f"unknown key '{key}'" + (
+            f": did you mean '{near}'?" if near else "; keys are those of the lab and the trainer's options"
+        )
     if section and key in PLAN_ONLY:
         return f"'{key}' stands above the first section"
     if not section.startswith("arm ") and key in ARM_ONLY:
@@ -122,6 +145,7 @@ def check_key(key, section, trainer_options):
 
 def close(word, words):
     import difflib
+
     found = difflib.get_close_matches(word, words, 1)
     return found[0] if found else None
 
@@ -130,10 +154,14 @@ def parse_header(plan, inner, number):
     kind, _, name = inner.partition(" ")
     name = name.strip()
     if kind not in ("size", "arm") or not NAME.fullmatch(name):
-        raise PlanError(f"{plan.name}:{number}: [{inner}] is neither [size NAME] nor [arm NAME], NAME of a-z 0-9 . _ + -")
+        raise PlanError(
+            f"{plan.name}:{number}: [{inner}] is neither [size NAME] nor [arm NAME], NAME of a-z 0-9 . _ + -"
+        )
     group = plan.sizes if kind == "size" else plan.arms
     if name in group:
-        raise PlanError(f"{plan.name}:{number}: [{kind} {name}] is there already, in line {plan.lines[f'{kind} {name}', None]}")
+        raise PlanError(
+            f"{plan.name}:{number}: [{kind} {name}] is there already, in line {plan.lines[f'{kind} {name}', None]}"
+        )
     plan.lines[f"{kind} {name}", None] = number
     group[name] = {}
     return f"{kind} {name}", group[name]
@@ -174,7 +202,9 @@ def check_plan(plan):
         raise PlanError(f"{plan.name}: there is no [arm ...]: nothing to run")
     reference = plan.common.setdefault("reference", next(iter(plan.arms)))
     if reference not in plan.arms:
-        raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: there is no [arm {reference}]")
+        raise PlanError(
+            f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: there is no [arm {reference}]"
+        )
     for arm, keys in plan.arms.items():
         other = keys.get("match")
         if other and (other not in plan.arms or "match" in plan.arms[other]):
@@ -194,7 +224,9 @@ def flag_value(plan, key, value, trainer_options):
 def expand(plan, trainer_options, size=None, arms=None, overrides=None):
     """The runs of a plan at a size, seed by seed, so that what is done first can already be compared."""
     if size and size not in plan.sizes:
-        raise PlanError(f"{plan.name}: there is no [size {size}]; there is: {', '.join(plan.sizes) or 'no size at all'}")
+        raise PlanError(
+            f"{plan.name}: there is no [size {size}]; there is: {', '.join(plan.sizes) or 'no size at all'}"
+        )
     size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
     for arm in arms or []:
         if arm not in plan.arms:
@@ -205,7 +237,9 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
             continue
         keys = {**plan.common, **size_keys, **arm_keys, **(overrides or {})}
         base = {**plan.common, **size_keys}
-        keys = {k: v.replace("{preset}", base.get("preset", "tiny")) if isinstance(v, str) else v for k, v in keys.items()}
+        keys = {
+            k: v.replace("{preset}", base.get("preset", "tiny")) if isinstance(v, str) else v for k, v in keys.items()
+        }
         runs += expand_arm(plan, arm, keys, trainer_options)
     return sorted(runs, key=lambda run: run.seed)  # stable: arms and rates keep their order
 
@@ -213,20 +247,40 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
 def expand_arm(plan, arm, keys, trainer_options):
     for wanted in ("tokens", "total-batch", "train-data", "lr"):
         if wanted not in keys:
-            raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', None]}: [arm {arm}] has no '{wanted}', nor has the plan or the size")
+            raise PlanError(
+                f"{plan.name}:{plan.lines[f'arm {arm}', None]}: [arm {arm}] has no '{wanted}', nor has the plan or the size"
+            )
     steps = -(-keys["tokens"] // keys["total-batch"])
-    options = {k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN}
+    options = {
+        k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN
+    }
     options["steps"] = str(steps)
-    for key, option in (("validations", "val-every"), ("statistics", "stats-every"), ("checkpoints", "checkpoint-every")):
+    for key, option in (
+        ("validations", "val-every"),
+        ("statistics", "stats-every"),
+        ("checkpoints", "checkpoint-every"),
+    ):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     options["keep"] = "1"
     runs = []
     for seed in keys.get("seeds", [1]):
         for lr in keys["lr"]:
-            runs.append(PlannedRun(f"{arm}.lr{lr:g}.seed{seed}", arm, lr, seed, steps, steps * keys["total-batch"],
-                                   {**options, "lr": f"{lr:g}", "seed": str(seed)}, keys.get("match", ""),
-                                   keys.get("ranks", 1), keys.get("threads", 0), keys.get("launcher", "")))
+            runs.append(
+                PlannedRun(
+                    f"{arm}.lr{lr:g}.seed{seed}",
+                    arm,
+                    lr,
+                    seed,
+                    steps,
+                    steps * keys["total-batch"],
+                    {**options, "lr": f"{lr:g}", "seed": str(seed)},
+                    keys.get("match", ""),
+                    keys.get("ranks", 1),
+                    keys.get("threads", 0),
+                    keys.get("launcher", ""),
+                )
+            )
     return runs
 
 

@@ -1,4 +1,5 @@
 """png.py: the report's figures as PNG files, by matplotlib: every view of every figure at its first learning rate, and maps."""
+
 import math
 
 import matplotlib
@@ -17,12 +18,22 @@ def clean(ys):
 
 
 def draw_trace(axes, t, color, named):
-    mode, label = t.get("mode", "lines"), t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None
+    mode, label = (
+        t.get("mode", "lines"),
+        t["name"] if t["name"] not in named and not t.get("faint") and not t.get("unnamed") else None,
+    )
     named.add(label)
     if t.get("low"):
         axes.fill_between(t["x"], clean(t["low"]), clean(t["high"]), color=color, alpha=0.15, linewidth=0)
-    style = {"color": color, "label": label, "linewidth": 0.7 if t.get("faint") else 1.6, "alpha": 0.35 if t.get("faint") and mode == "lines" else 1,
-             "linestyle": "none" if mode == "markers" else "--" if t.get("dash") else "-", "marker": None if mode == "lines" else MARKERS[t.get("symbol")], "markersize": 4.5}
+    style = {
+        "color": color,
+        "label": label,
+        "linewidth": 0.7 if t.get("faint") else 1.6,
+        "alpha": 0.35 if t.get("faint") and mode == "lines" else 1,
+        "linestyle": "none" if mode == "markers" else "--" if t.get("dash") else "-",
+        "marker": None if mode == "lines" else MARKERS[t.get("symbol")],
+        "markersize": 4.5,
+    }
     y = t["y"] if isinstance(t["y"][0], str) else clean(t["y"])
     axes.errorbar(t["x"], y, yerr=t.get("error"), xerr=t.get("xerror"), capsize=2, elinewidth=1, **style)
 
@@ -72,12 +83,24 @@ def maps_png(path, label, head, tensors):
     panels = [("A", a1)]
     if f"{name}.a2" in tensors:
         a2, s = square(tensors[f"{name}.a2"][1]), tensors[f"{name}.lambda"][1]
-        panels = [("A1", a1), ("A2", a2), ("A1 - s A2", [[x - s[t] * y for x, y in zip(r1, r2)] for t, (r1, r2) in enumerate(zip(a1, a2))])]
-    fig, all_axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 4.2), dpi=130, layout="constrained", squeeze=False)
+        panels = [
+            ("A1", a1),
+            ("A2", a2),
+            ("A1 - s A2", [[x - s[t] * y for x, y in zip(r1, r2)] for t, (r1, r2) in enumerate(zip(a1, a2))]),
+        ]
+    fig, all_axes = plt.subplots(
+        1, len(panels), figsize=(4.2 * len(panels), 4.2), dpi=130, layout="constrained", squeeze=False
+    )
     for axes, (title, values) in zip(all_axes[0], panels):
         top = max(abs(x) for row in values for x in row if not math.isnan(x))
         difference = "-" in title
-        image = axes.imshow(values, cmap="RdBu" if difference else "Blues", norm=matplotlib.colors.SymLogNorm(0.02, vmin=-top, vmax=top) if difference else matplotlib.colors.PowerNorm(0.5, 0, top))
+        image = axes.imshow(
+            values,
+            cmap="RdBu" if difference else "Blues",
+            norm=matplotlib.colors.SymLogNorm(0.02, vmin=-top, vmax=top)
+            if difference
+            else matplotlib.colors.PowerNorm(0.5, 0, top),
+        )
         axes.set_title(title, fontsize=9)
         fig.colorbar(image, ax=axes, shrink=0.8)
     fig.suptitle(f"{label}: layer {layer}, head {number}", fontsize=10)

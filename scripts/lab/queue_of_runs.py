@@ -6,6 +6,7 @@ the system when this process dies (they save a checkpoint), so nothing goes on u
 A process gets SIGTERM, a launcher of several ranks SIGUSR1: mpirun passes that on, where at SIGTERM it ends the ranks
 before they have saved.
 """
+
 import ctypes
 import os
 import shutil
@@ -21,7 +22,7 @@ POLL_S = 0.5
 SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
 HARDER_S = 5  # and then between one signal and the next stronger one
 SPARE_S = 20  # of --minutes, at most a tenth of them: for checkpoints, and too little for a run to begin
-START_S = 5   # how long a launcher may take to start its ranks: what it gets before is lost
+START_S = 5  # how long a launcher may take to start its ranks: what it gets before is lost
 PR_SET_PDEATHSIG = 1
 
 
@@ -66,7 +67,11 @@ class Job:
             self.rate = tokens / (ms[len(ms) // 2] / 1e3) if ms else 0.0
 
     def flops_left(self):
-        return 0 if self.state in ("done", "diverged", "failed") else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
+        return (
+            0
+            if self.state in ("done", "diverged", "failed")
+            else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
+        )
 
 
 def launcher_of(run):
@@ -85,6 +90,7 @@ def die_with_parent(nice, number):
         os.setsid()
         if nice:
             os.nice(nice)
+
     return prepare
 
 
@@ -117,9 +123,22 @@ class Queue:
 
     def evaluation_command(self, job):
         checkpoint = rundirs.checkpoint(job.directory, job.run.steps)
-        kept = {k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")}
-        words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept), "--val-steps", "1000000",
-                 "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
+        kept = {
+            k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
+        }
+        words = [
+            str(self.trainer.path),
+            "--eval",
+            "--init",
+            str(checkpoint),
+            *plans.arguments(kept),
+            "--val-steps",
+            "1000000",
+            "--eval-out",
+            str(job.directory / "eval.json"),
+            "--seed",
+            "1",
+        ]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)
@@ -129,7 +148,12 @@ class Queue:
         return job.run.seed == min(same)
 
     def wants_evaluation(self, job):
-        return self.evaluates and "val-data" in job.run.options and not job.no_eval and not (job.directory / "eval.json").exists()
+        return (
+            self.evaluates
+            and "val-data" in job.run.options
+            and not job.no_eval
+            and not (job.directory / "eval.json").exists()
+        )
 
     # ---- one step of the work
 
@@ -149,8 +173,14 @@ class Queue:
         with open(self.out / f"{job.run.name}.out", "a") as log:
             log.write(f"+ {' '.join(command)}\n")
             log.flush()
-            job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                                           preexec_fn=die_with_parent(self.arguments.nice, job.signals[0]), env=environment)
+            job.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent(self.arguments.nice, job.signals[0]),
+                env=environment,
+            )
 
     def gpus_wanted(self, job, state):
         return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
@@ -184,7 +214,9 @@ class Queue:
             if job.process is None:
                 continue
             status = job.process.poll()
-            saving = self.stopping and job.state == "training" and rundirs.locked(job.directory)  # while its launcher has ended
+            saving = (
+                self.stopping and job.state == "training" and rundirs.locked(job.directory)
+            )  # while its launcher has ended
             if status is None or saving:
                 if job.state == "training":
                     job.read_tail()
@@ -237,7 +269,9 @@ class Queue:
                 self.begin_more()
                 self.show()
                 busy = any(job.process for job in self.jobs)
-                if not busy and (self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)):
+                if not busy and (
+                    self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)
+                ):
                     break
                 if self.ends and time.time() > self.ends and not self.stopping:
                     self.stop(signal.SIGTERM, None)
@@ -269,10 +303,14 @@ class Queue:
 
     def time_left(self):
         """Seconds, from what the running ones do now; None while nothing runs long enough to tell."""
-        speeds = [job.rate * job.flops_per_token for job in self.jobs if job.state == "training" and job.rate and job.step]
+        speeds = [
+            job.rate * job.flops_per_token for job in self.jobs if job.state == "training" and job.rate and job.step
+        ]
         if not speeds:
             return None
-        speed = sum(speeds) / len(speeds) * min(self.places, sum(job.state in ("waiting", "training") for job in self.jobs))
+        speed = (
+            sum(speeds) / len(speeds) * min(self.places, sum(job.state in ("waiting", "training") for job in self.jobs))
+        )
         return sum(job.flops_left() for job in self.jobs) / speed
 
     def show(self, last=False):
@@ -280,9 +318,11 @@ class Queue:
         if not last and time.time() < self.shown_at + (1 if terminal else 60):
             return
         self.shown_at = time.time()
-        lines = self.table(shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0)
+        lines = self.table(
+            shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0
+        )
         if terminal:
-            lines = [line[:shutil.get_terminal_size().columns - 1] for line in lines]  # a line that wraps would be two
+            lines = [line[: shutil.get_terminal_size().columns - 1] for line in lines]  # a line that wraps would be two
             print(f"\x1b[{self.shown_lines}F\x1b[J" if self.shown_lines else "", end="")
             self.shown_lines = len(lines)
         print("\n".join(lines), flush=True)
@@ -299,9 +339,15 @@ class Queue:
         wide = max(len(job.run.name) for job in self.jobs)
         for job in shown[:room] if room else shown:
             loss = f"{job.loss:.4f}" if job.loss is not None else "-"
-            mine = (job.run.tokens * (1 - job.step / job.run.steps) / job.rate) if job.rate and job.state == "training" else None
-            lines.append(f"  {job.run.name:<{wide}} {job.state:<10} {job.step:>7}/{job.run.steps:<7} {loss:>8} "
-                         f"{job.rate:>9,.0f} tok/s {duration(mine) + ' left' if mine is not None else ''}".rstrip())
+            mine = (
+                (job.run.tokens * (1 - job.step / job.run.steps) / job.rate)
+                if job.rate and job.state == "training"
+                else None
+            )
+            lines.append(
+                f"  {job.run.name:<{wide}} {job.state:<10} {job.step:>7}/{job.run.steps:<7} {loss:>8} "
+                f"{job.rate:>9,.0f} tok/s {duration(mine) + ' left' if mine is not None else ''}".rstrip()
+            )
         return lines
 
 

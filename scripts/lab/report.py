@@ -8,6 +8,7 @@ since their data, tokens or schedules differ, are refused with what differs; --f
 on the page, and gives runs of one arm, rate and seed rows of their own. What cannot be read is left out, with a line.
 Exit status: 0 done; 1 failed, or something was left out; 2 usage or runs that are not comparable.
 """
+
 import json
 import re
 import sys
@@ -38,11 +39,20 @@ def parse_arguments():
     parser = cli.Parser(prog="lab/report.py", description="Makes the report of a comparison.")
     parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
     parser.add_argument("--out", help="where to write (default: FIRST/report)")
-    parser.add_argument("--reference", help="the arm that others are compared with (default: the plan's, else the first)")
+    parser.add_argument(
+        "--reference", help="the arm that others are compared with (default: the plan's, else the first)"
+    )
     parser.add_argument("--force", action="store_true", help="compare runs that differ in data, tokens or schedule")
-    parser.add_argument("--heads", help="attention heads to show, as 0:1,3:2 (layer:head; default: up to 24, evenly spread)")
+    parser.add_argument(
+        "--heads", help="attention heads to show, as 0:1,3:2 (layer:head; default: up to 24, evenly spread)"
+    )
     parser.add_argument("--no-png", action="store_true", help="only the page")
-    parser.add_argument("--watch", type=float, metavar="SECONDS", help="make it anew so often while runs go on; the open page reloads itself")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        metavar="SECONDS",
+        help="make it anew so often while runs go on; the open page reloads itself",
+    )
     a = parser.parse_args()
     if a.watch is not None and not 1 <= a.watch <= 1e6:
         parser.error("--watch: 1 second or more, at most a million")
@@ -54,33 +64,55 @@ def parse_arguments():
 
 def plotly_js():
     """plotly.min.js out of its package, whose import takes seconds and would serve nothing else."""
-    return (Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js").read_text()
+    return (
+        Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js"
+    ).read_text()
 
 
 def write_pngs(out, study, shown, maps, lr):
     import png
+
     for figure in shown:
         for view in figure["views"]:
-            png.figure_png(out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"), figure, view, list(study.arms), f"{lr:g}")
+            png.figure_png(
+                out / (f"{figure['id']}-{view['label']}".replace(" ", "-").replace(",", "") + ".png"),
+                figure,
+                view,
+                list(study.arms),
+                f"{lr:g}",
+            )
     for m, tensors in maps:
         png.maps_png(out / (re.sub(r"[^\w.+-]+", "-", f"map-{m['arm']}") + ".png"), m["label"], m["sharpest"], tensors)
 
 
 def compact(value):
     """JSON whose numbers have 7 digits and whose innermost lists and objects are one line each: small, and readable as a diff."""
+
     def shorter(x):
         if isinstance(x, float):
             return float(f"{x:.7g}")
-        return {k: shorter(v) for k, v in x.items()} if isinstance(x, dict) else [shorter(v) for v in x] if isinstance(x, list) else x
+        return (
+            {k: shorter(v) for k, v in x.items()}
+            if isinstance(x, dict)
+            else [shorter(v) for v in x]
+            if isinstance(x, list)
+            else x
+        )
+
     text = json.dumps(shorter(value), indent=1, allow_nan=False, ensure_ascii=False)
-    return re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text) + "\n"
+    return (
+        re.sub(r"([\[{])\n\s+([^\[\]{}]*?)\n\s+([\]}])", lambda m: m[1] + re.sub(r"\n\s+", " ", m[2]) + m[3], text)
+        + "\n"
+    )
 
 
 def load_maps(study, chosen, more_to_come):
     """[(data for the page, tensors)]: of each arm the first run's that can be read. A chosen head must be in one of them."""
     found, there = [], set()
     for arm, label in study.arms.items():
-        for path in [p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()]:
+        for path in [
+            p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()
+        ]:
             try:
                 tensors = analysis.read_maps(path)
             except rundirs.RunError as error:
@@ -94,7 +126,11 @@ def load_maps(study, chosen, more_to_come):
     unknown = [head for head in chosen or [] if head not in there]
     if unknown and not more_to_come:
         last = max(there, key=lambda head: tuple(map(int, head.split(":"))), default=None)
-        fail(f"--heads {','.join(unknown)}: no run has maps of {'it' if len(unknown) == 1 else 'these'}; " + (f"the last head is {last}" if last else "there are no maps at all"), 2)
+        fail(
+            f"--heads {','.join(unknown)}: no run has maps of {'it' if len(unknown) == 1 else 'these'}; "
+            + (f"the last head is {last}" if last else "there are no maps at all"),
+            2,
+        )
     return found
 
 
@@ -111,12 +147,16 @@ def make(a, out, live, told):
     if study.problems and not a.force:
         more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
         fail(f"the runs are not comparable: {study.problems[0]}{more}; --force compares them all the same", 2)
-    study.notes += [f"Left out: {line}." for line in study.left_out] + [f"Not the same in all runs: {p}" for p in study.problems[:20]]
+    study.notes += [f"Left out: {line}." for line in study.left_out] + [
+        f"Not the same in all runs: {p}" for p in study.problems[:20]
+    ]
     results = analysis.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
     beside = published.rows(study, analysis)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
-    text = page.build(study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0)
+    text = page.build(
+        study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0
+    )
     out.mkdir(parents=True, exist_ok=True)
     rundirs.write_atomic(out / "report.html", text)
     rundirs.write_atomic(out / "results.json", compact(results))

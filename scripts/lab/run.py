@@ -12,6 +12,7 @@ its last checkpoint. One run that fails does not stop the others; it is tried ag
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
+
 import json
 import os
 import shutil
@@ -35,7 +36,9 @@ def fail(message, status=1):
 
 
 def parse_arguments():
-    parser = cli.Parser(prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one.")
+    parser = cli.Parser(
+        prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one."
+    )
     parser.add_argument("plan", help="a file, or the name of one in scripts/plans")
     parser.add_argument("--out", help="directory of the results (default: runs/PLAN-SIZE)")
     parser.add_argument("--size", help="which [size] of the plan (default: its first)")
@@ -46,9 +49,18 @@ def parse_arguments():
     parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
     parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
     parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
-    parser.add_argument("--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)")
-    parser.add_argument("--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)")
-    parser.add_argument("--minutes", type=float, default=0, help="stop within this time: runs save, and the same command goes on (default: no limit)")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)"
+    )
+    parser.add_argument(
+        "--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=0,
+        help="stop within this time: runs save, and the same command goes on (default: no limit)",
+    )
     parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
     parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
     parser.add_argument("--report", action="store_true", help="make the report when the runs are done")
@@ -135,7 +147,10 @@ def choose_jobs(a, runs, costs):
     room = a.gpus // ranks if a.gpus else jobs
     if not a.gpus:
         largest = max(costs[run.name][2] * run.ranks for run in runs)
-        free = next((int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")), largest * jobs)
+        free = next(
+            (int(line.split()[1]) * 1024 for line in open("/proc/meminfo") if line.startswith("MemAvailable")),
+            largest * jobs,
+        )
         if largest > free:
             fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
         room = free // largest
@@ -148,8 +163,11 @@ def check_launchers(runs):
     for run in runs:
         words = launcher_of(run)
         if words and not shutil.which(words[0]):
-            fail(f"there is no {words[0]} here, with which arm {run.arm} starts its {run.ranks} ranks: install it (scripts/install_deps.sh --with-mpi), "
-                 f"or name another as 'launcher' in the plan", 2)
+            fail(
+                f"there is no {words[0]} here, with which arm {run.arm} starts its {run.ranks} ranks: install it (scripts/install_deps.sh --with-mpi), "
+                f"or name another as 'launcher' in the plan",
+                2,
+            )
 
 
 def check_begun(run, directory):
@@ -157,11 +175,23 @@ def check_begun(run, directory):
     for step, options in in_force.history(rundirs.read_run(directory)):
         for name, value in run.options.items():
             have = options.get(name)
-            same = have == value or (isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value))
-            if not same and name not in ("val-every", "stats-every", "checkpoint-every", "checkpoint-minutes", "keep", "batch-size"):
+            same = have == value or (
+                isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value)
+            )
+            if not same and name not in (
+                "val-every",
+                "stats-every",
+                "checkpoint-every",
+                "checkpoint-minutes",
+                "keep",
+                "batch-size",
+            ):
                 began = f"was resumed after step {step}" if step else "was begun"
-                fail(f"{directory} {began} with --{name} {in_force.shown(have)}, and the plan says {in_force.shown(value)}: "
-                     f"give another --out, or remove that run", 2)
+                fail(
+                    f"{directory} {began} with --{name} {in_force.shown(have)}, and the plan says {in_force.shown(value)}: "
+                    f"give another --out, or remove that run",
+                    2,
+                )
 
 
 def is_number(value):
@@ -179,10 +209,25 @@ def write_lab(out, plan, size, runs, costs):
     arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
     listed = {run["name"]: run for run in old.get("runs", [])}
     for run in runs:
-        listed[run.name] = {"name": run.name, "arm": run.arm, "lr": run.lr, "seed": run.seed, "steps": run.steps, "tokens": run.tokens,
-                            "parameters": costs[run.name][0]}
-    lab = {"plan": plan.name, "size": size, "title": plan.common.get("title", plan.name), "question": plan.common.get("question", ""),
-           "reference": plan.common["reference"], "arms": arms, "runs": list(listed.values()), "text": plan.text}
+        listed[run.name] = {
+            "name": run.name,
+            "arm": run.arm,
+            "lr": run.lr,
+            "seed": run.seed,
+            "steps": run.steps,
+            "tokens": run.tokens,
+            "parameters": costs[run.name][0],
+        }
+    lab = {
+        "plan": plan.name,
+        "size": size,
+        "title": plan.common.get("title", plan.name),
+        "question": plan.common.get("question", ""),
+        "reference": plan.common["reference"],
+        "arms": arms,
+        "runs": list(listed.values()),
+        "text": plan.text,
+    }
     text = json.dumps(lab, indent=1) + "\n"
     if not old or text != (out / "lab.json").read_text():
         rundirs.write_atomic(out / "lab.json", text)

@@ -1,4 +1,5 @@
 """runs.py: what a run's directory says: run.json, log.jsonl, checkpoints (the formats are the trainer's)."""
+
 import fcntl
 import json
 import os
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import in_force
 from shapes import LAB, OPTIONS, RECORDS, RUN, misfit
+
 
 class RunError(Exception):
     """A directory that is no run, or a damaged one; one line."""

@@ -3,6 +3,7 @@
 A shape is a kind by its name, [shape] of a list, or {key: shape} of an object, in which "key?" may be absent and "*" is
 any other key. Keys that a shape does not name are free.
 """
+
 import math
 
 
@@ -12,33 +13,101 @@ KINDS = {
     "number or null": lambda x: x is None or is_number(x),
     "whole number": lambda x: is_number(x) and x == int(x) and 0 <= x <= 2**53,
     "whole number above 0": lambda x: is_number(x) and x == int(x) and 0 < x <= 2**53,
-    "64-bit number": lambda x: (is_number(x) and x == int(x) and x >= 0) or (isinstance(x, str) and x.isascii() and x.isdigit()),
+    "64-bit number": lambda x: (is_number(x) and x == int(x) and x >= 0)
+    or (isinstance(x, str) and x.isascii() and x.isdigit()),
     "value": lambda x: x is None or isinstance(x, (str, int, float)),
 }
 OPTIONS = {
-    **{key: "whole number above 0" for key in ("steps", "total-batch", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "seq-len", "vocab")},
+    **{
+        key: "whole number above 0"
+        for key in (
+            "steps",
+            "total-batch",
+            "layers",
+            "hidden",
+            "heads",
+            "kv-heads",
+            "head-dim",
+            "ffn",
+            "seq-len",
+            "vocab",
+        )
+    },
     **{key: "number" for key in ("lr", "warmup", "min-lr-ratio", "weight-decay", "beta1", "beta2", "grad-clip")},
-    **{key: "text" for key in ("attention", "schedule", "gemm")}, "seed": "64-bit number", "*": "value",
+    **{key: "text" for key in ("attention", "schedule", "gemm")},
+    "seed": "64-bit number",
+    "*": "value",
 }
-SOURCE = {"name?": "text", "path?": "text", "tokens?": "number", "shards?": "number", "windows?": "number", "weight?": "number",
-          "epochs?": "number", "fingerprint?": "64-bit number"}
+SOURCE = {
+    "name?": "text",
+    "path?": "text",
+    "tokens?": "number",
+    "shards?": "number",
+    "windows?": "number",
+    "weight?": "number",
+    "epochs?": "number",
+    "fingerprint?": "64-bit number",
+}
 RUN = {
-    "options": OPTIONS, "model?": {"parameters?": "whole number", "flops_per_token?": "number"}, "data?": {"train?": [SOURCE], "val?": [SOURCE]},
-    "data_fingerprint?": "64-bit number", "revision?": "text", "host?": "text", "devices?": ["text"], "ranks?": "whole number",
-    "starts?": [{"step": "whole number", "revision?": "text", "host?": "text", "ranks?": "whole number", "changed": [{"name": "text", "new": "value"}]}],
+    "options": OPTIONS,
+    "model?": {"parameters?": "whole number", "flops_per_token?": "number"},
+    "data?": {"train?": [SOURCE], "val?": [SOURCE]},
+    "data_fingerprint?": "64-bit number",
+    "revision?": "text",
+    "host?": "text",
+    "devices?": ["text"],
+    "ranks?": "whole number",
+    "starts?": [
+        {
+            "step": "whole number",
+            "revision?": "text",
+            "host?": "text",
+            "ranks?": "whole number",
+            "changed": [{"name": "text", "new": "value"}],
+        }
+    ],
 }
-LAB = {"plan": "text", "size": "text", "title": "text", "question?": "text", "reference": "text", "arms": {"*": {"label?": "text"}},
-       "runs": [{"name": "text", "arm": "text"}]}
-EVALUATION = {"loss?": "number or null", "loss_by_position?": ["number or null"], "windows?": "64-bit number", "data_fingerprint?": "64-bit number",
-              "recall?": [{"pairs": "whole number above 0", "noise": "whole number", "exact": "number or null", "among_values": "number or null",
-                           "loss": "number or null"}], "attention?": {"layers": [{"*": "number or null"}]}}
+LAB = {
+    "plan": "text",
+    "size": "text",
+    "title": "text",
+    "question?": "text",
+    "reference": "text",
+    "arms": {"*": {"label?": "text"}},
+    "runs": [{"name": "text", "arm": "text"}],
+}
+EVALUATION = {
+    "loss?": "number or null",
+    "loss_by_position?": ["number or null"],
+    "windows?": "64-bit number",
+    "data_fingerprint?": "64-bit number",
+    "recall?": [
+        {
+            "pairs": "whole number above 0",
+            "noise": "whole number",
+            "exact": "number or null",
+            "among_values": "number or null",
+            "loss": "number or null",
+        }
+    ],
+    "attention?": {"layers": [{"*": "number or null"}]},
+}
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
     "val": {"loss": "number or null", "windows?": "whole number", "data_fingerprint?": "64-bit number"},
     "stats": {"kind": "text", "layer": "whole number", "*": "number or null"},
     "event": {"what?": "text"},
 }
-NUMBERS = ("loss", "grad_norm", "lr", "tokens_per_s", "ms", "flops_util", "loss_z", "grad_z")  # of a train record, or null
+NUMBERS = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "tokens_per_s",
+    "ms",
+    "flops_util",
+    "loss_z",
+    "grad_z",
+)  # of a train record, or null
 RECORDS["train"].update({f"{key}?": "number or null" for key in NUMBERS})
 
 

@@ -4,13 +4,14 @@ A gap is a paired difference: arm minus reference at the same seed, hence on the
 shapes agree, from the same initial weights. Its interval is Student's t over the seeds' differences, n - 1 degrees of
 freedom, which takes the differences as independent and about normal. One seed has no interval.
 """
+
 import math
 from dataclasses import dataclass
 from functools import lru_cache
 
 CONFIDENCE = 0.95
-SPIKE_Z = 7.0            # llmc/run/spikes.h: the trainer judges, from the last 1000 accepted values
-STABLE_TOLERANCE = 0.1   # nats above the best of the ladder up to which a learning rate counts as stable
+SPIKE_Z = 7.0  # llmc/run/spikes.h: the trainer judges, from the last 1000 accepted values
+STABLE_TOLERANCE = 0.1  # nats above the best of the ladder up to which a learning rate counts as stable
 
 
 def finite(x):
@@ -41,8 +42,10 @@ def beta_fraction(a, b, x):
     d = 1 / (d if abs(d) > tiny else tiny)
     h = d
     for m in range(1, 500):
-        for numerator in (m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
-                          -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))):
+        for numerator in (
+            m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
+            -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
+        ):
             d = 1 + numerator * d
             d = 1 / (d if abs(d) > tiny else tiny)
             c = 1 + numerator / c

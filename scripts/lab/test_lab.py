@@ -4,6 +4,7 @@
 Without arguments the tests that need nothing but Python and the trainer; `--report` those of the report, too, which
 need its packages; `--browser` also those of its pages, in a headless Chromium; `--only WORD` those whose name has it.
 """
+
 import argparse
 import json
 import math
@@ -27,8 +28,22 @@ import stats
 from trainer import Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
-OPTIONS = {"attention": "value", "preset": "value", "train-data": "value", "val-data": "value", "total-batch": "value", "lr": "value",
-           "tie-embeddings": "flag", "out": "value", "seed": "value", "steps": "value", "ffn": "value", "ranks": "value", "threads": "value", "warmup": "value"}
+OPTIONS = {
+    "attention": "value",
+    "preset": "value",
+    "train-data": "value",
+    "val-data": "value",
+    "total-batch": "value",
+    "lr": "value",
+    "tie-embeddings": "flag",
+    "out": "value",
+    "seed": "value",
+    "steps": "value",
+    "ffn": "value",
+    "ranks": "value",
+    "threads": "value",
+    "warmup": "value",
+}
 tests = []
 
 
@@ -75,22 +90,39 @@ tie-embeddings = no
 
 # ---- plans
 
+
 @test
 def a_plan_becomes_its_runs_seed_by_seed():
     plan = plans.parse(GOOD, "x.plan", OPTIONS)
     assert plan.common["reference"] == "one"
     runs = plans.expand(plan, OPTIONS)
-    assert [r.name for r in runs] == ["one.lr0.001.seed1", "one.lr0.002.seed1", "two.lr0.001.seed1", "two.lr0.002.seed1",
-                                      "one.lr0.001.seed2", "one.lr0.002.seed2", "two.lr0.001.seed2", "two.lr0.002.seed2"]
+    assert [r.name for r in runs] == [
+        "one.lr0.001.seed1",
+        "one.lr0.002.seed1",
+        "two.lr0.001.seed1",
+        "two.lr0.002.seed1",
+        "one.lr0.001.seed2",
+        "one.lr0.002.seed2",
+        "two.lr0.001.seed2",
+        "two.lr0.002.seed2",
+    ]
     run = runs[3]
     assert (run.steps, run.tokens, run.match) == (2, 2000, "one"), run
     assert run.options["preset"] == "tiny-1.5h" and run.options["lr"] == "0.002" and run.options["seed"] == "1"
     words = plans.arguments(run.options)
-    assert "--no-tie-embeddings" in words and words[words.index("--total-batch") + 1] == "1000" and words[words.index("--train-data") + 1] == "a b"
+    assert (
+        "--no-tie-embeddings" in words
+        and words[words.index("--total-batch") + 1] == "1000"
+        and words[words.index("--train-data") + 1] == "a b"
+    )
     big = plans.expand(plan, OPTIONS, "big", ["two"])
     assert len(big) == 4 and big[0].steps == 1000 and big[0].options["preset"] == "small-1.5h"
-    ranked = plans.expand(plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS), OPTIONS)[0]
-    assert (ranked.ranks, ranked.threads) == (4, 2) and not {"ranks", "threads"} & set(ranked.options), ranked  # the trainer's --ranks is another
+    ranked = plans.expand(plans.parse(GOOD.replace("title = T", "ranks = 4\nthreads = 2"), "x.plan", OPTIONS), OPTIONS)[
+        0
+    ]
+    assert (ranked.ranks, ranked.threads) == (4, 2) and not {"ranks", "threads"} & set(ranked.options), (
+        ranked
+    )  # the trainer's --ranks is another
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
 
 
@@ -118,7 +150,11 @@ def what_is_wrong_with_a_plan_is_named_with_its_line():
     refused("[arm a]\nmatch = b\n", "x.plan:2: match = b: that arm does not exist")
     refused("[arm a]\nmatch = a\n", "x.plan:2: match = a: that arm is matched itself")
     plan = plans.parse("[arm a]\n", "x.plan", OPTIONS)
-    for size, arms, words in (("s", None, "there is no [size s]"), (None, ["b"], "there is no [arm b]"), (None, None, "has no 'tokens'")):
+    for size, arms, words in (
+        ("s", None, "there is no [size s]"),
+        (None, ["b"], "there is no [arm b]"),
+        (None, None, "has no 'tokens'"),
+    ):
         try:
             plans.expand(plan, OPTIONS, size, arms)
             raise AssertionError("accepted")
@@ -128,13 +164,21 @@ def what_is_wrong_with_a_plan_is_named_with_its_line():
 
 @test
 def counts_are_read_as_people_write_them():
-    for text, value in (("2000", 2000), ("2K", 2000), ("1.5M", 1500000), ("10B", 10**10), ("3t", 3 * 10**12), ("1e6", 10**6)):
+    for text, value in (
+        ("2000", 2000),
+        ("2K", 2000),
+        ("1.5M", 1500000),
+        ("10B", 10**10),
+        ("3t", 3 * 10**12),
+        ("1e6", 10**6),
+    ):
         assert plans.parse_count(text) == value, text
     for text in ("", "0", "-1", "1.5", "K", "1 M", "1e-3", "nan", "0x10"):
         assert plans.parse_count(text) is None, text
 
 
 # ---- statistics
+
 
 @test
 def quantiles_of_t_are_those_of_the_tables():
@@ -169,14 +213,19 @@ def a_paired_interval_is_the_one_computed_by_hand():
 @test
 def ninety_five_of_a_hundred_intervals_hold_the_truth():
     import random
+
     random.seed(4)
-    held = sum((e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000))
+    held = sum(
+        (e := stats.t_interval([random.gauss(0.3, 2) for _ in range(4)])).low <= 0.3 <= e.high for _ in range(2000)
+    )
     assert 1860 <= held <= 1940, held  # 1900 expected, standard deviation 9.7
 
 
 @test
 def seeds_needed_and_holm():
-    assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(0.01, 0.02)  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
+    assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(
+        0.01, 0.02
+    )  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
     assert stats.seeds_needed(1, 0.001, limit=50) is None
     assert stats.seeds_needed(0.0, 0.02) == 2
     for got, wanted in zip(stats.holm([0.01, None, 0.04, 0.03]), [0.03, None, 0.06, 0.06]):
@@ -201,8 +250,18 @@ def spikes_are_counted_among_what_was_judged():
 
 @test
 def the_largest_stable_rate_is_below_the_first_that_breaks():
-    ladder = {1e-3: [2.5, 2.5], 2e-3: [2.0, 2.02], 4e-3: [1.98, 2.0], 8e-3: [2.05, 2.04], 1.6e-2: [2.0, 2.3], 3.2e-2: [None, 2.0]}
-    assert stats.largest_stable(ladder) == (8e-3, False)  # one seed of 1.6e-2 ends too high; slow small rates are stable
+    ladder = {
+        1e-3: [2.5, 2.5],
+        2e-3: [2.0, 2.02],
+        4e-3: [1.98, 2.0],
+        8e-3: [2.05, 2.04],
+        1.6e-2: [2.0, 2.3],
+        3.2e-2: [None, 2.0],
+    }
+    assert stats.largest_stable(ladder) == (
+        8e-3,
+        False,
+    )  # one seed of 1.6e-2 ends too high; slow small rates are stable
     assert stats.largest_stable({1e-3: [2.0], 2e-3: [1.9]}) == (2e-3, True)
     assert stats.largest_stable({1e-3: [2.0], 2e-3: [None]}) == (1e-3, False)
     assert stats.largest_stable({1e-3: [None]}) == (None, False)
@@ -221,9 +280,12 @@ def a_crossing_is_interpolated():
 
 # ---- runs
 
+
 def made_run(directory, steps, **options):
     directory.mkdir(parents=True)
-    (directory / "run.json").write_text(json.dumps({"options": {"steps": steps, "lr": 0.1, **options}, "data_fingerprint": "5"}))
+    (directory / "run.json").write_text(
+        json.dumps({"options": {"steps": steps, "lr": 0.1, **options}, "data_fingerprint": "5"})
+    )
     return directory
 
 
@@ -242,7 +304,9 @@ def what_a_run_is_follows_from_its_directory():
         rundirs.checkpoint(run, 5).mkdir(parents=True)
         (rundirs.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
         assert rundirs.state(run, 5) == ("done", 5)
-        log.write_text('{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n')
+        log.write_text(
+            '{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n'
+        )
         assert rundirs.state(run, 5) == ("diverged", 3)
         with open(log, "a") as f:
             f.write('{"kind": "event", "step": 3, "what": "start", "changed": []}\n')
@@ -252,7 +316,9 @@ def what_a_run_is_follows_from_its_directory():
 
 def resumed(first, *starts):
     """run.json of a run whose later starts have (step, {option: new value})."""
-    entries = [{"step": 0, "changed": []}] + [{"step": step, "changed": [{"name": k, "old": None, "new": v} for k, v in new.items()]} for step, new in starts]
+    entries = [{"step": 0, "changed": []}] + [
+        {"step": step, "changed": [{"name": k, "old": None, "new": v} for k, v in new.items()]} for step, new in starts
+    ]
     return {"options": first, "data_fingerprint": "5", "starts": entries}
 
 
@@ -261,7 +327,11 @@ def what_was_in_force_follows_from_the_starts():
     old = {"options": {"steps": 5, "lr": 0.1}}
     assert in_force.history(old) == [(0, old["options"])]  # of a trainer that wrote no starts
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
-    assert in_force.history(run) == [(0, {"steps": 5, "lr": 0.1}), (3, {"steps": 5, "lr": 0.2}), (7, {"steps": 9, "lr": 0.2})]
+    assert in_force.history(run) == [
+        (0, {"steps": 5, "lr": 0.1}),
+        (3, {"steps": 5, "lr": 0.2}),
+        (7, {"steps": 9, "lr": 0.2}),
+    ]
     assert in_force.values(in_force.history(run), "lr") == [(0, 0.1), (3, 0.2)]
     # a start that died before its first checkpoint is gone with what it changed
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (6, {"lr": 0.3}), (3, {"lr": 0.1}))
@@ -274,19 +344,32 @@ def what_was_in_force_follows_from_the_starts():
 
 @test
 def a_start_that_changed_an_option_is_a_difference_with_its_step():
-    plain, both = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}), [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)]
+    plain, both = (
+        resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}),
+        [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)],
+    )
     assert in_force.differences(plain, both[0], ("A", "B")) == ["--beta2: 0.9 in A, 0.9 then 0.99 after step 4 in B"]
     assert in_force.differences(*both) == []  # the same change in both; another rate is no difference
     lowered = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (4, {"lr": 0.05}))
     assert in_force.differences(plain, lowered, ("A", "B")) == ["--lr: 0.1 in A, 0.1 then 0.05 after step 4 in B"]
     later = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (5, {"lr": 0.05}))
-    assert in_force.differences(lowered, later, ("A", "B")) == ["--lr: 0.1 then 0.05 after step 4 in A, 0.1 then 0.05 after step 5 in B"]
+    assert in_force.differences(lowered, later, ("A", "B")) == [
+        "--lr: 0.1 then 0.05 after step 4 in A, 0.1 then 0.05 after step 5 in B"
+    ]
 
 
 def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True, options=True):
     """What in_force.validations() says of a run of this validation: as the log has it, or only run.json."""
-    info = {"options": {"val-data": path, "val-steps": steps, "batch-size": 2}, "data": {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]}}
-    record = {"kind": "val", "step": 0, "loss": 1.0, **({} if windows is None else {"windows": windows, "data_fingerprint": fingerprint})}
+    info = {
+        "options": {"val-data": path, "val-steps": steps, "batch-size": 2},
+        "data": {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]},
+    }
+    record = {
+        "kind": "val",
+        "step": 0,
+        "loss": 1.0,
+        **({} if windows is None else {"windows": windows, "data_fingerprint": fingerprint}),
+    }
     return in_force.validations(info, [record] if log else [])
 
 
@@ -295,34 +378,54 @@ def validations_that_read_other_windows_are_not_compared():
     same = lambda a, b: in_force.validation_differences(a, b, ("A", "B"))
     assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
     assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
-    assert same(validated(8, "7"), validated(16, "7")) == ["windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"]
+    assert same(validated(8, "7"), validated(16, "7")) == [
+        "windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"
+    ]
     # logs of trainers that did not say what they read: what the options ask for, but no more than there are
     assert same(validated(8, "7"), validated()) == [] and validated()[0][1][0] == 8
     assert validated(steps=1000)[0][1][0] == 50
-    assert same(validated(), validated(steps=8)) == ["windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"]
+    assert same(validated(), validated(steps=8)) == [
+        "windows of validation (--val-steps times --batch-size): 8 in A, 16 in B"
+    ]
     assert same(validated(), validated(path="elsewhere")) == ["--val-data: d in A, elsewhere in B"]
-    assert same(validated(), validated(tokens=98)) == ["tokens and shards of the validation data: 99 in 1 in A, 98 in 1 in B"]
+    assert same(validated(), validated(tokens=98)) == [
+        "tokens and shards of the validation data: 99 in 1 in A, 98 in 1 in B"
+    ]
     assert same(validated(log=False), validated(steps=8, log=False)) != []
     assert same(validated(), validated(path=None)) == ["--val-data: d in A, none in B"]
     assert same(validated(path=None), validated(path=None)) == []
-    more = in_force.validations(resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
-                                [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)])
-    assert same(validated(), more)[-1] == "windows of validation (--val-steps times --batch-size): 8 in A, 8 then 16 at step 10 in B", same(validated(), more)
+    more = in_force.validations(
+        resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
+        [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)],
+    )
+    assert (
+        same(validated(), more)[-1]
+        == "windows of validation (--val-steps times --batch-size): 8 in A, 8 then 16 at step 10 in B"
+    ), same(validated(), more)
 
 
 @test
 def what_keeps_runs_from_being_compared_is_named():
     a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
-    assert in_force.differences(a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}) == []
-    found = in_force.differences(a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B"))
+    assert (
+        in_force.differences(
+            a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}
+        )
+        == []
+    )
+    found = in_force.differences(
+        a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B")
+    )
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
 
 
 # ---- the runner, with the trainer
 
+
 def corpus(place):
     """A small corpus of bytes: 64 KB of arithmetic, so that there is something to learn."""
     import struct
+
     directory = Path(place) / "corpus"
     directory.mkdir()
     for name, start, count in (("train_000000.bin", 1, 60000), ("val_000000.bin", 7000, 6000)):
@@ -331,7 +434,9 @@ def corpus(place):
             text += f"{n} plus {n % 7} is {n + n % 7}.\n"
             n += 1
         data = text[:count].encode()
-        (directory / name).write_bytes(struct.pack("<256i", 20240520, 1, count, *[0] * 253) + b"".join(struct.pack("<H", b) for b in data))
+        (directory / name).write_bytes(
+            struct.pack("<256i", 20240520, 1, count, *[0] * 253) + b"".join(struct.pack("<H", b) for b in data)
+        )
     return directory
 
 
@@ -366,7 +471,18 @@ match = baseline
 def lab(place, *words, plan=SMALL, jobs="2", **popen):
     path = Path(place) / "small.plan"
     path.write_text(plan)
-    command = [sys.executable, str(HERE / "run.py"), str(path), "--trainer", str(TRAINER), "--out", str(Path(place) / "out"), "--jobs", jobs, *words]
+    command = [
+        sys.executable,
+        str(HERE / "run.py"),
+        str(path),
+        "--trainer",
+        str(TRAINER),
+        "--out",
+        str(Path(place) / "out"),
+        "--jobs",
+        jobs,
+        *words,
+    ]
     if popen:
         return subprocess.Popen(command, cwd=place, text=True, **popen)
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
@@ -397,7 +513,10 @@ def a_plan_is_run_once_and_every_run_is_measured():
         # a plan that says otherwise does not touch what is there
         other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
         assert other.returncode == 2 and "was begun with --warmup 2, and the plan says 3" in other.stderr, other.stderr
-        other = lab(place, plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"))
+        other = lab(
+            place,
+            plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
+        )
         assert other.returncode == 2 and "small.plan:23: [arm diff_v3]: --attention" in other.stderr, other.stderr
         assert {p: p.stat().st_mtime_ns for p in before} == before
 
@@ -405,6 +524,7 @@ def a_plan_is_run_once_and_every_run_is_measured():
 @test
 def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
     import random
+
     random.seed(time.time_ns())
     plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("20K", "60K")
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
@@ -414,14 +534,25 @@ def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
         moments, log = [], Path(place) / "out" / "diff_v2.lr0.01.seed1" / "log.jsonl"
 
         def starts():
-            return sum(line.startswith("+ ") for path in (Path(place) / "out").glob("*.out") for line in path.read_text().splitlines())
+            return sum(
+                line.startswith("+ ")
+                for path in (Path(place) / "out").glob("*.out")
+                for line in path.read_text().splitlines()
+            )
+
         for attempt in range(4):
             before = starts()
             process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            moments.append(100 * attempt + random.randrange(20, 100))  # a step of one of the two runs; later ones come after a checkpoint
+            moments.append(
+                100 * attempt + random.randrange(20, 100)
+            )  # a step of one of the two runs; later ones come after a checkpoint
             deadline = time.time() + 60
             # the log may be beyond the moment already: not before this lab has started a run, for which it listens to signals
-            while (len(train_steps(log.parent)) < moments[-1] or starts() == before) and process.poll() is None and time.time() < deadline:
+            while (
+                (len(train_steps(log.parent)) < moments[-1] or starts() == before)
+                and process.poll() is None
+                and time.time() < deadline
+            ):
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL if attempt % 2 else signal.SIGTERM)
             assert process.wait() in (0, 3, -9), (process.returncode, moments)
@@ -429,7 +560,9 @@ def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
         assert done.returncode == 0, done.stderr
         for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
             assert train_steps(Path(place) / "out" / name) == list(range(1, 470)), (name, moments)
-            mine, wanted = (rundirs.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole))
+            mine, wanted = (
+                rundirs.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
+            )
             assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
 
@@ -447,7 +580,9 @@ def a_lab_with_little_time_stops_in_time_and_goes_on_seed_by_seed():
             assert time.time() - started < 12, said
             if done.returncode == 0:
                 break
-            assert done.returncode == 3 and " of 2 seeds have all their arms; the same command goes on" in said, said + done.stderr
+            assert done.returncode == 3 and " of 2 seeds have all their arms; the same command goes on" in said, (
+                said + done.stderr
+            )
         assert done.returncode == 0 and windows > 1, (windows, said)
         for seed in (1, 2):
             for arm in ("baseline", "diff_v2", "baseline-2h"):
@@ -466,7 +601,11 @@ def a_run_that_fails_does_not_stop_the_others_and_is_tried_again():
         blocked.mkdir(parents=True)
         (blocked / "log.jsonl").write_text("")  # a directory that the trainer refuses
         done = lab(place, plan=plan)
-        assert done.returncode == 1 and "baseline.lr0.01.seed1 failed" in done.stderr and "without a run.json" in done.stderr, done.stderr
+        assert (
+            done.returncode == 1
+            and "baseline.lr0.01.seed1 failed" in done.stderr
+            and "without a run.json" in done.stderr
+        ), done.stderr
         assert train_steps(blocked.parent / "diff_v2.lr0.01.seed1") == list(range(1, 158))
         (blocked / "log.jsonl").unlink()
         done = lab(place, plan=plan)
@@ -477,7 +616,11 @@ def a_run_that_fails_does_not_stop_the_others_and_is_tried_again():
 def a_run_that_diverges_is_a_result():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
-        plan = SMALL.replace("seeds = 1 2", "seeds = 1").replace("lr = 1e-2", "lr = 1e30").replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
+        plan = (
+            SMALL.replace("seeds = 1 2", "seeds = 1")
+            .replace("lr = 1e-2", "lr = 1e30")
+            .replace("[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n", "")
+        )
         done = lab(place, plan=plan)
         assert done.returncode == 0 and "1 diverged" in done.stdout, done.stdout + done.stderr
         steps = train_steps(Path(place) / "out" / "baseline.lr1e+30.seed1")
@@ -490,8 +633,10 @@ def gpus_are_shared_out_and_given_back():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
         launcher = Path(place) / "launch"
-        launcher.write_text(f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
-                            f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n')
+        launcher.write_text(
+            f'#!/bin/sh\necho "$(date +%s%N) begin $CUDA_VISIBLE_DEVICES" >>{place}/used\n"$@"\nstatus=$?\n'
+            f'echo "$(date +%s%N) end $CUDA_VISIBLE_DEVICES" >>{place}/used\nexit $status\n'
+        )
         launcher.chmod(0o755)
         plan = SMALL.replace("[arm baseline]", f"ranks = 2\nlauncher = {launcher}\n[arm baseline]")
         done = lab(place, "--gpus", "5", plan=plan)
@@ -515,8 +660,14 @@ class Skip(Exception):
     """What a test needs and this machine lacks."""
 
 
-RANKS = SMALL.replace("seeds = 1 2", "seeds = 1").replace("[arm baseline]\nattention = baseline\n[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n",
-                                                          "ranks = 2\n[arm baseline]\nattention = baseline\n").replace("batch-size = 2", "batch-size = 1")
+RANKS = (
+    SMALL.replace("seeds = 1 2", "seeds = 1")
+    .replace(
+        "[arm baseline]\nattention = baseline\n[arm diff_v2]\nattention = diff_v2\nmatch = baseline\n",
+        "ranks = 2\n[arm baseline]\nattention = baseline\n",
+    )
+    .replace("batch-size = 2", "batch-size = 1")
+)
 
 
 def wait_until(what, seconds=60):
@@ -545,7 +696,9 @@ def a_lab_of_two_ranks_that_is_stopped_or_killed_saves_its_last_step():
     with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as whole:
         corpus(place)
         shutil.copytree(Path(place) / "corpus", Path(whole) / "corpus")
-        plan = RANKS.replace("20K", "1500K").replace("checkpoints = 4", "checkpoints = 1")  # no checkpoint but the last, and those of signals
+        plan = RANKS.replace("20K", "1500K").replace(
+            "checkpoints = 4", "checkpoints = 1"
+        )  # no checkpoint but the last, and those of signals
         small = lab(whole, "--no-eval", plan=RANKS.replace("20K", "2K"))
         assert small.returncode == 0, small.stderr + small.stdout
         said = json.loads((Path(whole) / "out/baseline.lr0.01.seed1/run.json").read_text())
@@ -564,7 +717,11 @@ def a_lab_of_two_ranks_that_is_stopped_or_killed_saves_its_last_step():
             steps = train_steps(run)
             last = max(steps)
             assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
-            assert rundirs.checkpoint(run, last).exists(), (number, last, sorted(p.name for p in run.glob("checkpoints/*")))
+            assert rundirs.checkpoint(run, last).exists(), (
+                number,
+                last,
+                sorted(p.name for p in run.glob("checkpoints/*")),
+            )
 
 
 @test
@@ -574,7 +731,11 @@ def a_run_behind_a_script_that_does_not_pass_signals_on_saves_all_the_same():
         launcher = Path(place) / "launch"
         launcher.write_text('#!/bin/sh\n"$@"\n')
         launcher.chmod(0o755)
-        plan = RANKS.replace("ranks = 2", f"launcher = {launcher}").replace("20K", "4M").replace("checkpoints = 4", "checkpoints = 1")
+        plan = (
+            RANKS.replace("ranks = 2", f"launcher = {launcher}")
+            .replace("20K", "4M")
+            .replace("checkpoints = 4", "checkpoints = 1")
+        )
         run = Path(place) / "out" / "baseline.lr0.01.seed1"
         process = lab(place, "--no-eval", plan=plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -591,7 +752,9 @@ def a_launcher_that_is_missing_is_named_before_anything_starts():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
         done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
-        assert done.returncode == 2 and "there is no no-such-launcher here" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert (
+            done.returncode == 2 and "there is no no-such-launcher here" in done.stderr and done.stderr.count("\n") == 1
+        ), done.stderr
         assert not (Path(place) / "out").exists()
 
 
@@ -602,24 +765,49 @@ def what_the_lab_cannot_do_is_said_in_one_line():
         file, out = Path(place) / "file", Path(place) / "out"
         file.write_text("text")
         for words, status, said in (
-                (("--out", file), 1, "this is a file, and a directory is wanted"), (("--out", file / "below"), 1, "Not a directory"), (("--out", ""), 2, "--out '': the value is empty"),
-                (("--seeds", "1,1"), 2, "a seed is given more than once"), (("--seeds", "3", "--seeds", "4"), 2, "--seeds is given more than once"),
-                (("--arms", ""), 2, "--arms '': the value is empty"), (("--dry-run", "--report"), 2, "--dry-run starts none"), (("--nice", "90"), 2, "--nice 90"),
-                (("--trainer", place), 2, "Permission denied"), (("--trainer", str(launch_nothing(place))), 2, "Exec format error")):
+            (("--out", file), 1, "this is a file, and a directory is wanted"),
+            (("--out", file / "below"), 1, "Not a directory"),
+            (("--out", ""), 2, "--out '': the value is empty"),
+            (("--seeds", "1,1"), 2, "a seed is given more than once"),
+            (("--seeds", "3", "--seeds", "4"), 2, "--seeds is given more than once"),
+            (("--arms", ""), 2, "--arms '': the value is empty"),
+            (("--dry-run", "--report"), 2, "--dry-run starts none"),
+            (("--nice", "90"), 2, "--nice 90"),
+            (("--trainer", place), 2, "Permission denied"),
+            (("--trainer", str(launch_nothing(place))), 2, "Exec format error"),
+        ):
             words = [str(w) for w in words]
-            command = [sys.executable, str(HERE / "run.py"), str(Path(place) / "small.plan"), *([] if "--trainer" in words else ["--trainer", str(TRAINER)]),
-                       *([] if "--out" in words else ["--out", str(out)]), *words]
+            command = [
+                sys.executable,
+                str(HERE / "run.py"),
+                str(Path(place) / "small.plan"),
+                *([] if "--trainer" in words else ["--trainer", str(TRAINER)]),
+                *([] if "--out" in words else ["--out", str(out)]),
+                *words,
+            ]
             (Path(place) / "small.plan").write_text(SMALL)
             done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=60)
-            assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, (words, done.stderr)
+            assert done.returncode == status and said in done.stderr and done.stderr.count("\n") == 1, (
+                words,
+                done.stderr,
+            )
             assert not out.exists() and file.read_text() == "text"
-        for name, text, said in (("lab.json", "{", "lab.json: not JSON"), ("lab.json", "[]", "lab.json: it is no object"), ("lab.json", "{}", "lab.json: it has no plan"),
-                                 ("baseline.lr0.01.seed1/run.json", "", "run.json: not JSON"), ("baseline.lr0.01.seed1/run.json", '{"options": 3}', "options is no object")):
+        for name, text, said in (
+            ("lab.json", "{", "lab.json: not JSON"),
+            ("lab.json", "[]", "lab.json: it is no object"),
+            ("lab.json", "{}", "lab.json: it has no plan"),
+            ("baseline.lr0.01.seed1/run.json", "", "run.json: not JSON"),
+            ("baseline.lr0.01.seed1/run.json", '{"options": 3}', "options is no object"),
+        ):
             shutil.rmtree(out, ignore_errors=True)
             (out / name).parent.mkdir(parents=True)
             (out / name).write_text(text)
             done = lab(place)
-            assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, (name, text, done.stderr)
+            assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, (
+                name,
+                text,
+                done.stderr,
+            )
             assert (out / name).read_text() == text
 
 
@@ -641,7 +829,9 @@ def a_run_that_was_resumed_under_other_options_is_not_the_plans():
         said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
         path.write_text(json.dumps(said))
         done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
-        assert done.returncode == 2 and "was resumed after step 8 with --lr 0.5, and the plan says 0.01" in done.stderr, done.stderr
+        assert (
+            done.returncode == 2 and "was resumed after step 8 with --lr 0.5, and the plan says 0.01" in done.stderr
+        ), done.stderr
 
 
 @test
@@ -694,8 +884,10 @@ def main():
     given = parser.parse_args()
     if given.report or given.browser:
         import environment
+
         environment.ensure()
         import test_report
+
         tests.extend(test_report.tests + (test_report.browser_tests if given.browser else []))
     passed = failed = skipped = 0
     for function in tests:

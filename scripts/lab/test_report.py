@@ -1,4 +1,5 @@
 """test_report.py: tests of the report, on runs that are made up so that every number is known; run by test_lab.py --report."""
+
 import json
 import math
 import os
@@ -37,7 +38,10 @@ def write_maps(path, pairs):
     for layer in range(2):
         for head in range(2):
             name = f"layer.{layer}.head.{head}"
-            tensors[f"{name}.a1"] = ([MAP, MAP], [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)])
+            tensors[f"{name}.a1"] = (
+                [MAP, MAP],
+                [1 / (t + 1) if j <= t else 0.0 for t in range(MAP) for j in range(MAP)],
+            )
             if pairs:
                 tensors[f"{name}.a2"] = ([MAP, MAP], [1.0 if j == 0 else 0.0 for t in range(MAP) for j in range(MAP)])
                 tensors[f"{name}.lambda"] = ([MAP], [LAMBDA] * MAP)
@@ -54,40 +58,140 @@ def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=
     """A run of `steps` of STEPS steps whose loss comes down to `final`, with one spike of the gradient norm at step 150."""
     directory.mkdir(parents=True)
     random.seed(f"{arm} {lr} {seed}")
-    shape = {"layers": 2, "hidden": 8, "heads": 2, "kv-heads": 1, "head-dim": 4, "ffn": 8, "seq-len": T, "vocab": 256, "preset": "tiny"}
-    common = {"attention": arm, "train-data": "c", "val-data": "c", "total-batch": BATCH, "steps": STEPS, "lr": lr, "seed": seed, "min-lr-ratio": 0.1, "warmup": 10,
-              "schedule": "cosine", "weight-decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad-clip": 1, "val-steps": 5, "gemm": "fp32", "init": None}
-    (directory / "run.json").write_text(json.dumps({"options": {**common, **shape, **options}, "model": {"parameters": 1000, "flops_per_token": 6e3}, "data_fingerprint": "77",
-                                                    "data": {}, "revision": "abc", "host": "h", "devices": ["CPU: 1 threads on 2 cores"]}))
+    shape = {
+        "layers": 2,
+        "hidden": 8,
+        "heads": 2,
+        "kv-heads": 1,
+        "head-dim": 4,
+        "ffn": 8,
+        "seq-len": T,
+        "vocab": 256,
+        "preset": "tiny",
+    }
+    common = {
+        "attention": arm,
+        "train-data": "c",
+        "val-data": "c",
+        "total-batch": BATCH,
+        "steps": STEPS,
+        "lr": lr,
+        "seed": seed,
+        "min-lr-ratio": 0.1,
+        "warmup": 10,
+        "schedule": "cosine",
+        "weight-decay": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.95,
+        "eps": 1e-8,
+        "grad-clip": 1,
+        "val-steps": 5,
+        "gemm": "fp32",
+        "init": None,
+    }
+    (directory / "run.json").write_text(
+        json.dumps(
+            {
+                "options": {**common, **shape, **options},
+                "model": {"parameters": 1000, "flops_per_token": 6e3},
+                "data_fingerprint": "77",
+                "data": {},
+                "revision": "abc",
+                "host": "h",
+                "devices": ["CPU: 1 threads on 2 cores"],
+            }
+        )
+    )
     lines = [{"kind": "val", "step": 0, "loss": 5.5}]
     for step in range(1, steps + 1):
         loss = final + 3 * math.exp(-step / 30) + random.gauss(0, 0.02)
         spike = step == 150
-        lines.append({"kind": "train", "step": step, "loss": None if diverged and step > steps - 10 else loss, "grad_norm": 9.0 if spike else 1.0, "lr": lr, "tokens": step * BATCH,
-                      "tokens_per_s": 5000.0, "ms": 200.0, "flops_util": 0.4, "loss_z": 0.1 if step > 128 else None, "grad_z": (12.0 if spike else 0.2) if step > 128 else None, "skipped": False})
+        lines.append(
+            {
+                "kind": "train",
+                "step": step,
+                "loss": None if diverged and step > steps - 10 else loss,
+                "grad_norm": 9.0 if spike else 1.0,
+                "lr": lr,
+                "tokens": step * BATCH,
+                "tokens_per_s": 5000.0,
+                "ms": 200.0,
+                "flops_util": 0.4,
+                "loss_z": 0.1 if step > 128 else None,
+                "grad_z": (12.0 if spike else 0.2) if step > 128 else None,
+                "skipped": False,
+            }
+        )
         if step % 50 == 0:
             lines.append({"kind": "val", "step": step, "loss": final + 3 * math.exp(-step / 30) * (step < STEPS)})
             for layer in range(2):
-                lines.append({"kind": "stats", "step": step, "layer": layer, "lambda_min": 0.1, "lambda_mean": 0.5 if "diff" in arm else None, "lambda_max": 0.9, "context_rms_min": 0.1,
-                              "context_rms_mean": 0.4, "context_rms_max": 0.9, "first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.1 + layer, "logit_max": 8.0,
-                              "residual_max": 20.0, "residual_median": 1.0, "grad_norm": 0.3})
+                lines.append(
+                    {
+                        "kind": "stats",
+                        "step": step,
+                        "layer": layer,
+                        "lambda_min": 0.1,
+                        "lambda_mean": 0.5 if "diff" in arm else None,
+                        "lambda_max": 0.9,
+                        "context_rms_min": 0.1,
+                        "context_rms_mean": 0.4,
+                        "context_rms_max": 0.9,
+                        "first_mass_map0": 0.2,
+                        "first_mass_map1": None,
+                        "first_mass_effective": 0.1 + layer,
+                        "logit_max": 8.0,
+                        "residual_max": 20.0,
+                        "residual_median": 1.0,
+                        "grad_norm": 0.3,
+                    }
+                )
     if diverged:
         lines.append({"kind": "event", "step": steps, "what": "stopped", "why": "not_finite"})
     (directory / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if steps == STEPS and ended and not diverged:
         rundirs.checkpoint(directory, STEPS).mkdir(parents=True)
         (rundirs.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
-        layer = {"layer": 0, "first_mass_map0": 0.2, "first_mass_map1": None, "first_mass_effective": 0.2, "sink_rate_map0": 10.0, "sink_rate_map1": None, "sink_rate_effective": 10.0,
-                 "logit_max": 30.0, "logit_median": 1.5, "hidden_max": 40.0, "hidden_median": 0.5}
-        (directory / "eval.json").write_text(json.dumps({
-            "loss": final, "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)], "windows": 9, "seed": 1,
-            "recall": [{"pairs": 4, "noise": n, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0} for n in (0, 8)],
-            "attention": {"windows": 9, "tokens": MAP, "layers": [layer, {**layer, "layer": 1, "logit_max": 50.0}]}}))
+        layer = {
+            "layer": 0,
+            "first_mass_map0": 0.2,
+            "first_mass_map1": None,
+            "first_mass_effective": 0.2,
+            "sink_rate_map0": 10.0,
+            "sink_rate_map1": None,
+            "sink_rate_effective": 10.0,
+            "logit_max": 30.0,
+            "logit_median": 1.5,
+            "hidden_max": 40.0,
+            "hidden_median": 0.5,
+        }
+        (directory / "eval.json").write_text(
+            json.dumps(
+                {
+                    "loss": final,
+                    "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)],
+                    "windows": 9,
+                    "seed": 1,
+                    "recall": [
+                        {"pairs": 4, "noise": n, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0}
+                        for n in (0, 8)
+                    ],
+                    "attention": {
+                        "windows": 9,
+                        "tokens": MAP,
+                        "layers": [layer, {**layer, "layer": 1, "logit_max": 50.0}],
+                    },
+                }
+            )
+        )
         if seed == 1:
             write_maps(directory / "attention.safetensors", "diff" in arm)
 
 
-GAPS = {1: -0.02, 2: -0.05, 3: -0.05}  # mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
+GAPS = {
+    1: -0.02,
+    2: -0.05,
+    3: -0.05,
+}  # mean -0.04, deviation sqrt(3)/100: 95% half width 4.3027 0.017321 / sqrt 3 = 0.043027
 
 
 def made_lab(place, name="lab"):
@@ -101,9 +205,31 @@ def made_lab(place, name="lab"):
                 broken = arm == "baseline" and lr == 0.004
                 run = f"{arm}.lr{lr:g}.seed{seed}"
                 made_run(lab / run, arm, lr, seed, final, steps=120 if broken else STEPS, diverged=broken)
-                runs.append({"name": run, "arm": arm, "lr": lr, "seed": seed, "steps": STEPS, "tokens": STEPS * BATCH, "parameters": 1000})
-    (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "Made up <&>", "question": "Why?", "reference": "baseline",
-                                              "arms": {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}, "runs": runs, "text": ""}))
+                runs.append(
+                    {
+                        "name": run,
+                        "arm": arm,
+                        "lr": lr,
+                        "seed": seed,
+                        "steps": STEPS,
+                        "tokens": STEPS * BATCH,
+                        "parameters": 1000,
+                    }
+                )
+    (lab / "lab.json").write_text(
+        json.dumps(
+            {
+                "plan": "p",
+                "size": "cpu",
+                "title": "Made up <&>",
+                "question": "Why?",
+                "reference": "baseline",
+                "arms": {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}},
+                "runs": runs,
+                "text": "",
+            }
+        )
+    )
     return lab
 
 
@@ -131,7 +257,9 @@ def the_report_has_the_numbers_that_the_runs_were_made_with():
         near(row["losses"]["2"], 2.15)
         assert row["gap"]["n"] == 3 and r["main_lr"] == 0.001, row
         alone = next(x for x in r["summary"] if x["arm"] == "diff_v2" and x["lr"] == 0.004)
-        assert alone["gap"] is None and next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)["states"] == {"diverged": 1}
+        assert alone["gap"] is None and next(x for x in r["summary"] if x["arm"] == "baseline" and x["lr"] == 0.004)[
+            "states"
+        ] == {"diverged": 1}
         spikes = next(x for x in r["spikes"] if x["arm"] == "diff_v2" and x["lr"] == 0.001)["grad"]
         assert (spikes["spikes"], spikes["judged"]) == (3, 3 * 72)
         near(spikes["score"], 100 / 72)
@@ -149,10 +277,24 @@ def the_report_has_the_numbers_that_the_runs_were_made_with():
         said = (lab / "report/results.md").read_text()
         assert "-0.0400 [-0.0830, +0.0030]" in said and "| Transformer | 0.004 | diverged |" in said, said
         text = (lab / "report/report.html").read_text()
-        assert "no difference shown: -0.0400 nats" in text and "Made up &lt;&amp;&gt;" in text and "<&>" not in text.split("<script>")[0]
+        assert (
+            "no difference shown: -0.0400 nats" in text
+            and "Made up &lt;&amp;&gt;" in text
+            and "<&>" not in text.split("<script>")[0]
+        )
         pngs = {p.name for p in (lab / "report").glob("*.png")}
-        assert {"loss-tokens.png", "loss-FLOPs.png", "loss-time.png", "final-gap.png", "gap-training.png", "ladder-rates.png", "norms-gradient-norm.png", "map-baseline.png",
-                "map-diff_v2.png", "position-gap.png"} <= pngs, pngs
+        assert {
+            "loss-tokens.png",
+            "loss-FLOPs.png",
+            "loss-time.png",
+            "final-gap.png",
+            "gap-training.png",
+            "ladder-rates.png",
+            "norms-gradient-norm.png",
+            "map-baseline.png",
+            "map-diff_v2.png",
+            "position-gap.png",
+        } <= pngs, pngs
         assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
 
 
@@ -164,14 +306,26 @@ def runs_that_are_not_comparable_are_refused_by_name():
         made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
         out = Path(place) / "out"
         done = report(one, other, "--out", out)
-        assert done.returncode == 2 and "--total-batch: 1000 in one, 2000 in other" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert (
+            done.returncode == 2
+            and "--total-batch: 1000 in one, 2000 in other" in done.stderr
+            and done.stderr.count("\n") == 1
+        ), done.stderr
         assert not out.exists()
         done = report(one, other, "--out", out, "--force", "--no-png")
-        assert done.returncode == 0 and "Not the same in all runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text(), done.stderr
+        assert (
+            done.returncode == 0
+            and "Not the same in all runs: --total-batch: 1000 in one, 2000 in other"
+            in (out / "report.html").read_text()
+        ), done.stderr
         made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
         done = report(one, Path(place) / "again", "--out", out)
         assert done.returncode == 2 and "are both arm baseline with rate 0.001 and seed 1" in done.stderr, done.stderr
-        for words, status, said in (((Path(place) / "nothing",), 1, "there is no such directory"), ((one, "--reference", "x"), 1, "there is no such arm"), ((one, "--watch", "0"), 2, "1 second or more")):
+        for words, status, said in (
+            ((Path(place) / "nothing",), 1, "there is no such directory"),
+            ((one, "--reference", "x"), 1, "there is no such arm"),
+            ((one, "--watch", "0"), 2, "1 second or more"),
+        ):
             done = report(*words, "--out", out)
             assert done.returncode == status and said in done.stderr, done.stderr
         (one / "run.json").write_text("{")
@@ -190,9 +344,22 @@ def a_run_that_has_only_begun_makes_a_report():
         assert "0/200" in (run / "report/report.html").read_text()
         lab = Path(place) / "lab"
         lab.mkdir()
-        (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "cpu", "title": "T", "reference": "baseline", "arms": {}, "runs": [{"name": "x", "arm": "baseline"}]}))
+        (lab / "lab.json").write_text(
+            json.dumps(
+                {
+                    "plan": "p",
+                    "size": "cpu",
+                    "title": "T",
+                    "reference": "baseline",
+                    "arms": {},
+                    "runs": [{"name": "x", "arm": "baseline"}],
+                }
+            )
+        )
         done = report(lab)
-        assert done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert (
+            done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1
+        ), done.stderr
 
 
 def edit(directory, change):
@@ -214,20 +381,45 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
         made_run(run, "baseline", 0.001, 1, 2.0)
         made_run(whole, "diff_v2", 0.001, 1, 2.0)
         (run / "eval.json").unlink()
-        changed = [{"name": "steps", "old": 100, "new": STEPS}, {"name": "lr", "old": 0.001, "new": 0.5}, {"name": "total-batch", "old": BATCH, "new": 3 * BATCH}]
+        changed = [
+            {"name": "steps", "old": 100, "new": STEPS},
+            {"name": "lr", "old": 0.001, "new": 0.5},
+            {"name": "total-batch", "old": BATCH, "new": 3 * BATCH},
+        ]
         start = {"command_line": [], "revision": "def", "host": "h", "ranks": 1}
-        edit(run, lambda j: (j["options"].update(steps=100), j.update(starts=[{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}])))
+        edit(
+            run,
+            lambda j: (
+                j["options"].update(steps=100),
+                j.update(starts=[{**start, "step": 0, "changed": []}, {**start, "step": 100, "changed": changed}]),
+            ),
+        )
         done = report(run, "--out", out, "--no-png")
         assert done.returncode == 0, done.stderr
         r = results_of(out)
-        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not of step 100
-        assert r["tokens"] == 100 * BATCH + 100 * 3 * BATCH and r["training"]["steps"] == STEPS and r["revisions"] == ["abc", "def"], r
+        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r[
+            "runs"
+        ]  # of step 200, not of step 100
+        assert (
+            r["tokens"] == 100 * BATCH + 100 * 3 * BATCH
+            and r["training"]["steps"] == STEPS
+            and r["revisions"] == ["abc", "def"]
+        ), r
         assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
         page = (out / "report.html").read_text()
-        assert "run was resumed under other options: --lr 0.001 then 0.5 after step 100; --total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
-        assert "<td>0.001 then 0.5 after step 100</td>" in page and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
+        assert (
+            "run was resumed under other options: --lr 0.001 then 0.5 after step 100; --total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100"
+            in page
+        )
+        assert (
+            "<td>0.001 then 0.5 after step 100</td>" in page
+            and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
+        )
         done = report(run, whole, "--out", out, "--no-png")
-        assert done.returncode == 2 and "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)" in done.stderr, done.stderr
+        assert (
+            done.returncode == 2
+            and "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)" in done.stderr
+        ), done.stderr
         # resumed by a trainer that did not write starts: the log still shows where the run went
         edit(run, lambda j: j.pop("starts"))
         assert report(run, "--out", out, "--no-png").returncode == 0
@@ -239,11 +431,52 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
 @test
 def a_run_that_the_trainer_resumed_is_reported_whole():
     import test_lab
+
     with tempfile.TemporaryDirectory() as place:
         test_lab.corpus(place)
-        words = ["--train-data", "corpus", "--val-data", "corpus", "--layers", "1", "--hidden", "16", "--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--ffn", "16", "--seq-len", "16",
-                 "--vocab", "256", "--batch-size", "2", "--total-batch", "64", "--warmup", "2", "--val-every", "20", "--val-steps", "4", "--threads", "1", "--lr", "0.001", "--attention", "baseline"]
-        for more in (["--out", "run", "--steps", "40", *words], ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"], ["--out", "whole", "--steps", "80", *words]):
+        words = [
+            "--train-data",
+            "corpus",
+            "--val-data",
+            "corpus",
+            "--layers",
+            "1",
+            "--hidden",
+            "16",
+            "--heads",
+            "2",
+            "--kv-heads",
+            "1",
+            "--head-dim",
+            "8",
+            "--ffn",
+            "16",
+            "--seq-len",
+            "16",
+            "--vocab",
+            "256",
+            "--batch-size",
+            "2",
+            "--total-batch",
+            "64",
+            "--warmup",
+            "2",
+            "--val-every",
+            "20",
+            "--val-steps",
+            "4",
+            "--threads",
+            "1",
+            "--lr",
+            "0.001",
+            "--attention",
+            "baseline",
+        ]
+        for more in (
+            ["--out", "run", "--steps", "40", *words],
+            ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
+            ["--out", "whole", "--steps", "80", *words],
+        ):
             done = subprocess.run([test_lab.TRAINER, *more], cwd=place, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
         run, out = Path(place) / "run", Path(place) / "out"
@@ -256,7 +489,9 @@ def a_run_that_the_trainer_resumed_is_reported_whole():
         assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
         assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
         done = report(Path(place) / "whole", run, "--out", out, "--no-png")
-        assert done.returncode == 2 and "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and " in done.stderr, done.stderr
+        assert (
+            done.returncode == 2 and "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and " in done.stderr
+        ), done.stderr
 
 
 @test
@@ -265,14 +500,33 @@ def losses_over_other_validation_windows_are_not_compared():
         one, other, out = Path(place) / "one", Path(place) / "other", Path(place) / "out"
         made_run(one, "baseline", 0.001, 1, 2.0)
         made_run(other, "diff_v2", 0.001, 1, 1.9)
-        sources = lambda fingerprint: [{"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40, "fingerprint": fingerprint}]
+        sources = lambda fingerprint: [
+            {"name": "", "path": "c", "tokens": 999, "shards": 1, "windows": 40, "fingerprint": fingerprint}
+        ]
         for mine, its, said in (
-                ({"batch-size": 2}, {"batch-size": 4}, "windows of validation (--val-steps times --batch-size): 10 in one, 20 in other"),
-                ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"), ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
-                ({"val-data": "c"}, {"val-data": "d"}, None), ({"val-data": "c"}, {"val-data": "d", "fingerprint": "8"}, "fingerprint of the validation data: 7 in one, 8 in other")):
+            (
+                {"batch-size": 2},
+                {"batch-size": 4},
+                "windows of validation (--val-steps times --batch-size): 10 in one, 20 in other",
+            ),
+            ({"batch-size": 2}, {"batch-size": 2, "val-steps": 6}, "10 in one, 12 in other"),
+            ({"batch-size": 2, "val-steps": 10}, {"batch-size": 4}, None),
+            ({"val-data": "c"}, {"val-data": "d"}, None),
+            (
+                {"val-data": "c"},
+                {"val-data": "d", "fingerprint": "8"},
+                "fingerprint of the validation data: 7 in one, 8 in other",
+            ),
+        ):
             for run, options in ((one, mine), (other, its)):
                 kept = {k: v for k, v in options.items() if k != "fingerprint"}
-                edit(run, lambda j: (j["options"].update({"batch-size": 2, "val-steps": 5, "val-data": "c", **kept}), j.update(data={"val": sources(options.get("fingerprint", "7"))})))
+                edit(
+                    run,
+                    lambda j: (
+                        j["options"].update({"batch-size": 2, "val-steps": 5, "val-data": "c", **kept}),
+                        j.update(data={"val": sources(options.get("fingerprint", "7"))}),
+                    ),
+                )
             done = report(one, other, "--out", out, "--no-png")
             assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
         # the last losses are of the evaluations: those, too, must have read the same
@@ -290,18 +544,26 @@ def runs_of_one_arm_rate_and_seed_are_never_one_row():
         made_run(a, "baseline", 0.001, 1, 2.0)
         made_run(b, "baseline", 0.001, 1, 1.5)
         done = report(a, b, "--out", out, "--no-png")
-        assert done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1, done.stderr
+        assert (
+            done.returncode == 2 and str(a) in done.stderr and str(b) in done.stderr and done.stderr.count("\n") == 1
+        ), done.stderr
         done = report(a, b, "--out", out, "--force")
         assert done.returncode == 0, done.stderr
         rows = results_of(out)["summary"]
-        assert [(row["arm"], row["losses"]) for row in rows] == [("baseline", {"1": 2.0}), (f"baseline ({b})", {"1": 1.5})], rows
+        assert [(row["arm"], row["losses"]) for row in rows] == [
+            ("baseline", {"1": 2.0}),
+            (f"baseline ({b})", {"1": 1.5}),
+        ], rows
         assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
         # of two labs the seeds of each stay together
         labs = [made_lab(place, name) for name in ("x", "y")]
         done = report(*labs, "--out", out, "--force", "--no-png")
         assert done.returncode == 0, done.stderr
         arms = results_of(out)["arms"]
-        assert list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"] and arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})", arms
+        assert (
+            list(arms) == ["baseline", "diff_v2", f"baseline ({labs[1]})", f"diff_v2 ({labs[1]})"]
+            and arms[f"diff_v2 ({labs[1]})"] == f"DIFF V2 ({labs[1]})"
+        ), arms
         rows = {(row["arm"], row["lr"]): row for row in results_of(out)["summary"]}
         assert rows["baseline", 0.001]["loss"]["n"] == rows[f"baseline ({labs[1]})", 0.001]["loss"]["n"] == 3
         assert len([run for run in results_of(out)["runs"]]) == 16
@@ -310,6 +572,7 @@ def runs_of_one_arm_rate_and_seed_are_never_one_row():
 def without_rights():
     """For a child: root, too, may read only what the permissions say."""
     import ctypes
+
     for right in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         ctypes.CDLL(None).prctl(24, right, 0, 0, 0)  # PR_CAPBSET_DROP
 
@@ -322,16 +585,36 @@ def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
         whole = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
         log = whole[run / "log.jsonl"].split(b"\n")
         damages = [
-            ("run.json", b"", 7, "run.json: not JSON"), ("run.json", b"{}", 7, "run.json: it has no options"), ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
-            ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"), ("run.json", whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'), 7, "run.json: options.steps is no whole number above 0"),
-            ("log.jsonl", b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]), 8, "log.jsonl: line 51 and 1 more are no records"),
-            ("eval.json", b"{", 8, "eval.json: not JSON"), ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is no list"),
-            ("attention.safetensors", b"", 8, "attention.safetensors: damaged"), ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
+            ("run.json", b"", 7, "run.json: not JSON"),
+            ("run.json", b"{}", 7, "run.json: it has no options"),
+            ("run.json", b"[" * 100000, 7, "run.json: not JSON"),
+            ("run.json", b"\xff\xfe\xfd", 7, "run.json: not JSON"),
+            (
+                "run.json",
+                whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'),
+                7,
+                "run.json: options.steps is no whole number above 0",
+            ),
+            (
+                "log.jsonl",
+                b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]),
+                8,
+                "log.jsonl: line 51 and 1 more are no records",
+            ),
+            ("eval.json", b"{", 8, "eval.json: not JSON"),
+            ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is no list"),
+            ("attention.safetensors", b"", 8, "attention.safetensors: damaged"),
+            ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
         ]
         for name, data, left, said in damages:
             (run / name).write_bytes(data)
             done = report(lab, "--out", out, "--no-png")
-            assert done.returncode == 1 and said in done.stderr and str(run / name) in done.stderr and done.stderr.count("\n") == 1, (name, data[:40], done.stderr)
+            assert (
+                done.returncode == 1
+                and said in done.stderr
+                and str(run / name) in done.stderr
+                and done.stderr.count("\n") == 1
+            ), (name, data[:40], done.stderr)
             r = results_of(out)
             assert len(r["runs"]) == left and said in " ".join(r["notes"]), (name, r["notes"])
             assert said in (out / "report.html").read_text()
@@ -346,14 +629,26 @@ def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
         for paths, left in (((lab,), 7), ((lab, other), 8)):
             command = [sys.executable, str(HERE / "report.py"), *map(str, paths), "--out", str(out), "--no-png"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
-            assert done.returncode == 1 and f"{run}/run.json: Permission denied" in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            assert (
+                done.returncode == 1
+                and f"{run}/run.json: Permission denied" in done.stderr
+                and done.stderr.count("\n") == 1
+            ), done.stderr
             assert len(results_of(out)["runs"]) == left
         run.chmod(0o755)
         (lab / "lab.json").write_text("[1]")
         done = report(lab, other, "--out", out, "--no-png")
-        assert done.returncode == 1 and "lab.json: it is no object; left out" in done.stderr and len(results_of(out)["runs"]) == 1, done.stderr
+        assert (
+            done.returncode == 1
+            and "lab.json: it is no object; left out" in done.stderr
+            and len(results_of(out)["runs"]) == 1
+        ), done.stderr
         done = report(lab, "--out", out, "--no-png")
-        assert done.returncode == 1 and done.stderr.endswith("lab.json: it is no object\n") and done.stderr.count("\n") == 1, done.stderr
+        assert (
+            done.returncode == 1
+            and done.stderr.endswith("lab.json: it is no object\n")
+            and done.stderr.count("\n") == 1
+        ), done.stderr
 
 
 def places(value, path=()):
@@ -384,6 +679,7 @@ def whole_report(path):
     import figures
     import page
     import published
+
     study = analysis.load([path])
     analysis.check(study)
     analysis.separate(study)
@@ -400,16 +696,44 @@ def no_value_of_another_type_ends_a_report_in_the_middle():
         lab = Path(place) / "lab"
         run = lab / "run"
         made_run(run, "diff_v2", 0.001, 1, 2.0)
-        edit(run, lambda j: j.update(starts=[{"step": 0, "changed": []}, {"step": 9, "revision": "x", "changed": [{"name": "beta1", "old": 1, "new": 0.5}]}],
-                                     data={"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]}))
+        edit(
+            run,
+            lambda j: j.update(
+                starts=[
+                    {"step": 0, "changed": []},
+                    {"step": 9, "revision": "x", "changed": [{"name": "beta1", "old": 1, "new": 0.5}]},
+                ],
+                data={"val": [{"path": "c", "tokens": 9, "windows": 9, "fingerprint": "7"}]},
+            ),
+        )
         lines = (run / "log.jsonl").read_text().splitlines()
         (run / "log.jsonl").write_text("\n".join(lines[:4] + lines[-5:]) + "\n")
-        (lab / "lab.json").write_text(json.dumps({"plan": "p", "size": "s", "title": "T", "question": "Q", "reference": "a", "arms": {"a": {"label": "L"}}, "runs": [{"name": "run", "arm": "a"}]}))
+        (lab / "lab.json").write_text(
+            json.dumps(
+                {
+                    "plan": "p",
+                    "size": "s",
+                    "title": "T",
+                    "question": "Q",
+                    "reference": "a",
+                    "arms": {"a": {"label": "L"}},
+                    "runs": [{"name": "run", "arm": "a"}],
+                }
+            )
+        )
         cases = [(path, path.read_text(), "", "") for path in (run / "run.json", run / "eval.json", lab / "lab.json")]
         log, whole = run / "log.jsonl", (run / "log.jsonl").read_text().splitlines(True)
-        cases += [(log, line, "".join(whole[:i]), "".join(whole[i + 1:])) for i, line in enumerate(whole) if i in (0, 2, 6, 8)]
+        cases += [
+            (log, line, "".join(whole[:i]), "".join(whole[i + 1 :]))
+            for i, line in enumerate(whole)
+            if i in (0, 2, 6, 8)
+        ]
         for path, text, before, after in cases:
-            for at in [at for at in places(json.loads(text)) if not ("loss_by_position" in at and at[-1] not in (0, "loss_by_position"))]:
+            for at in [
+                at
+                for at in places(json.loads(text))
+                if not ("loss_by_position" in at and at[-1] not in (0, "loss_by_position"))
+            ]:
                 for wrong in WRONG:
                     path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
                     try:
@@ -425,15 +749,30 @@ def no_value_of_another_type_ends_a_report_in_the_middle():
 def heads_that_no_map_has_are_refused():
     with tempfile.TemporaryDirectory() as place:
         lab, out = made_lab(place), Path(place) / "out"
-        for words, said in (("9:9", "--heads 9:9: no run has maps of it; the last head is 1:1"), ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these"),
-                            ("foo", "--heads foo: LAYER:HEAD is wanted"), ("", "--heads '': the value is empty"), ("0:1,", "LAYER:HEAD is wanted")):
+        for words, said in (
+            ("9:9", "--heads 9:9: no run has maps of it; the last head is 1:1"),
+            ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these"),
+            ("foo", "--heads foo: LAYER:HEAD is wanted"),
+            ("", "--heads '': the value is empty"),
+            ("0:1,", "LAYER:HEAD is wanted"),
+        ):
             done = report(lab, "--out", out, "--no-png", "--heads", words)
-            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), done.stderr
+            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), (
+                done.stderr
+            )
         done = report(lab, "--out", out, "--no-png", "--heads", "0:1,1:0")
-        assert done.returncode == 0 and '"title":"layer 1, head 0"' in (out / "report.html").read_text() and '"title":"layer 1, head 1"' not in (out / "report.html").read_text(), done.stderr
+        assert (
+            done.returncode == 0
+            and '"title":"layer 1, head 0"' in (out / "report.html").read_text()
+            and '"title":"layer 1, head 1"' not in (out / "report.html").read_text()
+        ), done.stderr
         done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
         assert done.returncode == 2 and "there are no maps at all" in done.stderr, done.stderr
-        for words, said in ((("--reference", ""), "the value is empty"), (("--reference", "a", "--reference", "b"), "given more than once"), (("--watch", "inf"), "1 second or more")):
+        for words, said in (
+            (("--reference", ""), "the value is empty"),
+            (("--reference", "a", "--reference", "b"), "given more than once"),
+            (("--watch", "inf"), "1 second or more"),
+        ):
             done = report(lab, "--out", out, "--no-png", *words)
             assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
@@ -461,12 +800,19 @@ def the_page_works_in_a_browser_without_a_network():
             wait_for(b, "document.querySelectorAll('.plot .main-svg').length >= 2 * D.figures.length")
             outside = [r for r in b.requests if not r.startswith(("file:", "data:", "blob:"))]
             assert not b.errors and not outside, (b.errors, outside)
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), "the page is wider than the window"
+            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth"), (
+                "the page is wider than the window"
+            )
             # views
             assert b.run("document.querySelector('#plot-loss').layout.xaxis.title.text") == "tokens"
             b.click("#views-loss button[data-view='1']")
             wait_for(b, "document.querySelector('#plot-loss').layout.xaxis.title.text.startsWith('FLOPs')")
-            assert b.run("Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))") == STEPS * BATCH * 6e3
+            assert (
+                b.run(
+                    "Math.max(...document.querySelector('#plot-loss').data.filter(t => t.x).map(t => Math.max(...t.x)))"
+                )
+                == STEPS * BATCH * 6e3
+            )
             # arms
             before = b.run("document.querySelector('#plot-loss').data.length")
             b.click("#legend button[data-of='diff_v2']")
@@ -474,12 +820,18 @@ def the_page_works_in_a_browser_without_a_network():
             b.click("#legend button[data-of='diff_v2']")
             wait_for(b, f"document.querySelector('#plot-loss').data.length === {before}")
             # rates
-            b.run("(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+            b.run(
+                "(s => { s.value = '0.004'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))"
+            )
             wait_for(b, f"document.querySelector('#plot-loss').data.length < {before}")
-            b.run("(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))")
+            b.run(
+                "(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))"
+            )
             # maps: a pair has three, painted, and pointing at one tells its values
             assert b.run("document.querySelectorAll('#maps canvas').length") == 3
-            assert b.run("(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))")
+            assert b.run(
+                "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))"
+            )
             x, y = b.middle("#maps canvas:nth-of-type(1)")
             left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
             b.mouse(left + 8, y + 30)  # the first column, where the second map is
@@ -487,7 +839,9 @@ def the_page_works_in_a_browser_without_a_network():
             said = b.run("document.querySelector('#pointed').textContent")
             values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
             assert len(values) == 3 and values[1] > 0.9 and abs(values[0] - LAMBDA * values[1] - values[2]) < 2e-2, said
-            b.run("(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))")
+            b.run(
+                "(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))"
+            )
             wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
             # themes: the system's, then the button's, which a reload keeps
             assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
@@ -503,19 +857,26 @@ def the_page_works_in_a_browser_without_a_network():
             assert not b.errors, b.errors
         with browser.Browser(width=400, height=800) as b:
             b.open(lab / "report/report.html")
-            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), "a narrow window scrolls sideways"
+            assert not b.run("document.documentElement.scrollWidth > document.documentElement.clientWidth + 1"), (
+                "a narrow window scrolls sideways"
+            )
 
 
 @browser_test
 def a_watched_report_follows_a_run_until_it_ends():
     import fcntl
+
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         made_run(run, "baseline", 0.001, 1, 2.0, steps=100)
         trainer = open(run / "run.json", "r+b")
-        fcntl.fcntl(trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))  # as a trainer that runs
+        fcntl.fcntl(
+            trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
+        )  # as a trainer that runs
         out = Path(place) / "out"
-        process = report(run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = report(
+            run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         page = out / "report.html"
         deadline = time.time() + 60
         while not page.exists() and time.time() < deadline:

@@ -1,4 +1,5 @@
 """trainer.py: the trainer as the lab calls it: which options it has, and what a model costs."""
+
 import os
 import re
 import subprocess

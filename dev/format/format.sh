@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# format.sh: formats all sources: C and CUDA by clang-format, Python by ruff, shell by shfmt. Installs the pinned formatters
+# into build/venv-format on its first run.
+#
+# Usage: dev/format/format.sh [--check]
+#   --check   changes nothing; prints the files that are not formatted, unused names in Python, and lines of more than 120
+#             columns; exit status 1 if there are any
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+case "$#:${1-}" in
+0:) check=no ;;
+1:--check) check=yes ;;
+*)
+    echo "format.sh: unexpected arguments '$*': usage: dev/format/format.sh [--check]" >&2
+    exit 2
+    ;;
+esac
+
+requirements=dev/format/requirements.txt
+tools=build/venv-format
+if ! cmp -s $requirements $tools/requirements.txt; then
+    python3 -m venv $tools
+    $tools/bin/pip install --quiet --disable-pip-version-check -r $requirements
+    cp $requirements $tools/requirements.txt
+fi
+
+mapfile -t c < <(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
+mapfile -t python < <(git ls-files '*.py' data/inspect)
+mapfile -t shell < <(git ls-files '*.sh' .ci/run)
+if [ $check = no ]; then
+    $tools/bin/clang-format -i "${c[@]}"
+    $tools/bin/ruff format --quiet "${python[@]}"
+    $tools/bin/shfmt -w "${shell[@]}"
+    exit
+fi
+
+failed=0
+$tools/bin/clang-format --dry-run -Werror "${c[@]}" || failed=1
+$tools/bin/ruff format --quiet --diff "${python[@]}" || failed=1
+$tools/bin/ruff check --quiet "${python[@]}" || failed=1
+$tools/bin/shfmt -d "${shell[@]}" || failed=1
+mapfile -t others < <(git ls-files Makefile '*.mk' '*.md' '*.awk' '*.css' '*.js' '*.toml')
+awk 'length($0) > 120 && !(FILENAME ~ /\.md$/ && /^\|/) { printf "%s:%d: %d columns, 120 at most\n", FILENAME, FNR, length($0); found = 1 }
+    END { exit found }' "${c[@]}" "${python[@]}" "${shell[@]}" "${others[@]}" || failed=1
+[ $failed = 0 ] || echo "format.sh: make format formats; longer lines are broken by hand" >&2
+exit $failed
