@@ -1,6 +1,6 @@
 # make train_diffv2        the trainer                 make test     scripts/test.sh
 # make text_to_shards      text files to token shards  make format   formats all sources (dev/format/format.sh)
-# make bench ARGS=...      speed against the machine's limits (dev/bench.c)
+# make bench ARGS=...      speed against the machine's limits (dev/bench/bench.c)
 # make train_diffv2cu      the trainer for GPUs: CUDA 13   make test_diffv2cu   its operations against their C twins
 # make all-archs           both compiled for every architecture that is meant to work
 # Variables: CC, CXX, OPT (-O3), ARCH (-march=native), BUILD (build), REAL (float), SANITIZE (e.g. address,undefined),
@@ -125,7 +125,9 @@ $(BUILD)/bench: $(BUILD)/bench.o $(BUILD)/revision.o
 # the tokenizer as a filter, for data/test_tokenizer.py
 $(BUILD)/encode_text: $(BUILD)/encode_text.o
 	$(CC) $(LINK)
-$(BUILD)/bench.o $(BUILD)/encode_text.o: $(BUILD)/%.o: dev/%.c $(BUILD)/flags
+$(BUILD)/bench.o: dev/bench/bench.c $(BUILD)/flags
+	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
+$(BUILD)/encode_text.o: tests/encode_text.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) $(COMMON) -c -o $@ $<
 
 # for the tests of many ranks: a trainer with planned faults, and one that knows no other ranks
@@ -134,9 +136,9 @@ $(BUILD)/faulty_diffv2: $(BUILD)/faulty_diffv2.o $(BUILD)/revision.o
 # what they are for needs no speed, and compiles in half the time without it
 $(BUILD)/faulty_diffv2.o: tests/faulty_diffv2.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) $(CFLAGS) -O1 $(COMMON) -c -o $@ $<
-$(BUILD)/alone_diffv2: $(BUILD)/alone_diffv2.o $(BUILD)/revision.o
+$(BUILD)/single_diffv2: $(BUILD)/single_diffv2.o $(BUILD)/revision.o
 	$(CC) $(LINK)
-$(BUILD)/alone_diffv2.o: train_diffv2.c $(BUILD)/flags
+$(BUILD)/single_diffv2.o: train_diffv2.c $(BUILD)/flags
 	$(CC) -std=c11 $(CPPFLAGS) -UUSE_MPI $(CFLAGS) -O0 $(COMMON) -c -o $@ $<
 
 # The GPU build. What it compiles and links with is found by a script, and only for goals that need it.
@@ -176,7 +178,7 @@ $(CUDA_BUILD)/%cu: $(CUDA_BUILD)/%.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)
 $(CUDA_BUILD)/%.cu.o: %.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
-$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench_cuda.cu $(CUDA_BUILD)/flags
+$(CUDA_BUILD)/bench_cuda.cu.o: dev/bench/bench_cuda.cu $(CUDA_BUILD)/flags
 	$(NVCC) $(CUDA_FLAGS) -c -o $@ $<
 $(CUDA_BUILD)/bench_cuda: $(CUDA_BUILD)/bench_cuda.cu.o $(CUDA_UNITS)
 	$(CXX) -fopenmp $(LDFLAGS) -o $@ $^ $(CUDA_LINK) $(LDLIBS)

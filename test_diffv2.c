@@ -31,7 +31,7 @@ model: what the program does with files and processes is tested with the build t
 #include "tests/recompute.h"
 #include "tests/ranks.h"
 #include "tests/progress.h"
-#include "tests/strangers.h"
+#include "tests/watchdog.h"
 #include "tests/evaluation.h"
 #include "tests/device.h"
 #include "tests/prediction.h"
@@ -64,7 +64,7 @@ static const struct {
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
-    {"strangers", strangers_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
+    {"strangers", watchdog_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},

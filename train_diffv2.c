@@ -19,9 +19,9 @@ very file with CUDA operations instead.
 #include "llmc/base/random.h"
 #include "llmc/run/options.h"
 #include "llmc/run/schedule.h"
-#include "llmc/run/speech.h"
+#include "llmc/run/run_tokenizer.h"
 #include "llmc/run/spikes.h"
-#include "llmc/data/dataloader_whole.h"
+#include "llmc/data/data_identity.h"
 #include "llmc/checkpoint/checkpoint_background.h"
 #include "llmc/run/ranks.h"
 #include "llmc/base/revision.h"
@@ -920,7 +920,7 @@ static double communication_bytes(const Model *model, int zero, int micro_steps)
 }
 
 // By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
-static void print_communication(const Model *model, const Model *speaker, const Options *o) {
+static void print_communication(const Model *model, const Model *sampling_model, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
            o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
@@ -930,7 +930,7 @@ static void print_communication(const Model *model, const Model *speaker, const 
                         model->sharding.ranks, zero);
         model_plan_device(&other, model->device, o->deterministic);
         double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, speaker)), bytes / 1048576.0);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, sampling_model)), bytes / 1048576.0);
         if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
         if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
         printf("\n");
@@ -938,7 +938,7 @@ static void print_communication(const Model *model, const Model *speaker, const 
     }
 }
 
-static void print_dry_run(const Model *model, const Model *speaker, const Options *o) {
+static void print_dry_run(const Model *model, const Model *sampling_model, const Options *o) {
     const ModelConfig *c = &model->config;
     const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
     size_t parts[5] = {0};
@@ -961,8 +961,8 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     if (o->match_params) print_match(model, o);
     if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
     else printf("memory of %s\n", model->device ? "the GPU" : "this process");
-    print_memory(model, speaker);
-    if (model->sharding.ranks > 1) print_communication(model, speaker, o);
+    print_memory(model, sampling_model);
+    if (model->sharding.ranks > 1) print_communication(model, sampling_model, o);
     double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
     char text[4][32];
     format_count(text[0], sizeof(text[0]), per_token);
@@ -973,20 +973,20 @@ static void print_dry_run(const Model *model, const Model *speaker, const Option
     printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
     printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
     if (model->device) print_prediction(model, o);
-    if (o->dry_run_out) write_prediction(o->dry_run_out, model, speaker, o);
+    if (o->dry_run_out) write_prediction(o->dry_run_out, model, sampling_model, o);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Generation
 
 // Logits (V) after the tokens at positions first .. first+count-1 of one sequence; earlier ones are in the cache.
-static void model_next_logits(Model *speaker, const int *tokens, int count, int first, float *logits) {
-    Activations *a = &speaker->acts;
-    int C = speaker->config.C, V = speaker->config.V;
+static void model_next_logits(Model *sampling_model, const int *tokens, int count, int first, float *logits) {
+    Activations *a = &sampling_model->acts;
+    int C = sampling_model->config.C, V = sampling_model->config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
-    model_forward(speaker, 1, count, first);
-    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C, param(speaker, head_kind(speaker), 0), 1,
-                   C, speaker->Vw, speaker->Vp);
+    model_forward(sampling_model, 1, count, first);
+    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C,
+                   param(sampling_model, head_kind(sampling_model), 0), 1, C, sampling_model->Vw, sampling_model->Vp);
     floatX *host = (floatX *)checked_calloc((size_t)V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];
@@ -996,9 +996,9 @@ static void model_next_logits(Model *speaker, const int *tokens, int count, int 
 // Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
 // later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
 // the logits are not finite.
-static int model_generate(Model *speaker, int *tokens, int length, int count, double temperature, int top_k,
+static int model_generate(Model *sampling_model, int *tokens, int length, int count, double temperature, int top_k,
                           uint64_t key) {
-    int V = speaker->config.V, T = speaker->T;
+    int V = sampling_model->config.V, T = sampling_model->T;
     float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
     Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
     int begin = max_int(0, length - T), cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
@@ -1008,7 +1008,7 @@ static int model_generate(Model *speaker, int *tokens, int length, int count, do
             begin = end - max_int(1, T / 2);
             cached = 0;
         }
-        model_next_logits(speaker, tokens + begin + cached, end - begin - cached, cached, logits);
+        model_next_logits(sampling_model, tokens + begin + cached, end - begin - cached, cached, logits);
         cached = end - begin;
         if (!isfinite(logits[0])) break;
         tokens[end] =
@@ -1020,13 +1020,14 @@ static int model_generate(Model *speaker, int *tokens, int length, int count, do
 }
 
 // Text that continues the prompt, on stdout after it; false when it ends early.
-static bool print_sample(Model *speaker, const Options *o, const Speech *speech, int count, uint64_t key) {
-    int length = speech->prompt_length;
+static bool print_sample(Model *sampling_model, const Options *o, const RunTokenizer *tokenizer, int count,
+                         uint64_t key) {
+    int length = tokenizer->prompt_length;
     int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
-    memcpy(tokens, speech->prompt, (size_t)length * sizeof(int));
-    int generated = model_generate(speaker, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + speech->implied, length - speech->implied + generated, speaker->config.V,
-                 speech->tokenizer, speech->separator);
+    memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
+    int generated = model_generate(sampling_model, tokens, length, count, o->temperature, (int)o->top_k, key);
+    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, sampling_model->config.V,
+                 tokenizer->tokenizer, tokenizer->separator);
     printf("\n");
     fflush(stdout);
     free(tokens);
@@ -1041,10 +1042,10 @@ enum { RUN_AGREED = 4 };
 typedef struct {
     Options options;
     Model model;
-    Model speaker; // the same parameters with memory for generation; only with --sample-every
+    Model sampling_model; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
     uint64_t val_fingerprint;
-    Speech speech;
+    RunTokenizer tokenizer;
     Log log;               // writes nothing without --out
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
@@ -1071,7 +1072,9 @@ typedef struct {
     uint64_t gemm_table;   // digest of the table of --tune-gemm
 } Run;
 
-static const Model *run_speaker(const Run *run) { return run->speaker.acts.layers ? &run->speaker : NULL; }
+static const Model *run_sampling_model(const Run *run) {
+    return run->sampling_model.acts.layers ? &run->sampling_model : NULL;
+}
 static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
@@ -1180,10 +1183,11 @@ static void run_checkpoint(Run *run, bool goes_on) {
     model_await_params(&run->model);
     double start = now_seconds();
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    const Speech *speech = &run->speech;
-    if (speech->tokenizer) {
-        buffers.tokenizer[0].data = speech->tokenizer->memory, buffers.tokenizer[0].size = speech->tokenizer->size;
-        buffers.tokenizer[1].data = speech->json, buffers.tokenizer[1].size = speech->json_size;
+    const RunTokenizer *tokenizer = &run->tokenizer;
+    if (tokenizer->tokenizer) {
+        buffers.tokenizer[0].data = tokenizer->tokenizer->memory,
+        buffers.tokenizer[0].size = tokenizer->tokenizer->size;
+        buffers.tokenizer[1].data = tokenizer->json, buffers.tokenizer[1].size = tokenizer->json_size;
     }
     bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
     if (in_background) buffers = background_copy(&buffers);
@@ -1259,14 +1263,14 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
-    bool whole = print_sample(&run->speaker, &run->options, &run->speech, SAMPLE_TOKENS, key);
+    bool whole = print_sample(&run->sampling_model, &run->options, &run->tokenizer, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
 
 typedef struct {
     double loss, grad_norm, lr, seconds, comm_seconds; // the last: waiting for other ranks
-    Verdict verdict;
+    UpdateDecision decision;
 } StepResult;
 
 // What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop or a
@@ -1319,11 +1323,11 @@ static StepResult run_step(Run *run) {
     run->tokens += o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
-    r.verdict = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    r.decision = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
-    if (r.verdict.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
-    bool spike = r.verdict.loss_z >= SPIKE_Z || r.verdict.grad_z >= SPIKE_Z;
-    rollback_note(&run->rollback, run->step, spike || !r.verdict.apply);
+    if (r.decision.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
+    bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
+    rollback_note(&run->rollback, run->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
@@ -1344,9 +1348,9 @@ static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     log_number(&run->log, "ms", 1e3 * r->seconds);
     log_number(&run->log, "flops_util", share);
     log_number(&run->log, "comm_ms", 1e3 * r->comm_seconds);
-    log_number(&run->log, "loss_z", r->verdict.loss_z);
-    log_number(&run->log, "grad_z", r->verdict.grad_z);
-    log_bool(&run->log, "skipped", !r->verdict.apply);
+    log_number(&run->log, "loss_z", r->decision.loss_z);
+    log_number(&run->log, "grad_z", r->decision.grad_z);
+    log_bool(&run->log, "skipped", !r->decision.apply);
     log_end(&run->log);
     progress_step(run->step, o->steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
 }
@@ -1377,7 +1381,7 @@ static void run_log_shift(Run *run, const StepResult *r) {
 
 // What was out of the ordinary in a step: records in the log, and a line on stderr when its update was left out.
 static void run_log_events(Run *run, const StepResult *r) {
-    const Verdict *v = &r->verdict;
+    const UpdateDecision *v = &r->decision;
     run_log_spike(run, "loss", r->loss, v->loss_z);
     run_log_spike(run, "grad_norm", r->grad_norm, v->grad_z);
     if (v->shift) run_log_shift(run, r);
@@ -1607,7 +1611,7 @@ static int run_train(Run *run) {
             warn("--tune-gemm %s does not have %d of the products of a step, which the library's first choice computes",
                  o->tune_gemm, matmul_tune_missed() - missed);
         if (background_advance(run->checkpoint_stage)) run_log_background(run);
-        if (done == 1) memory_log(&run->log, run->step, &run->model, run_speaker(run));
+        if (done == 1) memory_log(&run->log, run->step, &run->model, run_sampling_model(run));
         if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
@@ -1788,7 +1792,7 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
     dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed,
                     loader == &run->train);
     Separator given = {-1, false};
-    if (o->separator) separator_parse(o->separator, &given); // below V, as speech_open has seen
+    if (o->separator) separator_parse(o->separator, &given); // below V, as run_tokenizer_open has seen
     for (int i = 0; i < loader->source_count; i++) {
         Source *source = &loader->sources[i];
         if (given.token >= 0) source->separator = given;
@@ -1887,11 +1891,11 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
                     (int)o->zero);
     bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
     if (speaks)
-        model_plan_rank(&run->speaker, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
+        model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->device) {
         model_plan_device(&run->model, device_peak_named(o->device), o->deterministic);
-        model_plan_device(&run->speaker, speaks ? run->model.device : NULL, o->deterministic);
+        model_plan_device(&run->sampling_model, speaks ? run->model.device : NULL, o->deterministic);
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
@@ -1899,14 +1903,14 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
         warn_of_attention();
     }
     if (o->dry_run) return;
-    memory_announce(&run->model, run_speaker(run));
+    memory_announce(&run->model, run_sampling_model(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
     if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
-    if (o->memory_check) memory_check_host(&run->model, run_speaker(run));
-    if (o->memory_check) memory_check_device(&run->model, run_speaker(run));
+    if (o->memory_check) memory_check_host(&run->model, run_sampling_model(run));
+    if (o->memory_check) memory_check_device(&run->model, run_sampling_model(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
-    speech_open(&run->speech, o, loaded, !o->generate);
-    if ((o->generate || speaks) && run->speech.implied && run->speech.separator < 0 && leads())
+    run_tokenizer_open(&run->tokenizer, o, loaded, !o->generate);
+    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && leads())
         warn("generated text begins after token 0, since nothing says which token separates documents: give "
              "--separator ID, or --prompt-tokens");
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
@@ -1922,7 +1926,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     if (run->val.shard_count) run->val_fingerprint = dataloader_fingerprint(&run->val);
     run_compare_data(run);
-    if (speaks) model_alloc(&run->speaker, &run->model);
+    if (speaks) model_alloc(&run->sampling_model, &run->model);
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
@@ -1955,8 +1959,8 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
-    speech_close(&run->speech);
-    if (run_speaker(run)) model_free(&run->speaker, false);
+    run_tokenizer_close(&run->tokenizer);
+    if (run_sampling_model(run)) model_free(&run->sampling_model, false);
     model_free(&run->model, true);
     ops_free();
     free(run->inputs);
@@ -2012,9 +2016,9 @@ static const char *stop_notice(const Options *o) {
 static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
-    if (o->dry_run) print_dry_run(&run->model, run_speaker(run), o);
+    if (o->dry_run) print_dry_run(&run->model, run_sampling_model(run), o);
     else if (o->generate) {
-        bool whole = print_sample(&run->model, o, &run->speech, (int)o->generate, random_key("generate", o->seed));
+        bool whole = print_sample(&run->model, o, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);

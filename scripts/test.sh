@@ -10,10 +10,10 @@
 #              dev/gpu_check.sh with them in the place of a GPU
 #   rooms      includes point downwards and headers compile alone (dev/rooms.py)
 #   format     all sources are formatted, and no line exceeds 120 columns (dev/format/format.sh)
-#   nvcc       what the build finds in which places (dev/build_test.sh); the CUDA programs compile and link without warnings:
+#   nvcc       what the build finds in which places (tests/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
-#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (dev/soak.sh); with
+#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (tests/soak.sh); with
 #              --all more of them, and the Slurm recipe in a real Slurm on loopback
 #   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 5 s of libFuzzer each where clang is
@@ -146,7 +146,7 @@ scripts/install_deps.sh --with-mpi || {
 }
 
 echo "== float"
-if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 build/faulty_diffv2 build/alone_diffv2; then run_tests build; fi
+if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 build/faulty_diffv2 build/single_diffv2; then run_tests build; fi
 
 echo "== C++"
 if build "the trainer as C++17" build/train_diffv2 build/train_diffv2_cpp; then
@@ -172,7 +172,7 @@ if ! has_sanitizers; then
     echo "skip sanitizers: this machine's compiler has none that run"
     skipped=$((skipped + 1))
 elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
-    build/asan/test_diffv2 build/asan/faulty_diffv2 build/asan/alone_diffv2; then
+    build/asan/test_diffv2 build/asan/faulty_diffv2 build/asan/single_diffv2; then
     if [ "${1-}" = --all ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
 fi
 
@@ -199,14 +199,14 @@ else
         cuda_programs build/fp32/oncpu test_diffv2
     fi
     # the whole trainer, in both precisions
-    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer build/oncpu/alone_diffv2; then cuda_programs build/oncpu test_trainer; fi
+    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer build/oncpu/single_diffv2; then cuda_programs build/oncpu test_trainer; fi
     if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
         cuda_programs build/fp32/oncpu test_trainer
     fi
     # the check on a device, with these programs in its place
     if build "the benchmark of CUDA on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
-        run_script dev/gpu_check_test.sh dev/gpu_check_test.sh
-        [ ! -x build/oncpu/test_trainer ] || run_script dev/prediction_test.py dev/prediction_test.py build/train_diffv2 \
+        run_script tests/gpu_check_test.sh tests/gpu_check_test.sh
+        [ ! -x build/oncpu/test_trainer ] || run_script tests/prediction_test.py tests/prediction_test.py build/train_diffv2 \
             build/oncpu/bench_cuda 'build/oncpu/test_trainer --trainer'
     fi
     if ! has_sanitizers; then
@@ -237,8 +237,8 @@ else
 fi
 
 echo "== nvcc"
-run_script dev/build_test.sh dev/build_test.sh
-run_script dev/rooms_test.py dev/rooms_test.py
+run_script tests/build_test.sh tests/build_test.sh
+run_script tests/rooms_test.py tests/rooms_test.py
 
 echo "== format"
 if dev/format/format.sh --check >"$scratch/format" 2>&1; then
@@ -308,17 +308,17 @@ fi
 
 echo "== runs"
 if build "the trainer" build/train_diffv2 build/text_to_shards; then
-    run_script dev/recipe_test.sh dev/recipe_test.sh
+    run_script tests/recipe_test.sh tests/recipe_test.sh
     if [ "${1-}" = --all ]; then
-        run_script dev/soak.sh dev/soak.sh --rounds 20
-        if dev/slurm_test.sh --check 2>"$scratch/slurm"; then
-            run_script dev/slurm_test.sh dev/slurm_test.sh
+        run_script tests/soak.sh tests/soak.sh --rounds 20
+        if tests/slurm_test.sh --check 2>"$scratch/slurm"; then
+            run_script tests/slurm_test.sh tests/slurm_test.sh
         else
             echo "skip Slurm: $(tail -n 1 "$scratch/slurm")"
             skipped=$((skipped + 1))
         fi
     else
-        run_script dev/soak.sh dev/soak.sh --rounds 5
+        run_script tests/soak.sh tests/soak.sh --rounds 5
     fi
 fi
 

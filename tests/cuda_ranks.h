@@ -9,7 +9,7 @@ Processes are started with the variables that srun sets, and once by mpirun.
 #define TESTS_CUDA_RANKS_H
 #include "cuda_collectives.h"
 #include "cuda_trainer.h"
-#include "strangers.h"
+#include "watchdog.h"
 
 #ifdef USE_NCCL
 
@@ -345,7 +345,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     // the same for a program without NCCL, which else is a whole one
     FORMAT(program, "%s", trainer + 1);
     CHECK(strrchr(program, '/'), "%s has no directory", program);
-    FORMAT(alone, "%.*s/alone_diffv2", (int)(strrchr(program, '/') - program), program);
+    FORMAT(alone, "%.*s/single_diffv2", (int)(strrchr(program, '/') - program), program);
     CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
     for (int launched = 0; launched < 2; launched++) {
         run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path,

@@ -541,7 +541,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
                 common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "are for one process, not for 2 ranks");
     // a build without MPI, and a launcher that MPI knows nothing of
-    run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("alone_diffv2"), common);
+    run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("single_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
     run_command(&r, "cd '%s' && %s && SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 %s %s %s", d.dir.path, ranks_environment,
                 trainer, common, ranks_filter);
@@ -550,7 +550,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
 }
 
 static void help_is_printed_once_by_many_ranks_and_by_a_program_for_one(void) {
-    static const char *const programs[] = {"faulty_diffv2", "alone_diffv2"};
+    static const char *const programs[] = {"faulty_diffv2", "single_diffv2"};
     static const struct {
         const char *option, *text;
     } asks[] = {{"--help", "Usage: "}, {"--version", "train_diffv2, revision "}};

@@ -128,7 +128,7 @@ static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors
     for (int count = 0; count <= 1000; count += 500) { // before there is a z, with one, and with a full window
         Guard g = guard_with(count), before = g;
         for (int i = 0; i < 7; i++) {
-            Verdict v = guard_judge(&g, bad[i][0], bad[i][1], 0, 0);
+            UpdateDecision v = guard_judge(&g, bad[i][0], bad[i][1], 0, 0);
             EXPECT(!v.apply && !v.finite && same_windows(&g, &before), "%d values: loss %g, norm %g was applied", count,
                    bad[i][0], bad[i][1]);
             EXPECT(isnan(v.loss_z) == (count == 0 || !isfinite(bad[i][0])), "%d values: loss %g has z %g", count,
@@ -136,7 +136,7 @@ static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors
             EXPECT(g.not_finite == i + 1 && g.not_finite_in_row == i + 1 && g.skipped == 0,
                    "%d not finite, %d in a row", (int)g.not_finite, (int)g.not_finite_in_row);
         }
-        Verdict v = guard_judge(&g, 10, 0.5, 0, 0);
+        UpdateDecision v = guard_judge(&g, 10, 0.5, 0, 0);
         EXPECT(v.apply && v.finite && (count == 0 || (v.loss_z == 7 && v.grad_z == 0)),
                "%d values: afterwards z %g and %g", count, v.loss_z, v.grad_z);
         EXPECT(g.not_finite == 7 && g.not_finite_in_row == 0 && g.loss.spikes == (count > 0), "%d in a row, %d spikes",
@@ -160,7 +160,8 @@ static void a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter(v
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         Guard g = guard_with(200), before = g;
         g.not_finite_in_row = g.not_finite = 5;
-        Verdict v = guard_judge(&g, cases[i].loss, cases[i].grad_norm, cases[i].skip_loss_z, cases[i].skip_grad_z);
+        UpdateDecision v =
+            guard_judge(&g, cases[i].loss, cases[i].grad_norm, cases[i].skip_loss_z, cases[i].skip_grad_z);
         EXPECT(v.finite && v.apply == cases[i].apply, "case %zu: z %g and %g, applied %d", i, v.loss_z, v.grad_z,
                v.apply);
         EXPECT(same_windows(&g, &before) == !v.apply && g.skipped == !v.apply, "case %zu: %d skipped", i,
@@ -176,7 +177,7 @@ static int judge_level(Guard *g, bool loss, double level, double noise, double z
     int skipped = 0;
     for (int i = 0; i < steps; i++) {
         double x = i % 50 == 7 ? NAN : level + noise * test_random_real(r), other = 1 + 0.01 * test_random_real(r);
-        Verdict v = loss ? guard_judge(g, x, other, z, 0) : guard_judge(g, other, x, 0, z);
+        UpdateDecision v = loss ? guard_judge(g, x, other, z, 0) : guard_judge(g, other, x, 0, z);
         skipped += v.finite && !v.apply;
     }
     return skipped;
@@ -232,7 +233,7 @@ static void the_state_comes_back_bit_for_bit(void) {
                counts[k]);
         for (int i = 0; i < 300; i++) {
             double loss = 3 + test_random_real(&r), norm = 1e9 * test_random_real(&r);
-            Verdict a = guard_judge(&g, loss, norm, 0, 1.5), b = guard_judge(&h, loss, norm, 0, 1.5);
+            UpdateDecision a = guard_judge(&g, loss, norm, 0, 1.5), b = guard_judge(&h, loss, norm, 0, 1.5);
             bool same =
                 memcmp(&a.loss_z, &b.loss_z, 8) == 0 && memcmp(&a.grad_z, &b.grad_z, 8) == 0 && a.apply == b.apply;
             EXPECT(same || (isnan(a.loss_z) && isnan(b.loss_z)), "%d steps and %d more: z %.17g and %.17g", counts[k],
@@ -383,7 +384,7 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         floatX *params = (floatX *)checked_calloc(1, model->params_bytes), kept;
         real *moments = (real *)checked_calloc(1, model->moments_bytes);
 
-        EXPECT(run_step(run).verdict.apply && run_step(reference).verdict.apply, "%s: the first step",
+        EXPECT(run_step(run).decision.apply && run_step(reference).decision.apply, "%s: the first step",
                cases[i].options);
         kept = model->params[at];
         if (cases[i].poison) model->params[at] = (floatX)NAN;
@@ -391,8 +392,8 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         memcpy(params, model->params, model->params_bytes);
         memcpy(moments, model->m, model->moments_bytes);
         StepResult r = run_step(run);
-        EXPECT(r.verdict.apply == cases[i].applied && r.verdict.finite == !cases[i].poison, "%s: applied %d",
-               cases[i].options, r.verdict.apply);
+        EXPECT(r.decision.apply == cases[i].applied && r.decision.finite == !cases[i].poison, "%s: applied %d",
+               cases[i].options, r.decision.apply);
         EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g",
                r.loss, r.grad_norm);
         bool same = memcmp(params, model->params, model->params_bytes) == 0 &&

@@ -32,13 +32,13 @@ endif
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # for the tests of many ranks: a trainer that knows no others
-$(ONCPU)/alone_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
+$(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: dev/cuda_on_cpu/%.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -x c++ -c -o $@ $<
-$(ONCPU)/bench_cuda.cu.o: dev/bench_cuda.cu $(ONCPU)/flags
+$(ONCPU)/bench_cuda.cu.o: dev/bench/bench_cuda.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -O1 -x c++ -c -o $@ $<
 $(ONCPU)/%.o: dev/cuda_on_cpu/%.cpp $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) $(ONCPU_LAYER_FLAGS) -c -o $@ $<

@@ -7,7 +7,7 @@ Most mutations aim at the three numbers of the header that are read and at the t
 what the header says: random ones would be lost in the unused part of the header.
 */
 #include "fuzz.h"
-#include "../../llmc/data/dataloader_whole.h"
+#include "../../llmc/data/data_identity.h"
 
 const char fuzz_file[] = "b.bin";
 

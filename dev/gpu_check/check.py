@@ -12,7 +12,7 @@ Parts, in the order of what they are worth when time is short:
     memcheck   small cases under compute-sanitizer: memory
     models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with diff_v2's query heads, at four sizes; diff_v2 without
                --deterministic
-    peer       the same models in PyTorch (dev/reference/bench_torch.py), a step of each in turn
+    peer       the same models in PyTorch (dev/bench/bench_torch.py), a step of each in turn
     kernels    each operation's time and share of what a copy, or a product, reaches here
     profile    where a step's time goes, beside what --dry-run --device predicts; with ncu also what its counters say
     sanitizer  all operations under compute-sanitizer: memory and races
@@ -100,7 +100,7 @@ def parse_arguments():
     parser.add_argument(
         "--bundle",
         type=Path,
-        help="folder that dev/gpu_bundle.sh has made, for machines without the small dependencies",
+        help="folder that dev/gpu_check/bundle.sh has made, for machines without the small dependencies",
     )
     parser.add_argument("--parts", help="only these, with commas between them")
     parser.add_argument("--again", action="store_true", help="repeat the parts, also those that are done")
@@ -120,7 +120,7 @@ def parse_arguments():
     if o.bundle:
         o.bundle = o.bundle.resolve()
         if not (o.bundle / "CONTENTS").exists():
-            parser.error(f"--bundle {o.bundle}: dev/gpu_bundle.sh has made no bundle there")
+            parser.error(f"--bundle {o.bundle}: dev/gpu_check/bundle.sh has made no bundle there")
     o.out = o.out.resolve()
     return o
 

@@ -180,7 +180,7 @@ def peer(check, part):
     status, text = check.run([python, "-c", probe], 120)
     if status != 0:
         raise Skip(f"{python} has no torch that sees a GPU: {last_line(text)} (TORCH_PYTHON=PYTHON names another)")
-    script = check.root / "dev/reference/bench_torch.py"
+    script = check.root / "dev/bench/bench_torch.py"
     for preset, attention, NKV, B, T in [("tiny", "diff_v2", 2, 1, 16)] if check.pretend else PEERS:
         case = f"{preset} {attention}"
         if not part.pending(case):

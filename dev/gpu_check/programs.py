@@ -1,6 +1,6 @@
 """The programs of a check: given by environment, carried by a bundle, or built here.
 
-    BUNDLE/bin/       what dev/gpu_bundle.sh has compiled, under the names that the files have below build/
+    BUNDLE/bin/       what dev/gpu_check/bundle.sh has compiled, under the names that the files have below build/
     BUNDLE/sources    the digest of the sources that they were compiled from
 
 They are used where the sources are these and every one of them starts; else all of them are built.

@@ -23,7 +23,7 @@ comm.h: what the ranks of a run say to each other.
     comm_wait(ticket)                                       operations from here on find it done, and all that was begun
                                                             before it; 0: nothing
 
-  twins     comm_mpi.h for operations on the CPU; comm_nccl.cuh for those on a GPU; comm_alone.h for a program that was
+  twins     comm_mpi.h for operations on the CPU; comm_nccl.cuh for those on a GPU; comm_single.h for a program that was
             built without the library and refuses to be one of several
   traffic   (ranks-1)/ranks of a bucket sent and received per rank, by either collective
   faults    A peer that is gone is the watchdog's business, which is told how long this rank waits.
@@ -50,7 +50,7 @@ static inline int comm_ranks_here(void) { return comm.ranks_here; }
 #elif !defined(DEVICE_OPS) && defined(USE_MPI)
 #include "comm_mpi.h"
 #else
-#include "comm_alone.h"
+#include "comm_single.h"
 #endif
 
 static inline void comm_sum_f64(double *x, int count) {

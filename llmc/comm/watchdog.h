@@ -4,8 +4,8 @@ watchdog.h: the ranks of a run watch one another, so that none waits for ever fo
 Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
 a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
 
-  void watch_open(rank, ranks, address, start_timeout, gift, bytes)   rank 0 has listened at `address`, the others
-                                           connect within start_timeout seconds; then all have rank 0's `gift`
+  void watch_open(rank, ranks, address, start_timeout, payload, bytes)   rank 0 has listened at `address`, the others
+                                           connect within start_timeout seconds; then all have rank 0's `payload`
   void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
   void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
   void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
@@ -126,7 +126,7 @@ __attribute__((noreturn)) static inline void watch_fail(WatchMessage *first, int
 }
 
 // Ranks go in step, so where rank 0 is now says more about one that is gone than what was last heard of it.
-static inline void watch_verdict(const WatchMessage *m, const char *what, double seconds) {
+static inline void watch_report_failure(const WatchMessage *m, const char *what, double seconds) {
     char since[64] = "";
     if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
     fprintf(stderr,
@@ -148,10 +148,10 @@ static inline void watch_judge_waiting(double limit) {
         if (behind || (m->collectives == slowest->collectives && free_now)) slowest = m;
     }
     if (longest < limit) return;
-    watch_verdict(slowest,
-                  slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for"
-                                         : "does not come to where the others have waited for it for",
-                  longest);
+    watch_report_failure(slowest,
+                         slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for"
+                                                : "does not come to where the others have waited for it for",
+                         longest);
     watch_end(EXIT_FAILED);
 }
 
@@ -163,9 +163,9 @@ static inline void watch_hear(WatchPeer *p) {
         __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
         // this one was stopped, and the others have said so
         if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
-        watch_verdict(&p->last,
-                      receipt == WATCH_CLOSED ? "has ended without a word (killed?)" : "has sent an invalid message",
-                      0);
+        watch_report_failure(
+            &p->last, receipt == WATCH_CLOSED ? "has ended without a word (killed?)" : "has sent an invalid message",
+            0);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
     }
@@ -184,7 +184,7 @@ static inline void watch_judge_silence(double limit) {
         double silent = now_seconds() - p->heard;
         if (p->fd < 0 || p->gone || silent < limit) continue;
         bool speaks = watch.rank <= 4; // when it is rank 0 that is silent, a few lines do
-        if (speaks) watch_verdict(&p->last, "has been silent for", silent);
+        if (speaks) watch_report_failure(&p->last, "has been silent for", silent);
         if (watch.rank == 0) watch_end(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
     }
@@ -269,8 +269,8 @@ static inline void watch_leave(int status, void *unused) {
 }
 
 // After watch_listen on rank 0, whose address all have; returns when all are connected.
-static inline void watch_open(int rank, int ranks, const WatchAddress *address, double start_timeout, void *gift,
-                              size_t gift_bytes) {
+static inline void watch_open(int rank, int ranks, const WatchAddress *address, double start_timeout, void *payload,
+                              size_t payload_bytes) {
     watch.rank = rank, watch.ranks = ranks, watch.start_timeout = start_timeout;
     watch_timeout(WATCH_TIMEOUT);
     gethostname(watch.host, sizeof(watch.host) - 1);
@@ -279,10 +279,10 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
     if (rank == 0) {
         watch_accept(&address->secret);
-        watch_give(gift, gift_bytes);
+        watch_send_payload(payload, payload_bytes);
     } else {
         watch_join(address);
-        watch_take_gift(gift, gift_bytes);
+        watch_receive_payload(payload, payload_bytes);
     }
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
     watch.on = true;

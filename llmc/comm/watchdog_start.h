@@ -5,7 +5,7 @@ watchdog_start.h: how the watchdogs of ranks find each other and prove to each o
                                      random secret, for the others to be told
   void watch_accept(secret)          rank 0: returns when all ranks have proved themselves; the port is closed then
   void watch_join(address)           the other ranks: returns when rank 0 has proved itself and has accepted this one
-  void watch_give(gift, bytes), watch_take_gift(gift, bytes)   what rank 0 knows and all others are to know
+  void watch_send_payload(payload, bytes), watch_receive_payload(payload, bytes)   what rank 0 knows and all others are to know
 
   secret     128 random bits. By mpirun rank 0 draws them and MPI broadcasts them. By srun they are in the environment
              (comm_launch.h).
@@ -224,10 +224,10 @@ static inline void watch_accept(const HashKey *secret) {
 }
 
 // Once all are there: no rank goes on before.
-static inline void watch_give(const void *gift, size_t bytes) {
+static inline void watch_send_payload(const void *payload, size_t bytes) {
     WatchMessage m = watch_message(WATCH_START);
     assert(bytes <= WATCH_TEXT);
-    if (bytes) memcpy(m.text, gift, bytes);
+    if (bytes) memcpy(m.text, payload, bytes);
     for (int i = 1; i < watch.peer_count; i++) watch_send(&watch.peers[i], &m);
 }
 
@@ -316,12 +316,12 @@ static inline void watch_join(const WatchAddress *a) {
           reached ? "who listens there does not prove to be rank 0 of this run" : strerror(error));
 }
 
-static inline void watch_take_gift(void *gift, size_t bytes) {
+static inline void watch_receive_payload(void *payload, size_t bytes) {
     WatchMessage m;
     // rank 0 waits that long for the last of them
     CHECK(watch_await(&watch.peers[0], &m, now_seconds() + watch.start_timeout + 5),
           "rank %d has lost rank 0 at the start", watch.rank);
     assert(bytes <= WATCH_TEXT && m.kind == WATCH_START);
-    if (bytes) memcpy(gift, m.text, bytes);
+    if (bytes) memcpy(payload, m.text, bytes);
 }
 #endif

@@ -9,15 +9,15 @@ On a GPU it is device memory: the parts that the program allocates are exact, wh
 
 enum { MEMORY_PARTS = 16 };
 
-// The parts of what a process takes, those of no bytes left out. `speaker` NULL, or the model that speaks samples.
-static int model_memory(const Model *model, const Model *speaker, MemoryPart parts[MEMORY_PARTS]) {
+// The parts of what a process takes, those of no bytes left out. `sampling_model` NULL, or the model that speaks samples.
+static int model_memory(const Model *model, const Model *sampling_model, MemoryPart parts[MEMORY_PARTS]) {
     const MemoryPart all[] = {
         memory_part("parameters", model->params_bytes, false),
         memory_part("gradients", model->grads_bytes, false),
         memory_part("Adam's moments", model->moments_bytes, false),
         memory_part("master weights", model->master_bytes, false),
         memory_part("activations", model->activations_bytes, false),
-        memory_part("activations of samples", speaker ? speaker->activations_bytes : 0, false),
+        memory_part("activations of samples", sampling_model ? sampling_model->activations_bytes : 0, false),
         memory_part("gradients received from other ranks", model->received_bytes, false),
         memory_part("workspace", model->workspace_bytes, false),
     };
@@ -41,9 +41,9 @@ static size_t memory_total(const MemoryPart *parts, int count) {
 }
 
 // All that a process takes.
-static size_t model_bytes(const Model *model, const Model *speaker) {
+static size_t model_bytes(const Model *model, const Model *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
-    return memory_total(parts, model_memory(model, speaker, parts));
+    return memory_total(parts, model_memory(model, sampling_model, parts));
 }
 
 // Of it what is estimated: what CUDA and NCCL take themselves.
@@ -60,9 +60,9 @@ static size_t memory_room(const DeviceMemory *now, size_t about) {
 
 static double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
-static void print_memory(const Model *model, const Model *speaker) {
+static void print_memory(const Model *model, const Model *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
-    int count = model_memory(model, speaker, parts);
+    int count = model_memory(model, sampling_model, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
     size_t needed = memory_total(parts, count), on_host = ops_use_host_memory ? needed : 0;
     size_t copy = model->purpose == FOR_TRAINING ? background_copy_bytes(&model->sharding) : 0;
@@ -93,7 +93,7 @@ static void print_memory(const Model *model, const Model *speaker) {
 // ---------------------------------------------------------------------------------------------------
 // Too little memory
 
-static struct { const Model *model, *speaker; } memory_of; // what is being allocated
+static struct { const Model *model, *sampling_model; } memory_of; // what is being allocated
 
 // Appends to the text what a change of an option would save, when it saves anything.
 static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
@@ -101,7 +101,7 @@ static void memory_offer(char *text, size_t size, size_t now, const char *option
     const Model *m = memory_of.model;
     Model other;
     model_plan_rank(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
-    size_t then = model_bytes(&other, memory_of.speaker), used = strlen(text);
+    size_t then = model_bytes(&other, memory_of.sampling_model), used = strlen(text);
     model_free(&other, false);
     if (then < now)
         snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option,
@@ -113,7 +113,7 @@ static void memory_offer(char *text, size_t size, size_t now, const char *option
 static void memory_advice_text(char *text, size_t size) {
     const Model *m = memory_of.model;
     MemoryPart parts[MEMORY_PARTS];
-    int count = model_memory(m, memory_of.speaker, parts), used = 0;
+    int count = model_memory(m, memory_of.sampling_model, parts), used = 0;
     size_t now = memory_total(parts, count);
     char offers[512] = "";
     used = snprintf(text, size, "the run needs %.1f MiB:", in_mib(now));
@@ -135,18 +135,18 @@ static void memory_advice_text(char *text, size_t size) {
 }
 
 // From here on a failing allocation says what this run needs.
-static void memory_announce(const Model *model, const Model *speaker) {
+static void memory_announce(const Model *model, const Model *sampling_model) {
     memory_of.model = model;
-    memory_of.speaker = speaker;
+    memory_of.sampling_model = sampling_model;
     memory_advice = memory_advice_text;
 }
 
 // Ends the program when the memory of this machine is too little for what all ranks on it are about to allocate. A
 // system that promises more memory than it has would otherwise end the run, or another process, in the middle.
-static void memory_check_host(const Model *model, const Model *speaker) {
+static void memory_check_host(const Model *model, const Model *sampling_model) {
     HostMemory host;
     int ranks = comm_ranks_here();
-    size_t needed = (size_t)ranks * model_bytes(model, speaker);
+    size_t needed = (size_t)ranks * model_bytes(model, sampling_model);
     if (!ops_use_host_memory || !host_memory("", &host) || needed <= host.available) return;
     char advice[2048], of_ranks[64] = "";
     memory_advise(advice, sizeof(advice));
@@ -157,11 +157,11 @@ static void memory_check_host(const Model *model, const Model *speaker) {
 
 // The same for a device, which other processes may use. What CUDA and NCCL take is estimated: it warns, and does not
 // refuse.
-static void memory_check_device(const Model *model, const Model *speaker) {
+static void memory_check_device(const Model *model, const Model *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;
-    int count = model_memory(model, speaker, parts);
+    int count = model_memory(model, sampling_model, parts);
     size_t needed = memory_total(parts, count), about = memory_about(parts, count), available = now.total - now.used;
     char advice[2048];
     if (needed - about > available) {
@@ -180,11 +180,11 @@ static void memory_check_device(const Model *model, const Model *speaker) {
 // What is in use
 
 // Of a device, once a step has been done: the plan beside it, as a record of the log and a line. Nothing on the CPU.
-static void memory_log(Log *log, int64_t step, const Model *model, const Model *speaker) {
+static void memory_log(Log *log, int64_t step, const Model *model, const Model *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;
-    int count = model_memory(model, speaker, parts);
+    int count = model_memory(model, sampling_model, parts);
     size_t planned = memory_total(parts, count), about = memory_about(parts, count);
     log_begin(log, "event", step);
     log_string(log, "what", "device_memory");

@@ -108,11 +108,11 @@ static void print_prediction(const Model *model, const Options *o) {
 }
 
 // The same as JSON; docs and dev/gpu_check read it.
-static void write_prediction(const char *path, const Model *model, const Model *speaker, const Options *o) {
+static void write_prediction(const char *path, const Model *model, const Model *sampling_model, const Options *o) {
     Prediction p = predict_step(model, o, ASSUMPTION_COUNT);
     PredictionSummary s = prediction_summary(&p);
     cJSON *json = cJSON_CreateObject(), *classes, *ops;
-    double needs = (double)model_bytes(model, speaker);
+    double needs = (double)model_bytes(model, sampling_model);
     cJSON_AddStringToObject(json, "device", p.device->name);
     cJSON_AddNumberToObject(json, "parameters", (double)model->tensors.parameter_count);
     cJSON_AddNumberToObject(json, "ranks", model->sharding.ranks);

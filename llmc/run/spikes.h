@@ -17,7 +17,7 @@ spikes.h: rolling detectors for the loss and the gradient norm, and which update
   double  spike_judge(detector, x)     the same, counted
   void    spike_accept(detector, x)    finite
   double  spike_score(detector)        NaN before the first z
-  Verdict guard_judge(guard, loss, grad_norm, skip_loss_z, skip_grad_z)    once per step, before its update
+  UpdateDecision guard_judge(guard, loss, grad_norm, skip_loss_z, skip_grad_z)    once per step, before its update
   cJSON  *guard_to_json(guard)
   bool    guard_from_json(guard, json) false, and the guard as it was, when this program cannot have written it
 
@@ -95,12 +95,13 @@ typedef struct {
     bool finite;           // the loss and the gradient norm both are
     bool apply;            // the update
     bool shift;            // although its z says skip: the windows begin anew
-} Verdict;
+} UpdateDecision;
 
 static inline void spike_forget(SpikeDetector *d) { d->count = d->oldest = 0; }
 
-static inline Verdict guard_judge(Guard *g, double loss, double grad_norm, double skip_loss_z, double skip_grad_z) {
-    Verdict v;
+static inline UpdateDecision guard_judge(Guard *g, double loss, double grad_norm, double skip_loss_z,
+                                         double skip_grad_z) {
+    UpdateDecision v;
     v.loss_z = spike_judge(&g->loss, loss);
     v.grad_z = spike_judge(&g->grad_norm, grad_norm);
     v.finite = isfinite(loss) && isfinite(grad_norm);

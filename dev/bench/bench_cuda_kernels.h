@@ -1,5 +1,5 @@
 /*
-bench_cuda_kernels.h: the time of every CUDA operation at a model's shapes (dev/bench_cuda.cu).
+bench_cuda_kernels.h: the time of every CUDA operation at a model's shapes (dev/bench/bench_cuda.cu).
 
 A case names what an operation reads and writes; its tensors lie one behind the other in a set, and there are as many
 sets as are needed to go beyond the L2 cache, taken in turns, so that a tensor comes from memory each time it is read.

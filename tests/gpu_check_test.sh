@@ -3,7 +3,7 @@
 # fail, killed and started again, and out of time. The last line is "N passed, N failed"; exit status 0 when nothing failed.
 # Needs what --pretend needs; scripts/test.sh has built it.
 #
-# Usage: dev/gpu_check_test.sh
+# Usage: tests/gpu_check_test.sh
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 passed=0 failed=0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_bundle.sh: a folder with what dev/gpu_check.sh needs on a machine that has CUDA, cuDNN and NCCL but no network and none
+# bundle.sh: a folder with what dev/gpu_check.sh needs on a machine that has CUDA, cuDNN and NCCL but no network and none
 # of the small dependencies: below 40 MB of headers, libraries and text, out of Debian and PyPI packages, which are downloaded
 # and unpacked, not installed.
 #   include/, lib/  BLIS with the usual CBLAS header (in the place of OpenBLAS: a third of its size, no Fortran runtime),
@@ -11,16 +11,16 @@
 #   licenses/       of the packages
 # Exit status: 0 the folder is complete, 1 failed (nothing is left), 2 usage.
 #
-# Usage: dev/gpu_bundle.sh FOLDER [ARCH]
+# Usage: dev/gpu_check/bundle.sh FOLDER [ARCH]
 #   FOLDER   one that is not there yet, or a bundle, which is made again
 #   ARCH     of the GPU, as 90 for an H100 or H200: compile the programs, so that no time of that machine goes into it
 set -euo pipefail
 export LC_ALL=C
-root=$(cd "$(dirname "$0")/.." && pwd)
+root=$(cd "$(dirname "$0")/../.." && pwd)
 LIMIT_MB=40 PROGRAMS_MB=20 TEXT_BYTES=4000000
 
 fail() {
-    echo "gpu_bundle.sh: $1" >&2
+    echo "bundle.sh: $1" >&2
     exit "${2:-1}"
 }
 case "$#:${1-}" in
@@ -28,7 +28,7 @@ case "$#:${1-}" in
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_bundle.sh FOLDER [ARCH]" 2 ;;
+[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh FOLDER [ARCH]" 2 ;;
 esac
 folder=$1 arch=${2-}
 [[ $arch =~ ^[0-9]*$ ]] || fail "ARCH '$arch': a number is expected, as 90" 2

@@ -5,7 +5,7 @@ bench.c: how fast the CPU trainer is, and how far from what the machine allows. 
     --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
-    --turns   no tables: one step for each line on stdin, its milliseconds on stdout (for dev/bench_peers.py)
+    --turns   no tables: one step for each line on stdin, its milliseconds on stdout (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams, each counted as the bytes
             that the program names: a write that misses the cache costs a read as well, which no mix counts.
@@ -21,7 +21,7 @@ memory      VmHWM of the trainer after some steps against the total of its --dry
 The trainer is included whole, so what runs here is what trains.
 */
 #define main train_diffv2_main
-#include "../train_diffv2.c"
+#include "../../train_diffv2.c"
 #undef main
 #include "bench_model.h"
 #include <sys/resource.h>
@@ -415,7 +415,7 @@ static void table_steps(void) {
     }
 }
 
-// A step for each line on stdin, its milliseconds on stdout: how dev/bench_peers.py takes turns.
+// A step for each line on stdin, its milliseconds on stdout: how dev/bench/bench_peers.py takes turns.
 static void serve_turns(const char *preset, const char *attention, int NKV, int B, int T) {
     Model model;
     Options o = bench_options();

@@ -1,5 +1,5 @@
 /*
-bench_model.h: models for benchmarks (dev/bench.c, dev/bench_cuda.cu), by preset and without files. To be included after
+bench_model.h: models for benchmarks (dev/bench/bench.c, dev/bench/bench_cuda.cu), by preset and without files. To be included after
 train_diffv2.c.
 */
 #ifndef DEV_BENCH_MODEL_H

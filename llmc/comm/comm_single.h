@@ -1,9 +1,9 @@
 /*
-comm_alone.h: comm.h in a program that was built without the library for many ranks. It is one process, and refuses to
+comm_single.h: comm.h in a program that was built without the library for many ranks. It is one process, and refuses to
 be one of several: each would be rank 0 and write the same files.
 */
-#ifndef LLMC_COMM_ALONE_H
-#define LLMC_COMM_ALONE_H
+#ifndef LLMC_COMM_SINGLE_H
+#define LLMC_COMM_SINGLE_H
 #include "../ops/ops.h"
 #include "comm_launch.h"
 

@@ -4,7 +4,7 @@
 # dependencies; and what make compiles again after a change. Compilers are imitations, too, but for the test of what nvcc
 # makes of kernels. The last line is "N passed, N failed, N skipped". Exit status: 0 nothing failed, 1 something did.
 #
-# Usage: dev/build_test.sh
+# Usage: tests/build_test.sh
 set -u
 cd "$(dirname "$0")/.." || exit 1
 [ $# -eq 0 ] || {

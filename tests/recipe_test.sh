@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # recipe_test.sh: the recipes on one machine: which options a start, a resume and an argument make, what signals do, and
-# that the recipe's status is the program's, whichever rank it comes from. Slurm has a test of its own, dev/slurm_test.sh.
+# that the recipe's status is the program's, whichever rank it comes from. Slurm has a test of its own, tests/slurm_test.sh.
 # The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
-# Usage: dev/recipe_test.sh
+# Usage: tests/recipe_test.sh
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...), TRAIN_DIFFV2CU (build/oncpu/test_trainer --trainer; without it the
 #            recipes' figures are not compared, and that is said)
 cd "$(dirname "$0")/.." || exit 1
-source dev/runs.sh
+source tests/runs.sh
 [ $# -eq 0 ] || {
     echo "recipe_test.sh: unexpected argument '$1': it takes none" >&2
     exit 2

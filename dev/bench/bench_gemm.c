@@ -2,7 +2,7 @@
 bench_gemm.c: which library should multiply? OpenBLAS against oneDNN, alternating in one run, on the products of a
 training step: y = x W^T, dx = dy W, dW = dy^T x for rows N, inputs IC and outputs OC of the layers named below.
 
-  cc -O2 -fopenmp -o build/bench_gemm dev/bench_gemm.c -lopenblas -ldnnl && build/bench_gemm
+  cc -O2 -fopenmp -o build/bench_gemm dev/bench/bench_gemm.c -lopenblas -ldnnl && build/bench_gemm
 
 Needs both libraries (Debian: libopenblas-openmp-dev libdnnl-dev). Prints GFLOP/s, the
 best of REPEATS, and the ratio OpenBLAS / oneDNN.

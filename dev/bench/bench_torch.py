@@ -1,6 +1,6 @@
 """The model of train_diffv2.c in plain PyTorch, to compare speed with: baseline and diff_v2.
 
-One optimizer step for each line on stdin, its milliseconds on stdout (see dev/bench_peers.py and dev/gpu_check.sh).
+One optimizer step for each line on stdin, its milliseconds on stdout (see dev/bench/bench_peers.py and dev/gpu_check.sh).
 
 usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile]
     KV_HEADS 0: the preset's. torch's scaled_dot_product_attention, cross_entropy and fused AdamW; random tokens.

@@ -1,6 +1,6 @@
 """Our CPU trainer against PyTorch and llm.c, in turns in one run: same shapes, same threads.
 
-  dev/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+  dev/bench/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
 
   --torch     a Python with torch 2.5 or later (python3); leave PyTorch out with --torch none
   --llmc      a checkout of karpathy/llm.c; without it llm.c is left out
@@ -150,7 +150,7 @@ def compare(case, options):
     threads = str(options.threads)
     players = [Asked("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
     if options.torch != "none":
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference/bench_torch.py")
+        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
         command = [options.torch, script, preset, attention, kv, B, T, "--threads", threads]
         players += [Asked("PyTorch", command), Asked("PyTorch compiled", command + ["--compile"])]
     if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):

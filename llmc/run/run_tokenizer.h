@@ -1,9 +1,9 @@
 /*
-speech.h: what a run speaks with: its tokenizer, the files of it that go into checkpoints, and the prompt's tokens.
+run_tokenizer.h: what a run speaks with: its tokenizer, the files of it that go into checkpoints, and the prompt's tokens.
 
-  void speech_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
+  void run_tokenizer_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
                                          corpora of --train-data and --val-data, which must then be one and the same
-  void speech_close(s)
+  void run_tokenizer_close(s)
 
 Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherwise there are only numbers.
 
@@ -14,8 +14,8 @@ Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherw
               one is known, since every document in training does. Without a prompt a text begins after the separator,
               or, where none is known, after token 0, which the program warns of. What is put before is not printed.
 */
-#ifndef LLMC_SPEECH_H
-#define LLMC_SPEECH_H
+#ifndef LLMC_RUN_TOKENIZER_H
+#define LLMC_RUN_TOKENIZER_H
 #include "../data/corpus.h"
 #include "options_model.h"
 #include "../text/sampler.h"
@@ -31,9 +31,9 @@ typedef struct {
     int *prompt;   // tokens to continue: the implied one, if there is one, and the prompt's
     int prompt_length;
     int implied; // of them not part of the prompt: 0 or 1
-} Speech;
+} RunTokenizer;
 
-static inline void speech_adopt(Speech *s, const char *path) {
+static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
     Tokenizer *t = tokenizer_open(path);
     if (s->tokenizer) {
         bool same = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
@@ -54,20 +54,20 @@ static inline void speech_adopt(Speech *s, const char *path) {
 }
 
 // From a directory, if it has one.
-static inline void speech_look(Speech *s, const char *directory) {
+static inline void run_tokenizer_look(RunTokenizer *s, const char *directory) {
     char path[PATH_SIZE];
     struct stat file;
     int n = snprintf(path, sizeof(path), "%s/tokenizer.bin", directory);
-    if (n < (int)sizeof(path) && stat(path, &file) == 0) speech_adopt(s, directory);
+    if (n < (int)sizeof(path) && stat(path, &file) == 0) run_tokenizer_adopt(s, directory);
 }
 
-static inline void speech_look_in_corpora(Speech *s, const char *text) {
+static inline void run_tokenizer_look_in_corpora(RunTokenizer *s, const char *text) {
     CorpusList list = corpus_parse(text);
-    for (int i = 0; i < list.count; i++) speech_look(s, list.items[i].path);
+    for (int i = 0; i < list.count; i++) run_tokenizer_look(s, list.items[i].path);
     free(list.items);
 }
 
-static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
+static inline void prompt_from_numbers(RunTokenizer *s, const char *text, int V) {
     TokenList list = {NULL, 0, 0};
     while (*text) {
         int id = 0;
@@ -81,7 +81,7 @@ static inline void prompt_from_numbers(Speech *s, const char *text, int V) {
     s->prompt_length = (int)list.count;
 }
 
-static inline void prompt_from_text(Speech *s, const char *text, int V) {
+static inline void prompt_from_text(RunTokenizer *s, const char *text, int V) {
     CHECK(s->tokenizer || V == BYTE_VOCABULARY,
           "--prompt is text, and there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or the prompt's "
           "tokens with --prompt-tokens",
@@ -97,7 +97,7 @@ static inline void prompt_from_text(Speech *s, const char *text, int V) {
 }
 
 // That of the first corpus which says one; -1: none does.
-static inline int speech_separator_of_corpora(const char *text, int V) {
+static inline int run_tokenizer_separator_of_corpora(const char *text, int V) {
     CorpusList list = corpus_parse(text);
     CorpusAbout about;
     int token = -1;
@@ -114,13 +114,13 @@ static inline int speech_separator_of_corpora(const char *text, int V) {
 }
 
 // `train_data`: NULL when it is not read.
-static inline int speech_find_separator(const Speech *s, const Options *o, const char *train_data) {
+static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Options *o, const char *train_data) {
     int V = (int)o->vocab, token = -1;
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given);
     CHECK(given.token < V, "--separator %s: the model has a vocabulary of %d", o->separator, V);
     if (given.token >= 0) return given.token;
-    if (train_data) token = speech_separator_of_corpora(train_data, V);
+    if (train_data) token = run_tokenizer_separator_of_corpora(train_data, V);
     if (token >= 0) return token;
     if (s->tokenizer) return s->tokenizer->separator;
     return V == BYTE_VOCABULARY ? DOCUMENT_SEPARATOR : -1;
@@ -128,21 +128,21 @@ static inline int speech_find_separator(const Speech *s, const Options *o, const
 
 // `loaded`: a checkpoint directory or NULL. `data`: whether the mode reads the options' data. Otherwise training data
 // counts only where it is given for this start: what a checkpoint was trained on may be gone.
-static inline void speech_open(Speech *s, const Options *o, const char *loaded, bool data) {
+static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data) {
     memset(s, 0, sizeof(*s));
     int V = (int)o->vocab;
     const char *train_data = data || options_given(o, "train-data") ? o->train_data : NULL;
-    if (o->tokenizer) speech_adopt(s, o->tokenizer);
+    if (o->tokenizer) run_tokenizer_adopt(s, o->tokenizer);
     else {
-        if (loaded) speech_look(s, loaded);
-        if (train_data) speech_look_in_corpora(s, train_data);
-        if (data && o->val_data) speech_look_in_corpora(s, o->val_data);
+        if (loaded) run_tokenizer_look(s, loaded);
+        if (train_data) run_tokenizer_look_in_corpora(s, train_data);
+        if (data && o->val_data) run_tokenizer_look_in_corpora(s, o->val_data);
     }
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
     if (o->prompt) prompt_from_text(s, o->prompt, V);
     else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
-    s->separator = speech_find_separator(s, o, train_data);
+    s->separator = run_tokenizer_find_separator(s, o, train_data);
     s->implied = !o->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
     int *tokens = (int *)checked_calloc((size_t)s->prompt_length + 1, sizeof(int));
     tokens[0] = max_int(s->separator, 0);
@@ -152,7 +152,7 @@ static inline void speech_open(Speech *s, const Options *o, const char *loaded, 
     s->prompt_length += s->implied;
 }
 
-static inline void speech_close(Speech *s) {
+static inline void run_tokenizer_close(RunTokenizer *s) {
     tokenizer_close(s->tokenizer);
     free(s->json);
     free(s->prompt);

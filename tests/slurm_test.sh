@@ -5,14 +5,14 @@
 # Installs slurm-wlm and munge where they are missing and apt-get is there. Daemons end with this script, whatever happens.
 # The last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did or Slurm is not to be had, 2 usage.
 #
-# Usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]
+# Usage: tests/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]
 #   --check     only see to it that Slurm is here
 #   --keep      leave the scratch directory (its name is printed)
 #   --ranks N   tasks of a job (2, which need a program with MPI, or 1)
 #   WORD        only tests whose names contain one of the words
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
-source dev/runs.sh
+source tests/runs.sh
 
 check=no keep=no ranks='' words=()
 while [ $# -gt 0 ]; do
@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
         exit 0
         ;;
     -*)
-        echo "slurm_test.sh: unexpected argument '$1': usage: dev/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]" >&2
+        echo "slurm_test.sh: unexpected argument '$1': usage: tests/slurm_test.sh [--check | [--keep] [--ranks N] [WORD...]]" >&2
         exit 2
         ;;
     *) words+=("$1") ;;

@@ -26,8 +26,8 @@ The trainer is included whole, so what runs here is what trains.
 #ifndef DEVICE_OPS
 #define DEVICE_OPS
 #endif
-#include "../llmc/base/common.h"
-#include "../llmc/ops/all_ops.h"
+#include "../../llmc/base/common.h"
+#include "../../llmc/ops/all_ops.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Operations that are watched: names that train_diffv2.c calls stand for the operation between two events
@@ -81,7 +81,7 @@ static inline void profile_event(const char *name) {
 #define sum_of_squares(...) WATCHED(sum_of_squares, __VA_ARGS__)
 
 #define main train_diffv2_main
-#include "../train_diffv2.cu"
+#include "../../train_diffv2.cu"
 #undef main
 #include "bench_model.h"
 

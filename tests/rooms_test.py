@@ -5,6 +5,7 @@ import pathlib
 import sys
 import tempfile
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "dev"))
 import rooms
 
 GOOD = {

@@ -4,17 +4,17 @@
 # killed while it saves; all ranks or the launcher signalled or killed. A program without MPI is tried on one rank.
 # Prints a row per round; the last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
-# Usage: dev/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]
+# Usage: tests/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]
 #   --rounds N   rounds (5)
 #   --seed S     of ranks, faults and moments (1); a round of the same seed and number is the same
 #   --ranks N    at most so many (4)
 #   --keep       leave the scratch directory (its name is printed)
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
-source dev/runs.sh
+source tests/runs.sh
 
 usage() {
-    echo "soak.sh: $1: usage: dev/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]" >&2
+    echo "soak.sh: $1: usage: tests/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]" >&2
     exit 2
 }
 rounds=5 seed=1 most=4 keep=no

@@ -1,9 +1,9 @@
 /*
-dataloader_whole.h: what is asked of a loader's data as a whole: its first tokens, whether it is other data and what
+data_identity.h: what is asked of a loader's data as a whole: its first tokens, whether it is other data and what
 differs, and what it is in words.
 */
-#ifndef LLMC_DATALOADER_WHOLE_H
-#define LLMC_DATALOADER_WHOLE_H
+#ifndef LLMC_DATA_IDENTITY_H
+#define LLMC_DATA_IDENTITY_H
 #include "dataloader.h"
 
 #ifndef FIRST_TOKENS_PIECE

@@ -1,4 +1,4 @@
-# runs.sh: what the tests of runs share (dev/recipe_test.sh, dev/slurm_test.sh, dev/soak.sh source it): a scratch
+# runs.sh: what the tests of runs share (tests/recipe_test.sh, tests/slurm_test.sh, tests/soak.sh source it): a scratch
 # directory with a corpus, small runs, comparison of what they leave, and the count of what passed.
 #
 # Variables it sets: scratch, program, data (a corpus directory), passed, failed, skipped

@@ -1,10 +1,10 @@
 /*
-strangers.h: who may be a rank, and what ranks believe of each other. Each test starts ranks as processes of this
+watchdog.h: who may be a rank, and what ranks believe of each other. Each test starts ranks as processes of this
 program, on loopback, and connects to them as a stranger who knows all but the secret, as a rank that sends what no rank
 sends, or listens where rank 0 should.
 */
-#ifndef TESTS_STRANGERS_H
-#define TESTS_STRANGERS_H
+#ifndef TESTS_WATCHDOG_H
+#define TESTS_WATCHDOG_H
 #include "../llmc/run/options.h"
 #include "../llmc/comm/watchdog.h"
 #include "harness.h"
@@ -26,7 +26,7 @@ typedef struct {
     int which;
 } CrewMember;
 
-static const char crew_gift[] = "for all";
+static const char crew_payload[] = "for all";
 
 static void crew_begin(Crew *c, int ranks, double start_timeout) {
     memset(c, 0, sizeof(*c));
@@ -38,11 +38,11 @@ static void crew_begin(Crew *c, int ranks, double start_timeout) {
 }
 
 static void crew_live(const CrewMember *m) {
-    char gift[sizeof(crew_gift)] = "";
-    if (m->rank == 0) memcpy(gift, crew_gift, sizeof(gift));
-    watch_open(m->rank, m->crew->ranks, &m->crew->address, m->crew->start_timeout, gift, sizeof(gift));
+    char payload[sizeof(crew_payload)] = "";
+    if (m->rank == 0) memcpy(payload, crew_payload, sizeof(payload));
+    watch_open(m->rank, m->crew->ranks, &m->crew->address, m->crew->start_timeout, payload, sizeof(payload));
     watch_timeout(1.5);
-    CHECK(memcmp(gift, crew_gift, sizeof(gift)) == 0, "rank %d did not get what rank 0 gives", m->rank);
+    CHECK(memcmp(payload, crew_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", m->rank);
     CHECK(write(m->crew->opened[1], "x", 1) == 1, "cannot tell that rank %d is open", m->rank);
     if (m->tamper) m->tamper(&watch.peers[m->rank == 0 ? 1 : 0], m->which);
     struct pollfd end = {m->crew->end[0], POLLIN, 0};
@@ -535,7 +535,7 @@ static void the_start_timeout_is_known_before_other_options(void) {
     }
 }
 
-static const Test strangers_tests[] = {
+static const Test watchdog_tests[] = {
     {"strangers neither enter a start nor hold it up, and come too late after it",
      strangers_neither_enter_a_start_nor_hold_it_up},
     {"a start that lacks a rank ends after --start-timeout", a_start_that_lacks_a_rank_ends_after_its_timeout},
@@ -552,5 +552,5 @@ static const Test strangers_tests[] = {
     {"the keyed hash is SipHash-2-4", the_keyed_hash_is_siphash},
     {"--start-timeout is known before other options", the_start_timeout_is_known_before_other_options},
 };
-enum { STRANGERS_TEST_COUNT = sizeof(strangers_tests) / sizeof(strangers_tests[0]) };
+enum { STRANGERS_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif
