@@ -822,7 +822,7 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     Model m;
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK);
     model_alloc(&m, NULL);
-    ops_init(m.workspace_bytes);
+    ops_init(m.plan.workspace_bytes);
     model_init(&m, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
@@ -860,7 +860,8 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
         ModelConfig config = options_model(&o);
         Model m;
         model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
-        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
+               m.plan.logit_rows);
         model_free(&m, true);
         options_free(&o);
     }

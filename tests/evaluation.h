@@ -99,7 +99,7 @@ static void attention_maps_times_values_are_the_heads_outputs(void) {
         case_loss(&model, tokens, mc.B, T, false);
         HostAttention host = host_attention(&model, l, mc.B, T);
         const MapSource *m = &host.source;
-        const AttentionDims *d = &model.dims;
+        const AttentionDims *d = &model.plan.dims;
         const LayerActivations *a = &model.acts.layers[l];
         float map[11 * 11], second[11 * 11];
         for (int b = 0; b < mc.B; b++)

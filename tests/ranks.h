@@ -67,8 +67,8 @@ static void buckets_grow_with_the_number_of_ranks(void) {
         Model model;
         c.V = 1 << 22;
         model_plan_rank(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
-        EXPECT(model.sharding.largest == bucket_elements(ranks[i]), "%d ranks: the largest bucket has %zu elements",
-               ranks[i], model.sharding.largest);
+        EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
+               "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
         model_free(&model, false);
     }
 }

@@ -381,23 +381,23 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         Run *run = &inner->run, *reference = &other->run;
         Model *model = &run->model;
         size_t at = (size_t)(grad(model, T_NORM_FINAL, 0) - model->grads);
-        floatX *params = (floatX *)checked_calloc(1, model->params_bytes), kept;
-        real *moments = (real *)checked_calloc(1, model->moments_bytes);
+        floatX *params = (floatX *)checked_calloc(1, model->plan.params_bytes), kept;
+        real *moments = (real *)checked_calloc(1, model->plan.moments_bytes);
 
         EXPECT(run_step(run).decision.apply && run_step(reference).decision.apply, "%s: the first step",
                cases[i].options);
         kept = model->params[at];
         if (cases[i].poison) model->params[at] = (floatX)NAN;
         if (cases[i].detectors) fill_detectors(run);
-        memcpy(params, model->params, model->params_bytes);
-        memcpy(moments, model->m, model->moments_bytes);
+        memcpy(params, model->params, model->plan.params_bytes);
+        memcpy(moments, model->m, model->plan.moments_bytes);
         StepResult r = run_step(run);
         EXPECT(r.decision.apply == cases[i].applied && r.decision.finite == !cases[i].poison, "%s: applied %d",
                cases[i].options, r.decision.apply);
         EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g",
                r.loss, r.grad_norm);
-        bool same = memcmp(params, model->params, model->params_bytes) == 0 &&
-                    memcmp(moments, model->m, model->moments_bytes) == 0;
+        bool same = memcmp(params, model->params, model->plan.params_bytes) == 0 &&
+                    memcmp(moments, model->m, model->plan.moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
         EXPECT(run->step == 2 && run->next_window == 8 && run->updates == 1 + cases[i].applied,
                "step %d, window %d, %d updates", (int)run->step, (int)run->next_window, (int)run->updates);
@@ -412,8 +412,8 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         run_step(reference);
         EXPECT(run->updates == reference->updates && run->next_window == reference->next_window, "%d and %d updates",
                (int)run->updates, (int)reference->updates);
-        EXPECT(memcmp(model->params, reference->model.params, model->params_bytes) == 0 &&
-                   memcmp(model->m, reference->model.m, model->moments_bytes) == 0,
+        EXPECT(memcmp(model->params, reference->model.params, model->plan.params_bytes) == 0 &&
+                   memcmp(model->m, reference->model.m, model->plan.moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
         free(params);
         free(moments);

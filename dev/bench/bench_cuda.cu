@@ -129,8 +129,8 @@ static void bench_init(Model *model) {
         exact[e] = (real)(0.02 * random_normal(9, e)), exact_ones[e] = 1;
         host[e] = (floatX)exact[e], ones[e] = (floatX)1.0f;
     }
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         bool one = t->row->init == INIT_ONE;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
@@ -153,9 +153,9 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
     b->B = B, b->T = T;
     plan_model(&b->model, preset, attention, NKV, B, T, purpose);
     model_alloc(&b->model, NULL);
-    ops_init(b->model.workspace_bytes);
+    ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
-    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.config.V);
+    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
 }
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);
@@ -170,7 +170,7 @@ static double bench_step(BenchModel *b) {
     int N = b->B * b->T;
     double start = now_seconds(), loss;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    if (model->purpose == FOR_TRAINING) {
+    if (model->plan.purpose == FOR_TRAINING) {
         model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
         loss = model_loss_sum(model, N);
         double norm = model_grad_norm(model);
@@ -203,8 +203,8 @@ static double bench_steps(BenchModel *b, int *steps) {
 }
 
 static size_t bench_bytes(const Model *m) {
-    return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes +
-           m->workspace_bytes;
+    return m->plan.params_bytes + m->plan.grads_bytes + m->plan.moments_bytes + m->plan.master_bytes +
+           m->plan.activations_bytes + m->plan.workspace_bytes;
 }
 
 typedef struct {
@@ -274,7 +274,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
             bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T,
                        training ? FOR_TRAINING : FOR_EVALUATION);
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
-            double flops = training ? training_flops(&b.model, B, T) : forward_flops(&b.model, B, T);
+            double flops = training ? training_flops(&b.model.plan, B, T) : forward_flops(&b.model.plan, B, T);
             const char *document = NULL;
             double rated = ops_rated_gflops(&document);
             char share[64] = "null";
@@ -283,7 +283,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
                    "%d, \"parameters\": %zu, \"what\": \"%s\", "
                    "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, "
                    "\"bytes\": %zu, \"attention\": \"%s\"}",
-                   preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count,
+                   preset, cases[i].text, T, B, b.model.plan.config.NKV, b.model.plan.tensors.parameter_count,
                    training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
                    share, bench_bytes(&b.model), quotable(attention_library()));
             bench_close(&b);
@@ -295,7 +295,8 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
 static void run_turns(const char *preset, const char *attention, int NKV, int B, int T) {
     BenchModel b;
     bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
-    printf("%zu parameters, %.6g FLOPs a step\n", b.model.tensors.parameter_count, training_flops(&b.model, B, T));
+    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
+           training_flops(&b.model.plan, B, T));
     fflush(stdout);
     for (int c; (c = getchar()) != EOF;)
         if (c == '\n') {
