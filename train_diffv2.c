@@ -235,7 +235,7 @@ static void subnorm_forward(Model *model, int l, int N) {
 }
 
 // From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
-static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
+static void attention_heads_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
@@ -252,7 +252,7 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
                              variant->lambda == LAMBDA_SIGMOID);
     }
     subnorm_forward(model, l, N);
-    if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
+    if (d->gate_width) gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
 // A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
@@ -281,8 +281,8 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
-    context_forward(model, l, fused, B, T, first);
-    matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
+    attention_heads_forward(model, l, fused, B, T, first);
+    matmul_forward(branch, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
                              (real)c->rms_norm_eps);
 }
@@ -377,7 +377,7 @@ static LayerStats layer_stats(const Model *model, int l, int B, int T) {
     LayerStats stats;
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
     if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
+    stats.context_rms = rms_stats(a->attn_out, N * (size_t)d->OH, d->DV);
     stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
                                       lambda.ld, d->pair_stride, sigmoid);
     stats.residual = magnitude_stats(a->x_out, N * (size_t)model->plan.config.C);
@@ -412,8 +412,8 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
-// From the gradient of the context to that of the fused rows: context_forward's lines from the last to the first.
-static void context_backward(Model *model, int l, int B, int T) {
+// From the gradient of the context to that of the fused rows: attention_heads_forward's lines from the last to the first.
+static void attention_heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
@@ -421,7 +421,7 @@ static void context_backward(Model *model, int l, int B, int T) {
     int N = B * T, ld = d->fused_ld;
     size_t width = (size_t)(d->OH * d->DV);
     if (d->gate_width)
-        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dcontext, a->normed, a->fused + d->gate_at, N, d->OH,
+        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
                       d->DV, ld, d->gate_width);
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
@@ -479,9 +479,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
                      true);
 
     // x_mid = x + o(context), context = context(rope(fused(norm1)))
-    matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C,
+    matmul_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C,
                     add);
-    context_backward(model, l, B, T);
+    attention_heads_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
     matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld,
                     add);
@@ -786,7 +786,7 @@ typedef struct {
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
     int64_t tokens;        // of the steps done, each with the --total-batch that it had
-    Guard guard;           // which of them are
+    SpikeGuard guard;      // which of them are
     Rollback rollback;     // and when the run goes back
     double first_loss;     // of the steps of this start
     double last_loss;      // likewise
@@ -811,7 +811,7 @@ typedef struct {
 static const ModelPlan *run_sampling_plan(const Run *run) {
     return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
+static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and speaks for all
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
@@ -902,7 +902,7 @@ static cJSON *run_state(const Run *run) {
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
     CHECK(cJSON_AddItemToObject(state, "data", dataloader_identity(&run->train)) &&
-              cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
+              cJSON_AddItemToObject(state, "detectors", spike_guard_to_json(&run->guard)) &&
               (!run->rollback.count || cJSON_AddItemToObject(state, "rollback", rollback_to_json(&run->rollback))) &&
               cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
           "out of memory for a checkpoint");
@@ -938,7 +938,7 @@ static void run_checkpoint(Run *run, bool goes_on) {
         return;
     }
     checkpoint_save(o->out, run->step, &buffers, state);
-    if (leads() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
+    if (is_rank0() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
     cJSON_Delete(state);
     run->saved_at = now_seconds();
     run_log_checkpoint(run, run->step, false, run->saved_at - start, run->saved_at - start);
@@ -995,7 +995,7 @@ enum { SAMPLE_TOKENS = 200 };
 
 static void run_print_sample(Run *run) {
     model_await_params(&run->model);
-    if (!leads()) return;
+    if (!is_rank0()) return;
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
@@ -1059,11 +1059,11 @@ static StepResult run_step(Run *run) {
     run->tokens += o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
-    r.decision = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    r.decision = spike_guard_decide(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
     if (r.decision.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
-    rollback_note(&run->rollback, run->step, spike || !r.decision.apply);
+    rollback_record_step(&run->rollback, run->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
@@ -1168,7 +1168,7 @@ static void print_spike_score(const char *of, const SpikeDetector *d, const char
 }
 
 static void run_print_spikes(const Run *run) {
-    const Guard *g = &run->guard;
+    const SpikeGuard *g = &run->guard;
     printf("spikes: ");
     print_spike_score("loss", &g->loss, ", ");
     print_spike_score("gradient norm", &g->grad_norm, "; ");
@@ -1222,7 +1222,7 @@ static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
     run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
     run->tokens = state_tokens(state, run->step, path);
-    CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
+    CHECK(spike_guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
           "%s: \"detectors\" in trainer_state.json has an invalid format", path);
 }
 
@@ -1245,15 +1245,15 @@ static void run_roll_back(Run *run) {
     checkpoint_load_weights(path, &buffers, true);
     run_adopt_state(run, state, path);
     cJSON_Delete(state);
-    bool again = rollback_to(&run->rollback, run->step);
+    bool again = rollback_restart_from(&run->rollback, run->step);
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "rollback");
     log_integer(&run->log, "from_step", from);
     log_integer(&run->log, "first_bad_step", first_bad);
     log_integer(&run->log, "next_window", (int64_t)run->next_window);
     log_end(&run->log);
-    if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
-    comm_barrier();                                        // also when the run ends here: --resume must not find them
+    if (is_rank0()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
+    comm_barrier(); // also when the run ends here: --resume must not find them
     CHECK(again,
           "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
           ": it does not help; try a lower --lr or --init from an earlier checkpoint",
@@ -1270,7 +1270,7 @@ static void run_roll_back(Run *run) {
 // step: the one whose end all of them know of it.
 static bool run_stop(Run *run) {
     if (comm_ranks() == 1) run->stop = stop_signal;
-    else if (run->stop && leads())
+    else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
              run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
     return run->stop != 0;
@@ -1388,7 +1388,7 @@ static Resume resume_find(Options *o) {
     memset(&r, 0, sizeof(r));
     if (!o->resume) return r;
     bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
-    if (trains && leads()) r.lock = log_lock(o->out);
+    if (trains && is_rank0()) r.lock = log_lock(o->out);
     r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
@@ -1566,7 +1566,7 @@ static void run_find_peak(Run *run) {
 
 static void warn_of_attention(void) {
     for (const char *text = attention_warning(); text; text = attention_warning())
-        if (leads()) warn("%s", text);
+        if (is_rank0()) warn("%s", text);
 }
 
 // Attention of the last batch of a validation, which may be partial.
@@ -1603,7 +1603,7 @@ static void run_tune_gemm(Run *run) {
     const char *path = run->options.tune_gemm;
     char *text = NULL, why[600];
     size_t size = 0;
-    if (leads()) {
+    if (is_rank0()) {
         text = file_read(path, (size_t)1 << 24, &size);
         CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
         if (!text) text = run_measure_gemm(run, &size);
@@ -1636,7 +1636,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
-        if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+        if (attention_library() && is_rank0()) printf("attention: %s\n", attention_library());
         warn_of_attention();
     }
     if (o->dry_run) return;
@@ -1647,7 +1647,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (o->memory_check) memory_check_device(&run->model.plan, run_sampling_plan(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
     run_tokenizer_open(&run->tokenizer, o, loaded, !o->generate);
-    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && leads())
+    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
         warn("generated text begins after token 0, since nothing says which token separates documents: give "
              "--separator ID, or --prompt-tokens");
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
@@ -1667,7 +1667,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    if (training && o->stats_every && o->out && leads())
+    if (training && o->stats_every && o->out && is_rank0())
         run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
     if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
@@ -1767,7 +1767,7 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
               o->out, run->step);
     } else {
         stop_signals_catch(stop_notice(o));
-        if (o->out && leads()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
+        if (o->out && is_rank0()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
         dataloader_print(&run->train, run_windows(run));
         options_print(o);
         if (o->match_params) print_match(&run->model.plan, o);
@@ -1787,9 +1787,9 @@ static int end_of_output(int status) {
 
 int main(int argc, char **argv) {
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
-    environment_prepare(argv);
+    environment_reexecute(argv);
     environment_refuse();
-    stop_signals_start();
+    stop_signals_block();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));

@@ -331,7 +331,7 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
                    s = 1 / (1 + exp(-l));
             for (int i = 0; i < config.D; i++) {
                 double first = (double)a->heads[(n * d->NQ + 2 * h) * d->DV + i];
-                double context = (double)a->context[(n * config.NH + h) * d->DV + i];
+                double context = (double)a->attn_out[(n * config.NH + h) * d->DV + i];
                 EXPECT(fabs(context - (1 - s) * first) <= 1e-5 * fabs(first) + 1e-7,
                        "row %d, head %d, element %d: %g, not %g", n, h, i, context, (1 - s) * first);
             }

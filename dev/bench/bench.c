@@ -612,7 +612,7 @@ static void table_loader(void) {
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv);
+    environment_reexecute(argv);
     bench.threads = omp_get_num_procs();
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";

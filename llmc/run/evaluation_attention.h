@@ -36,18 +36,18 @@ static void add_magnitudes(cJSON *json, const char *name, float *values, size_t 
 
 // Copies of a layer's attention on the host; free() lse, q and, where it has rows of its own, lambda.
 typedef struct {
-    MapSource source;
+    HostAttention source;
     floatX *fused, *own_lambda;
     real *lse;
-} HostAttention;
+} LayerOnHost;
 
-static HostAttention host_attention(const Model *model, int l, int B, int T) {
+static LayerOnHost layer_to_host(const Model *model, int l, int B, int T) {
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     size_t N = (size_t)B * (size_t)T, fused = N * (size_t)d->fused_ld, own = a->lambda ? N * (size_t)d->OH : 1,
            lse = lse_count(&model->plan, B, T);
     KeySet s = model_key_set(model, 0, B, T, 0);
-    HostAttention h;
+    LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
@@ -67,7 +67,7 @@ static HostAttention host_attention(const Model *model, int l, int B, int T) {
     h.source.ldl = lambda.ld;
     return h;
 }
-static void host_attention_free(HostAttention *h) {
+static void layer_on_host_free(LayerOnHost *h) {
     free(h->fused);
     free(h->own_lambda);
     free(h->lse);
@@ -105,9 +105,9 @@ static void attention_dump_write(AttentionDump *dump, const float *values, size_
 }
 
 // Adds one layer's maps of B sequences; the first sequence's go into the dump.
-static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const HostAttention *host, float *maps[2],
+static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host, float *maps[2],
                                 float *logits) {
-    const MapSource *m = &host->source;
+    const HostAttention *m = &host->source;
     int T = m->shape.T, count = m->stride ? 2 : 1;
     size_t square = (size_t)T * (size_t)T;
     for (int b = 0; b < m->shape.B; b++)
@@ -162,10 +162,10 @@ static void attention_batch(Run *run, LayerAttention *layers, AttentionDump *dum
     model_forward_embedding(model, N);
     for (int l = 0; l < model->plan.config.L; l++) {
         block_forward(model, l, block_input(model, l), windows, T, 0);
-        HostAttention host = host_attention(model, l, windows, T);
+        LayerOnHost host = layer_to_host(model, l, windows, T);
         dump->writer = writer;
         layer_attention_add(&layers[l], dump, &host, maps, scratch + 2 * square);
-        host_attention_free(&host);
+        layer_on_host_free(&host);
         buffer_download(hidden, a->layers[l].x_out, stream * sizeof(floatX));
         for (size_t i = 0; i < stream; i++) layers[l].hidden[layers[l].hidden_count++] = fabsf((float)hidden[i]);
     }

@@ -23,7 +23,7 @@ typedef struct {
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
     floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
     real *rstd_sub;   // (N, norm_count)
-    floatX *context;  // (N, NH*D): what o_proj reads, after the gate; without one, normed
+    floatX *attn_out; // (N, NH*D): what o_proj reads, after the gate; without one, normed
     floatX *x_mid;    // (N, C): residual stream after attention
     floatX *norm2;    // (N, C)
     real *rstd2;      // (N)
@@ -52,7 +52,7 @@ typedef struct {
     floatX *dlambda;   // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
     floatX *dnormed;   // (N, NH*D): as normed
-    floatX *dcontext;  // (N, NH*D)
+    floatX *dattn_out; // (N, NH*D)
     floatX *dgate_up;  // (N, 2F)
     floatX *dhidden;   // (N, F)
 } Activations;
@@ -87,7 +87,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
     size_t N = (size_t)plan->B * (size_t)plan->T, C = (size_t)c->C, F = (size_t)c->F;
-    size_t heads_width = (size_t)(d->NQ * d->DV), context_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
+    size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
     bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
 
     a->inputs = CARVE(arena, int, N);
@@ -106,13 +106,13 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
             layer->heads = CARVE(arena, floatX, N * heads_width);
             layer->lse = CARVE(arena, real, lse_count(plan, plan->B, plan->T));
             layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
+            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : layer->heads;
             layer->x_mid = CARVE(arena, floatX, N * C);
         }
         if (layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP)) {
             layer->norm1 = CARVE(arena, floatX, N * C);
             layer->rstd1 = CARVE(arena, real, N);
-            layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : NULL;
+            layer->normed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : NULL;
             layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
             layer->norm2 = CARVE(arena, floatX, N * C);
             layer->rstd2 = CARVE(arena, real, N);
@@ -120,8 +120,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
             layer->hidden = CARVE(arena, floatX, N * F);
         }
         if (!d->norm_width) layer->normed = layer->combined;
-        if (!d->gate_width) layer->context = layer->normed;
-        else if (own) layer->context = CARVE(arena, floatX, N * context_width);
+        if (!d->gate_width) layer->attn_out = layer->normed;
+        else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
     }
     a->branch = CARVE(arena, floatX, N * C);
     a->norm_final = CARVE(arena, floatX, N * C);
@@ -134,9 +134,9 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dfused = CARVE(arena, floatX, N * ld);
     a->dheads = CARVE(arena, floatX, N * heads_width);
     a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
-    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * context_width) : a->dcombined;
-    a->dcontext = d->gate_width ? CARVE(arena, floatX, N * context_width) : a->dnormed;
+    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : a->dheads;
+    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
+    a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
 }
