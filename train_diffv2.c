@@ -337,7 +337,7 @@ static void model_plan_rank(Model *model, const ModelConfig *config, int B, int 
     int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
     AttentionShape attention = key_set(model, 0, B, T, 0).shape;
     if (purpose != FOR_GENERATION) {
-        attention_leave(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
+        attention_reserve(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
                         model->activations_bytes + model->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
     }
@@ -1697,9 +1697,9 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
                               o->sdpa_linear};
-    attention_use(attention);
+    attention_configure(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                "its speed\n");
@@ -1751,7 +1751,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     FORMAT(text, "%016" PRIx64, run->gemm_table);
     if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
-    if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
+    if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
@@ -1899,7 +1899,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
-        if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+        if (attention_backend() && leads()) printf("attention: %s\n", attention_backend());
         warn_of_attention();
     }
     if (o->dry_run) return;
