@@ -1433,9 +1433,9 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
-                              o->sdpa_linear};
-    attention_use(attention);
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                                  o->sdpa_linear};
+    attention_configure(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                "its speed\n");
@@ -1487,7 +1487,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     FORMAT(text, "%016" PRIx64, run->gemm_table);
     if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
-    if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
+    if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
@@ -1636,7 +1636,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
-        if (attention_library() && is_rank0()) printf("attention: %s\n", attention_library());
+        if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
         warn_of_attention();
     }
     if (o->dry_run) return;

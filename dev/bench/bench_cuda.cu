@@ -9,7 +9,7 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
                                                                               milliseconds (for dev/gpu_check)
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many),
   fast: as with --no-deterministic; all cases of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
-  --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
+  --sdpa own: attention by the built-in kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
   --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
   --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each
   result is appended there as one line of JSON as well.
@@ -227,13 +227,13 @@ static ModelCase read_case(const char *preset, const char *text) {
     return c;
 }
 
-// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
+// Attention is planned as the built-in kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
 // bytes.
-static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
-    const AttentionUse own = {true, false, true, false, false};
+static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
+    const AttentionOptions own = {true, false, true, false, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    attention_use(own);
+    attention_configure(own);
     for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
         bool fits = true;
         for (int i = 0; i < count; i++) {
@@ -244,7 +244,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
             attention_stop(); // its plans for this B
         }
         if (!fits) continue;
-        attention_use(use);
+        attention_configure(use);
         return B;
     }
     CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T,
@@ -252,7 +252,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
     return 0;
 }
 
-static void run_models(const char *preset, int T, int count, char **texts, AttentionUse use) {
+static void run_models(const char *preset, int T, int count, char **texts, AttentionOptions use) {
     ModelCase cases[16];
     CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
     device_start();
@@ -264,10 +264,10 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     ops_free();
     int B = largest_batch(cases, count, T, use);
     for (int i = 0; i < count; i++) {
-        AttentionUse of = use;
+        AttentionOptions of = use;
         of.deterministic = use.deterministic && !cases[i].fast;
         attention_stop(); // plans of the model before; a forward alone has those of the training
-        attention_use(of);
+        attention_configure(of);
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;
@@ -285,7 +285,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
                    "\"bytes\": %zu, \"attention\": \"%s\"}",
                    preset, cases[i].text, T, B, b.model.plan.config.NKV, b.model.plan.tensors.parameter_count,
                    training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
-                   share, bench_bytes(&b.model), quotable(attention_library()));
+                   share, bench_bytes(&b.model), quotable(attention_backend()));
             bench_close(&b);
         }
     }
@@ -381,19 +381,20 @@ int main(int argc, char **argv) {
                         "[WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    AttentionUse use = {false, false, true, false, false};
+    AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
-        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
+            use.builtin = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
         } else break;
     }
-    attention_use(use);
+    attention_configure(use);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

@@ -26,7 +26,7 @@ static int model_memory(const ModelPlan *model, const ModelPlan *sampling_model,
         if (all[i].bytes) parts[count++] = all[i];
     bool elsewhere = model->device && ops_use_host_memory; // --device, in the program for the CPU
     if (elsewhere) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
-    else count += ops_own_memory(parts + count);
+    else count += ops_memory_parts(parts + count);
     const char *comm_of = "NCCL, roughly";
     size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
                                   : comm_own_bytes(model->sharding.ranks, &comm_of);
