@@ -62,6 +62,7 @@ static inline void attention_call(CudnnPlan *plan, const CudnnTensors *t, const 
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
+    OPERATION();
     const AttentionRoute *r = lse ? attention_route(s, false, false) : NULL;
     if (!r || !r->parts) {
         attention_own_forward(out, lse, q, k, v, s);
@@ -113,6 +114,7 @@ static inline void attention_backward_part(const AttentionRoute *r, int part, in
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
+    OPERATION();
     const AttentionRoute *r = attention_route(s, true, add_dv);
     if (!r || !r->parts) {
         attention_own_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
