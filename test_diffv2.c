@@ -64,7 +64,7 @@ static const struct {
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
-    {"strangers", watchdog_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
+    {"watchdog", watchdog_tests, WATCHDOG_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},

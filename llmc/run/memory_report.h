@@ -29,7 +29,7 @@ static int model_memory(const Model *model, const Model *sampling_model, MemoryP
     else count += ops_own_memory(parts + count);
     const char *comm_of = "NCCL, roughly";
     size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_own_bytes(model->sharding.ranks, &comm_of);
+                                  : comm_library_bytes(model->sharding.ranks, &comm_of);
     if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
     return count;
 }
