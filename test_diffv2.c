@@ -11,10 +11,11 @@ the root of the repository. Compiled with -DREAL=double it tests the mathematics
 model: what the program does with files and processes is tested with the build that people run.
 */
 #include "tests/small_sizes.h"
+#define PLANNED_FAULTS
 #define main train_diffv2_main
-#include "tests/busy_directory.h"
 #include "train_diffv2.c"
 #undef main
+#include "tests/planned_faults.h"
 #include "tests/harness.h"
 #include "tests/operations.h"
 #include "tests/model.h"

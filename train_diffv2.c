@@ -1017,7 +1017,7 @@ static void run_agree(Run *run, StepResult *r) {
     double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
-    own[1] = stop_signal;
+    own[1] = stop_signal_read();
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
     own[3] = background_progress();
     model_own_squares(model, own + RUN_AGREED);
@@ -1269,7 +1269,7 @@ static void run_roll_back(Run *run) {
 // so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
 // step: the one whose end all of them know of it.
 static bool run_stop(Run *run) {
-    if (comm_ranks() == 1) run->stop = stop_signal;
+    if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
              run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
