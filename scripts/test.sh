@@ -239,6 +239,7 @@ fi
 echo "== nvcc"
 run_script tests/build_test.sh tests/build_test.sh
 run_script tests/rooms_test.py tests/rooms_test.py
+run_script tests/variants_test.py tests/variants_test.py
 
 echo "== format"
 if dev/format/format.sh --check >"$scratch/format" 2>&1; then
