@@ -202,7 +202,7 @@ static void names_of_devices_may_be_short(void) {
 static void an_unknown_device_is_one_line_with_the_known_ones(void) {
     ProgramResult r;
     run_command(&r, "'%s' --dry-run --device H201", test_program_path());
-    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is not known") &&
+    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is unknown") &&
                strstr(r.err, " H200,") && strstr(r.err, " RTX 5090"),
            "status %d: %.600s", r.status, r.err);
     run_command(&r, "'%s' --device H200 --dry-run-out x --train-data x", test_program_path());
