@@ -68,7 +68,7 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
 static void device_phase(Phase phase) {
     faulty_phase(phase);
 #ifdef CUDA_ON_CPU
-    if (fault_is("hang", fault_place(phase)))
+    if (fault_is("hang", phases[phase].name))
         cuda_on_cpu::on_stream_when(
             main_stream, "what does not end", [] { return false; }, [] {});
 #endif

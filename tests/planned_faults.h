@@ -2,7 +2,7 @@
 planned_faults.h: faults that a trainer under test causes on purpose.
 
   FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
-    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: data, forward, backward, gradients, update, save, ...
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a phase (watchdog_peers.h), or "write"
 
 Include before the trainer, whose watch_phase is then the place for them.
 */
@@ -28,14 +28,8 @@ static void fault_at(int64_t step, const char *where) {
     if (fault_is_of_step("stop", step, where)) raise(SIGSTOP);
 }
 
-static const char *fault_place(Phase phase) {
-    static const char *const names[] = {"start",      "data",       "forward", "backward", "gradients", "update",
-                                        "parameters", "validation", "check",   "save",     "log",       "end"};
-    return names[phase];
-}
-
 static void faulty_phase(Phase phase) {
     watch_phase(phase);
-    fault_at(WATCH_GET(step), fault_place(phase));
+    fault_at(WATCH_GET(step), phases[phase].name);
 }
 #endif
