@@ -24,10 +24,6 @@ PARTS = {  # of comm.h; of the trainer, whose Model they read
     "llmc/comm/comm_mpi.h",
     "llmc/run/evaluation.h",
     "llmc/run/evaluation_attention.h",
-    "llmc/run/memory_report.h",
-    "llmc/run/prediction.h",
-    "llmc/run/prediction_communication.h",
-    "llmc/run/prediction_report.h",
 }
 COMPILE = ["gcc", "-std=gnu11", "-fopenmp", "-fsyntax-only", "-w", "-Werror=implicit-function-declaration", "-x", "c"]
 

@@ -39,7 +39,7 @@ MEMORY = [
 BUFFERS = [
     "parameters",
     "gradients",
-    "Adam's moments",
+    "optimizer states",
     "master weights",
     "activations",
     "gradients received from other ranks",

@@ -39,8 +39,8 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
 // Every option (run.json). The caller deletes it.
 static inline cJSON *options_to_json(const Options *o) { return options_json(o, true); }
 
-// The options of the run (trainer_state.json), without those of one start such as --out, --resume and --threads, so that
-// identical runs write identical checkpoints in any directory, resumed or not.
+// The options of the run (trainer_state.json), without those of one start such as --out, --resume and --threads, so
+// that identical runs write identical checkpoints in any directory, resumed or not.
 static inline cJSON *options_state_to_json(const Options *o) { return options_json(o, false); }
 
 // Reads one saved value. Returns false if its type or value is invalid for the option.
