@@ -131,7 +131,7 @@ compare_languages() {
 # The program of nvcc, as it starts without LD_LIBRARY_PATH and perhaps without a GPU, against the one on the CPU: but for
 # what cuDNN takes, and what is said of the device.
 compare_dry_runs() { # the latter's program
-    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|Adam|master|activations|per |of the run|embedding)'
+    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|optimizer states|master|activations|per |of the run|embedding)'
     env -u LD_LIBRARY_PATH build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 && "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1 || {
         tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
         return 1

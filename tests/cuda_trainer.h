@@ -532,11 +532,11 @@ static void memory_of_other_processes_counts(void) {
     } cases[] = {
         {"4096", "0", 0, "this device has 4096.0 MiB, of which 4096.0 MiB are free now: enough\n", ""},
         {"4096", "4070", 1, "of which 26.0 MiB are free now: too little until other processes end\n",
-         "MiB needed besides what CUDA takes, 26.0 of 4096.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 26.0 of 4096.0 MiB free; the run needs "},
         {"500", "0", 0, "this device has 500.0 MiB, of which 500.0 MiB are free now: too little\n",
          "device memory may be too little: "},
         {"20", "0", 1, "this device has 20.0 MiB, of which 20.0 MiB are free now: too little\n",
-         "MiB needed besides what CUDA takes, 20.0 of 20.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 20.0 of 20.0 MiB free; the run needs "},
     };
     TestDirectory d = cuda_data(256);
     ProgramResult r;

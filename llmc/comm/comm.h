@@ -85,7 +85,7 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
     *of = "NCCL";
     if (nccl.own_bytes) return nccl.own_bytes; // measured
 #endif
-    *of = "NCCL, roughly"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
+    *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
     return ranks > 1 ? (size_t)320 << 20 : 0;
 #else
     *of = "MPI, about"; // measured: tests/ranks.h
