@@ -1,13 +1,14 @@
 /*
 gemm_plain: matrix products of any shape, stride and alignment, behind gemm.cuh, for what the library does not take.
 
-  mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of attention_tile.cuh; no tensor cores
+  mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of tile.cuh; no tensor cores
   numerics  products and sums in fp32, in the order of k, one rounding at the store
   traffic   A is read N/64 times, B M/64 times
 */
 #ifndef LLMC_GEMM_PLAIN_CUH
 #define LLMC_GEMM_PLAIN_CUH
-#include "attention_tile.cuh"
+#include "gemm_shape.cuh"
+#include "tile.cuh"
 
 // to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. It is stored so,
 // or, if by_columns, transposed.

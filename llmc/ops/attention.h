@@ -25,7 +25,7 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 #include "tile.h"
 

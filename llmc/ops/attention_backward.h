@@ -4,7 +4,7 @@ attention_backward.h: the backward of attention.h, which derives it and says its
 #ifndef LLMC_ATTENTION_BACKWARD_H
 #define LLMC_ATTENTION_BACKWARD_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 #include "attention.h"
 

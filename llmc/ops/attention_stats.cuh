@@ -7,6 +7,8 @@ attention_stats: the attention statistics of stats.h.
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
 #define LLMC_ATTENTION_STATS_CUH
+#include "ops.h"
+#include "stats.cuh"
 
 enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
 static size_t attention_stats_limit = SCRATCH_BYTES; // of the results of a launch; less in tests

@@ -10,6 +10,8 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient. Equat
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // (max, sum) of what a thread has seen: sum counts exp(x - max)
 typedef struct {

@@ -8,6 +8,8 @@ diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; wha
 */
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 static __device__ inline float diff_factor(floatX l, bool sigmoid) {
     return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);

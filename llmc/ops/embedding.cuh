@@ -13,6 +13,8 @@ embedding: a row of the table per token. Equations in embedding.h; what differs 
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W>
 static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, const floatX *weight, int C) {

@@ -7,6 +7,8 @@ gate: a sigmoid gate on the output heads. Equations in gate.h.
 */
 #ifndef LLMC_GATE_CUH
 #define LLMC_GATE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // The gates of a pack: one for all of it, or one each.
 template <int W> static __device__ inline void gate_load(float *s, const floatX *g, int i, int width) {

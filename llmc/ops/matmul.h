@@ -16,7 +16,7 @@ newer than itself, where AVX-512 ones would run twice as fast; environment.h the
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "matmul_bf16.h"
 
 #ifdef __cplusplus

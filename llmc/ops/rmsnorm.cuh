@@ -14,6 +14,8 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
 */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // y_sum and b NULL: the row is a itself.
 template <int W>

@@ -19,7 +19,7 @@ rmsnorm: divide a row by its root mean square; also of a sum, where a residual i
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 
 // One row; returns its rstd. Not inlined: the two forwards then run the same instructions.
 __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, const floatX *weight, int C, real eps) {

@@ -8,6 +8,8 @@ rope: rotate pairs of elements of a query or key head by an angle that grows wit
 */
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // Fills a host table for `positions` positions: positions * D reals.
 static inline void rope_table(real *table, int positions, int D, double theta) {

@@ -8,6 +8,8 @@ sink: an extra logit in the softmax of each head, whose column is dropped. Equat
 */
 #ifndef LLMC_SINK_CUH
 #define LLMC_SINK_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W>
 static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,

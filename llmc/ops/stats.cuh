@@ -11,6 +11,8 @@ stats: what a layer's activations look like, as a few numbers for the log. Equat
 */
 #ifndef LLMC_STATS_CUH
 #define LLMC_STATS_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 enum { STATS_PARTS = 256, STATS_THREADS = 256 };
 
@@ -197,5 +199,4 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
 static inline size_t lambda_stats_bytes(int N, int NH) { return (size_t)N * (size_t)NH * sizeof(floatX); }
 static inline size_t rms_stats_bytes(size_t rows, int D) { return rows * (size_t)D * sizeof(floatX); }
 static inline size_t magnitude_stats_bytes(size_t count) { return 3 * count * sizeof(floatX); }
-#include "attention_stats.cuh"
 #endif

@@ -29,7 +29,7 @@ stats: what a layer's activations look like, as a few numbers for the log.
 #define LLMC_STATS_H
 #include "attention.h"
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 
 enum { STATS_PARTS = 64, ATTENTION_STATS_ROWS = 64 };

@@ -6,6 +6,8 @@ swiglu: the gated activation of the MLP. Equations in swiglu.h.
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
     unsigned n = blockIdx.x, i = column_index<W>();

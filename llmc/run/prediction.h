@@ -93,7 +93,7 @@ typedef struct {
 // ---- memory
 
 // Bytes of a plan for a GPU that is not this program's: what cuDNN's attention backward asks for, by the rules that
-// attention_library.cuh has for a device that it cannot ask.
+// attention_plans.cuh has for a device that it cannot ask.
 static size_t predicted_workspace(const Model *model, bool deterministic) {
     AttentionShape s = key_set(model, 0, model->B, model->T, 0).shape;
     size_t T = (size_t)s.T, NQ = (size_t)s.NQ;

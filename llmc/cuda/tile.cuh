@@ -1,5 +1,5 @@
 /*
-attention_tile: products of 64 x 64 tiles by a block of 256 threads, for attention.cuh.
+tile.cuh: products of 64 x 64 tiles by a block of 256 threads, for attention_kernels.cuh and gemm_plain.cuh.
 
   tile_dot         acc (64,64) += A B^T       A (64,width), B (64,width): rows of q, k, v or dO where they are
   tile_accumulate  out (64,width) += P^T X    P (64,64) in shared memory, X (64,width)
@@ -11,8 +11,9 @@ there in vectors of four.
 Shared memory: the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed; or X, (TILE, TILE_LD), in the same
 place.
 */
-#ifndef LLMC_ATTENTION_TILE_CUH
-#define LLMC_ATTENTION_TILE_CUH
+#ifndef LLMC_TILE_CUH
+#define LLMC_TILE_CUH
+#include "kernel_utils.cuh"
 
 enum { TILE = 64, TILE_DEPTH = 32, TILE_LD = TILE + 4, TILE_THREADS = 256 };
 enum { TILE_OPERANDS = 2 * TILE_DEPTH * TILE_LD, TILE_SCORES = TILE * TILE_LD }; // floats

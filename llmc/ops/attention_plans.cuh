@@ -16,9 +16,12 @@ tensor cores: where the user did not ask for it, attention_warning gives the rea
   numerics   what is added has been rounded to floatX, once more than in our kernel
   order      the same bits in every run, unless attention_configure was told that they need not be
 */
-#ifndef LLMC_ATTENTION_LIBRARY_CUH
-#define LLMC_ATTENTION_LIBRARY_CUH
+#ifndef LLMC_ATTENTION_PLANS_CUH
+#define LLMC_ATTENTION_PLANS_CUH
 #include "../cuda/attention_cudnn.h"
+#include "../cuda/device.cuh"
+#include "ops.h"
+#include "traffic.h"
 
 enum { ATTENTION_ROUTES = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
 
@@ -45,40 +48,9 @@ static struct {
 static size_t attention_limit = GPU_ATTENTION_LIMIT; // bytes
 static int attention_fewest_parts = 1;               // 2: halves even where the whole width is taken; for tests
 
-static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
-
-// Variables by which cuDNN's frontend would choose an algorithm, and so the bits, without a word in the run's records.
-static inline void attention_configure(AttentionOptions use) {
-    static const char *const names[] = {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "CUDNN_RESCALE_THRESHOLD"};
-    attention_state.use = use;
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        if (!getenv(names[i])) continue;
-        attention_state.ignored = names[i];
-        CHECK(unsetenv(names[i]) == 0, "cannot remove %s from the environment", names[i]);
-    }
-}
-
 static inline bool attention_has_device(void) { // --dry-run does without one
     int devices = 0;
     return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
-}
-
-// By the memory of all of the device, so that runs on devices of a kind make the same calls.
-static inline void attention_reserve(size_t bytes) {
-    enum { LEAST = 64 << 20 };
-    size_t free_bytes = 0, total = 0;
-    if (!attention_has_device()) return;
-    device_start();
-    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    attention_limit = max_size(LEAST, total > bytes ? (total - bytes) / 2 : 0);
-}
-
-static inline void attention_stop(void) {
-    for (int i = 0; i < attention_state.count; i++)
-        for (int part = 0; part < ATTENTION_PARTS; part++)
-            cudnn_attention_free(attention_state.routes[i].plans[part]);
-    attention_state.count = attention_state.warned = 0;
-    cudnn_attention_close();
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -238,7 +210,61 @@ static inline const char *attention_remedy(const AttentionRoute *r) {
     return "a newer cuDNN may take it, or heads of another width (--head-dim)";
 }
 
-#include "attention_probe.cuh"
+// ---------------------------------------------------------------------------------------------------
+// The check of attention_masks_tail
+
+// Whether the gradients of the queries are finite. 0x3F3F is 0.75 in bf16, 0xC2C2 is -97, 0xC2C2C2C2 -97.4 in fp32.
+static inline bool attention_run_probe(const AttentionRoute *r, CudnnPlan *plan, size_t plan_bytes, char *why) {
+    enum { Q, OUT, DOUT, DQ, K, V, DK, DV, LSE, WORKSPACE, PIECES };
+    AttentionShape s = r->shape;
+    size_t width = (size_t)max_int(s.D, s.DV) * sizeof(floatX), keys = round_up((size_t)s.T * width, 256),
+           queries = keys * (size_t)(s.NQ / s.NKV), at[PIECES + 1] = {0};
+    for (int i = 0; i < PIECES; i++)
+        at[i + 1] = at[i] + (i < K ? queries : i < LSE ? keys : i == LSE ? queries : plan_bytes);
+    char *memory = (char *)buffer_alloc(at[PIECES], "a check of cuDNN's attention");
+    CUDA_CHECK(cudaMemsetAsync(memory, 0x3F, at[PIECES], main_stream));
+    CUDA_CHECK(cudaMemsetAsync(memory + at[K], 0xC2, at[DK] - at[K], main_stream));
+    CUDA_CHECK(cudaMemsetAsync(memory + at[LSE], 0xC2, queries, main_stream));
+    CudnnTensors t;
+    t.q = memory + at[Q], t.k = memory + at[K], t.v = memory + at[V], t.out = memory + at[OUT];
+    t.lse = memory + at[LSE], t.dout = memory + at[DOUT];
+    t.dq = memory + at[DQ], t.dk = memory + at[DK], t.dv = memory + at[DV];
+    bool finite = cudnn_attention_run(plan, &t, memory + at[WORKSPACE], main_stream, why, ATTENTION_WHY);
+    if (finite) {
+        floatX *dq = (floatX *)checked_calloc(queries, 1);
+        size_t count = (size_t)s.T * (size_t)(s.NQ / s.NKV) * (size_t)s.D;
+        buffer_download(dq, memory + at[DQ], count * sizeof(floatX));
+        for (size_t i = 0; i < count; i++) finite = finite && isfinite((float)dq[i]);
+        if (!finite)
+            snprintf(why, ATTENTION_WHY, "this cuDNN's backward gives NaN at %d positions, where T %% 128 is 64", s.T);
+        free(dq);
+    }
+    buffer_free(memory);
+    return finite;
+}
+
+// Whether a route that cuDNN has taken may be used; otherwise it is our kernel's.
+static inline bool attention_masks_tail(AttentionRoute *r) {
+    AttentionShape s = r->shape;
+    size_t bytes = 0;
+    if (!r->backward || s.T % 128 != 64 || attention_state.no_device || cudnn_attention_capability() / 10 != 9)
+        return true;
+    CudnnAttention a = attention_description(r, 0);
+    int group = s.NQ / s.NKV;
+    a.B = a.NKV = 1, a.NQ = group;
+    a.q = a.dq = attention_strides(group * s.D, s.D);
+    a.k = a.dk = attention_strides(s.D, s.D);
+    a.v = a.dv = attention_strides(a.DV, a.DV);
+    a.out = attention_strides(group * a.DV, a.DV);
+    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, r->why, sizeof(r->why));
+    bool right = plan && attention_run_probe(r, plan, bytes, r->why);
+    cudnn_attention_free(plan);
+    if (right) return true;
+    attention_forget(r);
+    r->parts = 0;
+    r->remedy = "a --seq-len that is a multiple of 128 goes to cuDNN, or a newer cuDNN may compute it";
+    return false;
+}
 
 static inline void attention_choose(AttentionRoute *r) {
     AttentionShape s = r->shape;
@@ -279,26 +305,4 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
     attention_state.count++;
 }
 
-static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
-    attention_state.no_device = memory_is_short || !attention_has_device();
-    if (!attention_state.no_device) device_start();
-    s.first_key = NULL; // what attention_configure was told decides
-    attention_prepare_one(s, false, false);
-    if (backward) attention_prepare_one(s, true, false);
-    if (backward && add_dv) attention_prepare_one(s, true, true);
-}
-
-static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    (void)threads; // of the host
-    size_t bytes = attention_builtin_workspace_bytes(s);
-    s.first_key = NULL;
-    for (int i = 0; i < attention_state.count; i++) {
-        const AttentionRoute *r = &attention_state.routes[i];
-        if (attention_same_shape(r->shape, s)) bytes = max_size(bytes, r->plan_bytes + r->scratch_bytes);
-    }
-    return bytes;
-}
-
-#include "attention_words.cuh"
-#include "attention_calls.cuh"
 #endif
