@@ -43,23 +43,23 @@ typedef struct {
     real *dk, *dv; // (B, NQ, padded, D | DV): of one query head alone
     real *own;     // (threads, own_count)
     size_t own_count, total;
-} AttentionPlan;
+} AttentionWorkspace;
 
 // What a thread has for a block of queries of one head.
 typedef struct {
     real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
     real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
-} AttentionOwn;
+} AttentionBlock;
 
 // The next `count` elements; NULL when memory is, and sizes are only counted.
-static inline real *attention_piece(AttentionPlan *a, real *memory, size_t count) {
+static inline real *attention_piece(AttentionWorkspace *a, real *memory, size_t count) {
     real *piece = memory ? memory + a->total : NULL;
     a->total += round_up(count, TILE_LANES);
     return piece;
 }
 
-static inline AttentionPlan attention_plan(AttentionShape s, int threads, bool backward, real *memory) {
-    AttentionPlan a;
+static inline AttentionWorkspace attention_workspace(AttentionShape s, int threads, bool backward, real *memory) {
+    AttentionWorkspace a;
     size_t heads = (size_t)s.B * (size_t)s.NKV, queries = (size_t)s.B * (size_t)s.NQ;
     a.keys = (size_t)s.first + (size_t)s.T;
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
@@ -77,8 +77,8 @@ static inline AttentionPlan attention_plan(AttentionShape s, int threads, bool b
     return a;
 }
 
-static inline AttentionOwn attention_own(const AttentionPlan *a) {
-    AttentionOwn own;
+static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
+    AttentionBlock own;
     own.q = a->own + (size_t)omp_get_thread_num() * a->own_count;
     own.dout = own.q + ATTENTION_ROWS * a->D;
     own.acc = own.dout + ATTENTION_ROWS * a->DV;
@@ -100,7 +100,7 @@ static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);
+    return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
 // rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
@@ -121,7 +121,7 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
             for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
 }
 
-static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, const floatX *v, AttentionShape s,
+static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX *k, const floatX *v, AttentionShape s,
                                        bool backward) {
     int parts = backward ? 4 : 2;
 #pragma omp parallel for schedule(dynamic)
@@ -179,9 +179,9 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
 
 // The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
 static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
-                                           int t0, const AttentionPlan *a, AttentionShape s) {
+                                           int t0, const AttentionWorkspace *a, AttentionShape s) {
     const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
-    AttentionOwn own = attention_own(a);
+    AttentionBlock own = attention_block(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
@@ -235,7 +235,7 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
     int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = s.B * s.NQ;
     real *workspace = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads()));
-    AttentionPlan a = attention_plan(s, omp_get_max_threads(), false, workspace);
+    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false, workspace);
     if (s.T > 1) attention_copy_keys(&a, k, v, s, false);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < heads * blocks; item++) {

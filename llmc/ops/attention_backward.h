@@ -19,8 +19,8 @@ typedef struct {
 } AttentionHead;
 
 // P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
-static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low,
-                                             const real *delta, int t0, int rows, int k0, const AttentionPlan *a,
+static inline void attention_backward_scores(const AttentionBlock *own, const AttentionHead *h, const int *low,
+                                             const real *delta, int t0, int rows, int k0, const AttentionWorkspace *a,
                                              AttentionShape s) {
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
@@ -44,8 +44,8 @@ static inline void attention_backward_scores(const AttentionOwn *own, const Atte
     }
 }
 
-static inline void attention_backward_head(const AttentionHead *h, const AttentionPlan *a, AttentionShape s) {
-    AttentionOwn own = attention_own(a);
+static inline void attention_backward_head(const AttentionHead *h, const AttentionWorkspace *a, AttentionShape s) {
+    AttentionBlock own = attention_block(a);
     for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
         int rows = min_int(ATTENTION_ROWS, s.T - t0), low[ATTENTION_ROWS];
         size_t padded = round_up((size_t)rows, TILE_ROWS);
@@ -109,7 +109,7 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     assert(s.NQ % s.NKV == 0 && s.first == 0);
     int group = s.NQ / s.NKV;
     size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ;
-    AttentionPlan a = attention_plan(s, omp_get_max_threads(), true,
+    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
                                      ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     attention_copy_keys(&a, k, v, s, true);
 #pragma omp parallel
