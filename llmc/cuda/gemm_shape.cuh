@@ -41,7 +41,7 @@ static inline bool gemm_may_split(int K, int parts) { return parts <= 1 || K % G
 
 static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
 static inline size_t gemm_bytes(GemmShape s) {
-    size_t M = (size_t)s.M, N = (size_t)s.N, K = (size_t)s.K, out = s.fp32_out ? sizeof(float) : sizeof(floatX);
+    size_t M = s.M, N = s.N, K = s.K, out = s.fp32_out ? sizeof(float) : sizeof(floatX);
     return (M * K + K * N) * sizeof(floatX) + M * N * out * (s.add ? 2 : 1);
 }
 #endif

@@ -23,7 +23,7 @@ attention_kernels: causal grouped-query attention, tile by tile. Equations in at
 
 // of the backward: delta (B,NQ,T)
 static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {
-    return (size_t)s.B * (size_t)s.NQ * (size_t)s.T * sizeof(real);
+    return (size_t)s.B * s.NQ * s.T * sizeof(real);
 }
 
 // What a block works on: head h of sequence b, and its tensors from the sequence's first row on.
@@ -34,22 +34,22 @@ typedef struct {
 
 static __device__ inline AttentionPlace attention_place(AttentionShape s, int b, int h) {
     AttentionPlace p;
-    size_t row = (size_t)b * (size_t)s.T; // keys and values have first + T rows, but then B is 1
+    size_t row = (size_t)b * s.T; // keys and values have first + T rows, but then B is 1
     int kv = h / (s.NQ / s.NKV);
     p.b = b;
     p.h = h;
-    p.q = row * (size_t)s.ldq + (size_t)h * (size_t)s.q_head;
-    p.kv_k = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head;
-    p.kv_v = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head;
-    p.o = row * (size_t)s.ldo + (size_t)h * (size_t)s.o_head;
-    p.lse = ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T;
+    p.q = row * s.ldq + h * s.q_head;
+    p.kv_k = row * s.ldkv + kv * s.k_head;
+    p.kv_v = row * s.ldkv + kv * s.v_head;
+    p.o = row * s.ldo + h * s.o_head;
+    p.lse = ((size_t)b * s.NQ + h) * s.T;
     return p;
 }
 
 // The first key that query row t of sequence b sees; beyond the last row: more than any.
 static __device__ inline int attention_low(AttentionShape s, int b, int t) {
     if (t >= s.T) return INT_MAX;
-    return s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+    return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
 }
 
 // P = exp(scale S - lse), 0 where row t does not see the key.
@@ -118,10 +118,10 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         tile_accumulate<PIECES>(o, scores, tile_rows(v + at.kv_v, k0, keys, s.ldkv, s.DV, wide_v), operands);
     }
     for (int r = 0; r < 4; r++) inverse[r] = 1 / sum[r];
-    tile_write<PIECES>(out + at.o + (size_t)t0 * (size_t)s.ldo, s.ldo, rows, s.DV, o, inverse, false);
+    tile_write<PIECES>(out + at.o + (size_t)t0 * s.ldo, s.ldo, rows, s.DV, o, inverse, false);
     if (lse && threadIdx.x % 16 == 0)
         for (int r = 0; r < 4; r++)
-            if (t + r < s.T) lse[at.lse + (size_t)(t + r)] = max[r] + logf(sum[r]);
+            if (t + r < s.T) lse[at.lse + (t + r)] = max[r] + logf(sum[r]);
 }
 
 // Calls CALL(PIECES) for the least number of 64-column pieces that hold the width.
@@ -134,11 +134,11 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     } while (0)
 
 static inline unsigned attention_blocks(size_t heads, int T) {
-    return blocks_of(heads * (size_t)((T + TILE - 1) / TILE), 1);
+    return blocks_of(heads * ((T + TILE - 1) / TILE), 1);
 }
 static inline bool attention_wide_qk(AttentionShape s, const void *q, const void *k) {
-    return packed((size_t)s.D, q, k) && packed((size_t)s.ldq) && packed((size_t)s.ldkv) && packed((size_t)s.q_head) &&
-           packed((size_t)s.k_head);
+    return packed(s.D, q, k) && packed(s.ldq) && packed(s.ldkv) && packed(s.q_head) &&
+           packed(s.k_head);
 }
 static inline void attention_check(AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
@@ -150,8 +150,8 @@ static inline void attention_builtin_forward(floatX *out, real *lse, const float
                                          AttentionShape s) {
     attention_check(s);
     bool wide_qk = attention_wide_qk(s, q, k),
-         wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
-    unsigned blocks = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T);
+         wide_v = packed(s.DV, v) && packed(s.ldkv) && packed(s.v_head);
+    unsigned blocks = attention_blocks((size_t)s.B * s.NQ, s.T);
 #define ATTENTION_FORWARD(PIECES) \
     LAUNCH((attention_forward_kernel<PIECES>), blocks, TILE_THREADS, 0, out, lse, q, k, v, s, wide_qk, wide_v)
     ATTENTION_PIECES(s.DV, ATTENTION_FORWARD);
@@ -204,8 +204,8 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
     tile_clear<PIECES>(out);
     for (int r = 0; r < 4; r++) {
         low[r] = attention_low(s, at.b, t + r);
-        lse[r] = t + r < s.T ? a.lse[at.lse + (size_t)(t + r)] : 0;
-        delta[r] = t + r < s.T ? a.delta[at.lse + (size_t)(t + r)] : 0;
+        lse[r] = t + r < s.T ? a.lse[at.lse + (t + r)] : 0;
+        delta[r] = t + r < s.T ? a.delta[at.lse + (t + r)] : 0;
     }
     for (int k0 = attention_low(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
         float acc[2][4][4]; // S, dP
@@ -221,7 +221,7 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
         tile_store_scores(scores, acc[0]);
         tile_accumulate<PIECES>(out, scores, tile_of_k, operands); // S = scale Q K^T
     }
-    tile_write<PIECES>(dq + at.q + (size_t)t0 * (size_t)s.ldq, s.ldq, rows, s.D, out, factor, false);
+    tile_write<PIECES>(dq + at.q + (size_t)t0 * s.ldq, s.ldq, rows, s.D, out, factor, false);
 }
 
 // dK where of_k, else dV, of 64 keys: rows are keys, columns queries.
@@ -253,8 +253,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             for (int c = 0; c < 4; c++) {
                 bool exists = t + c < s.T;
                 int low = attention_low(s, b, t + c);
-                float lse = exists ? a.lse[at.lse + (size_t)(t + c)] : 0,
-                      delta = exists ? a.delta[at.lse + (size_t)(t + c)] : 0;
+                float lse = exists ? a.lse[at.lse + (t + c)] : 0,
+                      delta = exists ? a.delta[at.lse + (t + c)] : 0;
                 for (int r = 0; r < 4; r++) {
                     acc[0][r][c] = attention_probability(acc[0][r][c], lse, t + c, low, key + r, s);
                     if (of_k) acc[0][r][c] *= acc[1][r][c] - delta;
@@ -264,8 +264,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             tile_accumulate<PIECES>(out, scores, of_k ? queries : gradients, operands);
         }
     }
-    size_t at = (size_t)b * (size_t)s.T + (size_t)k0;
-    floatX *to = result + at * (size_t)s.ldkv + (size_t)kv * (size_t)(of_k ? s.k_head : s.v_head);
+    size_t at = (size_t)b * s.T + k0;
+    floatX *to = result + at * s.ldkv + kv * (of_k ? s.k_head : s.v_head);
     tile_write<PIECES>(to, s.ldkv, rows, of_k ? s.D : s.DV, out, factor, add);
 }
 
@@ -280,12 +280,12 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     a.lse = lse, a.delta = delta;
     a.shape = s;
     a.wide_qk = attention_wide_qk(s, q, k);
-    a.wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
-    a.wide_o = packed((size_t)s.DV, dout) && packed((size_t)s.ldo) && packed((size_t)s.o_head);
+    a.wide_v = packed(s.DV, v) && packed(s.ldkv) && packed(s.v_head);
+    a.wide_o = packed(s.DV, dout) && packed(s.ldo) && packed(s.o_head);
     bool wide = a.wide_o && packed(0, out);
-    LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * (size_t)s.T * (size_t)s.NQ, s.DV, delta, dout, out, s);
-    unsigned queries = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T),
-             keys = attention_blocks((size_t)s.B * (size_t)s.NKV, s.T);
+    LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * s.T * s.NQ, s.DV, delta, dout, out, s);
+    unsigned queries = attention_blocks((size_t)s.B * s.NQ, s.T),
+             keys = attention_blocks((size_t)s.B * s.NKV, s.T);
 #define ATTENTION_DQ(PIECES) LAUNCH((attention_dq_kernel<PIECES>), queries, TILE_THREADS, 0, dq, a)
 #define ATTENTION_DK(PIECES) LAUNCH((attention_dkv_kernel<PIECES, true>), keys, TILE_THREADS, 0, dk, a, false)
 #define ATTENTION_DV(PIECES) LAUNCH((attention_dkv_kernel<PIECES, false>), keys, TILE_THREADS, 0, dv, a, add_dv)

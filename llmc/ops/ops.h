@@ -92,7 +92,7 @@ typedef struct {
 
 // Elements of lse from a key set to the next one: a multiple of 16 bytes, as cuDNN requires of its arguments.
 static inline size_t lse_set_stride(AttentionShape s) {
-    return round_up((size_t)s.B * (size_t)s.NQ * (size_t)s.T, 16 / sizeof(float));
+    return round_up((size_t)s.B * s.NQ * s.T, 16 / sizeof(float));
 }
 
 // out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL when there is none

@@ -48,7 +48,7 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
                                real sign) {
     int rows = B * T, columns = heads * (D / 2);
     uintptr_t places =
-        (uintptr_t)x | (size_t)ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
+        (uintptr_t)x | ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
     if (places % 16 == 0 && packed(0, table))
         LAUNCH_COLUMNS_OF(PACK, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
     else if (D % 8 == 0 && places % (4 * sizeof(floatX)) == 0 && packed(0, table)) // D = 40 or 72 in bf16
