@@ -38,10 +38,4 @@ enum { GEMM_WORKSPACE_BYTES = 32 << 20, GEMM_CANDIDATES = 8 };
 enum { GEMM_DEEPEST_TILE = 128 };
 // Whether the sum over K may be divided into `parts`: see gemm.cuh.
 static inline bool gemm_may_split(int K, int parts) { return parts <= 1 || K % GEMM_DEEPEST_TILE == 0; }
-
-static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
-static inline size_t gemm_bytes(GemmShape s) {
-    size_t M = s.M, N = s.N, K = s.K, out = s.fp32_out ? sizeof(float) : sizeof(floatX);
-    return (M * K + K * N) * sizeof(floatX) + M * N * out * (s.add ? 2 : 1);
-}
 #endif

@@ -143,9 +143,4 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     if (!total.used) stats.largest_logit = NAN;
     return stats;
 }
-
-static inline size_t attention_stats_bytes(AttentionShape s, int key_sets) {
-    size_t rows = (size_t)max_int(0, attention_stats_rows(s.B, s.T)); // T/2 keys on average
-    return rows * (s.NQ * key_sets) * s.D * (s.T / 2 + 1) * sizeof(floatX);
-}
 #endif

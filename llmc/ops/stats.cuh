@@ -195,8 +195,4 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     m.median = magnitude_of_bits((uint32_t)median);
     return m;
 }
-
-static inline size_t lambda_stats_bytes(int N, int NH) { return (size_t)N * NH * sizeof(floatX); }
-static inline size_t rms_stats_bytes(size_t rows, int D) { return rows * D * sizeof(floatX); }
-static inline size_t magnitude_stats_bytes(size_t count) { return 3 * count * sizeof(floatX); }
 #endif
