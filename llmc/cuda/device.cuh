@@ -6,9 +6,9 @@ device.cuh: the device of this process: its stream, errors, buffers and scratch 
   buffer_upload     Small uploads (tokens) are copied to pinned memory first, so the host does not wait for the device.
                     Large uploads (weights at the start) wait.
   buffer_download   waits for all earlier work on main_stream; the only wait of a training step
-  scratch           ops_workspace_take: the size that NAME_workspace_bytes requested; ops_scratch: SCRATCH_BYTES for partial
-                    sums, available to every operation. Operations run one after another on one stream, so they share
-                    both.
+  scratch           ops_workspace_take: the size that NAME_workspace_bytes requested; ops_scratch: SCRATCH_BYTES for
+                    partial sums, available to every operation. Operations run one after another on one stream, so they
+                    share both.
 */
 #ifndef LLMC_DEVICE_CUH
 #define LLMC_DEVICE_CUH

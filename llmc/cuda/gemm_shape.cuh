@@ -1,8 +1,8 @@
 /*
 gemm_shape.cuh: the description of a matrix product, and the interface of the library that computes it.
 
-The library is cuBLASLt (gemm_cublaslt.cuh) or, for kernels that run on the CPU, CBLAS (dev/cuda_on_cpu/gemm.h). It defines
-GemmHandles, its own description of a shape, and these functions:
+The library is cuBLASLt (gemm_cublaslt.cuh) or, for kernels that run on the CPU, CBLAS (dev/cuda_on_cpu/gemm.h). It
+defines GemmHandles, its own description of a shape, and these functions:
 
   gemm_library()                           name and version
   gemm_library_start(), gemm_library_stop()

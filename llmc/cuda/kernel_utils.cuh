@@ -145,7 +145,7 @@ static inline int row_lanes(int packs, bool wide) {
         int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                       \
         CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
               (size_t)(rows));                                                                                     \
-        unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                      \
+        unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                              \
         if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                    \
         else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                            \
     } while (0)
@@ -196,8 +196,7 @@ static __global__ void column_sum_kernel(float *out, const float *partial, int p
     int lane = (int)threadIdx.x % WARP, group = (int)threadIdx.x / WARP, c = (int)blockIdx.x * WARP + lane;
     float sum = 0;
     if (c < C)
-        for (int part = group; part < parts; part += COLUMN_GROUPS)
-            sum += partial[(size_t)part * C + c];
+        for (int part = group; part < parts; part += COLUMN_GROUPS) sum += partial[(size_t)part * C + c];
     sums[group * WARP + lane] = sum;
     __syncthreads();
     if (group > 0 || c >= C) return;

@@ -129,8 +129,7 @@ static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX
         size_t head = (item / parts), b = head / s.NKV, kv = head % s.NKV;
         const floatX *kh = k + b * s.T * s.ldkv + kv * s.k_head;
         const floatX *vh = v + b * s.T * s.ldkv + kv * s.v_head;
-        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = s.D, DV = s.DV,
-               ld = s.ldkv;
+        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = s.D, DV = s.DV, ld = s.ldkv;
         switch (item % parts) {
         case 0: attention_copy_panels(a->kt + at_k, kh, a->keys, a->padded, D, a->D, ld); break;
         case 1: attention_copy_rows(a->v + at_v, vh, a->keys, a->padded, DV, a->DV, ld, 1); break;
@@ -155,8 +154,8 @@ static inline int attention_reach(AttentionShape s, int t, int k0) {
 static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
                                     size_t width_padded) {
     for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
-        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((n - j), TILE_LANES)), width, a, lda, panels,
-                      TILE_COLUMNS, scores + j, SCORES_LD, false);
+        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((n - j), TILE_LANES)), width, a, lda, panels, TILE_COLUMNS,
+                      scores + j, SCORES_LD, false);
 }
 
 // One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
@@ -200,13 +199,11 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + k0 * a->DV, a->DV, own.acc + i0 * a->DV,
-                          a->DV, true);
+            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + k0 * a->DV, a->DV, own.acc + i0 * a->DV, a->DV, true);
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++)
-            o[(size_t)i * s.ldo + c] = own.acc[i * a->DV + c] * inverse;
+        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = own.acc[i * a->DV + c] * inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
 }
@@ -251,8 +248,7 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
                                     t0, &a, s);
         else
             attention_forward_row(oh, l, workspace + omp_get_thread_num() * a.keys, qh,
-                                  k + (size_t)b * s.ldkv + kv * s.k_head,
-                                  v + (size_t)b * s.ldkv + kv * s.v_head,
+                                  k + (size_t)b * s.ldkv + kv * s.k_head, v + (size_t)b * s.ldkv + kv * s.v_head,
                                   attention_first_key(s, b, 0), s.first + 1, s);
     }
 }

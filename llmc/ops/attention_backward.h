@@ -59,8 +59,7 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
             delta[i] = dot;
             low[i] = attention_first_key(s, h->b, t0 + i);
         }
-        attention_copy_rows(own.q, h->q + (size_t)t0 * s.ldq, rows, padded, s.D, a->D,
-                            s.ldq, s.scale);
+        attention_copy_rows(own.q, h->q + (size_t)t0 * s.ldq, rows, padded, s.D, a->D, s.ldq, s.scale);
         attention_copy_rows(own.dout, dout, rows, padded, s.DV, a->DV, s.ldo, 1);
         memset(own.acc, 0, padded * a->D * sizeof(real));
         int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
@@ -83,8 +82,7 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
                               true); // S = scale Q K^T
         }
         for (int i = 0; i < rows; i++)
-            for (int c = 0; c < s.D; c++)
-                h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * own.acc[i * a->D + c];
+            for (int c = 0; c < s.D; c++) h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * own.acc[i * a->D + c];
     }
 }
 
@@ -110,15 +108,14 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     int group = s.NQ / s.NKV;
     size_t T = s.T, heads = (size_t)s.B * s.NQ;
     AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
-                                     ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
+                                               ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     attention_copy_keys(&a, k, v, s, true);
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic)
         for (size_t bh = 0; bh < heads; bh++) {
             size_t b = bh / s.NQ, j = bh % s.NQ, key_head = b * s.NKV + j / group;
-            size_t q_at = b * T * s.ldq + j * s.q_head,
-                   o_at = b * T * s.ldo + j * s.o_head;
+            size_t q_at = b * T * s.ldq + j * s.q_head, o_at = b * T * s.ldo + j * s.o_head;
             size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
             AttentionHead h = {(int)b,
                                dq + q_at,
@@ -138,10 +135,10 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
         for (size_t i = 0; i < (size_t)s.B * s.NKV; i++) {
             size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * s.ldkv;
             size_t first = (b * s.NQ + kv * group) * a.padded;
-            attention_sum_group(dk + row + kv * s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded,
-                                a.D, false);
-            attention_sum_group(dv + row + kv * s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv,
-                                a.padded, a.DV, add_dv);
+            attention_sum_group(dk + row + kv * s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded, a.D,
+                                false);
+            attention_sum_group(dv + row + kv * s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv, a.padded, a.DV,
+                                add_dv);
         }
     }
 }

@@ -133,12 +133,9 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         else CALL(8);                          \
     } while (0)
 
-static inline unsigned attention_blocks(size_t heads, int T) {
-    return blocks_of(heads * ((T + TILE - 1) / TILE), 1);
-}
+static inline unsigned attention_blocks(size_t heads, int T) { return blocks_of(heads * ((T + TILE - 1) / TILE), 1); }
 static inline bool attention_wide_qk(AttentionShape s, const void *q, const void *k) {
-    return packed(s.D, q, k) && packed(s.ldq) && packed(s.ldkv) && packed(s.q_head) &&
-           packed(s.k_head);
+    return packed(s.D, q, k) && packed(s.ldq) && packed(s.ldkv) && packed(s.q_head) && packed(s.k_head);
 }
 static inline void attention_check(AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
@@ -147,10 +144,9 @@ static inline void attention_check(AttentionShape s) {
 }
 
 static inline void attention_builtin_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                         AttentionShape s) {
+                                             AttentionShape s) {
     attention_check(s);
-    bool wide_qk = attention_wide_qk(s, q, k),
-         wide_v = packed(s.DV, v) && packed(s.ldkv) && packed(s.v_head);
+    bool wide_qk = attention_wide_qk(s, q, k), wide_v = packed(s.DV, v) && packed(s.ldkv) && packed(s.v_head);
     unsigned blocks = attention_blocks((size_t)s.B * s.NQ, s.T);
 #define ATTENTION_FORWARD(PIECES) \
     LAUNCH((attention_forward_kernel<PIECES>), blocks, TILE_THREADS, 0, out, lse, q, k, v, s, wide_qk, wide_v)
@@ -253,8 +249,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             for (int c = 0; c < 4; c++) {
                 bool exists = t + c < s.T;
                 int low = attention_low(s, b, t + c);
-                float lse = exists ? a.lse[at.lse + (t + c)] : 0,
-                      delta = exists ? a.delta[at.lse + (t + c)] : 0;
+                float lse = exists ? a.lse[at.lse + (t + c)] : 0, delta = exists ? a.delta[at.lse + (t + c)] : 0;
                 for (int r = 0; r < 4; r++) {
                     acc[0][r][c] = attention_probability(acc[0][r][c], lse, t + c, low, key + r, s);
                     if (of_k) acc[0][r][c] *= acc[1][r][c] - delta;
@@ -270,8 +265,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 }
 
 static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
-                                          const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                          AttentionShape s, bool add_dv) {
+                                              const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                              AttentionShape s, bool add_dv) {
     attention_check(s);
     assert(s.first == 0);
     real *delta = ops_workspace_take(attention_builtin_workspace_bytes(s));
@@ -284,8 +279,7 @@ static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv
     a.wide_o = packed(s.DV, dout) && packed(s.ldo) && packed(s.o_head);
     bool wide = a.wide_o && packed(0, out);
     LAUNCH_ROWS(attention_delta_kernel, wide, (size_t)s.B * s.T * s.NQ, s.DV, delta, dout, out, s);
-    unsigned queries = attention_blocks((size_t)s.B * s.NQ, s.T),
-             keys = attention_blocks((size_t)s.B * s.NKV, s.T);
+    unsigned queries = attention_blocks((size_t)s.B * s.NQ, s.T), keys = attention_blocks((size_t)s.B * s.NKV, s.T);
 #define ATTENTION_DQ(PIECES) LAUNCH((attention_dq_kernel<PIECES>), queries, TILE_THREADS, 0, dq, a)
 #define ATTENTION_DK(PIECES) LAUNCH((attention_dkv_kernel<PIECES, true>), keys, TILE_THREADS, 0, dk, a, false)
 #define ATTENTION_DV(PIECES) LAUNCH((attention_dkv_kernel<PIECES, false>), keys, TILE_THREADS, 0, dv, a, add_dv)

@@ -102,8 +102,8 @@ static inline void attention_free_plans(AttentionPlan *p) {
     }
 }
 
-// The estimate for a run without a device: what cuDNN 9.19 supports on Hopper (tests/cudnn_plans.cpp). The backward needs
-// rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads also dK and dV of each query head.
+// The estimate for a run without a device: what cuDNN 9.19 supports on Hopper (tests/cudnn_plans.cpp). The backward
+// needs rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads also dK and dV of each query head.
 static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, char *why, size_t size) {
     size_t T = a->T, heads = (size_t)a->B * a->NQ, rows = heads * T;
     snprintf(why, size, "heads of width %d and %d", a->D, a->DV);
@@ -141,8 +141,8 @@ static inline bool attention_make_plans(AttentionPlan *p, int parts, int sequenc
     return true;
 }
 
-// The largest divisor of n whose workspace is within the limit, or the smallest divisor; n itself if the lse of a second
-// call would not be aligned. Each of the n items needs `bytes` of workspace and has `lse` elements of lse.
+// The largest divisor of n whose workspace is within the limit, or the smallest divisor; n itself if the lse of a
+// second call would not be aligned. Each of the n items needs `bytes` of workspace and has `lse` elements of lse.
 static inline int attention_share(int n, size_t bytes, size_t lse) {
     int best = n;
     for (int d = n; d > 0 && best * bytes > attention_limit; d--)
@@ -214,11 +214,11 @@ static inline const char *attention_remedy(const AttentionPlan *p) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// A known bug of cuDNN's backward on Hopper. For T % 128 = 64 the kernel reads 64 zero keys behind the last key. If it does
-// not mask them, P = exp(0 - lse) is infinite for rows with lse < -88.7, and dQ = scale dS K is NaN. It has been seen in
-// versions up to 9.26 without a causal mask; no report covers a causal mask, so the kernel is tested before it is used.
-// The test has one group of heads, one sequence of T positions, k = -97 and lse = -97.4: P and all gradients are 0.
-// Sources: github.com/NVIDIA/cudnn-frontend/pull/628 (cause), github.com/pytorch/pytorch/issues/196678 (shapes).
+// A known bug of cuDNN's backward on Hopper. For T % 128 = 64 the kernel reads 64 zero keys behind the last key. If it
+// does not mask them, P = exp(0 - lse) is infinite for rows with lse < -88.7, and dQ = scale dS K is NaN. It has been
+// seen in versions up to 9.26 without a causal mask; no report covers a causal mask, so the kernel is tested before it
+// is used. The test has one group of heads, one sequence of T positions, k = -97 and lse = -97.4: P and all gradients
+// are 0. Sources: github.com/NVIDIA/cudnn-frontend/pull/628 (cause), github.com/pytorch/pytorch/issues/196678 (shapes).
 
 // Whether the gradients of the queries are finite. 0x3F3F is 0.75 in bf16, 0xC2C2 is -97, 0xC2C2C2C2 is -97.4 in fp32.
 static inline bool attention_test_is_finite(const AttentionPlan *p, CudnnPlan *plan, size_t plan_bytes, char *why) {

@@ -52,8 +52,7 @@ static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b
     StatsMap m;
     m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.lse =
-        (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
+    m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
 
@@ -69,17 +68,14 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
     int low = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
-    double lambda =
-        in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid)
-                  : 0;
+    double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
     double sum = 0, own = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
             StatsMap map = stats_map(&in, b, t, head + m * in.stride);
             float dot = 0;
-            for (int i = 0; i < s.D; i++)
-                dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
+            for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
             own = larger_or_nan(own, fabs(logit));
             a[m] = exp(logit - map.lse);

@@ -45,8 +45,8 @@ static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX
                                         int stride, bool sigmoid) {
     OPERATION();
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_forward_kernel, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH, D, ldl,
-                stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_forward_kernel, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH, D, ldl, stride,
+                sigmoid);
 }
 
 template <int W>
@@ -81,7 +81,7 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                                          int N, int NH, int D, int ldl, int stride, bool sigmoid) {
     OPERATION();
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_backward_kernel, packed(D, da, do_, a), (size_t)N * NH, D, da, dl, do_, a,
-                l, N, NH, D, ldl, stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_backward_kernel, packed(D, da, do_, a), (size_t)N * NH, D, da, dl, do_, a, l, N, NH, D,
+                ldl, stride, sigmoid);
 }
 #endif

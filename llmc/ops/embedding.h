@@ -14,8 +14,7 @@ embedding: a row of the table per token.
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
-        memcpy(x + (size_t)n * C, weight + (size_t)tokens[n] * C, C * sizeof(floatX));
+    for (int n = 0; n < N; n++) memcpy(x + (size_t)n * C, weight + (size_t)tokens[n] * C, C * sizeof(floatX));
 }
 
 static inline size_t embedding_workspace_bytes(int N) {

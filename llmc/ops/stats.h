@@ -147,8 +147,7 @@ static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *l
     StatsMap m;
     m.q = q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
     m.k = k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
-    m.lse =
-        (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
+    m.lse = (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
 
@@ -199,8 +198,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         parts[r].used = true;
         for (int h = 0; h < NH; h++) {
             int head = stride ? 2 * stride * (h / stride) + h % stride : h; // as in diff_combine
-            double lambda =
-                stride ? stats_lambda(l[((size_t)b * s.T + t) * ldl + h], sigmoid) : 0;
+            double lambda = stride ? stats_lambda(l[((size_t)b * s.T + t) * ldl + h], sigmoid) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
             attention_stats_head(&parts[r], map, maps, lambda, low, t + 1, s);

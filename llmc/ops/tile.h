@@ -49,8 +49,7 @@ static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K
 #pragma GCC unroll 6
     for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++)
-            *(TileVector *)(void *)(C + i * ldc + j * TILE_LANES) = sum[i][j];
+        for (int j = 0; j < vectors; j++) *(TileVector *)(void *)(C + i * ldc + j * TILE_LANES) = sum[i][j];
 }
 
 // `columns` columns of C, any multiple of TILE_LANES: tile after tile
