@@ -90,7 +90,7 @@ static void check_words(int count, char **words) {
 
 int main(int argc, char **argv) {
     signal(SIGHUP, SIG_DFL); // tests send it to programs, which keep ignoring it where nohup started this one
-    environment_prepare(argv);
+    environment_reexecute(argv);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;
     if (checkpoint_test_child(argc, argv)) return EXIT_DONE;

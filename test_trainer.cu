@@ -71,7 +71,7 @@ static const CudaTest *cuda_test(int t) {
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv); // not the trainer, which knows only its own arguments
+    environment_reexecute(argv); // not the trainer, which knows only its own arguments
     if (argc > 1 && strcmp(argv[1], "--trainer") == 0) return train_diffv2_main(argc - 1, argv + 1);
     setenv("LOGIT_ROWS", "16", 1);
     setvbuf(stdout, NULL, _IOLBF, 0);

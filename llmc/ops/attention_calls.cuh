@@ -65,7 +65,7 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     OPERATION();
     const AttentionRoute *r = lse ? attention_route(s, false, false) : NULL;
     if (!r || !r->parts) {
-        attention_own_forward(out, lse, q, k, v, s);
+        attention_builtin_forward(out, lse, q, k, v, s);
         return;
     }
     assert(packed(0, out, lse, q, k, v));
@@ -117,7 +117,7 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
     OPERATION();
     const AttentionRoute *r = attention_route(s, true, add_dv);
     if (!r || !r->parts) {
-        attention_own_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
+        attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
         return;
     }
     assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));
