@@ -22,8 +22,6 @@ LAYERS = [["base"], ["model", "data", "text", "cuda"], ["ops"], ["comm"], ["chec
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 PARTS = {  # of comm.h; of the trainer, whose Model they read
     "llmc/comm/comm_mpi.h",
-    "llmc/run/evaluation.h",
-    "llmc/run/evaluation_attention.h",
     "llmc/run/memory_report.h",
     "llmc/run/prediction.h",
     "llmc/run/prediction_communication.h",

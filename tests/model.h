@@ -39,6 +39,12 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
     ops_init(model->plan.workspace_bytes);
 }
 
+static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
+                         uint64_t key) {
+    Generator generator = model_generator(model, temperature, top_k);
+    return generate_tokens(&generator, tokens, length, count, key);
+}
+
 static inline void case_close(Model *model) {
     model_free(model, true);
     ops_free();
@@ -550,7 +556,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
         int *tokens = case_tokens(length + COUNT, mc->V, 30 + (uint64_t)i);
-        model_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
         for (int end = length; end < length + COUNT; end++) {
             if (end - begin > T) begin = end - T / 2;
             int wanted = draw_uncached(&fresh, tokens, begin, end, 42, end - length);
@@ -577,15 +583,15 @@ static void generation_goes_on_beyond_the_context(void) {
     int tokens[2][1 + COUNT];
     for (int i = 0; i < 2; i++) {
         tokens[i][0] = 1;
-        model_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
         for (int t = 0; t <= COUNT; t++)
             EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
     }
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "another key gave the same tokens");
-    model_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
+    case_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "temperature 0 and top-k 1 differ");
     case_close(&model);
 }

@@ -810,7 +810,7 @@ static void expected_numbers(char line[4096], const char *checkpoint, const int 
     CheckpointBuffers buffers = checkpoint_buffers(&model);
     checkpoint_load_weights(checkpoint, &buffers, false);
     memcpy(tokens, prompt, (size_t)length * sizeof(int));
-    int generated = model_generate(&model, tokens, length, count, 0, 0, 1);
+    int generated = case_generate(&model, tokens, length, count, 0, 0, 1);
     EXPECT(generated == count, "%d tokens of %d", generated, count);
     size_t n = 0;
     for (int i = hidden; i < length + count; i++)
