@@ -114,8 +114,8 @@ has_sanitizers() { # those, or the ones named
 
 # The trainer as C++ against the trainer as C, on a model of the reference.
 compare_languages() {
-    local fixture=dev/reference/fixtures/diff_v2_a language program batch
-    batch=$(sed -n 's/.*"batch_size": *\([0-9]*\).*/\1/p' "$fixture/batch.json")
+    local fixture=$scratch/diff_v2_a language program batch
+    batch=$(dev/reference/fixtures.py dev/reference/fixtures/diff_v2_a.safetensors "$fixture") || return 1
     for language in c cpp; do
         program=build/train_diffv2
         [ "$language" = c ] || program=build/train_diffv2_cpp

@@ -8,6 +8,7 @@ V % 8 = 3 or of a few tokens, one row; a sequence below the model's context.
 */
 #ifndef TESTS_CUDA_TRAINER_H
 #define TESTS_CUDA_TRAINER_H
+#include "fixture.h"
 #include "harness.h"
 
 static const bool cuda_fp32 = sizeof(floatX) == 4;
@@ -137,24 +138,16 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
 
 // On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
 static void gradients_equal_the_cpus(void) {
-    char options[2048], what[256], root[PATH_MAX], path[PATH_MAX + 300], text[256];
-    CHECK(getcwd(root, sizeof(root)) != NULL, "cannot ask for the directory: %s", strerror(errno));
+    char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
         for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) {
             TestDirectory d = test_make_directory();
-            double B = 0, T = 0;
-            FORMAT(path, "%s/dev/reference/fixtures/%s_%c", root, name, "ab"[s]);
-            FORMAT(options, "%s/batch.json", path);
-            test_read_file(options, text, sizeof(text));
-            cJSON *batch = cJSON_Parse(text);
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-                  "%s cannot be read", options);
-            cJSON_Delete(batch);
-            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B,
-                   (int)T);
-            FORMAT(what, "%s_%c", name, "ab"[s]);
-            dump_both(&d, &attention_variants[v], what, options);
+            Fixture f = fixture_open(name, s == 0 ? "a" : "b");
+            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path,
+                   f.dir.path, f.B, f.T);
+            dump_both(&d, &attention_variants[v], f.name, options);
+            fixture_close(&f);
             test_remove_directory(&d);
         }
         for (int c = 0; c < CUDA_CASES; c++) {
