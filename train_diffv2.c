@@ -2065,5 +2065,5 @@ int main(int argc, char **argv) {
     cJSON_Delete(resume.state);
     cJSON_Delete(resume.run_json);
     comm_close();
-    return end_of_output(status);
+    program_exit(end_of_output(status));
 }

@@ -87,9 +87,23 @@ static inline void warn(const char *fmt, ...) {
     if (!warn_hook || !warn_hook(line)) fprintf(stderr, "diffv2: %s\n", line);
 }
 
-// In a thread that works for the main thread: where a failing CHECK leaves its line, [FAILURE_SIZE], before it ends the
-// thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using. NULL:
-// this thread ends the program itself.
+// Called by program_exit, before anything else; it may end the process itself (watchdog.h).
+static void (*exit_hook)(int status);
+
+// The only way to end the program: main returns through it, and so does every failure. The first thread that calls it
+// ends the program; other threads that call it meanwhile wait for that.
+__attribute__((noreturn)) static inline void program_exit(int status) {
+    static bool ending;
+    static __thread bool ending_here;
+    if (ending_here) _exit(status); // a failure of the hook
+    ending_here = true;
+    while (__atomic_exchange_n(&ending, true, __ATOMIC_SEQ_CST)) pause();
+    if (exit_hook) exit_hook(status);
+    exit(status);
+}
+
+// Set in a thread that works for the main thread: a failing CHECK stores its line here, [FAILURE_SIZE], and ends the
+// thread only. The main thread then ends the program, since exit() runs exit handlers of libraries that it may be using.
 enum { FAILURE_SIZE = 8192 };
 static __thread char *failure_line;
 
@@ -106,7 +120,7 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
     }
     fflush(stdout);
     warn("%s", line);
-    exit(EXIT_FAILED);
+    program_exit(EXIT_FAILED);
 }
 
 // A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.

@@ -245,7 +245,7 @@ static inline void options_finish(Options *o, int ranks) {
     assert(ranks >= 1);
     options_derive(o, ranks);
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
-    if (problems) exit(EXIT_USAGE);
+    if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
     if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
     if (o->rollback && (!o->out || !o->checkpoint_every))
@@ -254,7 +254,7 @@ static inline void options_finish(Options *o, int ranks) {
 
 // The model of finished options. A combination that is no model: every problem is reported, then exit 2.
 static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o)) exit(EXIT_USAGE);
+    if (options_model_problems(o)) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 
@@ -311,7 +311,7 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 // been given or adopted. With --match-params --ffn stays what the loaded width was made of, or, where nothing says
 // what that was, the loaded width is kept as it is. Contradictions: exit 2.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
-    if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int ffn = option_row("ffn");
     if (o->match_params && options_ffn_known(o)) {
         o->ffn = options_ffn(o);
