@@ -7,6 +7,7 @@ call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the 
 */
 #ifndef LLMC_COMM_NCCL_WATCH_CUH
 #define LLMC_COMM_NCCL_WATCH_CUH
+#include "comm_launch.h"
 #include <nccl.h>
 
 #ifndef NCCL_HOST_BYTES // a rank's part of the host's collectives, and the lengths of two rings; less in tests

@@ -102,7 +102,7 @@ __attribute__((noreturn)) static inline void watch_end_run(int status) {
 // Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
 // itself, which may be a moment later than the first of the others.
 __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first, int status) {
-    WatchMessage *failed = (WatchMessage *)checked_calloc((size_t)watch.ranks + 1, sizeof(WatchMessage));
+    WatchMessage *failed = (WatchMessage *)checked_calloc(watch.ranks + 1, sizeof(WatchMessage));
     int count = 0;
     if (first) failed[count++] = *first;
     for (double until = now_seconds() + WATCH_GRACE; now_seconds() < until;) {
@@ -199,7 +199,7 @@ static inline void watch_reset_timers(double now) {
 
 static inline void *watch_thread(void *unused) {
     (void)unused;
-    struct pollfd *fds = (struct pollfd *)checked_calloc((size_t)watch.peer_count, sizeof(struct pollfd));
+    struct pollfd *fds = (struct pollfd *)checked_calloc(watch.peer_count, sizeof(struct pollfd));
     double sent = 0, before = now_seconds();
     while (!WATCH_GET(exiting)) {
         double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)),
@@ -272,7 +272,7 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
     watch_timeout(WATCH_TIMEOUT);
     gethostname(watch.host, sizeof(watch.host) - 1);
     watch.peer_count = rank == 0 ? ranks : 1;
-    watch.peers = (WatchPeer *)checked_calloc((size_t)watch.peer_count, sizeof(WatchPeer));
+    watch.peers = (WatchPeer *)checked_calloc(watch.peer_count, sizeof(WatchPeer));
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
     if (rank == 0) {
         watch_accept_ranks(&address->secret);

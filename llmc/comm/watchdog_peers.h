@@ -208,7 +208,7 @@ static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return WATCH_NOTHING;
         if (n <= 0) return WATCH_CLOSED;
-        p->have += (size_t)n;
+        p->have += n;
     }
     memset(m, 0, sizeof(*m));
     memcpy(m, &p->incoming, p->have);
