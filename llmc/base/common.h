@@ -180,11 +180,11 @@ static inline void out_of_memory(const char *memory, size_t bytes, const char *w
 }
 
 // A printf into a fixed array; a text that does not fit is a user's path that is too long, hence CHECK.
-#define FORMAT(array, ...)                                                                        \
-    do {                                                                                          \
-        int format_length = snprintf((array), sizeof(array), __VA_ARGS__);                        \
-        CHECK(format_length >= 0 && (size_t)format_length < sizeof(array),                        \
-              "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, (array)); \
+#define FORMAT(array, ...)                                                                                             \
+    do {                                                                                                               \
+        size_t format_length = snprintf((array), sizeof(array), __VA_ARGS__); /* -1: SIZE_MAX */                       \
+        CHECK(format_length < sizeof(array), "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, \
+              (array));                                                                                                \
     } while (0)
 
 #ifndef DEVICE_OPS
@@ -193,7 +193,7 @@ static inline void out_of_memory(const char *memory, size_t bytes, const char *w
 // buffers ask for huge pages: rows that are far apart then do not miss the TLB at every step, and touching is faster.
 // `what` names it in the message when memory is short.
 static inline void *buffer_alloc(size_t bytes, const char *what) {
-    const size_t huge = (size_t)2 << 20, page = 4096;
+    const size_t huge = 2 << 20, page = 4096;
     size_t alignment = bytes >= 4 * huge ? huge : page, size = round_up(max_size(bytes, 1), page);
     void *p = NULL;
     if (posix_memalign(&p, alignment, size) != 0) out_of_memory("memory", bytes, what, "");
@@ -214,7 +214,7 @@ static inline void buffer_zero(void *p, size_t bytes) {
 }
 static inline void buffer_upload(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) {
-    const size_t piece = (size_t)1 << 20;
+    const size_t piece = 1 << 20;
     size_t pieces = (bytes + piece - 1) / piece;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (size_t i = 0; i < pieces; i++)

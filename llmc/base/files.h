@@ -21,7 +21,7 @@ Functions without a result end the program through CHECK with the path and the s
 
 enum { PATH_SIZE = 4096 };
 #ifndef FILE_PIECE
-#define FILE_PIECE ((size_t)1 << 30) // bytes of one call: Linux moves less than 2 GiB at a time
+#define FILE_PIECE (1 << 30) // bytes of one call: Linux moves less than 2 GiB at a time
 #endif
 
 static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
@@ -31,7 +31,7 @@ static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENODATA;
         if (n <= 0) return false;
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
     }
     return true;
 }
@@ -58,8 +58,8 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
     char *text = NULL;
     int error = EFBIG;
     if (bytes <= limit) {
-        text = (char *)checked_calloc((size_t)bytes + 8, 1);
-        error = file_pread(fd, text, (size_t)bytes, 0) ? 0 : errno;
+        text = (char *)checked_calloc(bytes + 8, 1);
+        error = file_pread(fd, text, bytes, 0) ? 0 : errno;
     }
     close(fd);
     if (error) {
@@ -67,7 +67,7 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
         errno = error;
         return NULL;
     }
-    *size = (size_t)bytes;
+    *size = bytes;
     return text;
 }
 
@@ -77,7 +77,7 @@ static inline void file_write(int fd, const void *from, size_t bytes, const char
         ssize_t n = write(fd, p, min_size(bytes, FILE_PIECE));
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n;
+        p += n, bytes -= n;
     }
 }
 
@@ -87,7 +87,7 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
         ssize_t n = pwrite(fd, p, min_size(bytes, FILE_PIECE), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
     }
 }
 
@@ -109,7 +109,7 @@ static inline void file_close_synced(int fd, const char *path) {
 
 static inline void directory_of(const char *path, char *out, size_t out_size) {
     const char *slash = strrchr(path, '/');
-    size_t length = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    size_t length = !slash ? 1 : slash == path ? 1 : (slash - path);
     CHECK(length < out_size, "a name is too long: %.80s...", path);
     memcpy(out, slash ? path : ".", length);
     out[length] = 0;

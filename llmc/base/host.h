@@ -27,7 +27,7 @@ static inline bool host_read(const char *path, char *text, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     size_t length = 0;
-    for (ssize_t n; length + 1 < size && (n = read(fd, text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    for (ssize_t n; length + 1 < size && (n = read(fd, text + length, size - 1 - length)) > 0;) length += n;
     close(fd);
     text[length] = 0;
     return length > 0;

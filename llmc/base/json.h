@@ -70,12 +70,12 @@ static inline size_t json_escape(const char **text, char out[8]) {
     else if (c < 0x20 || c == 0x7F) length = snprintf(out, 8, "\\u%04x", c);
     else if (length == 0) length = snprintf(out, 8, "\xEF\xBF\xBD");
     else {
-        memcpy(out, *text, (size_t)length);
+        memcpy(out, *text, length);
         *text += length;
-        return (size_t)length;
+        return length;
     }
     *text += 1;
-    return (size_t)length;
+    return length;
 }
 
 static inline void json_print_string(FILE *f, const char *s) {

@@ -59,8 +59,8 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.lambda_at = d.v_at + d.v_rows;
     d.gate_at = d.lambda_at + d.lambda_rows;
     d.fused_rows = d.gate_at + d.gate_rows;
-    d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
-    d.fused_width = (int)round_up((size_t)d.fused_rows, MATRIX_ROWS);
+    d.fused_ld = (int)round_up(d.fused_rows, 64);
+    d.fused_width = (int)round_up(d.fused_rows, MATRIX_ROWS);
     d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
     return d;
 }
@@ -185,7 +185,7 @@ enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
 
 // NULL when the model has no such tensor. `layer` is ignored for tensors of the whole model.
 static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
-    int i = list->index[(size_t)layer * TENSOR_KINDS + kind];
+    int i = list->index[layer * TENSOR_KINDS + kind];
     return i < 0 ? NULL : &list->tensors[i];
 }
 
@@ -199,29 +199,30 @@ static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     AttentionDims a = attention_dims(c);
     size_t dims[DIM_COUNT] = {0};
-    dims[DIM_V] = (size_t)c->V;
-    dims[DIM_C] = (size_t)c->C;
-    dims[DIM_F] = (size_t)c->F;
-    dims[DIM_Q] = (size_t)a.q_rows;
-    dims[DIM_K] = (size_t)a.k_rows;
-    dims[DIM_VALUE] = (size_t)a.v_rows;
-    dims[DIM_LAMBDA] = (size_t)a.lambda_rows;
-    dims[DIM_GATE] = (size_t)a.gate_rows;
-    dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
-    dims[DIM_SUBLN] = (size_t)a.norm_width;
-    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? (size_t)c->D : 0;
+    dims[DIM_V] = c->V;
+    dims[DIM_C] = c->C;
+    dims[DIM_F] = c->F;
+    dims[DIM_Q] = a.q_rows;
+    dims[DIM_K] = a.k_rows;
+    dims[DIM_VALUE] = a.v_rows;
+    dims[DIM_LAMBDA] = a.lambda_rows;
+    dims[DIM_GATE] = a.gate_rows;
+    dims[DIM_O] = c->NH * c->D;
+    dims[DIM_SUBLN] = a.norm_width;
+    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
     dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
-    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? (size_t)a.NQ : 0;
-    dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;
+    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
+    dims[DIM_HEAD] = c->tied ? 0 : c->V;
 
     TensorList list;
     memset(&list, 0, sizeof(list));
     list.L = c->L;
-    list.tensors = (Tensor *)checked_calloc((size_t)TENSOR_ROW_COUNT * (size_t)c->L, sizeof(Tensor));
-    list.index = (int *)checked_calloc((size_t)c->L * TENSOR_KINDS, sizeof(int));
+    int index_count = c->L * TENSOR_KINDS;
+    list.tensors = (Tensor *)checked_calloc(TENSOR_ROW_COUNT * c->L, sizeof(Tensor));
+    list.index = (int *)checked_calloc(index_count, sizeof(int));
     list.ranks = ranks;
-    list.group_offset = (size_t *)checked_calloc((size_t)c->L + 3, sizeof(size_t));
-    for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
+    list.group_offset = (size_t *)checked_calloc(c->L + 3, sizeof(size_t));
+    for (int i = 0; i < index_count; i++) list.index[i] = -1;
 
     size_t offset = 0, matrix = 0, rows = 0; // where the matrix under way begins, and its rows so far
     bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
@@ -252,10 +253,10 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
                 offset = ends ? matrix + round_up(rows, MATRIX_ROWS) * t->shape[1] : offset + count;
                 list.parameter_count += count;
                 for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
-                    list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;
+                    list.index[k * TENSOR_KINDS + row->kind] = list.count;
                 list.count++;
             }
-            offset = round_up(offset, (size_t)TENSOR_ALIGN * (size_t)ranks);
+            offset = round_up(offset, TENSOR_ALIGN * ranks);
         }
         after = after || per_layer;
         r = group_end;
