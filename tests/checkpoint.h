@@ -1272,7 +1272,7 @@ static void ckpt_test_log_records(void) {
     log_number(log, "nan", NAN);
     log_number(log, "inf", -INFINITY);
     log_integer(log, "tokens", INT64_MIN);
-    log_null(log, "loss_z");
+    log_number(log, "loss_z", NAN);
     log_bool(log, "skipped", true);
     log_string(log, "text", "a \"b\"\n\xFF");
     log_end(log);
