@@ -297,7 +297,7 @@ static void packed_documents_train_as_each_alone(void) {
         case_open(&alone, &c, 1, T, FOR_TRAINING);
         case_open(&packed, &c, 1, T, FOR_TRAINING);
         case_randomise(&packed, 4);
-        memcpy(alone.params, packed.params, packed.params_bytes);
+        memcpy(alone.params, packed.params, packed.plan.params_bytes);
         int *tokens = case_tokens(T + 1, c.V, 5), starts[T];
         for (int d = 0; d < DOCUMENTS; d++)
             for (int t = begin[d]; t < begin[d + 1]; t++) starts[t] = begin[d];
@@ -311,7 +311,7 @@ static void packed_documents_train_as_each_alone(void) {
             model_micro_step(&alone, tokens + begin[d], tokens + begin[d] + 1, NULL, 1, length, T);
             sum += model_loss_sum(&alone, length);
         }
-        for (size_t e = 0; e < packed.tensors.buffer_count; e++) {
+        for (size_t e = 0; e < packed.plan.tensors.buffer_count; e++) {
             worst = fmax(worst, fabs((double)(packed.grads[e] - alone.grads[e])));
             largest = fmax(largest, fabs((double)alone.grads[e]));
         }

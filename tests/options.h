@@ -754,11 +754,11 @@ static void test_help(void) {
            program.out);
 }
 
-static void test_readme(void) {
-    static char help[32768], readme[262144];
+static void test_options_document(void) {
+    static char help[32768], document[65536];
     help_text(help, sizeof(help));
-    test_read_file("README.md", readme, sizeof(readme));
-    EXPECT(strstr(readme, help) != NULL, "README.md does not contain the text of --help");
+    test_read_file("docs/options.md", document, sizeof(document));
+    EXPECT(strstr(document, help) != NULL, "docs/options.md does not contain the text of --help");
 }
 
 // clang-format off
@@ -780,7 +780,7 @@ static const Test options_tests[] = {
     {"what only the rank count or a checkpoint decides is refused later, all at once", test_finish_refuses},
     {"architecture flags that contradict a loaded model are refused, the sequence length is free", test_contradictions},
     {"the help lists every option, in 100 columns, and is what the program prints", test_help},
-    {"README.md contains the text of the help", test_readme},
+    {"docs/options.md contains the text of the help", test_options_document},
 };
 // clang-format on
 enum { OPTIONS_TEST_COUNT = sizeof(options_tests) / sizeof(options_tests[0]) };

@@ -35,10 +35,10 @@ static cJSON *build_state(uint64_t big) {
     json_add_u64(state, "next_window", big);
     json_add_u64(state, "seed", o.seed);
     json_add_u64(state, "data_fingerprint", big);
-    Guard guard;
+    SpikeGuard guard;
     memset(&guard, 0, sizeof(guard));
-    for (int i = 0; i < 3; i++) guard_judge(&guard, 1.5 + i, i ? 0.25 * i : NAN, 0, 0);
-    cJSON_AddItemToObject(state, "detectors", guard_to_json(&guard));
+    for (int i = 0; i < 3; i++) spike_guard_decide(&guard, 1.5 + i, i ? 0.25 * i : NAN, 0, 0);
+    cJSON_AddItemToObject(state, "detectors", spike_guard_to_json(&guard));
     cJSON_AddItemToObject(state, "options", options_state_to_json(&o));
     FileDigests files[CHECKPOINT_FILE_COUNT];
     checksums_read(fuzz_directory(), files);
@@ -116,13 +116,13 @@ static void check_options(const Options *o) {
 }
 
 static void check_detectors(const cJSON *json) {
-    Guard guard, again;
+    SpikeGuard guard, again;
     memset(&guard, 0, sizeof(guard));
     memset(&again, 0, sizeof(again));
-    if (!guard_from_json(&guard, json)) return;
-    cJSON *saved = guard_to_json(&guard);
-    FUZZ_EXPECT(guard_from_json(&again, saved), "detectors that were read cannot be read again");
-    cJSON *saved_again = guard_to_json(&again);
+    if (!spike_guard_from_json(&guard, json)) return;
+    cJSON *saved = spike_guard_to_json(&guard);
+    FUZZ_EXPECT(spike_guard_from_json(&again, saved), "detectors that were read cannot be read again");
+    cJSON *saved_again = spike_guard_to_json(&again);
     FUZZ_EXPECT(cJSON_Compare(saved, saved_again, true), "detectors changed by being saved and read");
     cJSON_Delete(saved);
     cJSON_Delete(saved_again);

@@ -88,6 +88,7 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
         p += n, bytes -= n, offset += (uint64_t)n;
+        fault_point(FAULT_WRITE, (void *)path, bytes);
     }
 }
 
@@ -172,6 +173,6 @@ static inline bool directory_remove(const char *path) {
         done = directory_remove(child);
     }
     closedir(d);
-    return done && rmdir(path) == 0;
+    return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && rmdir(path) == 0;
 }
 #endif

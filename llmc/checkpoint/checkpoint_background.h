@@ -63,7 +63,7 @@ static inline bool background_open(const CheckpointBuffers *b) {
     bool room = !host_memory("", &host) || (uint64_t)comm_ranks_here() * bytes <= host.available;
     double missing = !room;
     comm_sum_f64(&missing, 1); // none allocates before all have looked
-    if (missing == 0) background.copy = (char *)download_alloc(bytes);
+    if (missing == 0 && !fault_point(FAULT_COPY, NULL, bytes)) background.copy = (char *)download_alloc(bytes);
     missing += background.copy == NULL;
     comm_sum_f64(&missing, 1);
     if (missing == 0) return true;

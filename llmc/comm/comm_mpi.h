@@ -84,11 +84,13 @@ static inline void comm_execute(const CommOp *op) {
     MPI_Datatype type = sizeof(grad_t) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, MPI_COMM_WORLD, &request));
         comm_wait_request(&request);
         comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
         return;
     case COMM_ALL_GATHER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
         break;
     case COMM_GATHER:

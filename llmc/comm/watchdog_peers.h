@@ -94,7 +94,10 @@ static struct {
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
-static inline void watch_phase(Phase phase) { WATCH_SET(phase, (int)phase); }
+static inline void watch_phase(Phase phase) {
+    WATCH_SET(phase, (int)phase);
+    fault_point(FAULT_PHASE, NULL, (size_t)phase);
+}
 static inline void watch_step(int64_t step) { WATCH_SET(step, step); }
 static inline double watch_wait_start(void) { // doubles have no atomic builtins for the load of a value
     double t;
