@@ -1794,6 +1794,7 @@ int main(int argc, char **argv) {
     Resume resume;
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
+    if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);

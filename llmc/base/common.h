@@ -131,6 +131,11 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
         if (!(cond)) check_failed(__VA_ARGS__); \
     } while (0)
 
+// Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.
+static inline void stdout_discard(void) {
+    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+}
+
 // A thread that no signal reaches: those are for the main thread and the one that waits for them. `what` it does, for
 // the message.
 static inline void thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what) {

@@ -21,7 +21,7 @@ a thread and a TCP connection of its own to rank 0, which hears from all and dec
               checked before use. A connection whose messages are not valid ends the run like one that has closed.
   failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
               that a mistake in the command line is one line for a thousand ranks. The others end with its status.
-  stdout      is that of rank 0: the others' goes nowhere. Their warnings too, unless they fail afterwards.
+  warnings    Rank 0 prints its own. The others' are printed only if they fail afterwards.
 
 One rank: nothing here does anything, and no thread is started.
 */
@@ -284,7 +284,6 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
     warn_hook = watch_record_line;
     exit_hook = watch_on_exit;
-    if (rank != 0) CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
     thread_start(&watch.thread, watch_thread, NULL, "that watches the ranks");
 }
 #endif
