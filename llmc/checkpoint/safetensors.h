@@ -166,7 +166,7 @@ static inline const SafeTensor *safetensors_find(const SafeTensors *s, const cha
 static inline void safetensors_sort(SafeTensors *s) {
     if (s->count) qsort(s->tensors, s->count, sizeof(SafeTensor), compare_tensor_name);
     for (size_t i = 1; i < s->count; i++)
-        CHECK(strcmp(s->tensors[i - 1].name, s->tensors[i].name) != 0, "%s: tensor %.100s is there twice", s->path,
+        CHECK(strcmp(s->tensors[i - 1].name, s->tensors[i].name) != 0, "%s: duplicate tensor %.100s", s->path,
               s->tensors[i].name);
 }
 
