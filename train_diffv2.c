@@ -1656,6 +1656,7 @@ int main(int argc, char **argv) {
     Resume resume;
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
+    if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
@@ -1664,5 +1665,5 @@ int main(int argc, char **argv) {
     cJSON_Delete(resume.state);
     cJSON_Delete(resume.run_json);
     comm_close();
-    return end_of_output(status);
+    program_exit(end_of_output(status));
 }

@@ -8,7 +8,7 @@
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
 #              dev/gpu_check.sh with them in the place of a GPU
-#   rooms      includes point downwards and headers compile alone (dev/rooms.py)
+#   rooms      includes point downwards, headers compile alone, functions are called (dev/rooms.py)
 #   format     all sources are formatted, and no line exceeds 120 columns (dev/format/format.sh)
 #   nvcc       what the build finds in which places (tests/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too

@@ -70,7 +70,7 @@ static inline bool shard_pread(const Shard *s, int fd, void *to, size_t bytes, i
         if (n <= 0)
             return shard_fail(error, "cannot read %s at byte %lld: %s", s->path, (long long)offset + (long long)done,
                               n < 0 ? strerror(errno) : "the file has become shorter");
-        done += (size_t)n;
+        done += n;
     }
     return true;
 }
@@ -79,7 +79,7 @@ static inline bool shard_pread(const Shard *s, int fd, void *to, size_t bytes, i
 static inline bool shard_read_tokens(const Shard *s, int fd, size_t first, size_t count, int V, void *raw, int *tokens,
                                      char *error) {
     int64_t offset = SHARD_HEADER_BYTES + (int64_t)first * s->token_bytes;
-    if (!shard_pread(s, fd, raw, count * (size_t)s->token_bytes, offset, error)) return false;
+    if (!shard_pread(s, fd, raw, count * s->token_bytes, offset, error)) return false;
     for (size_t i = 0; i < count; i++) {
         uint32_t token = s->token_bytes == 2 ? ((const uint16_t *)raw)[i] : ((const uint32_t *)raw)[i];
         if (token >= (uint32_t)V)
@@ -93,7 +93,7 @@ static inline bool shard_read_tokens(const Shard *s, int fd, size_t first, size_
 }
 
 // Takes the file's size and header into `s`, or ends the program.
-static inline void shard_examine(Shard *s, int T) {
+static inline void shard_examine(Shard *s, size_t window_tokens) {
     const char *advice = "text_to_shards makes token shards from text";
     struct stat file;
     int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe with no writer must not block
@@ -121,10 +121,10 @@ static inline void shard_examine(Shard *s, int T) {
           "token shard %s has %lld bytes, but %lld for the %zu tokens that its header states: it "
           "is not whole, copy or convert it again",
           s->path, (long long)s->file_bytes, (long long)want, s->token_count);
-    CHECK(s->token_count > (size_t)T,
-          "token shard %s has %zu tokens and a window has %d: use a shorter --seq-len, or "
+    CHECK(s->token_count >= window_tokens,
+          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, or "
           "leave the shard out",
-          s->path, s->token_count, T + 1);
+          s->path, s->token_count, window_tokens);
 }
 
 static inline int shard_compare_paths(const void *a, const void *b) {
