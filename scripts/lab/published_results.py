@@ -41,7 +41,7 @@ def gap(study, attention, against="baseline", suffix="", against_suffix=""):
 def layers_max(study, attention, top, bottom):
     """'max / median' of an evaluation's layers: the layer whose largest value is largest."""
     arm = arm_of(study, attention)
-    layers = tables.layer_table(study.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
+    layers = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
     pairs = [
         (high, low)
         for high, low in zip(layers.get(top, []), layers.get(bottom, []))
@@ -60,14 +60,14 @@ def both(study, function, *arguments):
 
 def layer_mean(study, attention, key, source, digits):
     arm = arm_of(study, attention)
-    values = tables.layer_table(study.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
+    values = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
     good = [x for x in values or [] if stats.finite(x)]
     return f"{stats.mean(good):.{digits}f}" if good else None
 
 
 def rms_range(study, attention):
     arm = arm_of(study, attention)
-    table = tables.layer_table(study.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
+    table = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
     low, high, mean = (
         [x for x in table.get(f"context_rms_{key}", []) if x is not None] for key in ("min", "max", "mean")
     )
