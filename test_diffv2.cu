@@ -102,23 +102,23 @@ static const Case cases[] = {
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {3, 1, 2, 1, 16, 16},      0, "one row"},
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {2, 17, 4, 1, 72, 72},     1, "addresses off the pack, a piece of 8 columns"},
     {"attention",                check_attention_plain,      "B T NQ NKV D DV",       {1, 5, 2, 2, 1, 3},        0, "the narrowest"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 64, 4, 2, 64, 64, 1, 1, 0, 0},      0, "whole tiles, groups"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 131, 2, 2, 128, 128, 1, 1, 0, 0},   0, "no groups, D = 128, three tiles"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 4, 3},      0, "two sequences at a time, T beyond a tile"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 3},      0, "room for two of three sequences: one at a time"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 1, 64, 128, 2, 1, 0, 0},    0, "diff_v1: values of width 2D, the second key set"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 100, 4, 2, 64, 128, 2, 2, 0, 0},    0, "the same in halves"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},     0, "three groups of heads at a time of six, though there is room for four"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},     0, "one group at a time, values in halves, the second key set"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},      0, "groups whose lse would be off the 16 bytes: all at once"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 65, 2, 1, 128, 256, 1, 0, 0, 0},    0, "D = 128, values of width 2D, if cuDNN likes"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 33, 6, 2, 32, 64, 1, 0, 0, 0},      0, "diff_scalar: halves of 32"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 65, 4, 2, 16, 16, 1, 0, 0, 0},      0, "narrow heads"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {1, 131, 2, 1, 8, 16, 2, 0, 0, 0},      0, "the narrowest"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {2, 17, 4, 1, 72, 72, 1, 0, 0, 0},      0, "no power of two"},
-    {"attention cuDNN",          check_attention_library,    CUDNN_NAMES,             {3, 33, 3, 3, 12, 12, 1, 0, 0, 0},      0, "a width that it does not take"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 64, 4, 2, 64, 64, 1, 1, 0, 0},      0, "whole tiles, groups"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {1, 131, 2, 2, 128, 128, 1, 1, 0, 0},   0, "no groups, D = 128, three tiles"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {6, 70, 6, 2, 64, 64, 1, 1, 4, 3},      0, "two sequences at a time, T beyond a tile"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},      0, "room for one sequence, whose lse would be off the 16 bytes: all at once"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {3, 64, 2, 1, 64, 64, 1, 1, 2, 3},      0, "room for two of three sequences: one at a time"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 100, 4, 1, 64, 128, 2, 1, 0, 0},    0, "diff_v1: values of width 2D, the second key set"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 100, 4, 2, 64, 128, 2, 2, 0, 0},    0, "the same in halves"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},    0, "D = 128, values of width 2D in halves, one sequence at a time"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},     0, "three groups of heads at a time of six, though there is room for four"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},     0, "one group at a time, values in halves, the second key set"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},      0, "groups whose lse would be off the 16 bytes: all at once"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {1, 65, 2, 1, 128, 256, 1, 0, 0, 0},    0, "D = 128, values of width 2D, if cuDNN likes"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 33, 6, 2, 32, 64, 1, 0, 0, 0},      0, "diff_scalar: halves of 32"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 65, 4, 2, 16, 16, 1, 0, 0, 0},      0, "narrow heads"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {1, 131, 2, 1, 8, 16, 2, 0, 0, 0},      0, "the narrowest"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {2, 17, 4, 1, 72, 72, 1, 0, 0, 0},      0, "no power of two"},
+    {"attention cuDNN",          check_attention_cudnn,    CUDNN_NAMES,             {3, 33, 3, 3, 12, 12, 1, 0, 0, 0},      0, "a width that it does not take"},
     {"attention documents",      check_attention_documents,  "B T NQ NKV D DV",       {2, 200, 2, 1, 16, 16},    0, "document masks that skip tiles"},
     {"attention documents",      check_attention_documents,  "B T NQ NKV D DV",       {1, 150, 2, 2, 10, 20},    0, "document masks, no packs"},
     {"attention generation",     check_attention_generation, "first T NQ NKV D DV",   {70, 1, 4, 2, 16, 16},     0, "one query after 70 keys"},
@@ -238,7 +238,7 @@ static void choose_cases(const Case *table, size_t size, int count, char **words
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv);
+    environment_reexecute(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
 #ifdef CUDA_ON_CPU
     chosen.seed = 1;

@@ -294,7 +294,7 @@ static const char ONE_ODD_SEQUENCE[] = "--layers 2 --hidden 64 --heads 2 --kv-he
                                        "--vocab 256 --seq-len 65 --batch-size 1 --tie-embeddings";
 
 static void a_run_says_what_computes_attention(void) {
-    static const char fp32[] = "attention: our own kernel (an fp32 build; cuDNN's is bf16)";
+    static const char fp32[] = "attention: the built-in kernel (an fp32 build; cuDNN's is bf16)";
     static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
     expect_attention(NULL, "", fp32, cudnn);
     expect_attention("16,16", "--attention diff_v1", fp32,
@@ -302,14 +302,14 @@ static void a_run_says_what_computes_attention(void) {
     expect_attention("32,16", "--attention diff_v1", fp32,
                      "attention: loops in the place of cuDNN, values in halves, deterministic backward");
     expect_attention("32,8", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN; backward by our own kernel (heads are too wide)");
-    expect_attention("8,8", "--attention diff_v1", fp32, "attention: our own kernel (heads are too wide)");
+                     "attention: loops in the place of cuDNN; backward by the built-in kernel (heads are too wide)");
+    expect_attention("8,8", "--attention diff_v1", fp32, "attention: the built-in kernel (heads are too wide)");
     expect_attention(NULL, "--no-deterministic", fp32,
                      "attention: loops in the place of cuDNN, not deterministic backward");
-    expect_attention(NULL, "--sdpa own", "attention: our own kernel (--sdpa own)",
-                     "attention: our own kernel (--sdpa own)");
+    expect_attention(NULL, "--sdpa own", "attention: the built-in kernel (--sdpa own)",
+                     "attention: the built-in kernel (--sdpa own)");
     expect_attention(NULL, "--doc-mask --separator 0", fp32,
-                     "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
+                     "attention: the built-in kernel (--doc-mask: cuDNN would see beyond documents)");
     // 65 log-sum-exps of the first key set, of 4 bytes each: those of the second begin on the next 16 bytes
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v1", fp32, cudnn);
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_scalar", fp32, cudnn);
@@ -334,16 +334,16 @@ static void a_run_warns_of_our_own_kernel(void) {
         {false, "", "", NULL},
         {false, "", "--sdpa own", NULL},
         {false, "", "--head-dim 16 --seq-len 1", NULL},
-        {false, "", "--head-dim 12 --seq-len 9", "attention is computed by our own kernel"},
+        {false, "", "--head-dim 12 --seq-len 9", "attention is computed by the built-in kernel"},
         {false, "", "--head-dim 12 --seq-len 9", "choose --head-dim so that all heads are multiples of 8 wide"},
         {false, "", "--head-dim 12 --seq-len 9 --dry-run",
          "choose --head-dim so that all heads are multiples of 8 wide"},
         {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask"},
         {false, "", "--doc-mask --separator 0 --sdpa own", NULL},
-        {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by our own kernel"},
+        {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by the built-in kernel"},
         {false, "CUDA_ON_CPU_CUDNN=16,8", "",
          "heads are too wide; a newer cuDNN may take it, or heads of another width"},
-        {true, "91700", "", "attention's backward is computed by our own kernel"},
+        {true, "91700", "", "attention's backward is computed by the built-in kernel"},
         {true, "91700", "", "--no-deterministic gives it to cuDNN"},
         {true, "91700", "--no-deterministic", NULL},
         {true, "91700", "--eval --init run/checkpoints/step_00000001 --val-data data.bin --val-steps 1", NULL},
@@ -355,7 +355,7 @@ static void a_run_warns_of_our_own_kernel(void) {
         {false, "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0", "", "ATTN_DP_WORKSPACE_LIMIT is ignored"},
         {false, "CUDNN_RESCALE_THRESHOLD=1", "", "CUDNN_RESCALE_THRESHOLD is ignored"},
         {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 192",
-         "attention's backward is computed by our own kernel"},
+         "attention's backward is computed by the built-in kernel"},
         {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 192",
          "gives NaN at 192 positions, where T % 128 is 64; a --seq-len that is a multiple of 128"},
         {false, "CUDA_ON_CPU_NAME=H200", "--head-dim 16 --seq-len 192", NULL},
@@ -396,7 +396,7 @@ static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
         {"CUDA_ON_CPU_CUDNN_VERSION=91001", "--sdpa cudnn",
          "--sdpa cudnn: forward of 8 heads of width 16 and 16: "
          "cuDNN 9.10.1 has known bugs"},
-        {"CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave --sdpa out"},
+        {"CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave out --sdpa"},
         {"CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --sdpa own does without cuDNN"},
     };
     TestDirectory d = cuda_data(256);
@@ -822,7 +822,7 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     Model m;
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK);
     model_alloc(&m, NULL);
-    ops_init(m.workspace_bytes);
+    ops_init(m.plan.workspace_bytes);
     model_init(&m, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
@@ -860,7 +860,8 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
         ModelConfig config = options_model(&o);
         Model m;
         model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
-        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
+               m.plan.logit_rows);
         model_free(&m, true);
         options_free(&o);
     }
@@ -884,7 +885,7 @@ static void what_the_gemm_library_refuses_is_computed(void) {
     char cpu[600], device_path[600];
     FORMAT(cpu, "%s/cpu", d.path);
     FORMAT(device_path, "%s/device", d.path);
-    compare_dumps("products by our own kernel", 1 - 1e-2, cpu, device_path);
+    compare_dumps("products by the built-in kernel", 1 - 1e-2, cpu, device_path);
     test_remove_directory(&d);
 }
 
@@ -990,7 +991,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
     {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention},
      BOTH_PRECISIONS},
-    {{"a run warns where our own kernel computes attention unasked, with a remedy that helps",
+    {{"a run warns where the built-in kernel computes attention unasked, with a remedy that helps",
       a_run_warns_of_our_own_kernel},
      BOTH_PRECISIONS},
     {{"the workspace of attention follows the device's memory", the_workspace_of_attention_follows_the_devices_memory},
@@ -1010,7 +1011,7 @@ static const CudaTest cuda_trainer_tests[] = {
       every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
-    {{"what the GEMM library refuses is computed by our own kernel, with a warning",
+    {{"what the GEMM library refuses is computed by the built-in kernel, with a warning",
       what_the_gemm_library_refuses_is_computed},
      BOTH_PRECISIONS},
     {{"a table of --tune-gemm decides which algorithms multiply, or is refused",

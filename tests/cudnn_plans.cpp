@@ -112,7 +112,7 @@ static int64_t estimate(const CudnnAttention &a) {
 int main(int argc, char **argv) {
     int passed = 0, failed = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("%s\n", cudnn_attention_library());
+    printf("%s\n", cudnn_attention_version());
     for (const Device &device : devices)
         for (const Row &row : rows)
             for (int direction : directions) {

@@ -191,8 +191,8 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {find_variant("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
-        plain.attention = find_variant("baseline");
+        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
+        plain.attention = variant_find("baseline");
         plain.NH = twice->NH;
         AttentionDims a = attention_dims(&c), b = attention_dims(&plain);
         EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
@@ -211,7 +211,7 @@ static void test_match_params(void) {
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
-            plain.attention = find_variant("baseline");
+            plain.attention = variant_find("baseline");
             plain.F = presets[p].F;
             double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
@@ -651,7 +651,7 @@ static void test_finish_refuses(void) {
 static ModelConfig loaded_model(void) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant("baseline");
+    c.attention = variant_find("baseline");
     c.L = 3, c.C = 64, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 96, c.T = 512, c.V = 1000;
     c.rope_theta = 500000;
     c.rms_norm_eps = 1e-6;

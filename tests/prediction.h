@@ -9,7 +9,7 @@ derived by hand, and nothing worse makes a step faster.
 
 // A preset's plan on a device; ranks share their state by --zero 1. B sequences per rank are one micro-step.
 typedef struct {
-    Model model;
+    ModelPlan model;
     Options options;
 } PredictedRun;
 static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
@@ -19,19 +19,19 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
     int i = 0;
     while (strcmp(presets[i].name, preset) != 0) i++;
     const Preset *p = &presets[i];
-    c.attention = find_variant(attention);
+    c.attention = variant_find(attention);
     c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
     if (model_config_problems(&c, &problem, 1)) return false;
     options_defaults(&run->options);
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
-    model_plan_rank(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
+    plan_build(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
     model_plan_device(&run->model, device_peak_named(device), true);
     return true;
 }
 static void predicted_run_free(PredictedRun *run) {
-    model_free(&run->model, false);
+    plan_free(&run->model);
     options_free(&run->options);
 }
 
@@ -80,7 +80,7 @@ static void operations_have_the_flops_of_the_trainer_and_bytes_of_bf16(void) {
             const char *variant = attention_variants[v].name;
             PredictedRun run;
             if (!predicted_run(&run, "H200", presets[i].name, variant, 0, 2, 1)) continue;
-            const Model *m = &run.model;
+            const ModelPlan *m = &run.model;
             Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
             // the trainer counts a backward as twice the forward; flash attention computes the scores once more
             double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +

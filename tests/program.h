@@ -560,14 +560,14 @@ enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP
 
 static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
     const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true};
-    ModelConfig config = case_config(&mc, find_variant("sink"));
+    ModelConfig config = case_config(&mc, variant_find("sink"));
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
     model_init(&r->model, seed);
     dataloader_open(&r->loader, path, REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed, true);
     dataloader_start(&r->loader, 0);
-    size_t count = r->model.tensors.buffer_count;
+    size_t count = r->model.plan.tensors.buffer_count;
     r->w = (double *)checked_calloc(3 * count, sizeof(double)), r->m = r->w + count, r->v = r->m + count;
     for (size_t e = 0; e < count; e++) r->w[e] = (double)r->model.params[e];
     r->inputs = (int *)checked_calloc(2 * REFERENCE_B * REFERENCE_T, sizeof(int));
@@ -584,7 +584,7 @@ static void reference_close(ReferenceRun *r) {
 // Gradients of all windows of the step at once; then their norm, the rate, and AdamW.
 static void reference_step(ReferenceRun *r, int step, double lr, double floor_ratio, double clip, double decay,
                            double beta1, double beta2, double eps) {
-    const TensorList *list = &r->model.tensors;
+    const TensorList *list = &r->model.plan.tensors;
     double N = REFERENCE_B * REFERENCE_T, squares = 0,
            p = (double)(step - REFERENCE_WARMUP) / (REFERENCE_STEPS - REFERENCE_WARMUP);
     buffer_zero(r->model.acts.losses, (size_t)N * sizeof(real));
@@ -623,7 +623,7 @@ static void a_run_is_what_the_definitions_give(void) {
     reference_open(&reference, &d, 7);
     for (int step = 1; step <= REFERENCE_STEPS; step++) {
         double loss = 0, norm = 0, rate = 0, error = 0, size = 0;
-        const TensorList *list = &reference.model.tensors;
+        const TensorList *list = &reference.model.plan.tensors;
         reference_step(&reference, step, 0.02, 0.3, 0.9, 0.3, 0.8, 0.9, 1e-3);
         clipped += reference.norm > 0.9;
         log_value_of_step(&d, "run", step, "loss", &loss);

@@ -9,7 +9,7 @@ bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes
                                                                               milliseconds (for dev/gpu_check)
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many),
   fast: as with --no-deterministic; all cases of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
-  --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
+  --sdpa own: attention by the built-in kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
   --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
   --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each
   result is appended there as one line of JSON as well.
@@ -129,8 +129,8 @@ static void bench_init(Model *model) {
         exact[e] = (real)(0.02 * random_normal(9, e)), exact_ones[e] = 1;
         host[e] = (floatX)exact[e], ones[e] = (floatX)1.0f;
     }
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         bool one = t->row->init == INIT_ONE;
         for (size_t begin = 0; begin < t->count; begin += CHUNK) {
             size_t count = min_size(CHUNK, t->count - begin);
@@ -153,9 +153,9 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
     b->B = B, b->T = T;
     plan_model(&b->model, preset, attention, NKV, B, T, purpose);
     model_alloc(&b->model, NULL);
-    ops_init(b->model.workspace_bytes);
+    ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
-    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.config.V);
+    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
 }
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);
@@ -170,7 +170,7 @@ static double bench_step(BenchModel *b) {
     int N = b->B * b->T;
     double start = now_seconds(), loss;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    if (model->purpose == FOR_TRAINING) {
+    if (model->plan.purpose == FOR_TRAINING) {
         model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
         loss = model_loss_sum(model, N);
         double norm = model_grad_norm(model);
@@ -203,8 +203,8 @@ static double bench_steps(BenchModel *b, int *steps) {
 }
 
 static size_t bench_bytes(const Model *m) {
-    return m->params_bytes + m->grads_bytes + m->moments_bytes + m->master_bytes + m->activations_bytes +
-           m->workspace_bytes;
+    return m->plan.params_bytes + m->plan.grads_bytes + m->plan.moments_bytes + m->plan.master_bytes +
+           m->plan.activations_bytes + m->plan.workspace_bytes;
 }
 
 typedef struct {
@@ -227,13 +227,13 @@ static ModelCase read_case(const char *preset, const char *text) {
     return c;
 }
 
-// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
+// Attention is planned as the built-in kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
 // bytes.
-static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
-    const AttentionUse own = {true, false, true, false, false};
+static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
+    const AttentionOptions own = {true, false, true, false, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    attention_use(own);
+    attention_configure(own);
     for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
         bool fits = true;
         for (int i = 0; i < count; i++) {
@@ -244,7 +244,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
             attention_stop(); // its plans for this B
         }
         if (!fits) continue;
-        attention_use(use);
+        attention_configure(use);
         return B;
     }
     CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T,
@@ -252,7 +252,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
     return 0;
 }
 
-static void run_models(const char *preset, int T, int count, char **texts, AttentionUse use) {
+static void run_models(const char *preset, int T, int count, char **texts, AttentionOptions use) {
     ModelCase cases[16];
     CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
     device_start();
@@ -264,17 +264,17 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     ops_free();
     int B = largest_batch(cases, count, T, use);
     for (int i = 0; i < count; i++) {
-        AttentionUse of = use;
+        AttentionOptions of = use;
         of.deterministic = use.deterministic && !cases[i].fast;
         attention_stop(); // plans of the model before; a forward alone has those of the training
-        attention_use(of);
+        attention_configure(of);
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;
             bench_open(&b, cases[i].preset, cases[i].attention, cases[i].NKV, B, T,
                        training ? FOR_TRAINING : FOR_EVALUATION);
             double seconds = bench_steps(&b, &steps), tokens = (double)B * T;
-            double flops = training ? training_flops(&b.model, B, T) : forward_flops(&b.model, B, T);
+            double flops = training ? training_flops(&b.model.plan, B, T) : forward_flops(&b.model.plan, B, T);
             const char *document = NULL;
             double rated = ops_rated_gflops(&document);
             char share[64] = "null";
@@ -283,9 +283,9 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
                    "%d, \"parameters\": %zu, \"what\": \"%s\", "
                    "\"steps\": %d, \"ms\": %.3f, \"tokens_per_s\": %.1f, \"tflops\": %.2f, \"device_share\": %s, "
                    "\"bytes\": %zu, \"attention\": \"%s\"}",
-                   preset, cases[i].text, T, B, b.model.config.NKV, b.model.tensors.parameter_count,
+                   preset, cases[i].text, T, B, b.model.plan.config.NKV, b.model.plan.tensors.parameter_count,
                    training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
-                   share, bench_bytes(&b.model), quotable(attention_library()));
+                   share, bench_bytes(&b.model), quotable(attention_backend()));
             bench_close(&b);
         }
     }
@@ -295,7 +295,8 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
 static void run_turns(const char *preset, const char *attention, int NKV, int B, int T) {
     BenchModel b;
     bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
-    printf("%zu parameters, %.6g FLOPs a step\n", b.model.tensors.parameter_count, training_flops(&b.model, B, T));
+    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
+           training_flops(&b.model.plan, B, T));
     fflush(stdout);
     for (int c; (c = getchar()) != EOF;)
         if (c == '\n') {
@@ -380,19 +381,20 @@ int main(int argc, char **argv) {
                         "[WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    AttentionUse use = {false, false, true, false, false};
+    AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
-        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
+            use.builtin = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
         } else break;
     }
-    attention_use(use);
+    attention_configure(use);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

@@ -177,7 +177,7 @@ extern "C" void cudnn_attention_close(void) {
     handle = nullptr;
 }
 
-extern "C" const char *cudnn_attention_library(void) {
+extern "C" const char *cudnn_attention_version(void) {
     static char text[64];
     size_t version = cudnnGetVersion(); // 91900: 9.19.0
     snprintf(text, sizeof(text), "cuDNN %zu.%zu.%zu, frontend %d.%d.%d", version / 10000, version / 100 % 100,
@@ -241,7 +241,7 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     return plan.release();
 }
 
-extern "C" void cudnn_attention_forget(CudnnPlan *plan) { delete plan; }
+extern "C" void cudnn_attention_free(CudnnPlan *plan) { delete plan; }
 
 extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *t, void *workspace, void *stream, char *why,
                                     size_t size) {

@@ -41,7 +41,7 @@ static inline double ops_rated_gflops(const char **document) {
     return row ? 1e3 * row->tflops : 0;
 }
 
-static inline int ops_own_memory(MemoryPart *parts) {
+static inline int ops_memory_parts(MemoryPart *parts) {
     parts[0] = memory_part("workspace of matrix products", GEMM_WORKSPACE_BYTES, false);
     parts[1] = memory_part("partial sums", SCRATCH_BYTES, false);
     parts[2] = memory_part("CUDA and the libraries' kernels, about", CONTEXT_BYTES, true);

@@ -58,9 +58,11 @@ static inline void buffer_free(void *p) {
     CUDA_CHECK(cudaFree(p));
 }
 static inline void buffer_zero(void *p, size_t bytes) {
+    OPERATION();
     if (bytes) CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, main_stream));
 }
 static inline void buffer_upload(void *to, const void *host, size_t bytes) {
+    OPERATION();
     if (bytes == 0) return;
     if (bytes > UPLOAD_BYTES) {
         CUDA_CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, main_stream));

@@ -21,7 +21,7 @@ attention: causal grouped-query attention, tile by tile. Equations in attention.
 #include "../cuda/attention_tile.cuh"
 
 // of the backward: delta (B,NQ,T)
-static inline size_t attention_own_workspace_bytes(AttentionShape s) {
+static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {
     return (size_t)s.B * (size_t)s.NQ * (size_t)s.T * sizeof(real);
 }
 
@@ -145,8 +145,8 @@ static inline void attention_check(AttentionShape s) {
           "attention: heads of width %d and %d; up to %d can be computed", s.D, s.DV, 8 * TILE);
 }
 
-static inline void attention_own_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                         AttentionShape s) {
+static inline void attention_builtin_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                             AttentionShape s) {
     attention_check(s);
     bool wide_qk = attention_wide_qk(s, q, k),
          wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);

@@ -88,15 +88,15 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
 }
 
 // The CPU's attention is all here: no library does it, and its sums have one order.
-static inline void attention_use(AttentionUse use) {
-    CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
+static inline void attention_configure(AttentionOptions use) {
+    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
 }
-static inline void attention_leave(size_t bytes) { (void)bytes; }
+static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
-static inline const char *attention_library(void) { return NULL; }
-static inline const char *attention_build(void) { return "none"; }
+static inline const char *attention_backend(void) { return NULL; }
+static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {

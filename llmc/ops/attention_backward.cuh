@@ -1,5 +1,5 @@
 /*
-attention_backward: the kernels of attention_own_backward; see attention.cuh.
+attention_backward: the kernels of attention_builtin_backward; see attention.cuh.
 
   delta   delta[t] = rowsum(dO O)
   dQ      dS = P (dP - delta), dP = dO V^T;  dQ = scale sum over keys of dS K       a block per 64 queries
@@ -117,12 +117,12 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_write<PIECES>(to, s.ldkv, rows, of_k ? s.D : s.DV, out, factor, add);
 }
 
-static inline void attention_own_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
-                                          const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                          AttentionShape s, bool add_dv) {
+static inline void attention_builtin_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                              const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                              AttentionShape s, bool add_dv) {
     attention_check(s);
     assert(s.first == 0);
-    real *delta = ops_workspace_take(attention_own_workspace_bytes(s));
+    real *delta = ops_workspace_take(attention_builtin_workspace_bytes(s));
     AttentionBackward a;
     a.dout = dout, a.q = q, a.k = k, a.v = v;
     a.lse = lse, a.delta = delta;

@@ -62,9 +62,10 @@ static inline void attention_call(CudnnPlan *plan, const CudnnTensors *t, const 
 
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s) {
+    OPERATION();
     const AttentionRoute *r = lse ? attention_route(s, false, false) : NULL;
     if (!r || !r->parts) {
-        attention_own_forward(out, lse, q, k, v, s);
+        attention_builtin_forward(out, lse, q, k, v, s);
         return;
     }
     assert(packed(0, out, lse, q, k, v));
@@ -113,9 +114,10 @@ static inline void attention_backward_part(const AttentionRoute *r, int part, in
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
                                       AttentionShape s, bool add_dv) {
+    OPERATION();
     const AttentionRoute *r = attention_route(s, true, add_dv);
     if (!r || !r->parts) {
-        attention_own_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
+        attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
         return;
     }
     assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));

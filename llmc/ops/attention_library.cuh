@@ -1,5 +1,5 @@
 /*
-attention_library: attention_forward and attention_backward, by cuDNN where it takes the shape, else by our own kernel
+attention_backend: attention_forward and attention_backward, by cuDNN where it takes the shape, else by the built-in kernel
 (attention.cuh). Which of the two is decided once per shape and direction, by attention_prepare, before the workspace is
 allocated; a shape that was not prepared (generation, the short sequences of --eval) is our kernel's. Our kernel uses no
 tensor cores: where the user did not ask for it, attention_warning gives the reason and the remedy.
@@ -14,7 +14,7 @@ tensor cores: where the user did not ask for it, attention_warning gives the rea
              (a key/value head with the query heads that read it), if lse stays aligned. Sums cross neither, so that
              the bits are those of a single call. The limit is half of the device's memory that the run leaves.
   numerics   what is added has been rounded to floatX, once more than in our kernel
-  order      the same bits in every run, unless attention_use was told that they need not be
+  order      the same bits in every run, unless attention_configure was told that they need not be
 */
 #ifndef LLMC_ATTENTION_LIBRARY_CUH
 #define LLMC_ATTENTION_LIBRARY_CUH
@@ -26,7 +26,7 @@ enum { ATTENTION_ROUTES = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
 typedef struct {
     AttentionShape shape;
     bool backward, add_dv;
-    int parts;     // of the values' columns, each a call; 0: our own kernel
+    int parts;     // of the values' columns, each a call; 0: the built-in kernel
     int sequences; // per call
     int groups;    // of heads per call; all, unless a call has one sequence
     CudnnPlan *plans[ATTENTION_PARTS];
@@ -36,7 +36,7 @@ typedef struct {
 } AttentionRoute;
 
 static struct {
-    AttentionUse use;
+    AttentionOptions use;
     bool no_device;
     const char *ignored; // a variable of the environment, until attention_warning has named it
     int count, warned;   // routes; those that attention_warning has looked at
@@ -45,10 +45,10 @@ static struct {
 static size_t attention_limit = GPU_ATTENTION_LIMIT; // bytes
 static int attention_fewest_parts = 1;               // 2: halves even where the whole width is taken; for tests
 
-static inline const char *attention_build(void) { return cudnn_attention_library(); }
+static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
 
 // Variables by which cuDNN's frontend would choose an algorithm, and so the bits, without a word in the run's records.
-static inline void attention_use(AttentionUse use) {
+static inline void attention_configure(AttentionOptions use) {
     static const char *const names[] = {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "CUDNN_RESCALE_THRESHOLD"};
     attention_state.use = use;
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
@@ -64,7 +64,7 @@ static inline bool attention_has_device(void) { // --dry-run does without one
 }
 
 // By the memory of all of the device, so that runs on devices of a kind make the same calls.
-static inline void attention_leave(size_t bytes) {
+static inline void attention_reserve(size_t bytes) {
     enum { LEAST = 64 << 20 };
     size_t free_bytes = 0, total = 0;
     if (!attention_has_device()) return;
@@ -75,8 +75,7 @@ static inline void attention_leave(size_t bytes) {
 
 static inline void attention_stop(void) {
     for (int i = 0; i < attention_state.count; i++)
-        for (int part = 0; part < ATTENTION_PARTS; part++)
-            cudnn_attention_forget(attention_state.routes[i].plans[part]);
+        for (int part = 0; part < ATTENTION_PARTS; part++) cudnn_attention_free(attention_state.routes[i].plans[part]);
     attention_state.count = attention_state.warned = 0;
     cudnn_attention_close();
 }
@@ -126,7 +125,7 @@ static inline size_t attention_scratch(const AttentionRoute *r, char *base, Atte
 
 static inline void attention_forget(AttentionRoute *r) {
     for (int part = 0; part < ATTENTION_PARTS; part++) {
-        cudnn_attention_forget(r->plans[part]);
+        cudnn_attention_free(r->plans[part]);
         r->plans[part] = NULL;
     }
 }
@@ -196,7 +195,7 @@ static inline bool attention_refuse(AttentionRoute *r, const char *why, const ch
 static inline bool attention_refused(AttentionRoute *r) {
     AttentionShape s = r->shape;
     int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
-    if (attention_state.use.own) return attention_refuse(r, "--sdpa own", NULL);
+    if (attention_state.use.builtin) return attention_refuse(r, "--sdpa own", NULL);
     if (sizeof(floatX) != 2) return attention_refuse(r, "an fp32 build; cuDNN's is bf16", NULL);
     if (!CUDNN_ATTENTION)
         return attention_refuse(r, "this build has no cuDNN",
@@ -248,8 +247,8 @@ static inline void attention_choose(AttentionRoute *r) {
         r->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds it with another";
     else if (!attention_take(r)) r->remedy = attention_remedy(r);
     else taken = attention_masks_tail(r);
-    CHECK(taken || !attention_state.use.library,
-          "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave --sdpa out for our own kernel",
+    CHECK(taken || !attention_state.use.cudnn,
+          "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave out --sdpa to use the built-in kernel",
           r->backward ? "backward" : "forward", s.NQ, s.D, s.DV, r->why);
 }
 
@@ -282,7 +281,7 @@ static inline void attention_prepare_one(AttentionShape s, bool backward, bool a
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     attention_state.no_device = memory_is_short || !attention_has_device();
     if (!attention_state.no_device) device_start();
-    s.first_key = NULL; // what attention_use was told decides
+    s.first_key = NULL; // what attention_configure was told decides
     attention_prepare_one(s, false, false);
     if (backward) attention_prepare_one(s, true, false);
     if (backward && add_dv) attention_prepare_one(s, true, true);
@@ -290,7 +289,7 @@ static inline void attention_prepare(AttentionShape s, bool backward, bool add_d
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     (void)threads; // of the host
-    size_t bytes = attention_own_workspace_bytes(s);
+    size_t bytes = attention_builtin_workspace_bytes(s);
     s.first_key = NULL;
     for (int i = 0; i < attention_state.count; i++) {
         const AttentionRoute *r = &attention_state.routes[i];

@@ -55,7 +55,7 @@ static inline bool attention_masks_tail(AttentionRoute *r) {
     a.out = attention_strides(group * a.DV, a.DV);
     CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, r->why, sizeof(r->why));
     bool right = plan && attention_run_probe(r, plan, bytes, r->why);
-    cudnn_attention_forget(plan);
+    cudnn_attention_free(plan);
     if (right) return true;
     attention_forget(r);
     r->parts = 0;

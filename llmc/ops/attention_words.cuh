@@ -1,12 +1,12 @@
 /*
-attention_words.cuh: what computes attention, and a warning where it is our own kernel although nobody asked for it; see
+attention_words.cuh: what computes attention, and a warning where it is the built-in kernel although nobody asked for it; see
 attention_library.cuh.
 */
 #ifndef LLMC_ATTENTION_WORDS_CUH
 #define LLMC_ATTENTION_WORDS_CUH
 
 // What computes the attention of the first shape that was prepared, in words.
-static inline const char *attention_library(void) {
+static inline const char *attention_backend(void) {
     static char text[2 * ATTENTION_WHY];
     const AttentionRoute *forward = NULL, *backward = NULL;
     for (int i = attention_state.count - 1; i >= 0; i--) {
@@ -18,10 +18,10 @@ static inline const char *attention_library(void) {
     const AttentionRoute *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
     const AttentionRoute *taken = backward && backward->parts ? backward : forward;
     if (!forward->parts && !(backward && backward->parts)) {
-        FORMAT(text, "our own kernel (%s)", forward->why);
+        FORMAT(text, "the built-in kernel (%s)", forward->why);
         return text;
     }
-    FORMAT(text, "%s%s", cudnn_attention_library(), taken->parts > 1 ? ", values in halves" : "");
+    FORMAT(text, "%s%s", cudnn_attention_version(), taken->parts > 1 ? ", values in halves" : "");
     size_t used = strlen(text);
     if (taken->backward)
         used += (size_t)snprintf(text + used, sizeof(text) - used, ", %sdeterministic backward",
@@ -33,7 +33,7 @@ static inline const char *attention_library(void) {
         used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%d of %d groups of heads",
                                  taken->sequences < taken->shape.B ? ", " : " of ", taken->groups, taken->shape.NKV);
     if (refused)
-        snprintf(text + used, sizeof(text) - used, "; %s by our own kernel (%s)",
+        snprintf(text + used, sizeof(text) - used, "; %s by the built-in kernel (%s)",
                  refused->backward ? "backward" : "forward", refused->why);
     return text;
 }
@@ -58,7 +58,7 @@ static inline const char *attention_warning(void) {
     attention_state.warned = attention_state.count;
     if (!first) return NULL;
     FORMAT(text,
-           "attention%s is computed by our own kernel, without tensor cores and several times slower: %s; %s; "
+           "attention%s is computed by the built-in kernel, without tensor cores and several times slower: %s; %s; "
            "--sdpa own asks for our kernel",
            own[0] && own[1] ? ""
            : own[0]         ? "'s forward"

@@ -76,6 +76,7 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
 }
 
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
+    OPERATION();
     assert(V > 0 && Vp >= V);
     int threads = V >= 4096 ? 512 : V >= 1024 ? 256 : 64;
     if (packed((size_t)Vp, logits))

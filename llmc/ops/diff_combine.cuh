@@ -41,6 +41,7 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         int stride, bool sigmoid) {
+    OPERATION();
     assert(stride > 0 && NH % stride == 0);
     LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl,
                 stride, sigmoid);
@@ -76,6 +77,7 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
                                          int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+    OPERATION();
     assert(stride > 0 && NH % stride == 0);
     LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
                 l, N, NH, D, ldl, stride, sigmoid);

@@ -24,6 +24,7 @@ static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, co
 }
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
+    OPERATION();
     LAUNCH_COLUMNS(embedding_forward_kernel, packed((size_t)C, x, weight), N, C, x, tokens, weight, C);
 }
 
@@ -167,6 +168,7 @@ static __global__ void embedding_add_often_kernel(grad_t *dweight, const floatX 
 }
 
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
+    OPERATION();
     EmbeddingSort s = embedding_sort_plan(N, (int *)(void *)ops_workspace_take(embedding_workspace_bytes(N)));
     int *none = nullptr;
     for (int pass = 0; pass < SORT_PASSES; pass++) {

@@ -41,6 +41,7 @@ static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
 
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
                                 int width) {
+    OPERATION();
     assert(width == 1 || width == D);
     bool wide = packed((size_t)D, y, x) && gate_packed(g, D, ldg, width);
     LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * (size_t)heads, D, y, x, g, N, heads, D, ldg, width);
@@ -77,6 +78,7 @@ static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, c
 
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
                                  int heads, int D, int ldg, int width) {
+    OPERATION();
     assert(width == 1 || width == D);
     bool wide = packed((size_t)D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
     LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * (size_t)heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);

@@ -97,21 +97,21 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                                                       // the same values; strides: of q, k, v and out
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
 // A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
-// either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
+// either add_dv), before its workspace_bytes are asked for. attention_backend: who computes, in words; NULL where there
 // is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user
 // may expect, and the remedy, one line a call; NULL when all is said.
 typedef struct {
-    bool own, library;  // demanded; neither: the library where it can
-    bool deterministic; // the same bits in every run
-    bool documents;     // first_key will be set
-    bool linear;        // a deterministic backward whose memory is linear in T
-} AttentionUse;
-static inline void attention_use(AttentionUse use);
+    bool builtin, cudnn; // demanded; neither: cuDNN where it can
+    bool deterministic;  // the same bits in every run
+    bool documents;      // first_key will be set
+    bool linear;         // a deterministic backward whose memory is linear in T
+} AttentionOptions;
+static inline void attention_configure(AttentionOptions use);
 static inline void
-attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
+attention_reserve(size_t bytes); // that the run needs besides; a library's workspace follows what is left
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
-static inline const char *attention_library(void);
-static inline const char *attention_build(void); // the library and its version, used or not
+static inline const char *attention_backend(void);
+static inline const char *attention_library_version(void); // the library and its version, used or not
 static inline const char *attention_warning(void);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
@@ -223,7 +223,7 @@ static inline MemoryPart memory_part(const char *what, size_t bytes, bool about)
     return part;
 }
 // Fills in what operations and their libraries take besides the buffers that the program asks for; how many parts.
-static inline int ops_own_memory(MemoryPart *parts);
+static inline int ops_memory_parts(MemoryPart *parts);
 
 typedef struct {
     size_t used, total, at_start; // bytes in use, by all processes; at_start: before this one's first buffer

@@ -18,6 +18,7 @@ static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, cons
 }
 
 static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count) {
+    OPERATION();
     LAUNCH_ELEMENTS(residual_kernel, packed(0, y, a, b), count, y, a, b);
 }
 #endif

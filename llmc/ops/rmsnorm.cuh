@@ -53,6 +53,7 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
 
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
                                    real eps) {
+    OPERATION();
     bool wide = packed((size_t)C, y, x, weight);
     floatX *none = nullptr;
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, none, y, rstd, x, (const floatX *)none, weight, N, C, eps);
@@ -60,6 +61,7 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
 
 static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps) {
+    OPERATION();
     bool wide = packed((size_t)C, y_sum, norm, a, b, weight);
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
 }
@@ -144,6 +146,7 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C, bool add) {
+    OPERATION();
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
     bool wide = packed((size_t)C, dx, dy, x, weight);
     int width = wide ? PACK : 1, packs = C / width;

@@ -54,9 +54,11 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     else LAUNCH_COLUMNS_OF(1, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    OPERATION();
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);
 }
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    OPERATION();
     rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
 }
 #endif

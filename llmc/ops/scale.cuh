@@ -16,6 +16,7 @@ template <int W> static __global__ void scale_kernel(size_t begin, size_t end, f
 }
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
+    OPERATION();
     LAUNCH_ELEMENTS(scale_kernel, packed(0, x), count, x, factor);
 }
 #endif

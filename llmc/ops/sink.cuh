@@ -30,6 +30,7 @@ static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, co
 }
 
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
+    OPERATION();
     int N = B * T;
     LAUNCH_ROWS(sink_forward_kernel, packed((size_t)D, out), (size_t)N * (size_t)NH, D, out, lse, sinks, N, T, NH, D);
 }
@@ -62,6 +63,7 @@ static __global__ void sink_backward_kernel(int lanes, float *partial, const flo
 
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D) {
+    OPERATION();
     int N = B * T, parts = max_int(1, min_int(SINK_PARTS, (N + 15) / 16));
     while (parts > 1 && (size_t)parts * (size_t)NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
     float *partial = (float *)ops_scratch((size_t)parts * (size_t)NH * sizeof(float));

@@ -38,6 +38,7 @@ static __global__ void sum_of_parts_kernel(double *total, const double *partial,
 }
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
+    OPERATION();
     double *partial = (double *)ops_scratch(SQUARES_PARTS * sizeof(double));
     int parts = (int)max_size(1, min_size(SQUARES_PARTS, (count + SQUARES_LEAST - 1) / SQUARES_LEAST));
     if ((uintptr_t)x % 16 == 0) LAUNCH((sum_of_squares_kernel<4>), parts, SQUARES_THREADS, 0, partial, x, count);

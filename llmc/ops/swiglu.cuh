@@ -20,6 +20,7 @@ template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const f
 }
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
+    OPERATION();
     LAUNCH_COLUMNS(swiglu_forward_kernel, packed((size_t)F, y, gate_up), N, F, y, gate_up, F);
 }
 
@@ -43,6 +44,7 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
 }
 
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
+    OPERATION();
     LAUNCH_COLUMNS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
 }
 #endif

@@ -39,7 +39,7 @@ static inline double ops_rated_gflops(const char **document) {
     return 0;
 }
 
-static inline int ops_own_memory(MemoryPart *parts) {
+static inline int ops_memory_parts(MemoryPart *parts) {
     // code, and the GEMM library's own (measured: dev/BENCH.md)
     parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true);
     return 1;

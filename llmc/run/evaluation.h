@@ -28,16 +28,16 @@ static void print_by_position(const double *mean, int T) {
 static void recall_classify(Model *model, RecallScore *score, const int *tokens, int sequences, RecallCell cell,
                             floatX *rows, float *logits) {
     Activations *a = &model->acts;
-    int T = recall_length(cell), V = model->config.V, N = sequences * T;
-    for (int n = 0; n < N; n += model->logit_rows) {
-        int count = min_int(model->logit_rows, N - n);
-        matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)model->config.C,
-                       param(model, head_kind(model), 0), count, model->config.C, model->Vw, model->Vp);
-        buffer_download(rows, a->logits, (size_t)count * (size_t)model->Vp * sizeof(floatX));
+    int T = recall_length(cell), V = model->plan.config.V, N = sequences * T;
+    for (int n = 0; n < N; n += model->plan.logit_rows) {
+        int count = min_int(model->plan.logit_rows, N - n);
+        matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)model->plan.config.C,
+                       param(model, head_kind(model), 0), count, model->plan.config.C, model->plan.Vw, model->plan.Vp);
+        buffer_download(rows, a->logits, (size_t)count * (size_t)model->plan.Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;
             if (row < 0 || row >= count) continue;
-            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * (size_t)model->Vp + (size_t)v];
+            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * (size_t)model->plan.Vp + (size_t)v];
             recall_score(score, logits, V, tokens + (size_t)sequence * (size_t)T, cell, query);
         }
     }
@@ -45,9 +45,9 @@ static void recall_classify(Model *model, RecallScore *score, const int *tokens,
 
 static RecallScore recall_measure(Run *run, RecallCell cell, const int *symbols, int symbol_count) {
     Model *model = &run->model;
-    int T = recall_length(cell), room = model->B;
-    floatX *rows = (floatX *)checked_calloc((size_t)model->logit_rows * (size_t)model->Vp, sizeof(floatX));
-    float *logits = (float *)checked_calloc((size_t)model->config.V, sizeof(float));
+    int T = recall_length(cell), room = model->plan.B;
+    floatX *rows = (floatX *)checked_calloc((size_t)model->plan.logit_rows * (size_t)model->plan.Vp, sizeof(floatX));
+    float *logits = (float *)checked_calloc((size_t)model->plan.config.V, sizeof(float));
     int *tokens = (int *)checked_calloc((size_t)room * (size_t)T, sizeof(int));
     uint64_t key = random_mix(random_key("recall", run->options.seed) + (uint64_t)cell.pairs * 2 + (cell.noise > 0));
     RecallScore score;
@@ -68,9 +68,9 @@ static RecallScore recall_measure(Run *run, RecallCell cell, const int *symbols,
 }
 
 static void evaluate_recall(Run *run, const int64_t *counts, cJSON *json) {
-    int symbols[RECALL_SYMBOLS], symbol_count = recall_symbols(symbols, counts, run->model.config.V);
+    int symbols[RECALL_SYMBOLS], symbol_count = recall_symbols(symbols, counts, run->model.plan.config.V);
     RecallCell cells[RECALL_CELLS];
-    int cell_count = recall_cells(cells, run->model.T, symbol_count);
+    int cell_count = recall_cells(cells, run->model.plan.T, symbol_count);
     cJSON *list = cJSON_AddArrayToObject(json, "recall");
     printf("associative recall, %d sequences each, of %d symbols%s\n", RECALL_SEQUENCES, symbol_count,
            cell_count ? "" : ": too few, or too short a context");
@@ -100,12 +100,12 @@ static int *evaluation_windows(Run *run, int windows, int T, int64_t *counts) {
     Model *model = &run->model;
     int *first = (int *)checked_calloc((size_t)windows * (size_t)T, sizeof(int));
     dataloader_start(&run->val, 0);
-    for (int done = 0; done < windows; done += model->B) {
-        int count = min_int(model->B, windows - done);
+    for (int done = 0; done < windows; done += model->plan.B) {
+        int count = min_int(model->plan.B, windows - done);
         dataloader_next(&run->val, run->inputs, run->targets, run->starts);
-        for (int n = 0; n < count * model->T; n++) counts[run->inputs[n]]++;
+        for (int n = 0; n < count * model->plan.T; n++) counts[run->inputs[n]]++;
         for (int b = 0; b < count; b++)
-            memcpy(first + (size_t)(done + b) * (size_t)T, run->inputs + (size_t)b * (size_t)model->T,
+            memcpy(first + (size_t)(done + b) * (size_t)T, run->inputs + (size_t)b * (size_t)model->plan.T,
                    (size_t)T * sizeof(int));
     }
     return first;
@@ -113,8 +113,8 @@ static int *evaluation_windows(Run *run, int windows, int T, int64_t *counts) {
 
 // What one process measures: recall and attention.
 static void evaluate_model(Run *run, uint64_t seen, cJSON *json) {
-    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)seen), T = min_int(MAP_TOKENS, run->model.T);
-    int64_t *counts = (int64_t *)checked_calloc((size_t)run->model.config.V, sizeof(int64_t));
+    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)seen), T = min_int(MAP_TOKENS, run->model.plan.T);
+    int64_t *counts = (int64_t *)checked_calloc((size_t)run->model.plan.config.V, sizeof(int64_t));
     int *first = evaluation_windows(run, windows, T, counts);
     evaluate_recall(run, counts, json);
     evaluate_attention(run, first, windows, T, json);
@@ -124,7 +124,7 @@ static void evaluate_model(Run *run, uint64_t seen, cJSON *json) {
 
 static void run_evaluate(Run *run) {
     const Options *o = &run->options;
-    int T = run->model.T;
+    int T = run->model.plan.T;
     double *by_position = (double *)checked_calloc((size_t)T, sizeof(double));
     double loss = run_validate(run, by_position);
     printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));

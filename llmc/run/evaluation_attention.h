@@ -36,18 +36,18 @@ static void add_magnitudes(cJSON *json, const char *name, float *values, size_t 
 
 // Copies of a layer's attention on the host; free() lse, q and, where it has rows of its own, lambda.
 typedef struct {
-    MapSource source;
+    HostAttention source;
     floatX *fused, *own_lambda;
     real *lse;
-} HostAttention;
+} LayerOnHost;
 
-static HostAttention host_attention(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->dims;
+static LayerOnHost layer_to_host(const Model *model, int l, int B, int T) {
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     size_t N = (size_t)B * (size_t)T, fused = N * (size_t)d->fused_ld, own = a->lambda ? N * (size_t)d->OH : 1,
-           lse = lse_count(model, B, T);
-    KeySet s = key_set(model, 0, B, T, 0);
-    HostAttention h;
+           lse = lse_count(&model->plan, B, T);
+    KeySet s = model_key_set(model, 0, B, T, 0);
+    LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
@@ -57,9 +57,9 @@ static HostAttention host_attention(const Model *model, int l, int B, int T) {
     if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
     h.source.shape = s.shape;
-    h.source.key_sets = model->config.attention->key_sets;
+    h.source.key_sets = model->plan.config.attention->key_sets;
     h.source.stride = d->pair_stride;
-    h.source.sigmoid = model->config.attention->lambda == LAMBDA_SIGMOID;
+    h.source.sigmoid = model->plan.config.attention->lambda == LAMBDA_SIGMOID;
     h.source.q = h.fused + s.q;
     h.source.k = h.fused + s.k;
     h.source.lse = h.lse;
@@ -67,7 +67,7 @@ static HostAttention host_attention(const Model *model, int l, int B, int T) {
     h.source.ldl = lambda.ld;
     return h;
 }
-static void host_attention_free(HostAttention *h) {
+static void layer_on_host_free(LayerOnHost *h) {
     free(h->fused);
     free(h->own_lambda);
     free(h->lse);
@@ -80,12 +80,13 @@ typedef struct {
 } AttentionDump;
 
 static AttentionDump attention_dump_open(const Model *model, const char *path, int T) {
-    int maps = model->dims.pair_stride ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = model->dims.OH, count = 0;
+    int maps = model->plan.dims.pair_stride ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = model->plan.dims.OH,
+        count = 0;
     static const char *const parts[] = {"a1", "a2", "lambda"};
     SafeTensorSpec *specs =
-        (SafeTensorSpec *)checked_calloc(1 + (size_t)(model->config.L * heads * per_head), sizeof(SafeTensorSpec));
+        (SafeTensorSpec *)checked_calloc(1 + (size_t)(model->plan.config.L * heads * per_head), sizeof(SafeTensorSpec));
     FORMAT(specs[count].name, "tokens");
-    for (int l = 0; l < model->config.L; l++)
+    for (int l = 0; l < model->plan.config.L; l++)
         for (int h = 0; h < heads; h++)
             for (int p = 0; p < per_head; p++) FORMAT(specs[++count].name, "layer.%d.head.%d.%s", l, h, parts[p]);
     for (int i = 0; i <= count; i++) {
@@ -104,9 +105,9 @@ static void attention_dump_write(AttentionDump *dump, const float *values, size_
 }
 
 // Adds one layer's maps of B sequences; the first sequence's go into the dump.
-static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const HostAttention *host, float *maps[2],
+static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host, float *maps[2],
                                 float *logits) {
-    const MapSource *m = &host->source;
+    const HostAttention *m = &host->source;
     int T = m->shape.T, count = m->stride ? 2 : 1;
     size_t square = (size_t)T * (size_t)T;
     for (int b = 0; b < m->shape.B; b++)
@@ -153,18 +154,18 @@ static void layer_attention_json(cJSON *list, LayerAttention *s, int layer, bool
 static void attention_batch(Run *run, LayerAttention *layers, AttentionDump *dump, int windows, int T) {
     Model *model = &run->model;
     Activations *a = &model->acts;
-    int N = windows * T, C = model->config.C;
+    int N = windows * T, C = model->plan.config.C;
     size_t square = (size_t)T * (size_t)T, stream = (size_t)N * (size_t)C;
     float *scratch = (float *)checked_calloc(3 * square, sizeof(float)), *maps[2] = {scratch, scratch + square};
     floatX *hidden = (floatX *)checked_calloc(stream, sizeof(floatX));
     SafeTensorsWriter *writer = dump->writer;
     model_forward_embedding(model, N);
-    for (int l = 0; l < model->config.L; l++) {
+    for (int l = 0; l < model->plan.config.L; l++) {
         block_forward(model, l, block_input(model, l), windows, T, 0);
-        HostAttention host = host_attention(model, l, windows, T);
+        LayerOnHost host = layer_to_host(model, l, windows, T);
         dump->writer = writer;
         layer_attention_add(&layers[l], dump, &host, maps, scratch + 2 * square);
-        host_attention_free(&host);
+        layer_on_host_free(&host);
         buffer_download(hidden, a->layers[l].x_out, stream * sizeof(floatX));
         for (size_t i = 0; i < stream; i++) layers[l].hidden[layers[l].hidden_count++] = fabsf((float)hidden[i]);
     }
@@ -175,9 +176,9 @@ static void attention_batch(Run *run, LayerAttention *layers, AttentionDump *dum
 // Of the first windows of the validation data, their first MAP_TOKENS tokens.
 static void evaluate_attention(Run *run, const int *first_tokens, int windows, int T, cJSON *json) {
     Model *model = &run->model;
-    int L = model->config.L, NQ = model->dims.NQ;
+    int L = model->plan.config.L, NQ = model->plan.dims.NQ;
     size_t logits = (size_t)windows * (size_t)NQ * (size_t)T * (size_t)(T + 1) / 2,
-           hidden = (size_t)windows * (size_t)T * (size_t)model->config.C;
+           hidden = (size_t)windows * (size_t)T * (size_t)model->plan.config.C;
     LayerAttention *layers = (LayerAttention *)checked_calloc((size_t)L, sizeof(LayerAttention));
     for (int l = 0; l < L; l++) {
         layers[l].logits = (float *)checked_calloc(logits, sizeof(float));
@@ -194,8 +195,8 @@ static void evaluate_attention(Run *run, const int *first_tokens, int windows, i
         attention_dump_write(&dump, tokens, (size_t)T);
     }
     SafeTensorsWriter *writer = dump.writer;
-    for (int done = 0; done < windows; done += model->B) {
-        int count = min_int(model->B, windows - done);
+    for (int done = 0; done < windows; done += model->plan.B) {
+        int count = min_int(model->plan.B, windows - done);
         const int *tokens = first_tokens + (size_t)done * (size_t)T;
         model_read_batch(model, tokens, tokens, NULL, count * T);
         dump.writer = done ? NULL : writer;
@@ -203,7 +204,7 @@ static void evaluate_attention(Run *run, const int *first_tokens, int windows, i
     }
     if (path) {
         safetensors_finish(writer);
-        rename_synced(temporary, path);
+        file_rename_synced(temporary, path);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);
@@ -215,7 +216,7 @@ static void evaluate_attention(Run *run, const int *first_tokens, int windows, i
     printf("  %5s %16s %17s %12s %12s %12s %12s\n", "layer", "mass", "sink rate", "logit max", "median", "hidden max",
            "median");
     for (int l = 0; l < L; l++) {
-        layer_attention_json(list, &layers[l], l, model->dims.pair_stride > 0);
+        layer_attention_json(list, &layers[l], l, model->plan.dims.pair_stride > 0);
         free(layers[l].logits);
         free(layers[l].hidden);
     }

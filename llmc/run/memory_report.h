@@ -10,7 +10,7 @@ On a GPU it is device memory: the parts that the program allocates are exact, wh
 enum { MEMORY_PARTS = 16 };
 
 // The parts of what a process takes, those of no bytes left out. `sampling_model` NULL, or the model that speaks samples.
-static int model_memory(const Model *model, const Model *sampling_model, MemoryPart parts[MEMORY_PARTS]) {
+static int model_memory(const ModelPlan *model, const ModelPlan *sampling_model, MemoryPart parts[MEMORY_PARTS]) {
     const MemoryPart all[] = {
         memory_part("parameters", model->params_bytes, false),
         memory_part("gradients", model->grads_bytes, false),
@@ -26,10 +26,10 @@ static int model_memory(const Model *model, const Model *sampling_model, MemoryP
         if (all[i].bytes) parts[count++] = all[i];
     bool elsewhere = model->device && ops_use_host_memory; // --device, in the program for the CPU
     if (elsewhere) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
-    else count += ops_own_memory(parts + count);
+    else count += ops_memory_parts(parts + count);
     const char *comm_of = "NCCL, roughly";
     size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_own_bytes(model->sharding.ranks, &comm_of);
+                                  : comm_library_bytes(model->sharding.ranks, &comm_of);
     if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
     return count;
 }
@@ -41,7 +41,7 @@ static size_t memory_total(const MemoryPart *parts, int count) {
 }
 
 // All that a process takes.
-static size_t model_bytes(const Model *model, const Model *sampling_model) {
+static size_t model_bytes(const ModelPlan *model, const ModelPlan *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     return memory_total(parts, model_memory(model, sampling_model, parts));
 }
@@ -60,7 +60,7 @@ static size_t memory_room(const DeviceMemory *now, size_t about) {
 
 static double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
-static void print_memory(const Model *model, const Model *sampling_model) {
+static void print_memory(const ModelPlan *model, const ModelPlan *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     int count = model_memory(model, sampling_model, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
@@ -93,16 +93,16 @@ static void print_memory(const Model *model, const Model *sampling_model) {
 // ---------------------------------------------------------------------------------------------------
 // Too little memory
 
-static struct { const Model *model, *sampling_model; } memory_of; // what is being allocated
+static struct { const ModelPlan *model, *sampling_model; } memory_of; // what is being allocated
 
 // Appends to the text what a change of an option would save, when it saves anything.
 static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
                          Recompute recompute, int zero) {
-    const Model *m = memory_of.model;
-    Model other;
-    model_plan_rank(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
+    const ModelPlan *m = memory_of.model;
+    ModelPlan other;
+    plan_build(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
     size_t then = model_bytes(&other, memory_of.sampling_model), used = strlen(text);
-    model_free(&other, false);
+    plan_free(&other);
     if (then < now)
         snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option,
                  value, in_mib(now - then));
@@ -111,7 +111,7 @@ static void memory_offer(char *text, size_t size, size_t now, const char *option
 // The rest of the line that ends a program whose memory is short: what the run needs, part by part, and what would need
 // less.
 static void memory_advice_text(char *text, size_t size) {
-    const Model *m = memory_of.model;
+    const ModelPlan *m = memory_of.model;
     MemoryPart parts[MEMORY_PARTS];
     int count = model_memory(m, memory_of.sampling_model, parts), used = 0;
     size_t now = memory_total(parts, count);
@@ -135,7 +135,7 @@ static void memory_advice_text(char *text, size_t size) {
 }
 
 // From here on a failing allocation says what this run needs.
-static void memory_announce(const Model *model, const Model *sampling_model) {
+static void memory_announce(const ModelPlan *model, const ModelPlan *sampling_model) {
     memory_of.model = model;
     memory_of.sampling_model = sampling_model;
     memory_advice = memory_advice_text;
@@ -143,7 +143,7 @@ static void memory_announce(const Model *model, const Model *sampling_model) {
 
 // Ends the program when the memory of this machine is too little for what all ranks on it are about to allocate. A
 // system that promises more memory than it has would otherwise end the run, or another process, in the middle.
-static void memory_check_host(const Model *model, const Model *sampling_model) {
+static void memory_check_host(const ModelPlan *model, const ModelPlan *sampling_model) {
     HostMemory host;
     int ranks = comm_ranks_here();
     size_t needed = (size_t)ranks * model_bytes(model, sampling_model);
@@ -157,7 +157,7 @@ static void memory_check_host(const Model *model, const Model *sampling_model) {
 
 // The same for a device, which other processes may use. What CUDA and NCCL take is estimated: it warns, and does not
 // refuse.
-static void memory_check_device(const Model *model, const Model *sampling_model) {
+static void memory_check_device(const ModelPlan *model, const ModelPlan *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;
@@ -180,7 +180,7 @@ static void memory_check_device(const Model *model, const Model *sampling_model)
 // What is in use
 
 // Of a device, once a step has been done: the plan beside it, as a record of the log and a line. Nothing on the CPU.
-static void memory_log(Log *log, int64_t step, const Model *model, const Model *sampling_model) {
+static void memory_log(Log *log, int64_t step, const ModelPlan *model, const ModelPlan *sampling_model) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;

@@ -175,11 +175,11 @@ static const OptionRow option_rows[] = {
     {"update", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
         "of initial weights, data order and samples"},
 
-    {"care", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
+    {"stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
         "leave out updates whose loss is Z deviations above the last 1000; 0: off. When 100 more were left out than applied, the new level is accepted"},
-    {"care", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
+    {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
         "likewise for the gradient norm before clipping"},
-    {"care", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
+    {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
         "after K spikes or steps left out within M steps go back to the last good checkpoint and on with the data that follows"},
 
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,

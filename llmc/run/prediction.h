@@ -73,7 +73,7 @@ typedef struct {
 
 enum { PREDICTED_OPS = 40 };
 typedef struct {
-    const Model *model;
+    const ModelPlan *model;
     const Options *options;
     const DevicePeak *device;
     double assumed[ASSUMPTION_COUNT];
@@ -94,7 +94,7 @@ typedef struct {
 
 // Bytes of a plan for a GPU that is not this program's: what cuDNN's attention backward asks for, by the rules that
 // attention_library.cuh has for a device that it cannot ask.
-static size_t predicted_workspace(const Model *model, bool deterministic) {
+static size_t predicted_workspace(const ModelPlan *model, bool deterministic) {
     AttentionShape s = key_set(model, 0, model->B, model->T, 0).shape;
     size_t T = (size_t)s.T, NQ = (size_t)s.NQ;
     size_t each =
@@ -106,12 +106,12 @@ static size_t predicted_workspace(const Model *model, bool deterministic) {
 }
 
 // Turns a plan into that of the bf16 program on this GPU; nothing is to be allocated by it.
-static void model_plan_device(Model *model, const DevicePeak *gpu, bool deterministic) {
+static void model_plan_device(ModelPlan *model, const DevicePeak *gpu, bool deterministic) {
     model->device = gpu;
     if (!gpu || !ops_use_host_memory) return; // a GPU program's plan is its own
     size_t rows = gpu_logit_rows((size_t)model->Vp * FLOATX_BYTES);
     if (model->purpose == FOR_TRAINING) model->logit_rows = (int)min_size((size_t)model->B * (size_t)model->T, rows);
-    model_count_bytes(model, gpu_elements);
+    plan_count_bytes(model, gpu_elements);
     model->workspace_bytes = predicted_workspace(model, deterministic);
     int ranks = model->sharding.ranks;
     model->received_bytes = model->sharding.level == 2 ? model->sharding.largest / (size_t)ranks * FP32_BYTES : 0;
@@ -260,7 +260,7 @@ static void predict_forward(Prediction *p, int N) {
 }
 
 static void predict_head(Prediction *p, int N) {
-    const Model *m = p->model;
+    const ModelPlan *m = p->model;
     int C = m->config.C, V = m->config.V, rows = min_int(m->logit_rows, N), rest = N % rows;
     predict_begin(p, PART_HEAD, p->micro_steps);
     for (int last = 0; last <= (rest > 0); last++) {
@@ -311,7 +311,7 @@ static void predict_backward(Prediction *p, int N) {
 }
 
 static void predict_recompute(Prediction *p, int N) {
-    const Model *m = p->model;
+    const ModelPlan *m = p->model;
     predict_begin(p, PART_RECOMPUTE, p->micro_steps * (m->config.L - 1));
     if (m->recompute == RECOMPUTE_NOTHING) return;
     predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
@@ -324,7 +324,7 @@ static void predict_recompute(Prediction *p, int N) {
 }
 
 static void predict_update(Prediction *p) {
-    const Model *m = p->model;
+    const ModelPlan *m = p->model;
     const Sharding *s = &m->sharding;
     size_t own = s->level ? s->own : m->tensors.buffer_count;
     predict_begin(p, PART_UPDATE, 1);
@@ -346,7 +346,7 @@ static void predict_update(Prediction *p) {
 // ---- a step
 
 // changed: an assumption that is a tenth worse; ASSUMPTION_COUNT: none.
-static Prediction predict_step(const Model *model, const Options *o, int changed) {
+static Prediction predict_step(const ModelPlan *model, const Options *o, int changed) {
     Prediction p;
     memset(&p, 0, sizeof(p));
     p.model = model, p.options = o, p.device = model->device;

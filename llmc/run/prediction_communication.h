@@ -71,7 +71,7 @@ static double predict_reduction(Prediction *p, double hidden) {
 
 // The parameters of an update, gathered in the order of the groups while the update and the next forward go on.
 static double predict_gathering(Prediction *p) {
-    const Model *m = p->model;
+    const ModelPlan *m = p->model;
     int L = m->config.L;
     double update = p->part_ms[PART_UPDATE], updated = 0, queue = 0, now = update;
     for (int g = 0; g < L + 2; g++) {

@@ -12,7 +12,7 @@ typedef struct {
     double bound_share;
 } PredictionSummary;
 static PredictionSummary prediction_summary(const Prediction *p) {
-    const Model *m = p->model;
+    const ModelPlan *m = p->model;
     PredictionSummary s;
     double seconds = 1e-3 * p->step_ms;
     s.share = p->micro_steps * training_flops(m, m->B, m->T) / (seconds * 1e12 * p->device->tflops);
@@ -79,7 +79,7 @@ static void prediction_sensitivities(const Prediction *p, Sensitivity out[ASSUMP
     qsort(out, ASSUMPTION_COUNT, sizeof(Sensitivity), sensitivity_compare);
 }
 
-static void print_prediction(const Model *model, const Options *o) {
+static void print_prediction(const ModelPlan *model, const Options *o) {
     Prediction p = predict_step(model, o, ASSUMPTION_COUNT);
     PredictionSummary s = prediction_summary(&p);
     const DevicePeak *d = p.device;
@@ -108,7 +108,8 @@ static void print_prediction(const Model *model, const Options *o) {
 }
 
 // The same as JSON; docs and dev/gpu_check read it.
-static void write_prediction(const char *path, const Model *model, const Model *sampling_model, const Options *o) {
+static void write_prediction(const char *path, const ModelPlan *model, const ModelPlan *sampling_model,
+                             const Options *o) {
     Prediction p = predict_step(model, o, ASSUMPTION_COUNT);
     PredictionSummary s = prediction_summary(&p);
     cJSON *json = cJSON_CreateObject(), *classes, *ops;

@@ -60,7 +60,7 @@ static inline char *ranks_describe(const Options *o) {
     FILE *f = open_memstream(&text, &size);
     CHECK(f, "out of memory for the description of this rank");
     fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\nattention-library %s\n", source_revision(),
-            ranks_program_digest(), matmul_library(), attention_build());
+            ranks_program_digest(), matmul_library(), attention_library_version());
     for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++)
         fprintf(f, "%s %s\n", library_variables[i].name, library_variable(i) ? library_variable(i) : "(unset)");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
