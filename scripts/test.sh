@@ -13,8 +13,8 @@
 #   nvcc       what the build finds in which places (tests/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
 #   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
-#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (tests/soak.sh); with
-#              --all more of them, and the Slurm recipe in a real Slurm on loopback
+#   runs       the commands of README.md, the recipes of scripts/ on this machine, and runs that end by a fault and are
+#              resumed (tests/soak.sh); with --all more of them, and the Slurm recipe in a real Slurm on loopback
 #   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
 #   fuzzing    the readers of files against hostile ones (dev/fuzz), 5 s of libFuzzer each where clang is
 #
@@ -309,6 +309,7 @@ fi
 
 echo "== runs"
 if build "the trainer" build/train_diffv2 build/text_to_shards; then
+    run_script tests/readme_test.py tests/readme_test.py
     run_script tests/recipe_test.sh tests/recipe_test.sh
     if [ "${1-}" = --all ]; then
         run_script tests/soak.sh tests/soak.sh --rounds 20

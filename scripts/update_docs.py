@@ -121,7 +121,9 @@ def fastest(options, device, ranks, batch):
     found = None
     for recompute in range(3):
         for B in (32, 16, 8, 4, 2, 1):
-            words = f"{options} --ranks {ranks} --zero {int(ranks > 1)} --recompute {recompute} --batch-size {B}".split()
+            words = (
+                f"{options} --ranks {ranks} --zero {int(ranks > 1)} --recompute {recompute} --batch-size {B}".split()
+            )
             sequence = 1024 if "124m" in options or "350m" in options else 2048
             micro = B * sequence * ranks
             if B > 1 and micro > batch:
@@ -163,7 +165,10 @@ def main():
         print(__doc__.rstrip())
         return 0
     if arguments not in ([], ["--check"]):
-        print(f"update_docs.py: unexpected arguments {arguments}: usage: scripts/update_docs.py [--check]", file=sys.stderr)
+        print(
+            f"update_docs.py: unexpected arguments {arguments}: usage: scripts/update_docs.py [--check]",
+            file=sys.stderr,
+        )
         return 2
     if "TRAIN_DIFFV2" not in os.environ:
         run("make", "-s", "train_diffv2")
