@@ -47,7 +47,7 @@ COMMANDS = [
     ("mpirun", STOP, signal.SIGUSR1, "runs/two/log.jsonl", 5),
     ("scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/recipe_test.sh runs the recipes"),
     ("sbatch scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/slurm_test.sh runs them in Slurm"),
-    ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 150),
+    ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 60),
     ("python3 scripts/lab report", RUN),
 ]
 STOPPED = 3  # the trainer's exit status
