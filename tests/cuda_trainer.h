@@ -931,7 +931,7 @@ static void a_table_decides_which_algorithms_multiply(void) {
     run_command(&r, "cd '%s' && grep -c 'gemm_table_xxh3_64\": \"[0-9a-f]{16}' run/run.json -E", d.path);
     EXPECT(r.status == 0 && atoi(r.out) >= 2, "run.json says it %.20s times", r.out);
     run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --tune-gemm table.json", cuda_cases[0].options);
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm is for GPUs"), "%.300s", r.err);
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm requires a GPU"), "%.300s", r.err);
     test_remove_directory(&d);
 }
 #endif
