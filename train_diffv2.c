@@ -939,7 +939,7 @@ static void run_agree(Run *run, StepResult *r) {
     double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
-    own[1] = stop_signal;
+    own[1] = stop_signal_read();
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
     own[3] = background_progress();
     model_own_squares(model, own + RUN_AGREED);
@@ -1191,7 +1191,7 @@ static void run_roll_back(Run *run) {
 // so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
 // step: the one whose end all of them know of it.
 static bool run_stop(Run *run) {
-    if (comm_ranks() == 1) run->stop = stop_signal;
+    if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
              run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
@@ -1384,8 +1384,8 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
                                 ((double)run->model.plan.B * run->model.plan.T));
     json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(run)));
-    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
+    cJSON_AddItemToObject(data, "train", dataloader_describe(&run->train, run_windows(run)));
+    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&run->val, 0));
     cJSON_AddStringToObject(json, "revision", source_revision());
     struct utsname host;
     CHECK(uname(&host) == 0, "cannot ask for the host's name: %s", strerror(errno));
@@ -1428,17 +1428,17 @@ static void dump_gradients(Run *run) {
     Model *model = &run->model;
     size_t N = (size_t)model->plan.B * (size_t)model->plan.T;
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
-    dataloader_first_tokens(&run->train, tokens, N + 1);
-    CHECK(!run->starts || run->train.source_count == 1 || run->train.sources[0].token_count > N,
+    dataloader_read_first_tokens(&run->train, tokens, N + 1);
+    CHECK(!run->starts || run->train.corpus_count == 1 || run->train.corpora[0].token_count > N,
           "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus",
-          run->train.sources[0].token_count, N + 1);
+          run->train.corpora[0].token_count, N + 1);
     for (int b = 0; run->starts && b < model->plan.B; b++) {
         size_t at = (size_t)b * (size_t)model->plan.T;
-        document_starts(run->starts + at, tokens + at, model->plan.T, run->train.sources[0].separator);
+        document_starts(run->starts + at, tokens + at, model->plan.T, run->train.corpora[0].separator);
     }
     model_micro_step(model, tokens, tokens + 1, run->starts, model->plan.B, model->plan.T, (double)N);
     double loss = model_loss_sum(model, (int)N) / (double)N;
-    model_save_dump(o->dump_grads, &model->plan.tensors, model->grads, loss);
+    checkpoint_save_gradients(o->dump_grads, &model->plan.tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
     CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
     free(tokens);
@@ -1451,21 +1451,21 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
                     loader == &run->train);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given); // below V, as run_tokenizer_open has seen
-    for (int i = 0; i < loader->source_count; i++) {
-        Source *source = &loader->sources[i];
-        if (given.token >= 0) source->separator = given;
-        CHECK(!o->doc_mask || source->separator.token >= 0,
+    for (int i = 0; i < loader->corpus_count; i++) {
+        Corpus *corpus = &loader->corpora[i];
+        if (given.token >= 0) corpus->separator = given;
+        CHECK(!o->doc_mask || corpus->separator.token >= 0,
               "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option,
-              source->path);
+              corpus->path);
     }
     loader->documents = o->doc_mask;
     struct stat file;
-    for (int i = 0; i < loader->source_count; i++) {
-        const Source *source = &loader->sources[i];
-        if (!source->described && stat(source->path, &file) == 0 && S_ISDIR(file.st_mode))
-            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, source->path);
+    for (int i = 0; i < loader->corpus_count; i++) {
+        const Corpus *corpus = &loader->corpora[i];
+        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
+            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, corpus->path);
     }
-    dataloader_refuse_shared(loader);
+    dataloader_check_distinct_files(loader);
 }
 
 // Ranks on machines of their own may see other files under the same name.
@@ -1604,8 +1604,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
           "%s: \"rollback\" in trainer_state.json has an invalid format", resume->path);
     char difference[PATH_SIZE];
-    dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
-                          sizeof(difference));
+    dataloader_describe_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
+                                   sizeof(difference));
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
           "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew "
           "with --init",

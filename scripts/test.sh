@@ -239,6 +239,7 @@ fi
 echo "== nvcc"
 run_script tests/build_test.sh tests/build_test.sh
 run_script tests/rooms_test.py tests/rooms_test.py
+run_script tests/variants_test.py tests/variants_test.py
 
 echo "== format"
 if dev/format/format.sh --check >"$scratch/format" 2>&1; then
@@ -298,7 +299,7 @@ fi
 echo "== data"
 strings=1500 every=64
 [ "${1-}" != --all ] || strings=125000 every=4
-if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
+if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
     echo "skip data: $(tail -n 1 "$scratch/python")"
     skipped=$((skipped + 1))
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
@@ -323,7 +324,7 @@ if build "the trainer" build/train_diffv2 build/text_to_shards; then
 fi
 
 echo "== lab"
-if ! python=$(python3 scripts/lab/environment.py 2>"$scratch/python"); then
+if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
     echo "skip lab: $(tail -n 1 "$scratch/python")"
     skipped=$((skipped + 1))
 else

@@ -69,7 +69,7 @@ typedef struct {
 static ModelConfig ckpt_config(const char *variant, bool tied) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant(variant);
+    c.attention = variant_find(variant);
     c.V = 11, c.C = 12, c.L = 2, c.NH = 2, c.NKV = 1, c.D = 8, c.F = 20, c.T = 32;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5;
     c.tied = tied;
@@ -172,7 +172,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
     else if (strcmp(action, "state") == 0) cJSON_Delete(checkpoint_load_state(path));
     else if (strcmp(action, "dump") == 0) {
         CkptModel m = ckpt_model("diff_v2", true, 5);
-        model_save_dump(path, &m.list, (const grad_t *)m.b.m, 1.5);
+        checkpoint_save_gradients(path, &m.list, (const grad_t *)m.b.m, 1.5);
         ckpt_model_free(&m);
     } else if (strcmp(action, "create") == 0 || strcmp(action, "resume") == 0) {
         Log *log = (Log *)checked_calloc(1, sizeof(Log));
@@ -385,7 +385,7 @@ static void ckpt_test_safetensors_round_trip(void) {
     for (int i = 0; i < COUNT; i++) x[i] = (i - 10) * 0.25; // exact in all types
     SafeTensorsWriter *w = safetensors_create(path.text, specs, 6, true);
     for (int t = 5; t >= 0; t--) // a regular file takes parts in any order
-        for (size_t n = spec_count(&specs[t]), half = n / 2, k = 0; k < 2; k++)
+        for (size_t n = safetensors_spec_elements(&specs[t]), half = n / 2, k = 0; k < 2; k++)
             safetensors_write(w, t, k ? 0 : half, k ? x : x + half, DTYPE_F64, k ? half : n - half);
     safetensors_finish(w);
 
@@ -1134,7 +1134,7 @@ static void ckpt_test_wrong_tensors(void) {
         {"", "", "model.embed_tokens.weight", "model.embed_tokens.weight has the shape [12,11]; [11,12] follows"},
         {"", "model.layers.0.self_attn.rotary_emb.inv_freq", "", NULL},
     };
-    make_directories(other.text);
+    directory_create(other.text);
     CkptModel m = ckpt_model("diff_v2", true, 3);
     CheckpointPart part = checkpoint_part("", m.b.params, DTYPE_OF(floatX), false);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -1157,7 +1157,8 @@ static void ckpt_test_wrong_tensors(void) {
         memset(zeros, 0, sizeof(zeros));
         SafeTensorsWriter *w =
             safetensors_create(ckpt_path("%s/model.safetensors", other.text).text, specs, count, true);
-        for (int t = 0; t < count; t++) safetensors_write(w, t, 0, zeros, DTYPE_OF(real), spec_count(&specs[t]));
+        for (int t = 0; t < count; t++)
+            safetensors_write(w, t, 0, zeros, DTYPE_OF(real), safetensors_spec_elements(&specs[t]));
         safetensors_finish(w);
         if (cases[i].word) ckpt_refused("load-weights", other.text, "", cases[i].word);
         else ckpt_accepted("load-weights", other.text, "", "");
@@ -1194,7 +1195,7 @@ static void ckpt_test_weights_of_all_types(void) {
             safetensors_create(ckpt_path("%s/%d.safetensors", d.path, shard).text, mine, count, shard == 0);
         for (int i = 0; i < count; i++)
             safetensors_write(w, i, 0, a.b.params + a.list.tensors[tensor[i]].offset, DTYPE_OF(floatX),
-                              spec_count(&mine[i]));
+                              safetensors_spec_elements(&mine[i]));
         safetensors_finish(w);
     }
     strcat(index, "}}");
@@ -1380,7 +1381,7 @@ static void ckpt_test_run_directories(void) {
     CHECK(unlink(ckpt_path("%s/run.json", dir.text).text) == 0, "cannot remove run.json");
     ckpt_refused("create", dir.text, "", "log.jsonl is there without a run.json");
     CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
-    make_directories(ckpt_path("%s/checkpoints", dir.text).text);
+    directory_create(ckpt_path("%s/checkpoints", dir.text).text);
     ckpt_refused("create", dir.text, "", "checkpoints is there without a run.json");
     ckpt_write_text(log_file.text, "");
     ckpt_refused("create", log_file.text, "", "log.jsonl: File exists");
@@ -1426,7 +1427,7 @@ static void ckpt_test_simultaneous_starts(void) {
 static void ckpt_test_start_that_is_locked_out(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/run", d.path), temporary = ckpt_path("%s/run/run.json.tmp", d.path);
-    make_directories(dir.text);
+    directory_create(dir.text);
     int fd = log_lock_file(dir.text, temporary.text, O_CREAT); // another start, before it writes
     file_write(fd, "x", 1, temporary.text);
     ckpt_refused("create", dir.text, "", "another process is running this run");

@@ -189,7 +189,7 @@ static inline ModelConfig check_fixture(const char *variant, const char *shape) 
     FORMAT(path, "%s/tokens.bin", directory);
     dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
     int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-    dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    dataloader_read_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
     dataloader_close(&loader);
     compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
     free(tokens);
@@ -217,7 +217,7 @@ static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
 
 static void gradients_add_up_over_micro_steps(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 2, mc->T, FOR_TRAINING);
     case_randomise(&model, 7);
@@ -311,7 +311,7 @@ static void no_position_sees_a_later_one(void) {
 // With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
 static void the_heads_of_a_pair_share_keys_and_values(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, mc->B, mc->T, FOR_EVALUATION);
     case_randomise(&model, 5);
@@ -471,7 +471,7 @@ static void variants_become_each_other_where_they_should(void) {
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
         const char *a_name = identities[i].a, *b_name = identities[i].b;
-        ModelConfig a_config = case_config(mc, find_variant(a_name)), b_config = case_config(mc, find_variant(b_name));
+        ModelConfig a_config = case_config(mc, variant_find(a_name)), b_config = case_config(mc, variant_find(b_name));
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
@@ -548,7 +548,7 @@ static inline int draw_uncached(Model *model, const int *tokens, int begin, int 
 // compared with the one drawn from exactly that context, and half of the context must often give another one.
 static void generation_reads_the_last_tokens_of_a_full_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model, fresh;
     const int T = mc->T;
     const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
@@ -579,7 +579,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
 
 static void generation_goes_on_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 1, mc->T, FOR_GENERATION);
     case_randomise(&model, 5);
@@ -708,7 +708,7 @@ static void a_step_costs_the_flops_of_its_products(void) {
 static void initial_values_agree_between_variants_where_names_and_shapes_do(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
-        ModelConfig config = case_config(&model_cases[1], find_variant(v ? "diff_v2" : "baseline"));
+        ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
         model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
         model_alloc(&models[v], NULL);
         model_init(&models[v], 17);

@@ -191,8 +191,8 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {find_variant("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
-        plain.attention = find_variant("baseline");
+        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
+        plain.attention = variant_find("baseline");
         plain.NH = twice->NH;
         AttentionDims a = attention_dims(&c), b = attention_dims(&plain);
         EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
@@ -211,7 +211,7 @@ static void test_match_params(void) {
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
-            plain.attention = find_variant("baseline");
+            plain.attention = variant_find("baseline");
             plain.F = presets[p].F;
             double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
@@ -651,7 +651,7 @@ static void test_finish_refuses(void) {
 static ModelConfig loaded_model(void) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant("baseline");
+    c.attention = variant_find("baseline");
     c.L = 3, c.C = 64, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 96, c.T = 512, c.V = 1000;
     c.rope_theta = 500000;
     c.rms_norm_eps = 1e-6;
@@ -754,11 +754,11 @@ static void test_help(void) {
            program.out);
 }
 
-static void test_readme(void) {
-    static char help[32768], readme[262144];
+static void test_options_document(void) {
+    static char help[32768], document[65536];
     help_text(help, sizeof(help));
-    test_read_file("README.md", readme, sizeof(readme));
-    EXPECT(strstr(readme, help) != NULL, "README.md does not contain the text of --help");
+    test_read_file("docs/options.md", document, sizeof(document));
+    EXPECT(strstr(document, help) != NULL, "docs/options.md does not contain the text of --help");
 }
 
 // clang-format off
@@ -780,7 +780,7 @@ static const Test options_tests[] = {
     {"what only the rank count or a checkpoint decides is refused later, all at once", test_finish_refuses},
     {"architecture flags that contradict a loaded model are refused, the sequence length is free", test_contradictions},
     {"the help lists every option, in 100 columns, and is what the program prints", test_help},
-    {"README.md contains the text of the help", test_readme},
+    {"docs/options.md contains the text of the help", test_options_document},
 };
 // clang-format on
 enum { OPTIONS_TEST_COUNT = sizeof(options_tests) / sizeof(options_tests[0]) };

@@ -19,7 +19,7 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
     int i = 0;
     while (strcmp(presets[i].name, preset) != 0) i++;
     const Preset *p = &presets[i];
-    c.attention = find_variant(attention);
+    c.attention = variant_find(attention);
     c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
     if (model_config_problems(&c, &problem, 1)) return false;

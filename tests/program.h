@@ -560,7 +560,7 @@ enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP
 
 static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
     const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true};
-    ModelConfig config = case_config(&mc, find_variant("sink"));
+    ModelConfig config = case_config(&mc, variant_find("sink"));
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);

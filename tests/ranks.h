@@ -712,7 +712,7 @@ static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
         EXPECT(r.status == 0 && checkpoints_beside_steps(&d, "waits", &all) == 0 && all == 3, "%d checkpoints: %.300s",
                all, r.err);
         FORMAT(options, "%s --zero %d", background_options, zero[k]);
-        ranks_train(&r, &d, ranks[k], k < 4 ? "SLOW=150" : "SCARCE=1", "goes_on", options);
+        ranks_train(&r, &d, ranks[k], k < 4 ? "SLOW=150" : "NO_COPY=1", "goes_on", options);
         int beside = checkpoints_beside_steps(&d, "goes_on", &all), warned = count_of(r.err, "training stops while");
         EXPECT(r.status == 0 && beside == (k < 4 ? 2 : 0) && all == 3 && warned == (k == 4),
                "%d of %d checkpoints were written beside steps: %.300s", beside, all, r.err);

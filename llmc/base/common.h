@@ -69,6 +69,8 @@ Valid as C11 and as C++17.
 #endif
 #include <xxhash.h>
 
+#include "fault_point.h"
+
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNALLED = 3 };

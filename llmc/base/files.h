@@ -10,8 +10,8 @@ files.h: files and directories that are there whole or not at all.
   void  file_write_atomic(path, text, size)  temporary name, fsync, rename, fsync of the directory
   void  directory_sync(path)                 after a rename, so that it survives a power failure
   void  directory_of(path, out, out_size)
-  void  make_directories(path)               with its parents; those that are there already are fine
-  bool  remove_tree(path)                    false and errno; one that is not there is removed already
+  void  directory_create(path)               with its parents; those that are there already are fine
+  bool  directory_remove(path)                    false and errno; one that is not there is removed already
 
 Functions without a result end the program through CHECK with the path and the system's reason.
 */
@@ -88,6 +88,7 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
         p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        fault_point(FAULT_WRITE, (void *)path, bytes);
     }
 }
 
@@ -123,7 +124,7 @@ static inline void directory_sync(const char *path) {
     close(fd);
 }
 
-static inline void rename_synced(const char *from, const char *to) {
+static inline void file_rename_synced(const char *from, const char *to) {
     char directory[PATH_SIZE];
     CHECK(rename(from, to) == 0, "cannot rename %s to %s: %s", from, to, strerror(errno));
     directory_of(to, directory, sizeof(directory));
@@ -136,29 +137,29 @@ static inline void file_write_atomic(const char *path, const char *text, size_t 
     int fd = file_create(temporary);
     file_write(fd, text, size, temporary);
     file_close_synced(fd, temporary);
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
 }
 
-static inline bool is_directory(const char *path) {
+static inline bool directory_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static inline void make_directories(const char *path) {
+static inline void directory_create(const char *path) {
     char part[PATH_SIZE];
     FORMAT(part, "%s", path);
     for (char *p = part + 1;; p++) {
         if (*p && *p != '/') continue;
         char end = *p;
         *p = 0;
-        int error = mkdir(part, 0777) == 0 ? 0 : errno; // is_directory sets errno too
-        CHECK(!error || is_directory(part), "cannot create the directory %s: %s", part, strerror(error));
+        int error = mkdir(part, 0777) == 0 ? 0 : errno; // directory_exists sets errno too
+        CHECK(!error || directory_exists(part), "cannot create the directory %s: %s", part, strerror(error));
         *p = end;
         if (!end) return;
     }
 }
 
-static inline bool remove_tree(const char *path) {
+static inline bool directory_remove(const char *path) {
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT;
     if (!S_ISDIR(st.st_mode)) return unlink(path) == 0;
@@ -169,9 +170,9 @@ static inline bool remove_tree(const char *path) {
         char child[PATH_SIZE];
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
         FORMAT(child, "%s/%s", path, e->d_name);
-        done = remove_tree(child);
+        done = directory_remove(child);
     }
     closedir(d);
-    return done && rmdir(path) == 0;
+    return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && rmdir(path) == 0;
 }
 #endif

@@ -12,7 +12,7 @@ permute.h: a permutation of [0, count) that is computed element by element, with
 #include "random.h"
 
 // The place of `x` in a permutation of [0, count) that depends on (seed, epoch) alone.
-static inline uint64_t dataloader_permute(uint64_t x, uint64_t count, uint64_t seed, uint64_t epoch) {
+static inline uint64_t permutation_at(uint64_t x, uint64_t count, uint64_t seed, uint64_t epoch) {
     assert(x < count && count <= 1ull << 62);
     int half_bits = 3;
     while ((1ull << (2 * half_bits)) < count) half_bits++;

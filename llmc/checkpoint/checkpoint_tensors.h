@@ -8,7 +8,7 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
                                                 a file for checkpoint_weights_write or checkpoint_optimizer_write, which
                                                 write this rank's pieces; checkpoint_file_close(writer)
   bool checkpoint_weights_finite(buffers)       of all ranks
-  void model_save_dump(path, tensors, grads, loss)
+  void checkpoint_save_gradients(path, tensors, grads, loss)
 
 A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
 (sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
@@ -68,19 +68,19 @@ static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, D
     p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = false;
     return p;
 }
-static inline bool checkpoint_compact(const CheckpointBuffers *b) {
+static inline bool checkpoint_is_compact(const CheckpointBuffers *b) {
     return b->copied || (b->sharding && b->sharding->level > 0);
 }
 
-static inline CheckpointPart weights_part(const CheckpointBuffers *b) {
+static inline CheckpointPart checkpoint_weights_part(const CheckpointBuffers *b) {
     CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), b->copied);
     p.on_host = b->copied;
     return p;
 }
 
-static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
+static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
     int n = 0;
-    bool compact = checkpoint_compact(b);
+    bool compact = checkpoint_is_compact(b);
     parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
     parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
     if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
@@ -133,14 +133,14 @@ static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const T
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
     int count = list->count * part_count;
     SafeTensorsWriter *w =
-        create ? safetensors_create(path, specs, count, true) : safetensors_join(path, specs, count, true);
+        create ? safetensors_create(path, specs, count, true) : safetensors_open_existing(path, specs, count, true);
     free(specs);
     return w;
 }
 
 static inline void checkpoint_file_close(SafeTensorsWriter *w) {
     if (comm_ranks() == 1) safetensors_finish(w);
-    else safetensors_leave(w);
+    else safetensors_close_writer(w);
 }
 
 static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
@@ -212,22 +212,22 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
 }
 
 static inline SafeTensorsWriter *checkpoint_weights_open(const char *path, const CheckpointBuffers *b, bool create) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     return checkpoint_open_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype(), create);
 }
 static inline SafeTensorsWriter *checkpoint_optimizer_open(const char *path, const CheckpointBuffers *b, bool create) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     return checkpoint_open_parts(path, b->tensors, parts, count, DTYPE_F32, create);
 }
 
 static inline void checkpoint_weights_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     checkpoint_write_parts(w, 0, b->tensors, b->sharding, &part, 1);
 }
 static inline void checkpoint_optimizer_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     checkpoint_write_parts(w, 0, b->tensors, b->sharding, parts, count);
 }
 
@@ -245,7 +245,7 @@ static inline double checkpoint_count_broken(const floatX *x, size_t count) {
 }
 
 static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     double broken = 0;
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
@@ -279,7 +279,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not from the rounded weights
-        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_compact(b));
+        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_is_compact(b));
         checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     }
     safetensors_close(s);
@@ -287,12 +287,13 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     char path[PATH_SIZE];
     FORMAT(path, "%s/optimizer.safetensors", dir);
     s = safetensors_open(path);
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, count, other_build);
     safetensors_close(s);
 }
 
-static inline void model_save_dump(const char *path, const TensorList *list, const grad_t *grads, double loss) {
+static inline void checkpoint_save_gradients(const char *path, const TensorList *list, const grad_t *grads,
+                                             double loss) {
     char temporary[PATH_SIZE];
     struct stat st;
     bool direct = stat(path, &st) == 0 && !S_ISREG(st.st_mode); // a device or a pipe cannot be renamed to
@@ -313,6 +314,6 @@ static inline void model_save_dump(const char *path, const TensorList *list, con
     safetensors_finish(w);
     free(specs);
     free(tensors);
-    if (!direct) rename_synced(temporary, path);
+    if (!direct) file_rename_synced(temporary, path);
 }
 #endif

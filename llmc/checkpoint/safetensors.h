@@ -218,7 +218,7 @@ static inline SafeTensors *safetensors_open(const char *path) {
     char file[PATH_SIZE], index[PATH_SIZE];
     FORMAT(file, "%s/model.safetensors", path);
     FORMAT(index, "%s/model.safetensors.index.json", path);
-    if (!is_directory(path)) safetensors_add_file(s, path);
+    if (!directory_exists(path)) safetensors_add_file(s, path);
     else if (access(file, F_OK) == 0) safetensors_add_file(s, file);
     else {
         CHECK(access(index, F_OK) == 0, "%s has neither model.safetensors nor model.safetensors.index.json", path);

@@ -79,7 +79,7 @@ static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int lev
     return bucket_bytes;
 #endif
 }
-static inline size_t comm_own_bytes(int ranks, const char **of) {
+static inline size_t comm_library_bytes(int ranks, const char **of) {
 #ifdef DEVICE_OPS
 #ifdef USE_NCCL
     *of = "NCCL";

@@ -47,7 +47,7 @@ static struct {
               PTHREAD_COND_INITIALIZER};
 
 // Looks again and again, first at once and then after short sleeps.
-static inline void comm_finish_request(MPI_Request *request) {
+static inline void comm_wait_request(MPI_Request *request) {
     int done = 0;
     for (int looks = 0; !done; looks++) {
         MPI_OK(MPI_Test(request, &done, MPI_STATUS_IGNORE));
@@ -76,17 +76,19 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
     }
 }
 
-static inline void comm_do(const CommOp *op) {
+static inline void comm_execute(const CommOp *op) {
     MPI_Request request;
     int count = (int)op->count;
     MPI_Datatype type = sizeof(grad_t) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, MPI_COMM_WORLD, &request));
-        comm_finish_request(&request);
+        comm_wait_request(&request);
         comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
         return;
     case COMM_ALL_GATHER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
         break;
     case COMM_GATHER:
@@ -94,10 +96,10 @@ static inline void comm_do(const CommOp *op) {
         break;
     case COMM_BROADCAST: MPI_OK(MPI_Ibcast(op->buffer, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request)); break;
     }
-    comm_finish_request(&request);
+    comm_wait_request(&request);
 }
 
-static inline void *comm_loop(void *unused) {
+static inline void *comm_thread(void *unused) {
     (void)unused;
     pthread_mutex_lock(&comm_mpi.lock);
     for (;;) {
@@ -105,7 +107,7 @@ static inline void *comm_loop(void *unused) {
         if (comm_mpi.done == comm_mpi.begun) break;
         CommOp op = comm_mpi.queue[comm_mpi.done % COMM_QUEUE];
         pthread_mutex_unlock(&comm_mpi.lock);
-        comm_do(&op);
+        comm_execute(&op);
         pthread_mutex_lock(&comm_mpi.lock);
         comm_mpi.done++;
         pthread_cond_broadcast(&comm_mpi.changed);
@@ -114,7 +116,8 @@ static inline void *comm_loop(void *unused) {
     return NULL;
 }
 
-static inline uint64_t comm_begin(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out, bool add) {
+static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out,
+                                    bool add) {
     assert(count <= INT_MAX);
     CommOp op = {kind, buffer, mine, count, out, add};
     pthread_mutex_lock(&comm_mpi.lock);
@@ -141,18 +144,18 @@ static inline void comm_wait(uint64_t ticket) {
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
     assert(comm.ranks > 1 && comm_mpi.staging_bytes >= (size_t)comm.ranks * piece * sizeof(grad_t));
-    return comm_begin(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
+    return comm_enqueue(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
 }
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
-    return comm_begin(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
+    return comm_enqueue(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
     if (comm.ranks == 1) memcpy(all, mine, bytes);
-    else comm_wait(comm_begin(COMM_GATHER, all, mine, bytes, NULL, false));
+    else comm_wait(comm_enqueue(COMM_GATHER, all, mine, bytes, NULL, false));
 }
 static inline void comm_broadcast(void *data, size_t bytes) {
-    if (comm.ranks > 1) comm_wait(comm_begin(COMM_BROADCAST, data, NULL, bytes, NULL, false));
+    if (comm.ranks > 1) comm_wait(comm_enqueue(COMM_BROADCAST, data, NULL, bytes, NULL, false));
 }
 
 static inline void comm_alloc(size_t bucket_bytes, int level) {
@@ -181,12 +184,12 @@ static inline void comm_close(void) {
 }
 
 static inline void comm_open(double start_timeout) {
-    int launched = launch_count();
+    int launched = launch_process_count();
     if (launched == 1) return;
     Launch l = launch_by_mpi(launched);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
-    thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
+    thread_start(&comm_mpi.thread, comm_thread, NULL, "that speaks to other ranks");
     comm.on = true;
 }
 #endif

@@ -50,8 +50,8 @@ typedef enum {
     WATCH_WELCOME,
     WATCH_REFUSED,
     WATCH_START,
-    WATCH_BEAT,
-    WATCH_BYE,
+    WATCH_HEARTBEAT,
+    WATCH_GOODBYE,
     WATCH_FAILED,
     WATCH_END
 } WatchKind;
@@ -106,7 +106,10 @@ static struct {
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
-static inline void watch_phase(Phase phase) { WATCH_SET(phase, (int)phase); }
+static inline void watch_phase(Phase phase) {
+    WATCH_SET(phase, (int)phase);
+    fault_point(FAULT_PHASE, NULL, (size_t)phase);
+}
 static inline void watch_step(int64_t step) { WATCH_SET(step, step); }
 static inline double watch_wait_start(void) { // doubles have no atomic builtins for the load of a value
     double t;
@@ -156,7 +159,7 @@ static inline uint64_t watch_hash(const HashKey *key, const WatchMessage *m) {
 // A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
 static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
     enum { BACKLOG = 2048 }; // bytes; a heartbeat that might fit in part only is left out
-    bool beat = m->kind == WATCH_BEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
+    bool beat = m->kind == WATCH_HEARTBEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
     int queued = 0;
     pthread_mutex_lock(&watch.lock);
     if (p->fd >= 0 && !(beat && ioctl(p->fd, SIOCOUTQ, &queued) == 0 && queued > BACKLOG)) {
@@ -186,10 +189,10 @@ static inline bool watch_clean_text(char *text, size_t size, bool lines) {
 }
 
 // The kinds that a rank sends at this place of a connection.
-static inline bool watch_kind_fits(bool from_rank_0, uint64_t number, int kind) {
+static inline bool watch_is_expected_kind(bool from_rank_0, uint64_t number, int kind) {
     if (number == 0) return from_rank_0 ? kind == WATCH_WELCOME || kind == WATCH_REFUSED : kind == WATCH_HELLO;
     if (number == 1 && from_rank_0) return kind == WATCH_START;
-    return kind == WATCH_BEAT || kind == WATCH_BYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
+    return kind == WATCH_HEARTBEAT || kind == WATCH_GOODBYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
 }
 
 // Whether this can be the next message of this peer. An introduction may come from any rank: who takes it looks.
@@ -197,21 +200,22 @@ static inline bool watch_is_valid(const WatchPeer *p, WatchMessage *m) {
     bool fails = m->kind == WATCH_FAILED || m->kind == WATCH_END, hello = m->kind == WATCH_HELLO;
     bool good_end = m->status == EXIT_DONE || m->status == EXIT_SIGNALLED;
     if (m->hash != watch_hash(&p->key_in, m) || m->number != p->received) return false;
-    if (!watch_kind_fits(watch.rank != 0, m->number, m->kind)) return false;
+    if (!watch_is_expected_kind(watch.rank != 0, m->number, m->kind)) return false;
     bool alike = m->ranks == watch.ranks || m->kind == WATCH_REFUSED;
     if (!hello && (m->rank != p->last.rank || !alike)) return false;
-    if (m->status < 0 || m->status > 255 || (fails && good_end) || (m->kind == WATCH_BYE && !good_end)) return false;
+    if (m->status < 0 || m->status > 255 || (fails && good_end) || (m->kind == WATCH_GOODBYE && !good_end))
+        return false;
     if (m->phase < 0 || m->phase >= PHASE_COUNT || m->step < 0) return false;
     if (!(m->waiting >= 0 && m->waiting < 1e9)) return false;
     if (!watch_clean_text(m->host, WATCH_HOST, false)) return false;
     return m->kind == WATCH_START || watch_clean_text(m->text, WATCH_TEXT, true);
 }
 
-typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceipt;
+typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceiveStatus;
 
 // Takes what has come and waits for nothing: *m is set when a message is complete.
-static inline WatchReceipt watch_receive(WatchPeer *p, WatchMessage *m) {
-    const size_t least = watch_bytes(WATCH_BEAT);
+static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
+    const size_t least = watch_bytes(WATCH_HEARTBEAT);
     for (;;) {
         size_t want = p->have < least ? least : watch_bytes(p->incoming.kind);
         if (p->have == want) break;

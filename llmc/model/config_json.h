@@ -23,7 +23,7 @@ config_json.h: the architecture of a model as config.json, as programs of the Hu
 #include "model_config.h"
 
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
-    bool llama = c->attention == find_variant("baseline");
+    bool llama = c->attention == variant_find("baseline");
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
     bool ok = cJSON_AddItemToArray(list, cJSON_CreateString(llama ? "LlamaForCausalLM" : "DiffV2ForCausalLM")) &&
               cJSON_AddStringToObject(o, "model_type", llama ? "llama" : "diffv2");
@@ -73,9 +73,9 @@ typedef struct {
 // A value in a message.
 typedef struct {
     char text[80];
-} Brief;
-static inline Brief brief(const cJSON *item) {
-    Brief b;
+} ConfigValueText;
+static inline ConfigValueText config_value_text(const cJSON *item) {
+    ConfigValueText b;
     json_brief(item, b.text, sizeof(b.text));
     return b;
 }
@@ -98,7 +98,7 @@ static inline int config_int(const ConfigReader *r, const char *key, int otherwi
     if (!item) return otherwise;
     uint64_t value = 0;
     CHECK(json_size(item, &value) && value >= 1 && value <= INT_MAX, "%s: %s is %s; it must be an integer from 1 to %d",
-          r->path, key, brief(item).text, INT_MAX);
+          r->path, key, config_value_text(item).text, INT_MAX);
     return (int)value;
 }
 
@@ -106,13 +106,14 @@ static inline double config_number(const ConfigReader *r, const char *key, doubl
     const cJSON *item = config_item(r, key);
     if (!item) return otherwise;
     CHECK(cJSON_IsNumber(item) && isfinite(item->valuedouble), "%s: %s is %s; it must be a number", r->path, key,
-          brief(item).text);
+          config_value_text(item).text);
     return item->valuedouble;
 }
 
 static inline bool config_bool(const ConfigReader *r, const char *key, bool otherwise) {
     const cJSON *item = config_item(r, key);
-    CHECK(!item || cJSON_IsBool(item), "%s: %s is %s; it must be true or false", r->path, key, brief(item).text);
+    CHECK(!item || cJSON_IsBool(item), "%s: %s is %s; it must be true or false", r->path, key,
+          config_value_text(item).text);
     return item ? cJSON_IsTrue(item) : otherwise;
 }
 
@@ -121,7 +122,7 @@ static inline void config_refuse_features(const ConfigReader *r) {
         const cJSON *item = config_item(r, absent_features[i].key);
         cJSON *absent = cJSON_Parse(absent_features[i].absent);
         CHECK(!item || cJSON_Compare(item, absent, true), "%s: %s is %s; this program has models with %s only", r->path,
-              absent_features[i].key, brief(item).text, absent_features[i].absent);
+              absent_features[i].key, config_value_text(item).text, absent_features[i].absent);
         cJSON_Delete(absent);
     }
 }
@@ -131,16 +132,17 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     if (!attention) {
         CHECK(type, "%s: the key model_type is missing; \"llama\" is read, and any with the key attention", r->path);
         CHECK(cJSON_IsString(type) && strcmp(type->valuestring, "llama") == 0,
-              "%s: model_type is %s; without the key attention only \"llama\" is read", r->path, brief(type).text);
-        return find_variant("baseline");
+              "%s: model_type is %s; without the key attention only \"llama\" is read", r->path,
+              config_value_text(type).text);
+        return variant_find("baseline");
     }
-    const AttentionVariant *v = cJSON_IsString(attention) ? find_variant(attention->valuestring) : NULL;
+    const AttentionVariant *v = cJSON_IsString(attention) ? variant_find(attention->valuestring) : NULL;
     char known[1024] = "";
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) {
         size_t length = strlen(known);
         snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", attention_variants[i].name);
     }
-    CHECK(v, "%s: attention is %s; known are %s", r->path, brief(attention).text, known);
+    CHECK(v, "%s: attention is %s; known are %s", r->path, config_value_text(attention).text, known);
     return v;
 }
 
@@ -148,14 +150,14 @@ static inline const AttentionVariant *config_attention(const ConfigReader *r) {
 static inline double config_unscaled_rope(const ConfigReader *r, const char *key) {
     const cJSON *rope = config_item(r, key);
     if (!rope) return NAN;
-    CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, brief(rope).text);
+    CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, config_value_text(rope).text);
     for (const cJSON *e = rope->child; e; e = e->next) {
         if (strcmp(e->string, "rope_theta") == 0 || cJSON_IsNull(e)) continue;
         bool type = strcmp(e->string, "rope_type") == 0 || strcmp(e->string, "type") == 0;
         bool whole = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
         CHECK(whole || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
               "%s: %s has %s = %s; only rope_type \"default\" is known here", r->path, key,
-              printable(e->string) ? e->string : "a key", brief(e).text);
+              printable(e->string) ? e->string : "a key", config_value_text(e).text);
     }
     ConfigReader inner;
     inner.path = r->path;
@@ -213,7 +215,7 @@ static inline ModelConfig config_json_read(const char *directory) {
         for (int t = 0; item && t < DTYPE_COUNT; t++)
             known = known || (cJSON_IsString(item) && strcmp(item->valuestring, dtype_table[t].torch_name) == 0);
         CHECK(known, "%s: %s is %s; float32, bfloat16, float16 and float64 are read", path, dtype_keys[k],
-              brief(item).text);
+              config_value_text(item).text);
     }
     cJSON_Delete(object);
     Problem problem;

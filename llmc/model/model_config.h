@@ -281,13 +281,13 @@ static inline size_t model_parameter_count(const ModelConfig *c) {
 // The same model as a baseline.
 static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     ModelConfig plain = *c;
-    plain.attention = find_variant("baseline");
+    plain.attention = variant_find("baseline");
     return plain;
 }
 
 // The MLP width that gives the model the parameters of the baseline with width c->F, to within half of what one more
 // costs, 3/2 C L parameters; of two that are as close the wider. Below 1: there is none.
-static inline int model_matched_ffn(const ModelConfig *c) {
+static inline int model_match_ffn(const ModelConfig *c) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
     wider.F++;
     // modulo 2^64, so may be negative

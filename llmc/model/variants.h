@@ -1,6 +1,6 @@
 /*
 variants.h: the attention variants as data. A trait is a number that becomes a loop bound or a size;
-nothing outside find_variant compares names.
+nothing outside variant_find compares names.
 
   maps      attention maps per output head: 1, or 2 that are subtracted
   key_sets  sets of keys; with 2, map m reads key set m
@@ -62,7 +62,7 @@ enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_v
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
 
 // NULL when there is no such variant.
-static inline const AttentionVariant *find_variant(const char *name) {
+static inline const AttentionVariant *variant_find(const char *name) {
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++)
         if (strcmp(attention_variants[i].name, name) == 0) return &attention_variants[i];
     return NULL;

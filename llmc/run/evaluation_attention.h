@@ -204,7 +204,7 @@ static void evaluate_attention(Run *run, const int *first_tokens, int windows, i
     }
     if (path) {
         safetensors_finish(writer);
-        rename_synced(temporary, path);
+        file_rename_synced(temporary, path);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);

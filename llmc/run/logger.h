@@ -115,7 +115,7 @@ static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSO
     CHECK(ftruncate(fd, 0) == 0, "cannot write %s: %s", temporary, strerror(errno));
     file_write(fd, text, size, temporary);
     CHECK(fsync(fd) == 0, "cannot bring %s to the disk: %s", temporary, strerror(errno));
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
     free(text);
     if (log->lock.held) close(log->lock.fd);
     log->lock.held = true;
@@ -141,7 +141,7 @@ static inline void log_open(Log *log, const char *dir, int flags) {
 static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     static const char *const names[] = {"log.jsonl", "checkpoints"};
     char temporary[PATH_SIZE], remains[2][PATH_SIZE];
-    make_directories(dir);
+    directory_create(dir);
     log_path(dir, "run.json.tmp", temporary);
     bool is_run = log_run_exists(dir);
     int fd = is_run ? -1 : log_lock_file(dir, temporary, O_CREAT);
@@ -203,7 +203,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
     free(line);
     CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", temporary,
           strerror(errno));
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
 }
 
 static inline void log_resume(Log *log, const char *dir, int64_t step) {

@@ -37,7 +37,7 @@ static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling,
     else count += ops_memory_parts(parts + count);
     const char *comm_name = "NCCL, about";
     size_t comm_bytes = predicted ? (plan->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_own_bytes(plan->sharding.ranks, &comm_name);
+                                  : comm_library_bytes(plan->sharding.ranks, &comm_name);
     if (comm_bytes) parts[count++] = memory_part(comm_name, comm_bytes, true);
     return count;
 }

@@ -61,7 +61,7 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
-    if (o->match_params) c.F = model_matched_ffn(&c); // --ffn itself does not change
+    if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
     return c;
 }
 
@@ -286,7 +286,7 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     ModelConfig matched = *loaded;
     if (o->match_params && options_ffn_known(o)) {
         matched.F = (int)options_ffn(o);
-        matched.F = model_matched_ffn(&matched);
+        matched.F = model_match_ffn(&matched);
         if (matched.F != loaded->F)
             REFUSE(count, "--match-params with --ffn %" PRId64 " requires an MLP width of %d; the loaded model has %d",
                    options_ffn(o), matched.F, loaded->F);

@@ -60,7 +60,7 @@ enum { PROGRESS_FIELDS = 7, PROGRESS_FIELD_SIZE = 64, PROGRESS_LINE_SIZE = 512 }
 static inline int progress_columns(void) {
     struct winsize size;
     const char *kind = getenv("TERM");
-    if (launch_started() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
+    if (launch_has_launcher() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 

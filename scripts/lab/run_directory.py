@@ -1,4 +1,4 @@
-"""runs.py: what a run's directory says: run.json, log.jsonl, checkpoints (the formats are the trainer's)."""
+"""run_directory.py: what a run's directory says: run.json, log.jsonl, checkpoints (the formats are the trainer's)."""
 
 import fcntl
 import json
@@ -6,8 +6,8 @@ import os
 import struct
 from pathlib import Path
 
-import in_force
-from shapes import LAB, OPTIONS, RECORDS, RUN, misfit
+from . import option_history
+from .schema import LAB, OPTIONS, RECORDS, RUN, misfit
 
 
 class RunError(Exception):
@@ -36,7 +36,7 @@ def read_run(directory):
     """run.json, whose options fit at every start."""
     path = Path(directory) / "run.json"
     info = read_json(path, RUN)
-    for step, options in in_force.history(info):
+    for step, options in option_history.history(info):
         wrong = misfit(options, OPTIONS, f"options after step {step}" if step else "options")
         if wrong:
             raise RunError(f"{path}: {wrong}")

@@ -1,7 +1,7 @@
-"""published.py: what others have published, beside what a study found. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
+"""published_results.py: what others have published, beside what a study found. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
 blog post of January 2026, arXiv 2505.06708 (gated attention), and independent repetitions as far as they are public."""
 
-import stats
+from . import stats
 
 V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026", "gated attention, arXiv 2505.06708"
 

@@ -1,4 +1,4 @@
-"""shapes.py: what run.json, log.jsonl, eval.json and lab.json must be for the report to read them.
+"""schema.py: what run.json, log.jsonl, eval.json and lab.json must be for the report to read them.
 
 A shape is a kind by its name, [shape] of a list, or {key: shape} of an object, in which "key?" may be absent and "*" is
 any other key. Keys that a shape does not name are free.

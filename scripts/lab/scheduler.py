@@ -1,4 +1,4 @@
-"""queue_of_runs.py: starts runs while there is room, watches them, prints how they do.
+"""scheduler.py: starts runs while there is room, watches them, prints how they do.
 
 A run is a training and then, where the trainer can, an evaluation of its last checkpoint. Trainings are stopped by
 the system when this process dies (they save a checkpoint), so nothing goes on unseen.
@@ -15,8 +15,7 @@ import subprocess
 import sys
 import time
 
-import plan as plans
-import runs as rundirs
+from . import plan as plans, run_directory
 
 POLL_S = 0.5
 SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
@@ -54,12 +53,12 @@ class Job:
 
     def look(self):
         """The run's state by its directory, while no process of ours has it."""
-        found, self.step = rundirs.state(self.directory, self.run.steps)
+        found, self.step = run_directory.state(self.directory, self.run.steps)
         self.read_tail()
         return found
 
     def read_tail(self):
-        records = [r for r in rundirs.tail(self.directory / "log.jsonl", 1 << 14) if r.get("kind") == "train"]
+        records = [r for r in run_directory.tail(self.directory / "log.jsonl", 1 << 14) if r.get("kind") == "train"]
         if records:
             self.step, self.loss = records[-1]["step"], records[-1].get("loss")
             ms = sorted(r["ms"] for r in records[-20:] if r.get("ms"))
@@ -122,7 +121,7 @@ class Queue:
         return [] if self.arguments.gpus and not self.arguments.threads else ["--threads", str(self.threads(run))]
 
     def evaluation_command(self, job):
-        checkpoint = rundirs.checkpoint(job.directory, job.run.steps)
+        checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
         kept = {
             k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         }
@@ -196,7 +195,7 @@ class Queue:
             if self.gpus_wanted(job, "training" if job.state == "waiting" else "evaluating") > len(self.free_gpus):
                 continue
             if job.state == "waiting":
-                if rundirs.locked(job.directory):
+                if run_directory.locked(job.directory):
                     continue  # a trainer that outlived an earlier lab is saving its checkpoint
                 found = job.look()
                 if found in ("done", "diverged"):
@@ -215,7 +214,7 @@ class Queue:
                 continue
             status = job.process.poll()
             saving = (
-                self.stopping and job.state == "training" and rundirs.locked(job.directory)
+                self.stopping and job.state == "training" and run_directory.locked(job.directory)
             )  # while its launcher has ended
             if status is None or saving:
                 if job.state == "training":
@@ -289,7 +288,7 @@ class Queue:
         failed = [job for job in self.jobs if job.state == "failed"]
         for job in self.jobs:
             if job.why:
-                print(f"lab/run.py: {job.run.name} failed: {job.why}", file=sys.stderr)
+                print(f"lab run: {job.run.name} failed: {job.why}", file=sys.stderr)
         if self.stopping:
             print(f"stopped; {self.whole_seeds()} have all their arms; the same command goes on")
         return 3 if self.stopping else 1 if failed else 0

@@ -24,7 +24,7 @@ def calls(prediction):
     return count
 
 
-def beside(prediction, measured):
+def compare(prediction, measured):
     """[(class, predicted ms, measured ms)] for measured {operation: ms}. Classes that share an operation are one row,
     such as "block GEMMs + LM head"; operations that the prediction does not have are the last row."""
     groups = []  # of (classes, operations), joined where they meet

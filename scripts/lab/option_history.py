@@ -1,8 +1,8 @@
-"""in_force.py: which options were in force at which step of a run, and what keeps two runs from being compared."""
+"""option_history.py: which options were in force at which step of a run, and what keeps two runs from being compared."""
 
 import math
 
-from shapes import KINDS
+from .schema import KINDS
 
 # of run.json's options: what must agree between runs for their losses to be compared; what validation reads is apart
 COMPARED = (
