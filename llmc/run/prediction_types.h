@@ -67,9 +67,9 @@ typedef struct {
     double part_ms[PARTS]; // of one execution
     double class_ms[PREDICTION_CLASSES];
     double bound_ms[BOUNDS];
-    double reduce_ms, gather_ms;           // collectives of a step
-    double link_hops_ms, network_hops_ms;  // their latency within and between machines
-    double exposed_ms;                     // communication that computation does not hide
+    double reduce_ms, gather_ms;          // collectives of a step
+    double link_hops_ms, network_hops_ms; // their latency within and between machines
+    double exposed_ms;                    // communication that computation does not hide
     double step_ms;
 } Prediction;
 
