@@ -84,7 +84,7 @@ typedef struct {
 } WatchPeer;
 
 static struct {
-    bool on, leaving;
+    bool exiting;
     int rank, ranks, status, listener;
     uint64_t device;
     double start_timeout, timeout, resumed; // the last: when this process was last found to have been stopped; 0: never
@@ -102,7 +102,7 @@ static struct {
     pthread_t thread;
     WatchPeer *peers; // rank 0: of each rank; else one, rank 0
     int peer_count;
-} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+} watch = {false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
@@ -223,7 +223,7 @@ static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return WATCH_NOTHING;
         if (n <= 0) return WATCH_CLOSED;
-        p->have += (size_t)n;
+        p->have += n;
     }
     memset(m, 0, sizeof(*m));
     memcpy(m, &p->incoming, p->have);

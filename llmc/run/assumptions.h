@@ -77,12 +77,12 @@ static const RingProtocol ring_protocols[] = {
     {"LL", 6.6, 0.6, 1.0, 2.7, 0.50, 36},
 };
 // clang-format on
-static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0,
-                    TREE_NETWORK_US = 14.0; // of a tree all-reduce, for comparison
+// A tree all-reduce, for comparison.
+static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0;
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
 // Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, and of NCCL's buffers, as in
-// device_facts.cuh and comm.h.
+// ops/runtime.cuh and comm.h.
 enum { PREDICTED_CUDA_BYTES = 593 << 20, PREDICTED_NCCL_BYTES = 320 << 20 };
 
 // GPUs connected by the links of a machine: 8, or the 72 of an NVL72.

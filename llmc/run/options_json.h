@@ -109,7 +109,7 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
     options_free(&checkpoint);
     CHECK(!damaged, "%s cannot be read; another version may have written the checkpoint", where);
     fflush(stdout);
-    if (refused) exit(EXIT_USAGE);
+    if (refused) program_exit(EXIT_USAGE);
     return differences;
 }
 #endif

@@ -245,7 +245,7 @@ static inline void options_finish(Options *o, int ranks) {
     assert(ranks >= 1);
     options_derive(o, ranks);
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
-    if (problems) exit(EXIT_USAGE);
+    if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
     if (o->val_every && !o->val_data) warn("--val-every has no effect without --val-data");
     if (o->rollback && (!o->out || !o->checkpoint_every))
@@ -254,7 +254,7 @@ static inline void options_finish(Options *o, int ranks) {
 
 // The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.
 static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o)) exit(EXIT_USAGE);
+    if (options_model_problems(o)) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 
@@ -311,7 +311,7 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
 // given nor adopted. With --match-params, --ffn keeps the value that the loaded width was computed from; if that is
 // unknown, the loaded width is used without matching. Exits with status 2 on contradictions.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
-    if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int ffn = option_row("ffn");
     if (o->match_params && options_ffn_known(o)) {
         o->ffn = options_ffn(o);

@@ -12,7 +12,7 @@ NAME).
 #include "prediction_communication.h"
 #include "prediction_operations.h"
 
-// Bytes of workspace of cuDNN's attention backward, by the rules that attention_library.cuh applies to a device whose
+// Bytes of workspace of cuDNN's attention backward, by the rules that attention_plans.cuh applies to a device whose
 // memory is unknown.
 static inline size_t predicted_workspace(const ModelPlan *plan, bool deterministic) {
     AttentionShape s = key_set(plan, 0, plan->B, plan->T, 0).shape;
