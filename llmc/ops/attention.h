@@ -1,22 +1,22 @@
 /*
-attention: causal grouped-query attention, block by block, without a matrix of scores in memory.
+attention.h: causal grouped-query attention, block by block, without a matrix of scores in memory.
 
-  forward   S = scale Q K^T (the keys that the row may see),  P = softmax(S),  O = P V
+  forward   S = scale Q K^T (for the keys that the row attends to),  P = softmax(S),  O = P V
             L[t] = log sum_j exp(S[t,j]) is kept instead of P
-  backward  P = exp(S - L) is computed again, then
+  backward  P = exp(S - L) is recomputed. Each line inverts the forward equation on its left:
               O = P V                     =>  dP = dO V^T,   dV = P^T dO
               P = softmax(S)              =>  dS = P (dP - rowsum(P dP));  rowsum(P dP) = rowsum(dO O)
               S = scale Q K^T             =>  dQ = scale dS K,  dK = scale dS^T Q
   shapes    q (B,T,NQ,D), k (B,keys,NKV,D), v (B,keys,NKV,DV), out (B,T,NQ,DV) with the strides of
-            AttentionShape; keys = first + T; L (B,NQ,T). Query head j reads KV head j / (NQ/NKV).
-  method    Keys and values are first copied, once for all query heads that read them: transposed in panels of
+            AttentionShape; keys = first + T; L (B,NQ,T). Query head j uses KV head j / (NQ/NKV).
+  method    Keys and values are first copied, once for all query heads that use them: transposed in panels of
             TILE_COLUMNS for the products with K^T and V^T, and as rows padded with zeros. A block of ATTENTION_ROWS
-            queries of one head then meets the keys in blocks of ATTENTION_KEYS: a running maximum and sum per row
-            (forward), or dQ kept and dK, dV added to (backward). All products are tiles of tile.h; each stops at the
-            last key that its six rows see, so that little is computed above the diagonal.
-  numerics  all in `real`; one thread computes a block, so results do not depend on their number. The heads of a
-            group first write dK and dV of their own, which are then added in order. A single query (generation)
-            takes plain loops over the keys where they are: attention_forward_row.
+            queries of one head is then combined with the keys in blocks of ATTENTION_KEYS, with a running maximum and
+            sum per row (forward), or accumulating dQ, dK and dV (backward). All products are tiles of tile.h. Each
+            stops at the last key that its six rows attend to, so little is computed above the diagonal.
+  numerics  all in `real`. One thread computes a block, so results do not depend on the number of threads. The heads of
+            a group write separate dK and dV, which are then added in order. A single query (generation) uses plain
+            loops over the keys in place: attention_forward_row.
   memory    linear in T: the copies, blocks of scores per thread, and dK, dV per query head in the backward
   flops     forward 2 (D + DV) per query and visible key, backward 2 (3 D + 2 DV)
   source    Dao 2023, "FlashAttention-2", for the running softmax and the backward from O, dO and L;
@@ -29,29 +29,29 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 #include "vecmath.h"
 #include "tile.h"
 
-enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both directions; a block's scores fit the L2 cache
-// room for the zeros after the last visible key, up to a tile of them, in whole vectors
+enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // multiples of a tile; a block's scores fit in the L2 cache
+// room for up to a tile of zeros after the last visible key, in whole vectors
 enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * TILE_LANES };
 
-// Sizes that follow from a shape, and the pieces of the workspace.
+// Sizes derived from a shape, and the arrays in the workspace.
 typedef struct {
     size_t keys;   // visible to the last query
-    size_t padded; // the same in whole tiles, by rows and by columns
-    size_t D, DV;  // widths in whole vectors
+    size_t padded; // keys, rounded up to whole tiles of rows and of columns
+    size_t D, DV;  // widths, rounded up to whole vectors
     real *kt, *vt; // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
     real *k, *v;   // (B, NKV, padded, D | DV)
-    real *dk, *dv; // (B, NQ, padded, D | DV): of one query head alone
+    real *dk, *dv; // (B, NQ, padded, D | DV): per query head
     real *own;     // (threads, own_count)
     size_t own_count, total;
 } AttentionWorkspace;
 
-// What a thread has for a block of queries of one head.
+// The arrays of a thread for a block of queries of one head.
 typedef struct {
     real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
     real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
 } AttentionBlock;
 
-// The next `count` elements; NULL when memory is, and sizes are only counted.
+// The next `count` elements; NULL if memory is NULL and only the size is computed.
 static inline real *attention_piece(AttentionWorkspace *a, real *memory, size_t count) {
     real *piece = memory ? memory + a->total : NULL;
     a->total += round_up(count, TILE_LANES);
@@ -87,9 +87,9 @@ static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
     return own;
 }
 
-// The CPU's attention is all here: no library does it, and its sums have one order.
+// On the CPU there is no library, and all sums have a fixed order.
 static inline void attention_configure(AttentionOptions use) {
-    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
+    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave out --sdpa, or use train_diffv2cu");
 }
 static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
@@ -103,7 +103,7 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
-// rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
+// to (padded, width_padded) = factor * x for `count` rows of `width` columns, zeros elsewhere
 static inline void attention_copy_rows(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                        size_t width_padded, size_t ld, real factor) {
     for (size_t t = 0; t < count; t++) {
@@ -113,7 +113,7 @@ static inline void attention_copy_rows(real *to, const floatX *x, size_t count, 
     memset(to + count * width_padded, 0, (padded - count) * width_padded * sizeof(real));
 }
 
-// Panels of x^T: panel p has the columns of rows [p*TILE_COLUMNS, ...) of x.
+// Panels of x^T: panel p has the rows p*TILE_COLUMNS .. of x as columns.
 static inline void attention_copy_panels(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                          size_t width_padded, size_t ld) {
     for (size_t t0 = 0; t0 < padded; t0 += TILE_COLUMNS, to += width_padded * TILE_COLUMNS)
@@ -139,18 +139,17 @@ static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX
     }
 }
 
-// The first key that query row t of sequence b sees.
+// The first key that query row t of sequence b attends to.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
     return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
 }
 
-// How many keys of the block that starts at key k0 a tile of rows reads whose last row is t.
+// The number of keys of the block at k0 that a tile of rows uses whose last row is t.
 static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
 
-// scores (TILE_ROWS, n) of a tile of rows `a` (TILE_ROWS, width) against panels (n / TILE_COLUMNS, width_padded,
-// TILE_COLUMNS)
+// scores (TILE_ROWS, n) = a b^T,  a (TILE_ROWS, width), b in panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)
 static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
                                     size_t width_padded) {
     for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
@@ -158,10 +157,10 @@ static inline void attention_scores(real *scores, const real *a, size_t lda, con
                       scores + j, SCORES_LD, false);
 }
 
-// One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
-// [low, n), 0 for the others up to `end`. Returns the factor for what was summed before.
+// Updates the running softmax of a row with a block of keys: p[j] = exp(score - max) for the visible keys [low, n), 0
+// for the others up to `end`. Returns the factor for the earlier sums.
 static inline real attention_softmax(real *p, real *max, real *sum, int low, int n, int end) {
-    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed: what is not visible counts as -infinity
+    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed; invisible keys are -infinity
     real largest = *max, total = 0;
     for (int j = 0; j < low; j++) p[j] = -(real)INFINITY;
     for (int j = n; j < whole; j++) p[j] = -(real)INFINITY;
@@ -176,10 +175,11 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
     return factor;
 }
 
-// The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
+// A block of queries from row t0 of one head: o (rows, DV) with stride ldo, l (rows) or NULL
 static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
                                            int t0, const AttentionWorkspace *a, AttentionShape s) {
-    const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
+    // below any score; finite, so that a row without a visible key in a block stays correct
+    const real lowest = (real)-8e37;
     AttentionBlock own = attention_block(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
@@ -208,7 +208,7 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
     }
 }
 
-// A single query, straight from the definition; scores (keys) is scratch.
+// A single query, by the definition; scores (keys) is scratch memory.
 static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k,
                                          const floatX *v, int low, int keys, AttentionShape s) {
     size_t ld = s.ldkv;

@@ -1,12 +1,12 @@
 /*
-stats: what a layer's activations look like, as a few numbers for the log. Equations in stats.h; what differs here:
+stats.cuh: statistics of a layer's activations, for the log. Equations in stats.h; attention in attention_stats.cuh.
 
-  mapping     ranges: STATS_PARTS blocks, each a part of the rows, (sum, min, max) in double, put together on the host.
-              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up.
-              The attention statistics are in attention_stats.cuh.
-  numerics    as on the CPU: everything but the products q.k in double; integers are counted: the median is exact
+  mapping     ranges: STATS_PARTS blocks, each for a part of the rows, (sum, min, max) in double; the host combines
+              them. magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the
+              counts.
+  numerics    as on the CPU: all but the products q.k in double; integer counts, so the median is exact
   atomics     of integers within a block: the counts do not depend on the order
-  reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
+  reads       wait for the device, a few KiB per call. Statistics are not computed in every step.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in
 */
 #ifndef LLMC_STATS_CUH
@@ -31,7 +31,7 @@ static __device__ inline void stats_write_range(Range *parts, Range own) {
         own.max = fmax(own.max, __shfl_xor_sync(ALL_LANES, own.max, distance));
     }
     if (thread % WARP == 0) extremes[2 * warp] = own.min, extremes[2 * warp + 1] = own.max;
-    own.mean = block_sum(own.mean, memory); // its barriers come before the extremes are read
+    own.mean = block_sum(own.mean, memory); // its barriers precede the reads of the extremes
     if (thread > 0) return;
     for (int i = 1; i < STATS_THREADS / WARP; i++) {
         own.min = fmin(own.min, extremes[2 * i]);
@@ -62,7 +62,7 @@ static inline Range stats_range(const Range *device_parts, size_t count) {
         r.max = fmax(r.max, parts[p].max);
     }
     r.mean /= (double)count;
-    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax pass over NaN
+    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax ignore NaN
     return r;
 }
 
@@ -86,7 +86,7 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
     Range own = stats_no_range();
     size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
     int lane = row_lane(lanes), shift = __ffs(lanes) - 1;
-    for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes: they exchange their sums
+    for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes, since they exchange sums
         size_t row = base + (threadIdx.x >> shift);
         double sum = 0;
         float v[W];
@@ -111,13 +111,14 @@ static inline Range rms_stats(const floatX *x, size_t rows, int D) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Magnitudes: fp32 numbers without their sign are ordered as their bits are, so the median is found digit by digit.
+// Magnitudes: the bits of fp32 numbers without the sign have the order of the numbers, which gives the median digit by
+// digit.
 
-// as many blocks as have room for their counts in the scratch memory
+// PARTS: as many blocks as the scratch memory has counts for
 enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT, MAGNITUDE_PARTS = 120 };
 
 typedef struct {
-    unsigned long long counts[MAGNITUDE_VALUES]; // of the digit, among the numbers whose higher digits are the median's
+    unsigned long long counts[MAGNITUDE_VALUES]; // per digit, of numbers with the median's higher digits
     unsigned long long largest;                  // bits
 } MagnitudeCounts;
 
@@ -177,7 +178,7 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     MagnitudeCounts *total =
         (MagnitudeCounts *)ops_scratch(sizeof(host) + MAGNITUDE_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
     unsigned *parts = (unsigned *)(total + 1);
-    uint64_t median = 0; // the digits found so far, the lower ones 0
+    uint64_t median = 0; // the digits found so far; the lower digits are 0
     size_t rank = (count - 1) / 2;
     for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
         if (packed(count, x))
