@@ -238,7 +238,7 @@ static void choose_cases(const Case *table, size_t size, int count, char **words
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv);
+    environment_reexecute(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
 #ifdef CUDA_ON_CPU
     chosen.seed = 1;

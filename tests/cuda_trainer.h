@@ -8,6 +8,7 @@ V % 8 = 3 or of a few tokens, one row; a sequence below the model's context.
 */
 #ifndef TESTS_CUDA_TRAINER_H
 #define TESTS_CUDA_TRAINER_H
+#include "fixture.h"
 #include "harness.h"
 
 static const bool cuda_fp32 = sizeof(floatX) == 4;
@@ -137,24 +138,16 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
 
 // On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
 static void gradients_equal_the_cpus(void) {
-    char options[2048], what[256], root[PATH_MAX], path[PATH_MAX + 300], text[256];
-    CHECK(getcwd(root, sizeof(root)) != NULL, "cannot ask for the directory: %s", strerror(errno));
+    char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
         for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) {
             TestDirectory d = test_make_directory();
-            double B = 0, T = 0;
-            FORMAT(path, "%s/dev/reference/fixtures/%s_%c", root, name, "ab"[s]);
-            FORMAT(options, "%s/batch.json", path);
-            test_read_file(options, text, sizeof(text));
-            cJSON *batch = cJSON_Parse(text);
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-                  "%s cannot be read", options);
-            cJSON_Delete(batch);
-            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B,
-                   (int)T);
-            FORMAT(what, "%s_%c", name, "ab"[s]);
-            dump_both(&d, &attention_variants[v], what, options);
+            Fixture f = fixture_open(name, s == 0 ? "a" : "b");
+            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path,
+                   f.dir.path, f.B, f.T);
+            dump_both(&d, &attention_variants[v], f.name, options);
+            fixture_close(&f);
             test_remove_directory(&d);
         }
         for (int c = 0; c < CUDA_CASES; c++) {
@@ -335,7 +328,8 @@ static void a_run_warns_of_our_own_kernel(void) {
         {false, "", "--sdpa own", NULL},
         {false, "", "--head-dim 16 --seq-len 1", NULL},
         {false, "", "--head-dim 12 --seq-len 9", "attention is computed by the built-in kernel"},
-        {false, "", "--head-dim 12 --seq-len 9", "choose --head-dim so that the width of every head is a multiple of 8"},
+        {false, "", "--head-dim 12 --seq-len 9",
+         "choose --head-dim so that the width of every head is a multiple of 8"},
         {false, "", "--head-dim 12 --seq-len 9 --dry-run",
          "choose --head-dim so that the width of every head is a multiple of 8"},
         {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask"},
@@ -440,8 +434,7 @@ static void the_workspace_of_attention_follows_the_devices_memory(void) {
     } cases[] = {
         {"", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
         {"CUDA_ON_CPU_DEVICES=0", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
-        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16",
-         "deterministic backward, 2 sequences per call\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16", "deterministic backward, 2 sequences per call\n"},
         {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 1",
          "deterministic backward, 2 of 4 groups of heads per call\n"},
         {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2",
@@ -486,8 +479,8 @@ static void too_little_memory_is_said(void) {
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
            options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
-               strstr(r.err, "wanted for activations") && strstr(r.err, "of 40.0 MiB free"),
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "MiB for activations") &&
+               strstr(r.err, "of 40.0 MiB free"),
            "stderr: %.600s", r.err);
     FORMAT(text, "%s --batch-size 800", options);
     const char *needs = strstr(r.err, "the run needs ");
@@ -517,8 +510,7 @@ static void a_library_that_finds_no_memory_is_named(void) {
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s",
            cuda_cases[0].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") &&
-               strstr(r.err, "the run needs "),
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "for cuBLASLt's workspace") && strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
     test_remove_directory(&d);
 }
@@ -532,11 +524,11 @@ static void memory_of_other_processes_counts(void) {
     } cases[] = {
         {"4096", "0", 0, "this device has 4096.0 MiB, of which 4096.0 MiB are free now: enough\n", ""},
         {"4096", "4070", 1, "of which 26.0 MiB are free now: too little until other processes end\n",
-         "MiB needed besides what CUDA takes, 26.0 of 4096.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 26.0 of 4096.0 MiB free; the run needs "},
         {"500", "0", 0, "this device has 500.0 MiB, of which 500.0 MiB are free now: too little\n",
          "device memory may be too little: "},
         {"20", "0", 1, "this device has 20.0 MiB, of which 20.0 MiB are free now: too little\n",
-         "MiB needed besides what CUDA takes, 20.0 of 20.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 20.0 of 20.0 MiB free; the run needs "},
     };
     TestDirectory d = cuda_data(256);
     ProgramResult r;
@@ -822,7 +814,7 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     Model m;
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK);
     model_alloc(&m, NULL);
-    ops_init(m.workspace_bytes);
+    ops_init(m.plan.workspace_bytes);
     model_init(&m, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
@@ -860,7 +852,8 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
         ModelConfig config = options_model(&o);
         Model m;
         model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
-        EXPECT(m.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p, m.logit_rows);
+        EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
+               m.plan.logit_rows);
         model_free(&m, true);
         options_free(&o);
     }

@@ -34,6 +34,6 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
         if (master) master[i] = w;
         params[i] = w;
     }
-    OPERATION_DONE("adamw_update", params, count);
+    fault_point(FAULT_UPDATE, params, count);
 }
 #endif

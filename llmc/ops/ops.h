@@ -32,13 +32,6 @@ typedef REAL floatX;
 typedef REAL grad_t;
 #endif
 
-// Hooks of test and benchmark programs, empty in the trainer. A program defines one before it includes this header:
-//   OPERATION_HOOK(name)                  CUDA: an operation begins; NULL: it ends (cuda/launch.cuh)
-//   OPERATION_DONE(name, output, count)   C: at the end of embedding_backward and adamw_update; output (count)
-#ifndef OPERATION_DONE
-#define OPERATION_DONE(name, output, count) ((void)0)
-#endif
-
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C); // +=
