@@ -41,8 +41,8 @@ typedef struct {
     real *kt, *vt; // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
     real *k, *v;   // (B, NKV, padded, D | DV)
     real *dk, *dv; // (B, NQ, padded, D | DV): per query head
-    real *own;     // (threads, own_count)
-    size_t own_count, total;
+    real *blocks;  // (threads, block_count)
+    size_t block_count, total;
 } AttentionWorkspace;
 
 // The arrays of a thread for a block of queries of one head.
@@ -65,11 +65,11 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
     a.D = round_up(s.D, TILE_LANES);
     a.DV = round_up(s.DV, TILE_LANES);
-    a.own_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
+    a.block_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
     a.total = 0;
     a.kt = attention_piece(&a, memory, heads * a.padded * a.D);
     a.v = attention_piece(&a, memory, heads * a.padded * a.DV);
-    a.own = attention_piece(&a, memory, threads * a.own_count);
+    a.blocks = attention_piece(&a, memory, threads * a.block_count);
     a.k = attention_piece(&a, memory, backward ? heads * a.padded * a.D : 0);
     a.vt = attention_piece(&a, memory, backward ? heads * a.padded * a.DV : 0);
     a.dk = attention_piece(&a, memory, backward ? queries * a.padded * a.D : 0);
@@ -78,13 +78,13 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
 }
 
 static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
-    AttentionBlock own;
-    own.q = a->own + omp_get_thread_num() * a->own_count;
-    own.dout = own.q + ATTENTION_ROWS * a->D;
-    own.acc = own.dout + ATTENTION_ROWS * a->DV;
-    own.p = own.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
-    own.ds = own.p + ATTENTION_ROWS * SCORES_LD;
-    return own;
+    AttentionBlock block;
+    block.q = a->blocks + omp_get_thread_num() * a->block_count;
+    block.dout = block.q + ATTENTION_ROWS * a->D;
+    block.acc = block.dout + ATTENTION_ROWS * a->DV;
+    block.p = block.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
+    block.ds = block.p + ATTENTION_ROWS * SCORES_LD;
+    return block;
 }
 
 // On the CPU there is no library, and all sums have a fixed order.
@@ -180,30 +180,31 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
                                            int t0, const AttentionWorkspace *a, AttentionShape s) {
     // below any score; finite, so that a row without a visible key in a block stays correct
     const real lowest = (real)-8e37;
-    AttentionBlock own = attention_block(a);
+    AttentionBlock block = attention_block(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
-    attention_copy_rows(own.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
-    memset(own.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
+    attention_copy_rows(block.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
+    memset(block.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
     int k0 = attention_first_key(s, b, t0) / ATTENTION_KEYS * ATTENTION_KEYS;
     for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS)
         for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
             int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
             if (n == 0) continue;
-            attention_scores(own.p, own.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
+            attention_scores(block.p, block.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
             for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
                 int visible = attention_reach(s, t0 + i, k0), low = max_int(0, attention_first_key(s, b, t0 + i) - k0);
-                real *p = own.p + (i - i0) * SCORES_LD, *acc = own.acc + i * a->DV;
+                real *p = block.p + (i - i0) * SCORES_LD, *acc = block.acc + i * a->DV;
                 real factor = attention_softmax(p, &max[i], &sum[i], min_int(low, n), visible, n);
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + k0 * a->DV, a->DV, own.acc + i0 * a->DV, a->DV, true);
+            tile_multiply((int)a->DV, n, block.p, SCORES_LD, v + k0 * a->DV, a->DV, block.acc + i0 * a->DV, a->DV,
+                          true);
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = own.acc[i * a->DV + c] * inverse;
+        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = block.acc[i * a->DV + c] * inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
 }

@@ -69,7 +69,7 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     int low = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
     double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
-    double sum = 0, own = 0;
+    double sum = 0, local = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
@@ -77,22 +77,22 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
             float dot = 0;
             for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
-            own = larger_or_nan(own, fabs(logit));
+            local = larger_or_nan(local, fabs(logit));
             a[m] = exp(logit - map.lse);
         }
         double e = fabs(a[0] - lambda * a[1]);
         if (j == low) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
         sum += e;
     }
-    largest[thread] = own;
+    largest[thread] = local;
     sum = block_sum(sum, memory); // its barriers precede the reads below
     if (thread > 0) return;
-    for (int i = 1; i < ATTENTION_STATS_THREADS; i++) own = larger_or_nan(own, largest[i]);
+    for (int i = 1; i < ATTENTION_STATS_THREADS; i++) local = larger_or_nan(local, largest[i]);
     result->first[0] = at_first[0];
     result->first[1] = at_first[1];
     result->effective = at_first[2];
     result->sum = maps == 1 ? 1 : sum; // including the probability of a sink
-    result->largest = own;
+    result->largest = local;
     result->used = low < t; // otherwise the first row of a document, which attends only to itself
     result->padding = 0;
 }

@@ -48,17 +48,17 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
     floatX *x = logits + blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], whole = V / W * W, step = (int)blockDim.x;
     float v[W];
-    RunningSum own = {-FLT_MAX, 0}; // finite, so that a logit of -inf adds 0
+    RunningSum local = {-FLT_MAX, 0}; // finite, so that a logit of -inf adds 0
     for (int i = (int)threadIdx.x * W; i < whole; i += step * W) {
         load<W>(v, x + i);
-        running_add<W>(&own, v);
+        running_add<W>(&local, v);
     }
     for (int i = whole + (int)threadIdx.x; i < V; i += step) {
         load<1>(v, x + i);
-        running_add<1>(&own, v);
+        running_add<1>(&local, v);
     }
     floatX at_target = x[threadIdx.x == 0 ? target : 0]; // read before the gradient overwrites it
-    float max = block_max(own.max, memory), sum = block_sum(own.sum * __expf(own.max - max), memory);
+    float max = block_max(local.max, memory), sum = block_sum(local.sum * __expf(local.max - max), memory);
     if (threadIdx.x == 0)
         losses[blockIdx.x] += logf(sum) + (max - to_float(at_target)); // near 0 for a confident correct prediction
     if (dloss == 0) return;

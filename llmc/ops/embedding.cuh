@@ -101,16 +101,16 @@ static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens,
 static __global__ void embedding_scan_kernel(int *counts, int count) {
     SHARED(int, sums, SORT_SCAN_THREADS);
     int each = (count + SORT_SCAN_THREADS - 1) / SORT_SCAN_THREADS, thread = (int)threadIdx.x;
-    int begin = min(count, thread * each), end = min(count, begin + each), own = 0;
-    for (int i = begin; i < end; i++) own += counts[i];
-    sums[thread] = own;
+    int begin = min(count, thread * each), end = min(count, begin + each), sum = 0;
+    for (int i = begin; i < end; i++) sum += counts[i];
+    sums[thread] = sum;
     for (int distance = 1; distance < SORT_SCAN_THREADS; distance *= 2) {
         __syncthreads();
         int before = thread >= distance ? sums[thread - distance] : 0;
         __syncthreads();
         sums[thread] += before;
     }
-    int at = sums[thread] - own;
+    int at = sums[thread] - sum;
     for (int i = begin; i < end; i++) {
         int next = at + counts[i];
         counts[i] = at;

@@ -75,13 +75,13 @@ enum { RMSNORM_LANES = 1024, RMSNORM_THREADS = 256 }; // maximum threads per row
 
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_BLOCKS * (size_t)C * sizeof(real); }
 
-// A thread's part of dy . (weight x) over all columns of a row except `own`.
+// A thread's part of dy . (weight x) over all columns of a row except `skip`.
 template <int W>
 static __device__ inline float rmsnorm_other_columns(const floatX *dy, const floatX *x, const floatX *weight, int C,
-                                                     int own) {
+                                                     int skip) {
     float d[W], v[W], w[W], dot = 0;
     for (int c = (int)threadIdx.x * W; c < C; c += (int)blockDim.x * W) {
-        if (c == own) continue;
+        if (c == skip) continue;
         load<W>(d, dy + c);
         load<W>(v, x + c);
         load<W>(w, weight + c);
