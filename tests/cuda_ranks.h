@@ -294,7 +294,7 @@ static void an_error_of_a_device_or_of_nccl_is_said_in_a_line(void) {
     } cases[] = {
         {"CUDA_ON_CPU_FAULT=adamw:4", "diffv2: CUDA failed: an illegal memory access was encountered ("},
         {"CUDA_ON_CPU_FAULT=$([ $i = 0 ] || echo adamw:4)",
-         "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING"},
+         "; an earlier kernel may be the cause; CUDA_LAUNCH_BLOCKING"},
         {"CUDA_ON_CPU_NCCL_ASYNC='1:30:NET/IB : a port is down'",
          "NCCL failed: remote process exited or there was a network error (in the background): NET/IB : a port is "
          "down ;"},
