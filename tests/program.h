@@ -186,12 +186,12 @@ static void matched_parameters_survive_a_resume(void) {
     EXPECT(r.status == 0 && strstr(r.out, "MLP 34,"), "status %d: %.300s%.200s", r.status, r.out, r.err);
     run_command(&r, "%s --init '%s' --dry-run --match-params", test_program(), path);
     EXPECT(strstr(r.out, "MLP 34,"), "%.300s", r.out);
-    EXPECT_ONE_LINE(r, 0, "--match-params: the MLP width stays the loaded model's 34");
+    EXPECT_ONE_LINE(r, 0, "--match-params: using the loaded model's MLP width 34");
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 40", test_program(), path);
     EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status,
            r.out, r.err);
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 34", test_program(), path);
-    EXPECT_ONE_LINE(r, 2, "--match-params makes an MLP width of 28 of --ffn 34; the loaded model has 34");
+    EXPECT_ONE_LINE(r, 2, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34");
     test_remove_directory(&d.dir);
 }
 

@@ -78,9 +78,11 @@ static int open_fds[OPEN_LIMIT], open_count;
 int __real_open(const char *path, int flags, ...);
 int __real_close(int fd);
 _Noreturn void __real_exit(int status);
+_Noreturn void __real__exit(int status);
 int __wrap_open(const char *path, int flags, int mode);
 int __wrap_close(int fd);
 _Noreturn void __wrap_exit(int status);
+_Noreturn void __wrap__exit(int status);
 
 int __wrap_open(const char *path, int flags, int mode) {
     int fd = __real_open(path, flags, mode);
@@ -113,6 +115,12 @@ void fuzz_defect(const char *fmt, ...) {
 
 void __wrap_exit(int status) {
     if (!running) __real_exit(status); // the harness itself ends
+    longjmp(escape, 1);
+}
+
+// program_exit calls it from the second time on.
+void __wrap__exit(int status) {
+    if (!running) __real__exit(status);
     longjmp(escape, 1);
 }
 

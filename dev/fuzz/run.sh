@@ -67,8 +67,9 @@ printf '%s\n' 'src:*xxhash.h' 'fun:XXH*' >"$TMPDIR/uncovered"
 flags=(-std=c11 -O2 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -Wall -Wextra -Wshadow -Werror
     -Wno-unknown-pragmas)
 read -ra package_flags <<<"$(pkg-config --cflags openblas libcjson libxxhash)"
-# Calls of exit, open and close go to __wrap_exit, __wrap_open and __wrap_close of harness.c.
-read -ra libraries <<<"$(pkg-config --libs libcjson libxxhash) -lpthread -lm -Wl,--wrap=exit,--wrap=open,--wrap=close"
+# Calls of exit, _exit, open and close go to __wrap_exit, __wrap__exit, __wrap_open and __wrap_close of harness.c.
+libraries=(-Wl,--wrap=exit,--wrap=_exit,--wrap=open,--wrap=close -lpthread -lm)
+read -ra package_libraries <<<"$(pkg-config --libs libcjson libxxhash)"
 
 report() { # ok or FAIL, text
     echo "$1 $2"
@@ -98,7 +99,7 @@ build() { # program, compiler, target, coverage flags of the target, last source
         && "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
             -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 \
         && "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
-            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" >>"$TMPDIR/build" 2>&1 && return
+            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" "${package_libraries[@]}" >>"$TMPDIR/build" 2>&1 && return
     cat "$TMPDIR/build"
     report FAIL "$target: $program does not build"
     return 1

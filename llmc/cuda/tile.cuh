@@ -1,5 +1,5 @@
 /*
-attention_tile: products of 64 x 64 tiles by a block of 256 threads, for attention.cuh.
+tile.cuh: products of 64 x 64 tiles by a block of 256 threads, for attention_kernels.cuh and gemm_plain.cuh.
 
   tile_dot         acc (64,64) += A B^T       A (64,width), B (64,width): rows of q, k, v or dO where they are
   tile_accumulate  out (64,width) += P^T X    P (64,64) in shared memory, X (64,width)
@@ -11,8 +11,9 @@ there in vectors of four.
 Shared memory: the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed; or X, (TILE, TILE_LD), in the same
 place.
 */
-#ifndef LLMC_ATTENTION_TILE_CUH
-#define LLMC_ATTENTION_TILE_CUH
+#ifndef LLMC_TILE_CUH
+#define LLMC_TILE_CUH
+#include "kernel_utils.cuh"
 
 enum { TILE = 64, TILE_DEPTH = 32, TILE_LD = TILE + 4, TILE_THREADS = 256 };
 enum { TILE_OPERANDS = 2 * TILE_DEPTH * TILE_LD, TILE_SCORES = TILE * TILE_LD }; // floats
@@ -26,7 +27,7 @@ typedef struct {
 
 static __device__ inline TileRows tile_rows(const floatX *x, int t0, int end, int ld, int width, bool wide) {
     TileRows rows;
-    rows.first = x + (size_t)t0 * (size_t)ld;
+    rows.first = x + (size_t)t0 * ld;
     rows.ld = ld;
     rows.count = min(TILE, end - t0);
     rows.width = width;
@@ -36,7 +37,7 @@ static __device__ inline TileRows tile_rows(const floatX *x, int t0, int end, in
 
 // v[0..7] = row i, columns c .. c+7, 0 where there is none
 static __device__ inline void tile_load8(float *v, TileRows x, int i, int c) {
-    const floatX *from = x.first + (size_t)i * (size_t)x.ld + c;
+    const floatX *from = x.first + (size_t)i * x.ld + c;
     if (x.wide && i < x.count && c + 8 <= x.width) {
         UNROLL
         for (int k = 0; k < 8; k += PACK) load<PACK>(v + k, from + k);
@@ -126,7 +127,7 @@ static __device__ inline void tile_write(floatX *rows, int ld, int count, int wi
             for (int c = 0; c < 4; c++) {
                 int i = i0 + r, column = piece * TILE + c0 + c;
                 if (i >= count || column >= width) continue;
-                floatX *to = rows + (size_t)i * (size_t)ld + column;
+                floatX *to = rows + (size_t)i * ld + column;
                 round_to(to, factor[r] * out[piece][r][c] + (add ? to_float(*to) : 0));
             }
         }

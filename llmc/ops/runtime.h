@@ -1,11 +1,11 @@
 /*
-workspace.h: the number of threads and the scratch memory that the CPU operations share.
+runtime.h: the number of threads and the scratch memory that the CPU operations share.
 
 Operations run one after another, so one block serves them all: the trainer asks each operation for
 its need (NAME_workspace_bytes) and passes the largest to ops_init before the first step.
 */
-#ifndef LLMC_WORKSPACE_H
-#define LLMC_WORKSPACE_H
+#ifndef LLMC_RUNTIME_H
+#define LLMC_RUNTIME_H
 #include "ops.h"
 
 static struct {
