@@ -1,7 +1,7 @@
 /*
 fuzz_safetensors.c: safetensors_open with a damaged file. Each small tensor is found by its name and read as each type,
-whole and in parts; the results must equal each other and the bytes of the file. Then the tensors are compared with those
-of a model (checkpoint_compare).
+whole and in parts; the results must equal each other and the bytes of the file. Then the tensors are compared with
+those of a model (checkpoint_compare).
 
 Two of three mutations repair the length of the header; otherwise the reader rejects the file before the parser.
 */

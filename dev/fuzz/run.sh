@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # run.sh: gives damaged and hostile files to the readers of llmc/. For each target: regressions and seeds, then simple
 # mutations of them, then large inputs under limits of time and memory (any compiler), then libFuzzer (requires clang,
-# libclang-rt and the headers of libomp; skipped with a message without them). All output is in build/fuzz; the corpus there
-# grows from run to run. The last line is "N passed, N failed", and ", N skipped" without libFuzzer.
+# libclang-rt and the headers of libomp; without them it is skipped with a message). All output is in build/fuzz; the
+# corpus there grows from run to run. The last line is "N passed, N failed", and ", N skipped" without libFuzzer.
 # Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
 # Usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]
@@ -99,7 +99,8 @@ build() { # program, compiler, target, coverage flags of the target, last source
         && "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
             -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 \
         && "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
-            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" "${package_libraries[@]}" >>"$TMPDIR/build" 2>&1 && return
+            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" "${package_libraries[@]}" \
+            >>"$TMPDIR/build" 2>&1 && return
     cat "$TMPDIR/build"
     report FAIL "$target: $program does not build"
     return 1
