@@ -16,7 +16,7 @@
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
+#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
 #                    Slurm recipe under Slurm
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
@@ -317,6 +317,7 @@ echo "== runs"
 rounds=5
 [ $all = no ] || rounds=20
 if build "the trainer" build/train_diffv2 build/text_to_shards; then
+    run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds
     if [ $all = no ]; then

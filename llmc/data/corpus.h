@@ -56,10 +56,11 @@ static inline bool corpus_is_mixture(const char *text) {
 // Parses one NAME=PATH:WEIGHT of `all`; returns the rest of the text.
 static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, const char *all) {
     size_t name = corpus_name_length(text), n = 0, colon = SIZE_MAX;
-    CHECK(text[name] == '=' && name > 0 && name < CORPUS_NAME,
-          "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: specify several corpora as "
-          "NAME=PATH:WEIGHT NAME=PATH:WEIGHT",
-          all, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
+    CHECK(
+        text[name] == '=' && name > 0 && name < CORPUS_NAME,
+        "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: specify several corpora as "
+        "NAME=PATH:WEIGHT NAME=PATH:WEIGHT",
+        all, (int)strcspn(text, " \t\n"), text, CORPUS_NAME - 1);
     memcpy(item->name, text, name);
     item->name[name] = 0;
     for (text += name + 1; *text && !strchr(" \t\n", *text); text++) {
@@ -72,8 +73,8 @@ static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, 
     char *end = NULL;
     const char *number = colon == SIZE_MAX ? "" : item->path + colon + 1;
     item->weight = strtod(number, &end);
-    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", all, item->name,
-          item->path, item->name);
+    CHECK(colon != SIZE_MAX && colon > 0, "'%s': '%s=%s' has no weight: write %s=PATH:0.5", all, item->name, item->path,
+          item->name);
     CHECK(*number && strspn(number, "0123456789.eE+-") == strlen(number) && *end == 0 && item->weight > 0 &&
               isfinite(item->weight),
           "'%s': the weight '%s' of '%s' is not a positive number", all, number, item->name);
@@ -97,8 +98,8 @@ static inline CorpusSpecs corpus_parse(const char *text) {
         at = corpus_parse_spec(item, at, text);
         sum += item->weight;
         for (int i = 0; i + 1 < list.count; i++)
-            CHECK(strcmp(list.items[i].name, item->name) != 0, "'%s': '%s' is specified more than once; add its weights", text,
-                  item->name);
+            CHECK(strcmp(list.items[i].name, item->name) != 0,
+                  "'%s': '%s' is specified more than once; add its weights", text, item->name);
     }
     CHECK(isfinite(sum), "'%s': the sum of the weights overflows: use smaller weights", text);
     for (int i = 0; i < list.count; i++) list.items[i].weight /= sum;
@@ -204,10 +205,10 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
               found->token_count, path, tokens);
         listed++;
     }
-    CHECK(
-        list == NULL || listed == count,
-        "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others, or specify the shards by a pattern",
-        path, count, split, listed);
+    CHECK(list == NULL || listed == count,
+          "%s has %zu %s_*.bin, and its corpus.json lists %zu of them: move the others, or specify the shards by a "
+          "pattern",
+          path, count, split, listed);
     cJSON_Delete(json);
 }
 

@@ -43,8 +43,7 @@ static inline bool shard_fail(char *error, const char *fmt, ...) {
 static inline int shard_open(const Shard *s, char *error) {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        shard_fail(error,
-                   "cannot open token shard %s: %s; it existed when the run began: restore it and use --resume",
+        shard_fail(error, "cannot open token shard %s: %s; it existed when the run began: restore it and use --resume",
                    s->path, strerror(errno));
     return fd;
 }
@@ -54,13 +53,12 @@ static inline bool shard_pread(const Shard *s, int fd, void *to, size_t bytes, i
     struct stat now;
     if (fstat(fd, &now) != 0) return shard_fail(error, "cannot examine %s: %s", s->path, strerror(errno));
     if (now.st_nlink == 0)
-        return shard_fail(error,
-                          "token shard %s was removed or replaced during the run; restore it and use --resume",
+        return shard_fail(error, "token shard %s was removed or replaced during the run; restore it and use --resume",
                           s->path);
     if ((int64_t)now.st_size != s->file_bytes)
-        return shard_fail(error,
-                          "token shard %s had %lld bytes when the run began and has %lld now; restore it and use --resume",
-                          s->path, (long long)s->file_bytes, (long long)now.st_size);
+        return shard_fail(
+            error, "token shard %s had %lld bytes when the run began and has %lld now; restore it and use --resume",
+            s->path, (long long)s->file_bytes, (long long)now.st_size);
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(fd, (char *)to + done, bytes - done, (off_t)(offset + (int64_t)done));
         if (n < 0 && errno == EINTR) continue;
@@ -81,7 +79,8 @@ static inline bool shard_read_tokens(const Shard *s, int fd, size_t first, size_
         uint32_t token = s->token_bytes == 2 ? ((const uint16_t *)raw)[i] : ((const uint32_t *)raw)[i];
         if (token >= (uint32_t)V)
             return shard_fail(error,
-                              "token %zu of %s is %u, outside the vocabulary of %d: use --vocab with the vocabulary size of its tokenizer",
+                              "token %zu of %s is %u, outside the vocabulary of %d: use --vocab with the vocabulary "
+                              "size of its tokenizer",
                               first + i, s->path, token, V);
         tokens[i] = (int)token;
     }
@@ -108,8 +107,8 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
     CHECK(narrow || header[0] == SHARD_MAGIC_U32, "%s is not a token shard: it begins with %d instead of %d or %d; %s",
           s->path, (int)header[0], SHARD_MAGIC_U16, SHARD_MAGIC_U32, advice);
     int version = narrow ? SHARD_VERSION_U16 : SHARD_VERSION_U32;
-    CHECK(header[1] == version, "token shard %s has version %d; magic %d requires version %d: create it again",
-          s->path, (int)header[1], (int)header[0], version);
+    CHECK(header[1] == version, "token shard %s has version %d; magic %d requires version %d: create it again", s->path,
+          (int)header[1], (int)header[0], version);
     s->token_bytes = narrow ? 2 : 4;
     s->token_count = (uint32_t)header[2];
     int64_t want = SHARD_HEADER_BYTES + (int64_t)s->token_count * s->token_bytes;
@@ -117,8 +116,8 @@ static inline void shard_examine(Shard *s, size_t window_tokens) {
           "token shard %s has %lld bytes, but its header states %zu tokens, which take %lld: copy or create it again",
           s->path, (long long)s->file_bytes, s->token_count, (long long)want);
     CHECK(s->token_count >= window_tokens,
-          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, or omit the shard",
-          s->path, s->token_count, window_tokens);
+          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, or omit the shard", s->path,
+          s->token_count, window_tokens);
 }
 
 static inline int shard_compare_paths(const void *a, const void *b) {
@@ -156,10 +155,11 @@ static inline ShardList shards_of_directory(const char *path, const char *split)
         shards_add(&list, name);
     }
     closedir(directory);
-    CHECK(list.count > 0,
-          "%s has no %s_*.bin: it is not a corpus (shards and corpus.json); specify shards of other names by a pattern, "
-          "'%s/*.bin'",
-          path, split, path);
+    CHECK(
+        list.count > 0,
+        "%s has no %s_*.bin: it is not a corpus (shards and corpus.json); specify shards of other names by a pattern, "
+        "'%s/*.bin'",
+        path, split, path);
     return list;
 }
 
