@@ -141,8 +141,7 @@ static void run_case(int i, TestCounts *counts) {
 
 static std::vector<Case> all_cases(void) {
     std::vector<Case> table(std::begin(cuda_cases), std::end(cuda_cases));
-    for (const OpRow &row : op_cases)
-        if (row.engines != C_ONLY) table.push_back(operation_case(row));
+    operation_cases(table);
     return table;
 }
 

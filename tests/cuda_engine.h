@@ -340,7 +340,7 @@ class Pass {
         // sigmoids that are 1, less than 2^-125, which the device may take for 0, and NaN
         const double saturated[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
         Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
-        for (size_t k = 0; k < 6 && gates; k++) gates->set(k, saturated[k]);
+        for (size_t k = 0; gates && k < min_size(6, gates->count); k++) gates->set(k, saturated[k]);
         if (c.kind != OP_CROSS_ENTROPY || !c.d[3]) return;
         int N = c.d[0], V = c.d[1], Vp = c.d[2]; // a certain prediction, -inf, NaN, +inf: one row each
         for (int v = 0; v < V; v++) x[0]->set((size_t)v, v == index->twin_ints[0] ? 60 : -60);
@@ -368,10 +368,19 @@ static void check_operation(const Case *row) {
         }
     }
 }
-static Case operation_case(const OpRow &row) {
-    operation_checks[row.kind] = {op_kinds[row.kind].name, check_operation, op_kinds[row.kind].dims};
-    Case c = {&operation_checks[row.kind], {}, row.shift, row.why};
-    std::copy(std::begin(row.d), std::end(row.d), c.n);
-    return c;
+// The cases of operation_cases.h; those with small tensors also at addresses that are no multiple of a pack.
+static void operation_cases(std::vector<Case> &table) {
+    for (const OpRow &row : op_cases) {
+        if (row.engines == C_ONLY) continue;
+        Check &check = operation_checks[row.kind];
+        check = {op_kinds[row.kind].name, check_operation, op_kinds[row.kind].dims};
+        OpCase layout;
+        op_describe(&layout, row.kind, row.d);
+        bool small = layout.y->count <= 10000 && layout.a.T <= 20;
+        for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
+            table.push_back({&check, {}, shift, row.why});
+            std::copy(std::begin(row.d), std::end(row.d), table.back().n);
+        }
+    }
 }
 #endif
