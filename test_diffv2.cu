@@ -50,29 +50,14 @@ static const Case cuda_cases[] = {
     {&cudnn_check, {2, 64, 4, 2, 64, 64, 1, 1}, 0, "whole tiles, groups"},
     {&cudnn_check, {1, 131, 2, 2, 128, 128, 1, 1}, 0, "no groups, D = 128, three tiles"},
     {&cudnn_check, {6, 70, 6, 2, 64, 64, 1, 1, 4, 3}, 0, "two sequences at a time, T is a tile and a part"},
-    {&cudnn_check,
-     {3, 65, 2, 2, 64, 64, 1, 1, 2, 1},
-     0,
-     "room for one sequence, whose lse would be unaligned to 16 bytes: all at once"},
+    {&cudnn_check, {3, 65, 2, 2, 64, 64, 1, 1, 2, 1}, 0, "room for one sequence, whose lse is unaligned: all at once"},
     {&cudnn_check, {3, 64, 2, 1, 64, 64, 1, 1, 2, 3}, 0, "room for two of three sequences: one at a time"},
     {&cudnn_check, {2, 100, 4, 1, 64, 128, 2, 1}, 0, "diff_v1: values of width 2D, the second key set"},
     {&cudnn_check, {2, 100, 4, 2, 64, 128, 2, 2}, 0, "the same in two parts"},
-    {&cudnn_check,
-     {3, 65, 4, 2, 128, 256, 1, 2, 2, 3},
-     0,
-     "D = 128, values of width 2D in two parts, one sequence at a time"},
-    {&cudnn_check,
-     {2, 68, 12, 6, 64, 64, 1, 1, 4, 4},
-     0,
-     "three groups of heads at a time of six, though there is room for four"},
-    {&cudnn_check,
-     {2, 68, 8, 2, 64, 128, 2, 2, 1, 4},
-     0,
-     "one group at a time, values in two parts, the second key set"},
-    {&cudnn_check,
-     {1, 65, 6, 6, 64, 64, 1, 1, 1, 1},
-     0,
-     "groups whose lse would be unaligned to 16 bytes: all at once"},
+    {&cudnn_check, {3, 65, 4, 2, 128, 256, 1, 2, 2, 3}, 0, "values of width 2D in two parts, one sequence at a time"},
+    {&cudnn_check, {2, 68, 12, 6, 64, 64, 1, 1, 4, 4}, 0, "three groups of six at a time, with room for four"},
+    {&cudnn_check, {2, 68, 8, 2, 64, 128, 2, 2, 1, 4}, 0, "one group at a time, values in two parts, second key set"},
+    {&cudnn_check, {1, 65, 6, 6, 64, 64, 1, 1, 1, 1}, 0, "groups whose lse is unaligned: all at once"},
     {&cudnn_check, {1, 65, 2, 1, 128, 256, 1}, 0, "D = 128, values of width 2D, if cuDNN supports it"},
     {&cudnn_check, {2, 33, 6, 2, 32, 64, 1}, 0, "diff_scalar: keys of width 32"},
     {&cudnn_check, {2, 65, 4, 2, 16, 16, 1}, 0, "narrow heads"},
@@ -157,7 +142,7 @@ static void choose_cases(const std::vector<Case> &table, int count, char **words
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv);
+    environment_reexecute(argv);
     setvbuf(stdout, NULL, _IOLBF, 0);
 #ifdef CUDA_ON_CPU
     chosen.seed = 1;

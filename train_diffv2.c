@@ -11,11 +11,7 @@ very file with CUDA operations instead.
   dimension, NH output heads, NKV key/value heads, NQ query heads. [] shapes are row-major.
 */
 #include "llmc/base/common.h"
-#include "llmc/ops/all_ops.h"
-#include "llmc/comm/comm.h"
-#include "llmc/model/model_config.h"
-#include "llmc/comm/sharding.h"
-#include "llmc/cuda/device_peak.h"
+#include "llmc/run/model_memory.h"
 #include "llmc/base/random.h"
 #include "llmc/run/options.h"
 #include "llmc/run/schedule.h"
@@ -27,95 +23,23 @@ very file with CUDA operations instead.
 #include "llmc/base/revision.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/starts.h"
-#include "llmc/text/sampler.h"
-#include "llmc/data/recall.h"
-#include "llmc/run/attention_maps.h"
+#include "llmc/run/layer_stats.h"
+#include "llmc/run/generation.h"
+#include "llmc/run/evaluation.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/stop_signals.h"
 #include "llmc/run/environment.h"
+#include "llmc/run/dry_run.h"
 
-// Sizes of pieces of work, which tests make small (tests/small_sizes.h): elements of a tensor that are drawn at a time,
+// Elements of a tensor that are drawn at a time; tests make it small (tests/small_sizes.h).
 #ifndef INIT_CHUNK
 #define INIT_CHUNK ((size_t)1 << 20)
 #endif
-// and rows of logits that are computed at a time
-#ifndef LOGIT_ROWS
-#define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
-#endif
-
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
-// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
-// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
 typedef struct {
-    floatX *norm1;    // (N, C)
-    real *rstd1;      // (N)
-    floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
-    floatX *heads;    // (N, NQ, DV): attention output of every query head
-    real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
-    floatX *lambda;   // (N, OH): where lambda is not projected, else NULL
-    floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
-    floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
-    real *rstd_sub;   // (N, norm_count)
-    floatX *context;  // (N, NH*D): what o_proj reads, after the gate; without one, normed
-    floatX *x_mid;    // (N, C): residual stream after attention
-    floatX *norm2;    // (N, C)
-    real *rstd2;      // (N)
-    floatX *gate_up;  // (N, 2F): rows [gate | up]
-    floatX *hidden;   // (N, F)
-    floatX *x_out;    // (N, C): residual stream after the MLP
-} LayerActivations;
-
-typedef struct {
-    int *inputs, *targets;    // (N)
-    int *starts;              // (N): where the document of each input begins in its sequence; not for generation
-    real *losses;             // (N): summed over the micro-steps of an update
-    real *rope;               // (T, 2, QD/2): cosines, sines
-    floatX *embedded;         // (N, C)
-    LayerActivations *layers; // [L]
-    floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
-    floatX *norm_final;       // (N, C)
-    real *rstd_final;         // (N)
-    floatX *logits;           // (logit_rows, Vp), then their gradient
-    double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
-    // the backward's own, named after what they are the gradient of; dx is the residual stream's
-    floatX *dx;        // (N, C)
-    floatX *dnorm;     // (N, C)
-    floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
-    floatX *dheads;    // (N, NQ, DV)
-    floatX *dlambda;   // (N, OH): as lambda
-    floatX *dcombined; // (N, OH, DV): as combined
-    floatX *dnormed;   // (N, NH*D): as normed
-    floatX *dcontext;  // (N, NH*D)
-    floatX *dgate_up;  // (N, 2F)
-    floatX *dhidden;   // (N, F)
-} Activations;
-
-typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
-
-// What the backward computes again instead of finding it kept: the norms and the inner activations of the MLP, or all
-// of a block, of which only the input is kept then.
-typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
-
-// What a layer's activations look like, for the log.
-typedef struct {
-    Range lambda;      // as it multiplies the second map; NaN without one
-    Range context_rms; // of what o_proj reads, per row and output head
-    AttentionStats attention;
-    Magnitudes residual; // of the stream that leaves the layer
-} LayerStats;
-
-typedef struct {
-    ModelConfig config;
-    AttentionDims dims;
-    TensorList tensors;
-    int B, T;       // largest micro-batch
-    int Vp;         // row stride of the logits: V rounded up to 64
-    int Vw;         // of their rows, what products write and read: V rounded up to MATRIX_ROWS
-    int logit_rows; // rows that the classifier works on at a time
-    Purpose purpose;
-    Recompute recompute;
+    ModelPlan plan;
     LayerStats *stats;    // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
     double stats_seconds; // that this took
     bool documents;       // attention stays within them: acts.starts counts
@@ -132,227 +56,37 @@ typedef struct {
     int micro_step;       // of an update: the first one's backward writes the gradients, the others' add to them
     bool reduce;          // and this one's sums them over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
-    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
-    size_t received_bytes;    // pieces of gradients from other ranks
-    const DevicePeak *device; // --device: the sizes are those of the bf16 program on this GPU; else NULL
     char *activations_memory;
 } Model;
 
 static floatX *param(const Model *model, TensorKind kind, int layer) {
-    const Tensor *t = tensor_of(&model->tensors, kind, layer);
+    const Tensor *t = tensor_of(&model->plan.tensors, kind, layer);
     return t ? model->params + t->offset : NULL;
 }
 static grad_t *tensor_grad(const Model *model, const Tensor *t) {
-    return model->group_grads[t->layer + 1] + (t->offset - model->tensors.group_offset[t->layer + 1]);
+    return model->group_grads[t->layer + 1] + (t->offset - model->plan.tensors.group_offset[t->layer + 1]);
 }
 static grad_t *grad(const Model *model, TensorKind kind, int layer) {
-    const Tensor *t = tensor_of(&model->tensors, kind, layer);
+    const Tensor *t = tensor_of(&model->plan.tensors, kind, layer);
     return t ? tensor_grad(model, t) : NULL;
 }
 
-// The attention of one key set: which heads it reads and where they are in the fused rows.
-typedef struct {
-    AttentionShape shape;
-    size_t q, k, v, out, lse; // first elements, in a fused row, in a row of heads, and in lse
-} KeySet;
-
 // Whether the backward adds to the gradients where they are. With --zero 2 they are new in every micro-step, and are
 // added up in own_grads.
-static bool grads_add(const Model *model) { return model->micro_step > 0 && model->sharding.level < 2; }
+static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
 
-// Whether the tensor is the weight of a matrix product, which writes all of its gradient.
-static bool is_product_weight(const Model *model, const Tensor *t) {
-    return t->ndim == 2 && (t->row->kind != T_EMBED || model->config.tied);
-}
-
-static KeySet key_set(const Model *model, int set, int B, int T, int first) {
-    const AttentionDims *d = &model->dims;
-    int sets = model->config.attention->key_sets;
-    KeySet k;
-    k.shape.B = B;
-    k.shape.T = T;
-    k.shape.first = first;
-    k.shape.NQ = d->NQ / sets;
-    k.shape.NKV = d->NV;
-    k.shape.D = d->QD;
-    k.shape.DV = d->DV;
-    k.shape.ldq = k.shape.ldkv = d->fused_ld;
-    k.shape.ldo = d->NQ * d->DV;
-    k.shape.q_head = k.shape.k_head = sets * d->QD;
-    k.shape.v_head = d->DV;
-    k.shape.o_head = sets * d->DV;
-    k.shape.scale = (real)(1 / sqrt((double)d->QD));
+// As key_set; with --doc-mask attention stays within documents.
+static KeySet model_key_set(const Model *model, int set, int B, int T, int first) {
+    KeySet k = key_set(&model->plan, set, B, T, first);
     k.shape.first_key = model->documents ? model->acts.starts : NULL;
-    k.q = (size_t)(set * d->QD);
-    k.k = (size_t)(d->k_at + set * d->QD);
-    k.v = (size_t)d->v_at;
-    k.out = (size_t)(set * d->DV);
-    k.lse = (size_t)set * lse_set_stride(k.shape);
     return k;
 }
 
-// Elements of the lse of all key sets.
-static size_t lse_count(const Model *model, int B, int T) {
-    return (size_t)model->config.attention->key_sets * lse_set_stride(key_set(model, 0, B, T, 0).shape);
-}
-
-// Bytes of an element of each type: those of this program, or of the bf16 program for GPUs that --device is about.
-typedef struct {
-    size_t int_, double_, real_, floatX_, grad_t_;
-} ElementBytes;
-static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
-                          gpu_elements = {4, 8, 4, 2, 4};
-
-// Hands out consecutive aligned pieces; with base NULL it only counts.
-typedef struct {
-    char *base;
-    size_t used;
-    ElementBytes bytes;
-} Arena;
-static void *carve(Arena *arena, size_t count, size_t element_bytes) {
-    size_t at = arena->used;
-    arena->used += round_up(count * element_bytes, 256);
-    return arena->base ? arena->base + at : NULL;
-}
-#define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
-
-// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
-static bool layer_keeps(const Model *model, int l, Recompute level) {
-    return l == 0 || (model->purpose == FOR_TRAINING && model->recompute < level);
-}
-
-// Lays the activations of the model out in the arena: the one place that knows their sizes.
-static void activations_carve(Model *model, Arena *arena) {
-    const ModelConfig *c = &model->config;
-    const AttentionDims *d = &model->dims;
-    Activations *a = &model->acts;
-    size_t N = (size_t)model->B * (size_t)model->T, C = (size_t)c->C, F = (size_t)c->F;
-    size_t heads_width = (size_t)(d->NQ * d->DV), context_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
-    bool backward = model->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
-
-    a->inputs = CARVE(arena, int, N);
-    a->targets = CARVE(arena, int, N);
-    a->starts = model->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
-    a->losses = CARVE(arena, real, N);
-    a->rope = CARVE(arena, real, (size_t)c->T * (size_t)d->QD);
-    a->embedded = CARVE(arena, floatX, N * C);
-    for (int l = 0; l < c->L; l++) {
-        LayerActivations *layer = &a->layers[l];
-        bool own = layer_keeps(model, l, RECOMPUTE_BLOCK);
-        if (l) *layer = a->layers[0];
-        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
-        if (own || model->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
-        if (own) {
-            layer->heads = CARVE(arena, floatX, N * heads_width);
-            layer->lse = CARVE(arena, real, lse_count(model, model->B, model->T));
-            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : layer->heads;
-            layer->x_mid = CARVE(arena, floatX, N * C);
-        }
-        if (layer_keeps(model, l, RECOMPUTE_NORMS_AND_MLP)) {
-            layer->norm1 = CARVE(arena, floatX, N * C);
-            layer->rstd1 = CARVE(arena, real, N);
-            layer->normed = d->norm_width ? CARVE(arena, floatX, N * context_width) : NULL;
-            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
-            layer->norm2 = CARVE(arena, floatX, N * C);
-            layer->rstd2 = CARVE(arena, real, N);
-            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
-            layer->hidden = CARVE(arena, floatX, N * F);
-        }
-        if (!d->norm_width) layer->normed = layer->combined;
-        if (!d->gate_width) layer->context = layer->normed;
-        else if (own) layer->context = CARVE(arena, floatX, N * context_width);
-    }
-    a->branch = CARVE(arena, floatX, N * C);
-    a->norm_final = CARVE(arena, floatX, N * C);
-    a->rstd_final = CARVE(arena, real, N);
-    a->logits = CARVE(arena, floatX, (size_t)model->logit_rows * (size_t)model->Vp);
-    if (!backward) return;
-    a->grad_squares = CARVE(arena, double, (size_t)model->sharding.count);
-    a->dx = CARVE(arena, floatX, N * C);
-    a->dnorm = CARVE(arena, floatX, N * C);
-    a->dfused = CARVE(arena, floatX, N * ld);
-    a->dheads = CARVE(arena, floatX, N * heads_width);
-    a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
-    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * context_width) : a->dheads;
-    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * context_width) : a->dcombined;
-    a->dcontext = d->gate_width ? CARVE(arena, floatX, N * context_width) : a->dnormed;
-    a->dgate_up = CARVE(arena, floatX, N * 2 * F);
-    a->dhidden = CARVE(arena, floatX, N * F);
-}
-
-// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has
-// been reduced when l comes.
-static size_t group_grads_count(const Model *model, size_t *layer_count) {
-    const TensorList *list = &model->tensors;
-    const size_t *at = list->group_offset;
-    int L = list->L;
-    *layer_count = 0;
-    for (int l = 0; l < L; l++) *layer_count = max_size(*layer_count, at[l + 2] - at[l + 1]);
-    if (model->sharding.level < 2) return list->buffer_count;
-    return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
-}
-
-// Bytes of the buffers of a planned model.
-static void model_count_bytes(Model *model, ElementBytes e) {
-    int level = model->sharding.level;
-    size_t layer_count, own = model->sharding.own;
-    Arena count = {NULL, 0, e};
-    activations_carve(model, &count);
-    model->activations_bytes = count.used;
-    model->params_bytes = model->tensors.buffer_count * e.floatX_;
-    if (model->purpose != FOR_TRAINING) return;
-    model->grads_bytes = (group_grads_count(model, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
-    model->moments_bytes = 2 * (level ? own : model->tensors.buffer_count) * e.real_;
-    model->master_bytes = e.floatX_ < e.real_ ? model->moments_bytes / 2 : 0;
-}
-
-// Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
-// --zero `zero` says; allocates nothing but lists.
 static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                             int rank, int ranks, int zero) {
     memset(model, 0, sizeof(*model));
-    model->config = *config;
-    model->dims = attention_dims(config);
-    model->tensors = tensor_list_build(config, ranks);
-    model->sharding = sharding_build(&model->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
-    model->B = B;
-    model->T = T;
-    model->purpose = purpose;
-    model->recompute = recompute;
-    model->Vp = (int)round_up((size_t)config->V, 64);
-    model->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
-    model->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)model->Vp * sizeof(floatX)));
-    if (purpose == FOR_GENERATION) model->logit_rows = 1; // those of the next token
-    model->acts.layers = (LayerActivations *)checked_calloc((size_t)config->L, sizeof(LayerActivations));
-    model_count_bytes(model, own_elements);
-    size_t groups = (size_t)model->sharding.groups;
-    model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
-    model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
-    model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
-    model->squares = (double *)checked_calloc((size_t)model->sharding.count * (size_t)ranks, sizeof(double));
-    if (purpose == FOR_TRAINING)
-        model->received_bytes =
-            comm_received_bytes(model->sharding.largest * sizeof(grad_t), ranks, model->sharding.level);
-    int widest = max_int(config->C, model->dims.norm_width), N = B * T, C = config->C;
-    AttentionShape attention = key_set(model, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION) {
-        attention_leave(model->params_bytes + model->grads_bytes + model->moments_bytes + model->master_bytes +
-                        model->activations_bytes + model->received_bytes);
-        attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
-    }
-    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
-                      rmsnorm_workspace_bytes(widest),
-                      embedding_workspace_bytes(N),
-                      matmul_workspace_bytes(N, C, model->dims.fused_width),
-                      matmul_workspace_bytes(N, config->NH * config->D, C),
-                      matmul_workspace_bytes(N, C, 2 * config->F),
-                      matmul_workspace_bytes(N, config->F, C),
-                      matmul_workspace_bytes(model->logit_rows, C, model->Vw)};
-    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
-        model->workspace_bytes = max_size(model->workspace_bytes, needs[i]);
+    plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
 }
-
 static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute) {
     model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
@@ -360,10 +94,10 @@ static inline void model_plan(Model *model, const ModelConfig *config, int B, in
 
 // Where each group's gradients are, in the buffer that group_grads_count measured.
 static void model_place_grads(Model *model) {
-    const size_t *at = model->tensors.group_offset;
-    int L = model->config.L;
-    size_t layer_count, count = group_grads_count(model, &layer_count);
-    bool shared = model->sharding.level == 2;
+    const size_t *at = model->plan.tensors.group_offset;
+    int L = model->plan.config.L;
+    size_t layer_count, count = group_grads_count(&model->plan, &layer_count);
+    bool shared = model->plan.sharding.level == 2;
     for (int g = 0; g < L + 2; g++) {
         size_t place = at[g];
         if (shared && g > 0) place = at[1] + (size_t)(g == L + 1 ? min_int(L, 2) : (g - 1) % 2) * layer_count;
@@ -372,23 +106,30 @@ static void model_place_grads(Model *model) {
     model->own_grads = shared ? model->grads + count : NULL;
 }
 
-// Allocates what model_plan counted. `shared` NULL, or a model whose parameters this one reads.
+// Allocates what the plan counts. `shared` NULL, or a model whose parameters this one reads.
 static void model_alloc(Model *model, const Model *shared) {
-    model->params = shared ? shared->params : (floatX *)buffer_alloc(model->params_bytes, "parameters");
-    if (model->purpose == FOR_TRAINING) {
-        model->grads = (grad_t *)buffer_alloc(model->grads_bytes, "gradients");
+    const Sharding *s = &model->plan.sharding;
+    size_t groups = (size_t)s->groups;
+    model->acts.layers = (LayerActivations *)checked_calloc((size_t)model->plan.config.L, sizeof(LayerActivations));
+    model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
+    model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
+    model->squares = (double *)checked_calloc((size_t)s->count * (size_t)s->ranks, sizeof(double));
+    model->params = shared ? shared->params : (floatX *)buffer_alloc(model->plan.params_bytes, "parameters");
+    if (model->plan.purpose == FOR_TRAINING) {
+        model->grads = (grad_t *)buffer_alloc(model->plan.grads_bytes, "gradients");
         model_place_grads(model);
-        model->m = (real *)buffer_alloc(model->moments_bytes, "Adam's moments");
-        model->v = model->m + model->moments_bytes / (2 * sizeof(real));
-        if (model->master_bytes) model->master = (real *)buffer_alloc(model->master_bytes, "master weights");
+        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "optimizer states");
+        model->v = model->m + model->plan.moments_bytes / (2 * sizeof(real));
+        if (model->plan.master_bytes) model->master = (real *)buffer_alloc(model->plan.master_bytes, "master weights");
     }
-    model->activations_memory = (char *)buffer_alloc(model->activations_bytes, "activations");
+    model->activations_memory = (char *)buffer_alloc(model->plan.activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0, own_elements};
-    activations_carve(model, &arena);
+    activations_carve(&model->acts, &model->plan, &arena);
 
-    size_t count = (size_t)model->config.T * (size_t)model->dims.QD;
+    size_t count = (size_t)model->plan.config.T * (size_t)model->plan.dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
-    rope_table(table, model->config.T, model->dims.QD, model->config.rope_theta);
+    rope_table(table, model->plan.config.T, model->plan.dims.QD, model->plan.config.rope_theta);
     buffer_upload(model->acts.rope, table, count * sizeof(real));
     free(table);
 }
@@ -404,22 +145,21 @@ static void model_free(Model *model, bool owns_params) {
     free(model->reduced);
     free(model->gathered);
     free(model->squares);
-    sharding_free(&model->sharding);
-    tensor_list_free(&model->tensors);
+    plan_free(&model->plan);
     memset(model, 0, sizeof(*model));
 }
 
 // Initial values: a function of (seed, tensor name, element) alone.
 static void model_init(Model *model, uint64_t seed) {
-    const Sharding *mine = model->sharding.level ? &model->sharding : NULL;
+    const Sharding *mine = model->plan.sharding.level ? &model->plan.sharding : NULL;
     floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
     real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
         Init init = t->row->init;
         double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->config.L)
+        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->plan.config.L)
                      : init == INIT_NORMAL ? 0.02
                      : init == INIT_WIDE   ? 0.1
                                            : 0;
@@ -449,37 +189,25 @@ static void model_init(Model *model, uint64_t seed) {
 
 // The factor of the second map in a layer where it is not projected from the input, for every row and head.
 static void lambda_forward(Model *model, int l, int N) {
-    size_t count = (size_t)N * (size_t)model->dims.OH;
+    size_t count = (size_t)N * (size_t)model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
-    switch (model->config.attention->lambda) {
+    switch (model->plan.config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
     case LAMBDA_EXP:
         lambda_exp_forward(rows, param(model, T_LAMBDA_Q1, l), param(model, T_LAMBDA_K1, l),
-                           param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->config.D,
+                           param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l), model->plan.config.D,
                            (real)lambda_init(l), count);
         break;
     default: fill_forward(rows, 1, count);
     }
 }
 
-// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
-typedef struct {
-    floatX *rows;
-    int ld;
-} LambdaRows;
-static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
-    LambdaRows l;
-    l.rows = own ? own : fused + d->lambda_at;
-    l.ld = own ? d->OH : d->fused_ld;
-    return l;
-}
-
 // The norm before o_proj, where the variant has one.
 static void subnorm_forward(Model *model, int l, int N) {
-    const AttentionDims *d = &model->dims;
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->config.attention;
-    double eps = variant->norm_eps > 0 ? variant->norm_eps : model->config.rms_norm_eps;
+    const AttentionVariant *variant = model->plan.config.attention;
+    double eps = variant->norm_eps > 0 ? variant->norm_eps : model->plan.config.rms_norm_eps;
     if (d->norm_count)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
                         (real)eps);
@@ -488,13 +216,13 @@ static void subnorm_forward(Model *model, int l, int N) {
 }
 
 // From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
-static void context_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
-    const AttentionVariant *variant = model->config.attention;
-    const AttentionDims *d = &model->dims;
+static void attention_heads_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     int N = B * T, ld = d->fused_ld;
     for (int set = 0; set < variant->key_sets; set++) {
-        KeySet s = key_set(model, set, B, T, first);
+        KeySet s = model_key_set(model, set, B, T, first);
         attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
     }
     if (variant->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
@@ -505,7 +233,7 @@ static void context_forward(Model *model, int l, floatX *fused, int B, int T, in
                              variant->lambda == LAMBDA_SIGMOID);
     }
     subnorm_forward(model, l, N);
-    if (d->gate_width) gate_forward(a->context, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
+    if (d->gate_width) gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
 // A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
@@ -516,7 +244,7 @@ typedef struct {
     const floatX *weight;
 } NextNorm;
 static NextNorm norm_after_block(Model *model, int l) {
-    bool last = l == model->config.L - 1;
+    bool last = l == model->plan.config.L - 1;
     NextNorm n;
     n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
     n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
@@ -526,16 +254,16 @@ static NextNorm norm_after_block(Model *model, int l) {
 
 // The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
 static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
-    const ModelConfig *c = &model->config;
-    const AttentionDims *d = &model->dims;
+    const ModelConfig *c = &model->plan.config;
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
-    context_forward(model, l, fused, B, T, first);
-    matmul_forward(branch, a->context, param(model, T_O, l), N, c->NH * c->D, C, C);
+    attention_heads_forward(model, l, fused, B, T, first);
+    matmul_forward(branch, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
                              (real)c->rms_norm_eps);
 }
@@ -543,7 +271,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
 // The second half up to the projection back into the residual stream: from norm2 to hidden.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
-    int C = model->config.C, F = model->config.F;
+    int C = model->plan.config.C, F = model->plan.config.F;
     matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
     swiglu_forward(a->hidden, a->gate_up, N, F);
 }
@@ -553,14 +281,14 @@ static void block_forward_mlp(Model *model, int l, int N) {
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = model->config.C, F = model->config.F;
+    int N = B * T, C = model->plan.config.C, F = model->plan.config.F;
     block_forward_attention(model, l, x, B, T, first);
     block_forward_mlp(model, l, N);
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
     NextNorm next = norm_after_block(model, l);
     comm_wait(model->gathered[2 + l]); // what the norm belongs to
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
-                             (real)model->config.rms_norm_eps);
+                             (real)model->plan.config.rms_norm_eps);
 }
 
 // The stream that enters block l.
@@ -571,38 +299,38 @@ static const floatX *block_input(const Model *model, int l) {
 // What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
 static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
-    int C = model->config.C;
+    int C = model->plan.config.C;
     comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
     rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C,
-                    (real)model->config.rms_norm_eps);
+                    (real)model->plan.config.rms_norm_eps);
 }
 
 // Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
 // first > 0 only in a generating model, whose cache holds the positions before.
 static void model_forward(Model *model, int B, int T, int first) {
-    assert(B <= model->B && first + T <= model->T && (first == 0 || model->purpose == FOR_GENERATION));
+    assert(B <= model->plan.B && first + T <= model->plan.T && (first == 0 || model->plan.purpose == FOR_GENERATION));
     model_forward_embedding(model, B * T);
-    for (int l = 0; l < model->config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
+    for (int l = 0; l < model->plan.config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
-static TensorKind head_kind(const Model *model) { return model->config.tied ? T_EMBED : T_LM_HEAD; }
+static TensorKind head_kind(const Model *model) { return model->plan.config.tied ? T_EMBED : T_LM_HEAD; }
 
 // Adds the loss of each row to acts.losses, in chunks of rows so that the logits stay small. With dloss != 0
 // (the weight of one row in the loss that is minimised) also the head's gradient and, into dnorm, the final norm's.
 static void model_classify(Model *model, int N, real dloss) {
     Activations *a = &model->acts;
-    int C = model->config.C, V = model->config.V, Vp = model->Vp;
+    int C = model->plan.config.C, V = model->plan.config.V, Vp = model->plan.Vp;
     const floatX *head = param(model, head_kind(model), 0);
-    for (int n = 0; n < N; n += model->logit_rows) {
-        int rows = min_int(model->logit_rows, N - n);
+    for (int n = 0; n < N; n += model->plan.logit_rows) {
+        int rows = min_int(model->plan.logit_rows, N - n);
         size_t at = (size_t)n * (size_t)C;
-        matmul_forward(a->logits, a->norm_final + at, head, rows, C, model->Vw, Vp);
+        matmul_forward(a->logits, a->norm_final + at, head, rows, C, model->plan.Vw, Vp);
         cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, Vp, dloss);
         if (dloss != 0)
             matmul_backward(a->dnorm + at, grad(model, head_kind(model), 0), a->logits, a->norm_final + at, head, rows,
-                            C, model->Vw, Vp, n > 0 || grads_add(model));
+                            C, model->plan.Vw, Vp, n > 0 || grads_add(model));
     }
 }
 
@@ -612,69 +340,47 @@ static void model_classify(Model *model, int N, real dloss) {
 // Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
 // infinite when an element is.
 static double squares_norm(const Model *model, int first, int last) {
-    const Sharding *s = &model->sharding;
+    const Sharding *s = &model->plan.sharding;
     double sum = 0;
     for (int i = s->first[first] * s->ranks; i < s->first[last + 1] * s->ranks; i++) sum += model->squares[i];
     return sqrt(sum);
 }
 
-// Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
-static LayerStats layer_stats(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->config.attention;
-    size_t N = (size_t)B * (size_t)T;
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
-    KeySet s = key_set(model, 0, B, T, 0);
-    LayerStats stats;
-    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->context, N * (size_t)d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->config.C);
-    return stats;
-}
-
 static void model_gather_stats(Model *model, int l, int B, int T) {
     ops_wait(); // so that the time is that of the statistics alone
     double start = now_seconds();
-    model->stats[l] = layer_stats(model, l, B, T);
+    model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], model_key_set(model, 0, B, T, 0));
     model->stats_seconds += now_seconds() - start;
 }
-
-// Of the gradients whose norm was taken last, before clipping.
-static double layer_grad_norm(const Model *model, int l) { return squares_norm(model, 1 + l, 1 + l); }
 
 // ---------------------------------------------------------------------------------------------------
 // Backward: the forward's lines from the last to the first
 
 static void lambda_backward(Model *model, int l, int N) {
-    size_t count = (size_t)N * (size_t)model->dims.OH;
+    size_t count = (size_t)N * (size_t)model->plan.dims.OH;
     const floatX *drows = model->acts.dlambda;
-    switch (model->config.attention->lambda) {
+    switch (model->plan.config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
     case LAMBDA_EXP:
         lambda_exp_backward(grad(model, T_LAMBDA_Q1, l), grad(model, T_LAMBDA_K1, l), grad(model, T_LAMBDA_Q2, l),
                             grad(model, T_LAMBDA_K2, l), drows, param(model, T_LAMBDA_Q1, l),
                             param(model, T_LAMBDA_K1, l), param(model, T_LAMBDA_Q2, l), param(model, T_LAMBDA_K2, l),
-                            model->config.D, count);
+                            model->plan.config.D, count);
         break;
     default: break; // constant
     }
 }
 
-// From the gradient of the context to that of the fused rows: context_forward's lines from the last to the first.
-static void context_backward(Model *model, int l, int B, int T) {
-    const AttentionVariant *variant = model->config.attention;
-    const AttentionDims *d = &model->dims;
+// From the gradient of the context to that of the fused rows: attention_heads_forward's lines from the last to the first.
+static void attention_heads_backward(Model *model, int l, int B, int T) {
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, ld = d->fused_ld;
     size_t width = (size_t)(d->OH * d->DV);
     if (d->gate_width)
-        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dcontext, a->normed, a->fused + d->gate_at, N, d->OH,
+        gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
                       d->DV, ld, d->gate_width);
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
@@ -691,7 +397,7 @@ static void context_backward(Model *model, int l, int B, int T) {
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
                       d->DV);
     for (int set = 0; set < variant->key_sets; set++) {
-        KeySet s = key_set(model, set, B, T, 0);
+        KeySet s = model_key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
                            a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
     }
@@ -701,11 +407,11 @@ static void context_backward(Model *model, int l, int B, int T) {
 // which no other has followed, it is still there.
 static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
-    int N = B * T, C = model->config.C;
-    real eps = (real)model->config.rms_norm_eps;
-    if (model->recompute == RECOMPUTE_NOTHING || l == model->config.L - 1) return;
+    int N = B * T, C = model->plan.config.C;
+    real eps = (real)model->plan.config.rms_norm_eps;
+    if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
     rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
-    if (model->recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
+    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
     else {
         subnorm_forward(model, l, N);
         rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
@@ -715,8 +421,8 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
 
 // acts.dx is the gradient of x_out on entry and of x on return.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
-    const ModelConfig *c = &model->config;
-    const AttentionDims *d = &model->dims;
+    const ModelConfig *c = &model->plan.config;
+    const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
@@ -732,9 +438,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
                      true);
 
     // x_mid = x + o(context), context = context(rope(fused(norm1)))
-    matmul_backward(g->dcontext, grad(model, T_O, l), g->dx, a->context, param(model, T_O, l), N, c->NH * c->D, C, C,
+    matmul_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C,
                     add);
-    context_backward(model, l, B, T);
+    attention_heads_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
     matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld,
                     add);
@@ -744,34 +450,34 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
 // Before a group's gradients are written or added to. With --zero 2 its place is another group's, or the last
 // micro-step's, until that is with its owners. What no product writes is added to from zero.
 static void grads_open(Model *model, int group) {
-    int L = model->config.L;
-    if (model->sharding.level == 2) {
+    int L = model->plan.config.L;
+    if (model->plan.sharding.level == 2) {
         comm_wait(model->reduced[group]);
         if (group > 0 && group + 2 < L + 1) comm_wait(model->reduced[group + 2]);
     }
     if (grads_add(model)) return;
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
-        if (t->layer + 1 == group && !is_product_weight(model, t))
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
+        if (t->layer + 1 == group && !is_product_weight(&model->plan, t))
             buffer_zero(tensor_grad(model, t), t->count * sizeof(grad_t));
     }
 }
 
 // This rank's piece of a bucket of the gradients, where the sum over all ranks is put.
 static grad_t *own_grads(const Model *model, const Bucket *b) {
-    const Sharding *s = &model->sharding;
+    const Sharding *s = &model->plan.sharding;
     if (model->own_grads) return model->own_grads + b->begin / (size_t)s->ranks;
-    return model->group_grads[b->group] + (b->begin - model->tensors.group_offset[b->group]) +
+    return model->group_grads[b->group] + (b->begin - model->plan.tensors.group_offset[b->group]) +
            (size_t)s->rank * b->piece;
 }
 
 // A group's gradients are complete: begins to sum them over the ranks, while the backward goes on.
 static void grads_close(Model *model, int group) {
-    const Sharding *s = &model->sharding;
+    const Sharding *s = &model->plan.sharding;
     if (!model->reduce) return;
     for (int i = s->first[group]; i < s->first[group + 1]; i++) {
         const Bucket *b = &s->buckets[i];
-        grad_t *bucket = model->group_grads[group] + (b->begin - model->tensors.group_offset[group]);
+        grad_t *bucket = model->group_grads[group] + (b->begin - model->plan.tensors.group_offset[group]);
         model->reduced[group] =
             comm_reduce_scatter(bucket, b->piece, own_grads(model, b), s->level == 2 && model->micro_step > 0);
         if (s->level == 0) model->reduced[group] = comm_all_gather(bucket, b->piece * sizeof(grad_t));
@@ -781,7 +487,7 @@ static void grads_close(Model *model, int group) {
 // After model_forward and model_classify with dloss != 0 on the same rows; writes the gradients, or adds to them.
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
-    int N = B * T, C = model->config.C, L = model->config.L;
+    int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
                      param(model, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
     grads_close(model, L + 1);
@@ -815,7 +521,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_forward(model, B, T, 0);
     watch_phase(PHASE_BACKWARD);
     grads_open(model, 0);
-    grads_open(model, model->config.L + 1);
+    grads_open(model, model->plan.config.L + 1);
     model_classify(model, B * T, (real)(1 / total_rows));
     model_backward(model, B, T);
 }
@@ -843,7 +549,7 @@ static void model_losses_by_position(const Model *model, double *means, int rows
 
 // Sums of squares of this rank's pieces of the gradients, own[buckets], once they are reduced.
 static void model_own_squares(const Model *model, double *own) {
-    const Sharding *s = &model->sharding;
+    const Sharding *s = &model->plan.sharding;
     for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
     for (int i = 0; i < s->count; i++)
         sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
@@ -852,9 +558,9 @@ static void model_own_squares(const Model *model, double *own) {
 
 // Before clipping. Of one rank; where there are more, run_agree has what each knows.
 static inline double model_grad_norm(Model *model) {
-    assert(model->sharding.ranks == 1);
+    assert(model->plan.sharding.ranks == 1);
     model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->sharding.groups - 1);
+    return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
@@ -863,18 +569,18 @@ static double clip_factor(double grad_norm, double clip) { return clip > 0 && gr
 // One AdamW step on the accumulated gradients, whose norm is finite; `update` counts from 1 (bias correction).
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
-    const Sharding *s = &model->sharding;
+    const Sharding *s = &model->plan.sharding;
     const Sharding *mine = s->level ? s : NULL; // else every rank updates everything
     double scale = clip_factor(grad_norm, o->grad_clip);
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
             const grad_t *grads = model->own_grads ? model->own_grads + r.compact_at : model->grads + r.at;
             real *master = model->master ? model->master + r.compact_at : NULL;
             adamw_update(model->params + r.at, master, grads, model->m + r.compact_at, model->v + r.compact_at, r.count,
                          scale, lr, o->beta1, o->beta2, o->eps, t->row->decay ? o->weight_decay : 0, update);
         }
-        bool group_ends = i + 1 == model->tensors.count || t[1].layer != t->layer;
+        bool group_ends = i + 1 == model->plan.tensors.count || t[1].layer != t->layer;
         if (mine && group_ends)
             model->gathered[t->layer + 1] = sharding_gather(s, t->layer + 1, model->params, sizeof(floatX));
     }
@@ -882,156 +588,31 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
 
 // Until this rank has all parameters of the last update, not only its own pieces.
 static void model_await_params(const Model *model) {
-    for (int g = 0; g < model->sharding.groups; g++) comm_wait(model->gathered[g]);
-}
-
-// ---------------------------------------------------------------------------------------------------
-// What a step costs
-
-// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row, and causal attention.
-static double forward_flops(const Model *model, int B, int T) {
-    double weights = 0;
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
-        if (is_product_weight(model, t)) weights += (double)t->count;
-    }
-    KeySet s = key_set(model, 0, B, T, 0);
-    return 2 * weights * B * T + model->config.L * model->config.attention->key_sets * attention_forward_flops(s.shape);
-}
-static double training_flops(const Model *model, int B, int T) { return 3 * forward_flops(model, B, T); }
-
-#include "llmc/run/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
-#include "llmc/run/memory_report.h" // model_memory, model_bytes: what a process takes
-#include "llmc/run/prediction_report.h"
-
-static void print_match(const Model *model, const Options *o) {
-    ModelConfig plain = model_as_baseline(&model->config);
-    plain.F = (int)o->ffn;
-    size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
-    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F,
-           own, baseline, 100 * ((double)own / (double)baseline - 1));
-}
-
-// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
-static double communication_bytes(const Model *model, int zero, int micro_steps) {
-    double share = 1 - 1.0 / model->sharding.ranks, count = (double)model->tensors.buffer_count;
-    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
-    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
-}
-
-// By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
-static void print_communication(const Model *model, const Model *sampling_model, const Options *o) {
-    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
-    for (int zero = 0; zero <= 2; zero++) {
-        Model other;
-        model_plan_rank(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0,
-                        model->sharding.ranks, zero);
-        model_plan_device(&other, model->device, o->deterministic);
-        double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, sampling_model)), bytes / 1048576.0);
-        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
-        printf("\n");
-        model_free(&other, false);
-    }
-}
-
-static void print_dry_run(const Model *model, const Model *sampling_model, const Options *o) {
-    const ModelConfig *c = &model->config;
-    const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
-    size_t parts[5] = {0};
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
-        TensorKind k = t->row->kind;
-        parts[t->ndim == 1 && !strstr(t->name, "self_attn")         ? 3
-              : k == T_EMBED                                        ? 0
-              : k == T_LM_HEAD                                      ? 4
-              : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? 2
-                                                                    : 1] += t->count;
-    }
-    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
-           "%d, context %d\n",
-           c->attention->name, c->L, c->C, c->NH, model->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
-    printf("parameters\n");
-    for (int i = 0; i < 5; i++)
-        if (parts[i]) printf("  %-44s %14zu\n", part_names[i], parts[i]);
-    printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
-    if (o->match_params) print_match(model, o);
-    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
-    else printf("memory of %s\n", model->device ? "the GPU" : "this process");
-    print_memory(model, sampling_model);
-    if (model->sharding.ranks > 1) print_communication(model, sampling_model, o);
-    double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
-    char text[4][32];
-    format_count(text[0], sizeof(text[0]), per_token);
-    format_count(text[1], sizeof(text[1]), per_token * (double)o->total_batch);
-    format_count(text[2], sizeof(text[2]), (double)o->total_batch * (double)o->steps);
-    format_count(text[3], sizeof(text[3]), per_token * (double)o->total_batch * (double)o->steps);
-    printf("FLOPs (forward and backward)\n");
-    printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
-    printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
-    if (model->device) print_prediction(model, o);
-    if (o->dry_run_out) write_prediction(o->dry_run_out, model, sampling_model, o);
+    for (int g = 0; g < model->plan.sharding.groups; g++) comm_wait(model->gathered[g]);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Generation
 
 // Logits (V) after the tokens at positions first .. first+count-1 of one sequence; earlier ones are in the cache.
-static void model_next_logits(Model *sampling_model, const int *tokens, int count, int first, float *logits) {
-    Activations *a = &sampling_model->acts;
-    int C = sampling_model->config.C, V = sampling_model->config.V;
+static void model_next_logits(void *sampling_model, const int *tokens, int count, int first, float *logits) {
+    Model *model = (Model *)sampling_model;
+    Activations *a = &model->acts;
+    int C = model->plan.config.C, V = model->plan.config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
-    model_forward(sampling_model, 1, count, first);
-    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C,
-                   param(sampling_model, head_kind(sampling_model), 0), 1, C, sampling_model->Vw, sampling_model->Vp);
+    model_forward(model, 1, count, first);
+    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C, param(model, head_kind(model), 0), 1, C,
+                   model->plan.Vw, model->plan.Vp);
     floatX *host = (floatX *)checked_calloc((size_t)V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];
     free(host);
 }
 
-// Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
-// later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
-// the logits are not finite.
-static int model_generate(Model *sampling_model, int *tokens, int length, int count, double temperature, int top_k,
-                          uint64_t key) {
-    int V = sampling_model->config.V, T = sampling_model->T;
-    float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
-    Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
-    int begin = max_int(0, length - T), cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
-    int end = length;
-    for (; end < length + count; end++) {
-        if (end - begin > T) {
-            begin = end - max_int(1, T / 2);
-            cached = 0;
-        }
-        model_next_logits(sampling_model, tokens + begin + cached, end - begin - cached, cached, logits);
-        cached = end - begin;
-        if (!isfinite(logits[0])) break;
-        tokens[end] =
-            sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
-    }
-    free(candidates);
-    free(logits);
-    return end - length;
-}
-
-// Text that continues the prompt, on stdout after it; false when it ends early.
-static bool print_sample(Model *sampling_model, const Options *o, const RunTokenizer *tokenizer, int count,
-                         uint64_t key) {
-    int length = tokenizer->prompt_length;
-    int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
-    memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
-    int generated = model_generate(sampling_model, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, sampling_model->config.V,
-                 tokenizer->tokenizer, tokenizer->separator);
-    printf("\n");
-    fflush(stdout);
-    free(tokens);
-    return generated == count;
+static Generator model_generator(Model *sampling_model, double temperature, int top_k) {
+    Generator g = {sampling_model,         model_next_logits, sampling_model->plan.config.V,
+                   sampling_model->plan.T, temperature,       top_k};
+    return g;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -1050,7 +631,7 @@ typedef struct {
     int64_t step;          // steps done; they count from 1
     int64_t updates;       // of them applied: Adam's own count, for its bias correction
     int64_t tokens;        // of the steps done, each with the --total-batch that it had
-    Guard guard;           // which of them are
+    SpikeGuard guard;      // which of them are
     Rollback rollback;     // and when the run goes back
     double first_loss;     // of the steps of this start
     double last_loss;      // likewise
@@ -1072,22 +653,22 @@ typedef struct {
     uint64_t gemm_table;   // digest of the table of --tune-gemm
 } Run;
 
-static const Model *run_sampling_model(const Run *run) {
-    return run->sampling_model.acts.layers ? &run->sampling_model : NULL;
+static const ModelPlan *run_sampling_plan(const Run *run) {
+    return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static bool leads(void) { return comm_rank() == 0; } // writes the log and speaks for all
+static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and speaks for all
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
     CheckpointBuffers b;
     memset(&b, 0, sizeof(b));
-    b.config = &model->config;
-    b.tensors = &model->tensors;
+    b.config = &model->plan.config;
+    b.tensors = &model->plan.tensors;
     b.params = model->params;
     b.master = model->master;
     b.m = model->m;
     b.v = model->v;
-    b.sharding = &model->sharding;
+    b.sharding = &model->plan.sharding;
     return b;
 }
 
@@ -1142,7 +723,7 @@ static void run_check_ranks(Run *run) {
     if (comm_ranks() == 1) return;
     watch_phase(PHASE_CHECK);
     model_await_params(model);
-    ranks_check(&model->tensors, buffers, model->sharding.level ? 1 : model->master ? 4 : 3, run->step);
+    ranks_check(&model->plan.tensors, buffers, model->plan.sharding.level ? 1 : model->master ? 4 : 3, run->step);
 }
 
 static void run_refuse_broken_weights(Run *run, const CheckpointBuffers *buffers) {
@@ -1166,7 +747,7 @@ static cJSON *run_state(const Run *run) {
     json_add_u64(state, "seed", run->options.seed);
     json_add_u64(state, "data_fingerprint", run->fingerprint);
     CHECK(cJSON_AddItemToObject(state, "data", dataloader_identity(&run->train)) &&
-              cJSON_AddItemToObject(state, "detectors", guard_to_json(&run->guard)) &&
+              cJSON_AddItemToObject(state, "detectors", spike_guard_to_json(&run->guard)) &&
               (!run->rollback.count || cJSON_AddItemToObject(state, "rollback", rollback_to_json(&run->rollback))) &&
               cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
           "out of memory for a checkpoint");
@@ -1202,7 +783,7 @@ static void run_checkpoint(Run *run, bool goes_on) {
         return;
     }
     checkpoint_save(o->out, run->step, &buffers, state);
-    if (leads() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
+    if (is_rank0() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
     cJSON_Delete(state);
     run->saved_at = now_seconds();
     run_log_checkpoint(run, run->step, false, run->saved_at - start, run->saved_at - start);
@@ -1210,7 +791,7 @@ static void run_checkpoint(Run *run, bool goes_on) {
 
 // Windows that a validation reads: the first ones of the shards.
 static uint64_t run_validation_windows(const Run *run) {
-    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)run->model.B;
+    uint64_t windows = (uint64_t)run->options.val_steps * (uint64_t)run->model.plan.B;
     return windows < run->val.window_count ? windows : run->val.window_count;
 }
 
@@ -1218,7 +799,7 @@ static uint64_t run_validation_windows(const Run *run) {
 // means.
 static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
-    int B = model->B, T = model->T;
+    int B = model->plan.B, T = model->plan.T;
     uint64_t windows = run_validation_windows(run), mine = (uint64_t)comm_rank() * (uint64_t)B;
     double sum = 0;
     watch_phase(PHASE_VALIDATION);
@@ -1253,17 +834,50 @@ static void run_log_validation(Run *run) {
     progress_flush();
 }
 
-#include "llmc/run/evaluation.h" // run_evaluate, for --eval
+// For --eval: the forward of an EvaluationModel.
+static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)data;
+    model_read_batch(model, tokens, tokens, NULL, B * T);
+    model_forward_embedding(model, B * T);
+    for (int l = 0; l < model->plan.config.L; l++) {
+        block_forward(model, l, block_input(model, l), B, T, 0);
+        if (visit) visit(visitor, l);
+    }
+}
+
+static void run_evaluate(Run *run) {
+    Model *model = &run->model;
+    double *by_position = (double *)checked_calloc((size_t)model->plan.T, sizeof(double));
+    Evaluation e;
+    memset(&e, 0, sizeof(e));
+    e.model.plan = &model->plan;
+    e.model.acts = &model->acts;
+    e.model.head = param(model, head_kind(model), 0);
+    e.model.model = model;
+    e.model.forward = model_forward_tokens;
+    e.val = &run->val;
+    e.loss = run_validate(run, by_position);
+    e.by_position = by_position;
+    e.windows = run_validation_windows(run);
+    e.data_fingerprint = run->val_fingerprint;
+    e.seed = run->options.seed;
+    e.eval_out = run->options.eval_out;
+    e.dump_attention = run->options.dump_attention;
+    evaluate(&e);
+    free(by_position);
+    CHECK(isfinite(e.loss), "the validation loss is not finite: the model's weights are broken or training diverged");
+}
 
 enum { SAMPLE_TOKENS = 200 };
 
 static void run_print_sample(Run *run) {
     model_await_params(&run->model);
-    if (!leads()) return;
+    if (!is_rank0()) return;
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
-    bool whole = print_sample(&run->sampling_model, &run->options, &run->tokenizer, SAMPLE_TOKENS, key);
+    Generator generator = model_generator(&run->sampling_model, run->options.temperature, (int)run->options.top_k);
+    bool whole = print_generated(&generator, &run->tokenizer, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
@@ -1277,11 +891,11 @@ typedef struct {
 // checkpoint is due.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), count = model->sharding.count, width = RUN_AGREED + count;
+    int ranks = comm_ranks(), count = model->plan.sharding.count, width = RUN_AGREED + count;
     double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
-    own[0] = model_loss_sum(model, model->B * model->T);
-    own[1] = stop_signal;
+    own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
+    own[1] = stop_signal_read();
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
     own[3] = background_progress();
     model_own_squares(model, own + RUN_AGREED);
@@ -1296,14 +910,14 @@ static void run_agree(Run *run, StepResult *r) {
     }
     run->checkpoint_due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
-    r->grad_norm = squares_norm(model, 0, model->sharding.groups - 1);
+    r->grad_norm = squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 // One step: gradients of micro_steps micro-batches, then the update, unless it is to be left out.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
-    int B = model->B, T = model->T, N = B * T;
+    int B = model->plan.B, T = model->plan.T, N = B * T;
     double start = now_seconds(), waited = comm.wait_seconds;
     StepResult r;
     watch_step(run->step + 1);
@@ -1315,7 +929,7 @@ static StepResult run_step(Run *run) {
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
         model->micro_step = micro;
-        model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->sharding.level == 2);
+        model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->plan.sharding.level == 2);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
     run->next_window = dataloader_position(&run->train);
@@ -1323,11 +937,11 @@ static StepResult run_step(Run *run) {
     run->tokens += o->total_batch;
     r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
-    r.decision = guard_judge(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    r.decision = spike_guard_decide(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
     if (r.decision.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
-    rollback_note(&run->rollback, run->step, spike || !r.decision.apply);
+    rollback_record_step(&run->rollback, run->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
@@ -1336,7 +950,7 @@ static StepResult run_step(Run *run) {
 
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
     const Options *o = &run->options;
-    double flops = training_flops(&run->model, run->model.B, run->model.T) * run->micro_steps;
+    double flops = training_flops(&run->model.plan, run->model.plan.B, run->model.plan.T) * run->micro_steps;
     double share = run->peak_gflops > 0 ? flops / r->seconds / (run->peak_gflops * 1e9) : NAN,
            tokens_per_s = (double)o->total_batch / r->seconds;
     log_begin(&run->log, "train", run->step);
@@ -1432,34 +1046,17 @@ static void print_spike_score(const char *of, const SpikeDetector *d, const char
 }
 
 static void run_print_spikes(const Run *run) {
-    const Guard *g = &run->guard;
+    const SpikeGuard *g = &run->guard;
     printf("spikes: ");
     print_spike_score("loss", &g->loss, ", ");
     print_spike_score("gradient norm", &g->grad_norm, "; ");
     printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
-// One record per layer, of what the last step has gathered, and of its gradients.
+// Of the last step's micro-batch and gradients.
 static void run_log_stats(Run *run) {
-    for (int l = 0; l < run->model.config.L; l++) {
-        LayerStats s = run->stats[l];
-        log_begin(&run->log, "stats", run->step);
-        log_integer(&run->log, "layer", l);
-        log_number(&run->log, "lambda_min", s.lambda.min);
-        log_number(&run->log, "lambda_mean", s.lambda.mean);
-        log_number(&run->log, "lambda_max", s.lambda.max);
-        log_number(&run->log, "context_rms_min", s.context_rms.min);
-        log_number(&run->log, "context_rms_mean", s.context_rms.mean);
-        log_number(&run->log, "context_rms_max", s.context_rms.max);
-        log_number(&run->log, "first_mass_map0", s.attention.first[0]);
-        log_number(&run->log, "first_mass_map1", s.attention.first[1]);
-        log_number(&run->log, "first_mass_effective", s.attention.first_effective);
-        log_number(&run->log, "logit_max", s.attention.largest_logit);
-        log_number(&run->log, "residual_max", s.residual.largest);
-        log_number(&run->log, "residual_median", s.residual.median);
-        log_number(&run->log, "grad_norm", layer_grad_norm(&run->model, l));
-        log_end(&run->log);
-    }
+    for (int l = 0; l < run->model.plan.config.L; l++)
+        log_layer_stats(&run->log, run->step, l, &run->stats[l], squares_norm(&run->model, 1 + l, 1 + l));
 }
 
 static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
@@ -1486,7 +1083,7 @@ static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
     run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
     run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
     run->tokens = state_tokens(state, run->step, path);
-    CHECK(guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
+    CHECK(spike_guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
           "%s: \"detectors\" in trainer_state.json has an invalid format", path);
 }
 
@@ -1509,15 +1106,15 @@ static void run_roll_back(Run *run) {
     checkpoint_load_weights(path, &buffers, true);
     run_adopt_state(run, state, path);
     cJSON_Delete(state);
-    bool again = rollback_to(&run->rollback, run->step);
+    bool again = rollback_restart_from(&run->rollback, run->step);
     log_begin(&run->log, "event", run->step);
     log_string(&run->log, "what", "rollback");
     log_integer(&run->log, "from_step", from);
     log_integer(&run->log, "first_bad_step", first_bad);
     log_integer(&run->log, "next_window", (int64_t)run->next_window);
     log_end(&run->log);
-    if (leads()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
-    comm_barrier();                                        // also when the run ends here: --resume must not find them
+    if (is_rank0()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
+    comm_barrier(); // also when the run ends here: --resume must not find them
     CHECK(again,
           "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
           ": it does not help; try a lower --lr or --init from an earlier checkpoint",
@@ -1533,8 +1130,8 @@ static void run_roll_back(Run *run) {
 // so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
 // step: the one whose end all of them know of it.
 static bool run_stop(Run *run) {
-    if (comm_ranks() == 1) run->stop = stop_signal;
-    else if (run->stop && leads())
+    if (comm_ranks() == 1) run->stop = stop_signal_read();
+    else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
              run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
     return run->stop != 0;
@@ -1563,7 +1160,7 @@ static int run_stopped(Run *run) {
 // success. Or the last loss is more than 1 above the first loss of this start, or above ln V, the loss of an untrained
 // model: the perplexity is e times what it was. Losses of single batches differ by less. Returns the exit status.
 static int run_end(Run *run, int status) {
-    double untrained = log(run->model.config.V);
+    double untrained = log(run->model.plan.config.V);
     char good[PATH_SIZE];
     progress_flush();
     if (!run_is_finite(run)) {
@@ -1589,7 +1186,7 @@ static int run_train(Run *run) {
     printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
     if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
     printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
-           run->model.B, run->model.T, run->peak_gflops, run->peak_from);
+           run->model.plan.B, run->model.plan.T, run->peak_gflops, run->peak_from);
     progress_flush();
     if (o->stats_every && !o->out)
         warn("--stats-every: the statistics are left out, since without --out there is no log for them");
@@ -1611,7 +1208,7 @@ static int run_train(Run *run) {
             warn("--tune-gemm %s does not have %d of the products of a step, which the library's first choice computes",
                  o->tune_gemm, matmul_tune_missed() - missed);
         if (background_advance(run->checkpoint_stage)) run_log_background(run);
-        if (done == 1) memory_log(&run->log, run->step, &run->model, run_sampling_model(run));
+        if (done == 1) memory_log(&run->log, run->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
         if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
@@ -1652,7 +1249,7 @@ static Resume resume_find(Options *o) {
     memset(&r, 0, sizeof(r));
     if (!o->resume) return r;
     bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
-    if (trains && leads()) r.lock = log_lock(o->out);
+    if (trains && is_rank0()) r.lock = log_lock(o->out);
     r.run_json = log_read_run_json(o->out);
     if (checkpoint_find_newest(o->out, r.path) >= 0) {
         r.state = checkpoint_load_state(r.path);
@@ -1697,9 +1294,9 @@ static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) 
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
-                              o->sdpa_linear};
-    attention_use(attention);
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                                  o->sdpa_linear};
+    attention_configure(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                "its speed\n");
@@ -1719,15 +1316,15 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
     cJSON_AddItemToObject(json, "options", options_to_json(o));
     cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
-    json_add_u64(size, "parameters", run->model.tensors.parameter_count);
-    cJSON_AddNumberToObject(size, "ffn", run->model.config.F);
+    json_add_u64(size, "parameters", run->model.plan.tensors.parameter_count);
+    cJSON_AddNumberToObject(size, "ffn", run->model.plan.config.F);
     cJSON_AddNumberToObject(size, "flops_per_token",
-                            training_flops(&run->model, run->model.B, run->model.T) /
-                                ((double)run->model.B * run->model.T));
+                            training_flops(&run->model.plan, run->model.plan.B, run->model.plan.T) /
+                                ((double)run->model.plan.B * run->model.plan.T));
     json_add_u64(json, "data_fingerprint", run->fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_description(&run->train, run_windows(run)));
-    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_description(&run->val, 0));
+    cJSON_AddItemToObject(data, "train", dataloader_describe(&run->train, run_windows(run)));
+    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&run->val, 0));
     cJSON_AddStringToObject(json, "revision", source_revision());
     struct utsname host;
     CHECK(uname(&host) == 0, "cannot ask for the host's name: %s", strerror(errno));
@@ -1751,7 +1348,7 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     FORMAT(text, "%016" PRIx64, run->gemm_table);
     if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
-    if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
+    if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
@@ -1768,19 +1365,19 @@ static cJSON *run_description(const Run *run, int argc, char **argv) {
 static void dump_gradients(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
-    size_t N = (size_t)model->B * (size_t)model->T;
+    size_t N = (size_t)model->plan.B * (size_t)model->plan.T;
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
-    dataloader_first_tokens(&run->train, tokens, N + 1);
-    CHECK(!run->starts || run->train.source_count == 1 || run->train.sources[0].token_count > N,
+    dataloader_read_first_tokens(&run->train, tokens, N + 1);
+    CHECK(!run->starts || run->train.corpus_count == 1 || run->train.corpora[0].token_count > N,
           "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus",
-          run->train.sources[0].token_count, N + 1);
-    for (int b = 0; run->starts && b < model->B; b++) {
-        size_t at = (size_t)b * (size_t)model->T;
-        document_starts(run->starts + at, tokens + at, model->T, run->train.sources[0].separator);
+          run->train.corpora[0].token_count, N + 1);
+    for (int b = 0; run->starts && b < model->plan.B; b++) {
+        size_t at = (size_t)b * (size_t)model->plan.T;
+        document_starts(run->starts + at, tokens + at, model->plan.T, run->train.corpora[0].separator);
     }
-    model_micro_step(model, tokens, tokens + 1, run->starts, model->B, model->T, (double)N);
+    model_micro_step(model, tokens, tokens + 1, run->starts, model->plan.B, model->plan.T, (double)N);
     double loss = model_loss_sum(model, (int)N) / (double)N;
-    model_save_dump(o->dump_grads, &model->tensors, model->grads, loss);
+    checkpoint_save_gradients(o->dump_grads, &model->plan.tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
     CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
     free(tokens);
@@ -1793,21 +1390,21 @@ static void run_open_data(Run *run, DataLoader *loader, const char *option, cons
                     loader == &run->train);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given); // below V, as run_tokenizer_open has seen
-    for (int i = 0; i < loader->source_count; i++) {
-        Source *source = &loader->sources[i];
-        if (given.token >= 0) source->separator = given;
-        CHECK(!o->doc_mask || source->separator.token >= 0,
+    for (int i = 0; i < loader->corpus_count; i++) {
+        Corpus *corpus = &loader->corpora[i];
+        if (given.token >= 0) corpus->separator = given;
+        CHECK(!o->doc_mask || corpus->separator.token >= 0,
               "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option,
-              source->path);
+              corpus->path);
     }
     loader->documents = o->doc_mask;
     struct stat file;
-    for (int i = 0; i < loader->source_count; i++) {
-        const Source *source = &loader->sources[i];
-        if (!source->described && stat(source->path, &file) == 0 && S_ISDIR(file.st_mode))
-            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, source->path);
+    for (int i = 0; i < loader->corpus_count; i++) {
+        const Corpus *corpus = &loader->corpora[i];
+        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
+            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, corpus->path);
     }
-    dataloader_refuse_shared(loader);
+    dataloader_check_distinct_files(loader);
 }
 
 // Ranks on machines of their own may see other files under the same name.
@@ -1830,29 +1427,30 @@ static void run_find_peak(Run *run) {
 
 static void warn_of_attention(void) {
     for (const char *text = attention_warning(); text; text = attention_warning())
-        if (leads()) warn("%s", text);
+        if (is_rank0()) warn("%s", text);
 }
 
 // Attention of the last batch of a validation, which may be partial.
 static void run_plan_last_batch(Run *run) {
     Model *model = &run->model;
-    int B = (int)(run_validation_windows(run) % (uint64_t)model->B);
+    int B = (int)(run_validation_windows(run) % (uint64_t)model->plan.B);
     if (B == 0) return;
-    AttentionShape shape = key_set(model, 0, B, model->T, 0).shape;
+    AttentionShape shape = model_key_set(model, 0, B, model->plan.T, 0).shape;
     attention_prepare(shape, false, false);
-    model->workspace_bytes = max_size(model->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    model->plan.workspace_bytes =
+        max_size(model->plan.workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
     warn_of_attention();
 }
 
 // The table of --tune-gemm, measured on the products of two micro-steps: one writes the gradients, one adds to them.
 static char *run_measure_gemm(Run *run, size_t *size) {
     Model *model = &run->model;
-    int N = model->B * model->T;
+    int N = model->plan.B * model->plan.T;
     const char *path = run->options.tune_gemm;
     double start = now_seconds();
     matmul_tune_measure();
     for (model->micro_step = 0; model->micro_step < 2; model->micro_step++)
-        model_micro_step(model, run->inputs, run->targets, run->starts, model->B, model->T, N);
+        model_micro_step(model, run->inputs, run->targets, run->starts, model->plan.B, model->plan.T, N);
     model->micro_step = 0;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     char *text = matmul_tune_table(size);
@@ -1866,7 +1464,7 @@ static void run_tune_gemm(Run *run) {
     const char *path = run->options.tune_gemm;
     char *text = NULL, why[600];
     size_t size = 0;
-    if (leads()) {
+    if (is_rank0()) {
         text = file_read(path, (size_t)1 << 24, &size);
         CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
         if (!text) text = run_measure_gemm(run, &size);
@@ -1894,23 +1492,23 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
         model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->device) {
-        model_plan_device(&run->model, device_peak_named(o->device), o->deterministic);
-        model_plan_device(&run->sampling_model, speaks ? run->model.device : NULL, o->deterministic);
+        plan_for_device(&run->model.plan, device_peak_named(o->device), o->deterministic);
+        plan_for_device(&run->sampling_model.plan, speaks ? run->model.plan.device : NULL, o->deterministic);
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
-        if (attention_library() && leads()) printf("attention: %s\n", attention_library());
+        if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
         warn_of_attention();
     }
     if (o->dry_run) return;
-    memory_announce(&run->model, run_sampling_model(run));
+    memory_announce(&run->model.plan, run_sampling_plan(run));
     const char *loaded = resume->path[0] ? resume->path : o->init;
-    if (loaded) checkpoint_check_weights(loaded, &run->model.tensors);
-    if (o->memory_check) memory_check_host(&run->model, run_sampling_model(run));
-    if (o->memory_check) memory_check_device(&run->model, run_sampling_model(run));
+    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
+    if (o->memory_check) memory_check_host(&run->model.plan, run_sampling_plan(run));
+    if (o->memory_check) memory_check_device(&run->model.plan, run_sampling_plan(run));
     comm_barrier(); // no rank allocates before all ranks have looked at what is available
     run_tokenizer_open(&run->tokenizer, o, loaded, !o->generate);
-    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && leads())
+    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
         warn("generated text begins after token 0, since nothing says which token separates documents: give "
              "--separator ID, or --prompt-tokens");
     if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
@@ -1919,9 +1517,9 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     if (run->val.shard_count) run_plan_last_batch(run);
     if (training && !o->dump_grads) run_find_peak(run); // while memory is free
     model_alloc(&run->model, NULL);
-    ops_init(run->model.workspace_bytes);
-    comm_alloc(run->model.sharding.largest * sizeof(grad_t), run->model.sharding.level);
-    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.sharding.count),
+    ops_init(run->model.plan.workspace_bytes);
+    comm_alloc(run->model.plan.sharding.largest * sizeof(grad_t), run->model.plan.sharding.level);
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.plan.sharding.count),
                                            sizeof(double));
     if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
     if (run->val.shard_count) run->val_fingerprint = dataloader_fingerprint(&run->val);
@@ -1930,7 +1528,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    if (training && o->stats_every && o->out && leads())
+    if (training && o->stats_every && o->out && is_rank0())
         run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
     if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
@@ -1945,8 +1543,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
           "%s: \"rollback\" in trainer_state.json has an invalid format", resume->path);
     char difference[PATH_SIZE];
-    dataloader_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
-                          sizeof(difference));
+    dataloader_describe_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
+                                   sizeof(difference));
     CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
           "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew "
           "with --init",
@@ -1960,7 +1558,7 @@ static void run_close(Run *run) {
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
     run_tokenizer_close(&run->tokenizer);
-    if (run_sampling_model(run)) model_free(&run->sampling_model, false);
+    if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
     model_free(&run->model, true);
     ops_free();
     free(run->inputs);
@@ -2016,9 +1614,10 @@ static const char *stop_notice(const Options *o) {
 static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
-    if (o->dry_run) print_dry_run(&run->model, run_sampling_model(run), o);
+    if (o->dry_run) print_dry_run(&run->model.plan, run_sampling_plan(run), o);
     else if (o->generate) {
-        bool whole = print_sample(&run->model, o, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
+        Generator generator = model_generator(&run->model, o->temperature, (int)o->top_k);
+        bool whole = print_generated(&generator, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
@@ -2030,10 +1629,10 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
               o->out, run->step);
     } else {
         stop_signals_catch(stop_notice(o));
-        if (o->out && leads()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
+        if (o->out && is_rank0()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
         dataloader_print(&run->train, run_windows(run));
         options_print(o);
-        if (o->match_params) print_match(&run->model, o);
+        if (o->match_params) print_match(&run->model.plan, o);
         comm_barrier();
         int status = run_train(run);
         progress_flush();
@@ -2050,13 +1649,14 @@ static int end_of_output(int status) {
 
 int main(int argc, char **argv) {
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
-    environment_prepare(argv);
+    environment_reexecute(argv);
     environment_refuse();
-    stop_signals_start();
+    stop_signals_block();
     Run run;
     Resume resume;
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
+    if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
@@ -2065,5 +1665,5 @@ int main(int argc, char **argv) {
     cJSON_Delete(resume.state);
     cJSON_Delete(resume.run_json);
     comm_close();
-    return end_of_output(status);
+    program_exit(end_of_output(status));
 }

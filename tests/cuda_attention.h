@@ -25,13 +25,13 @@ static const bool STAND_IN = false;
 #endif
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
-    AttentionUse use = {false, parts > 0, true, false, false};
+    AttentionOptions use = {false, parts > 0, true, false, false};
     size_t limit = attention_limit;
-    attention_use(use);
+    attention_configure(use);
     attention_fewest_parts = max_int(1, parts);
     if (room) { // a limit that these just keep
         attention_prepare(s, true, true);
-        size_t each = attention_route(s, true, false)->plan_bytes / (size_t)s.B;
+        size_t each = attention_plan(s, true, false)->plan_bytes / (size_t)s.B;
         attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
         char text[32];
@@ -40,10 +40,10 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     }
     attention_prepare(s, true, true);
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
-    const AttentionRoute *r = attention_route(s, true, true), *forward = attention_route(s, false, false);
+    const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
     EXPECT(taken || !parts, "cuDNN does not take it");
-    if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
+    if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no plan");
     else if (parts)
         EXPECT(r->parts == parts && attention_calls(r) == calls && (!STAND_IN || attention_calls(forward) == calls),
                "%d parts in %d calls (%d in the forward), not %d in %d", r->parts, attention_calls(r),
@@ -56,7 +56,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
 // The rounding of P and dS to bf16 in sums of terms up to `size` whose results are little more than it.
 static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
 
-static void check_attention_library(const Case *row) {
+static void check_attention_cudnn(const Case *row) {
     if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h checks the message
     const int *n = row->n, sets = n[6], width = (n[2] + n[3]) * sets * n[4] + n[3] * n[5];
     const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, (int)round_up((size_t)width + 3, 64) - width};
@@ -87,7 +87,7 @@ static void check_attention_library(const Case *row) {
     }
     attention_stop();
 }
-static const Check cudnn_check = {"attention cuDNN", check_attention_library, "B T NQ NKV D DV sets parts room calls"};
+static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn, "B T NQ NKV D DV sets parts room calls"};
 
 static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
     twin::AttentionShape r;

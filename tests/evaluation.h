@@ -97,9 +97,9 @@ static void attention_maps_times_values_are_the_heads_outputs(void) {
         case_randomise(&model, 11);
         int T = mc.T, *tokens = case_tokens(mc.B * T + 1, mc.V, 4), l = 1;
         case_loss(&model, tokens, mc.B, T, false);
-        HostAttention host = host_attention(&model, l, mc.B, T);
-        const MapSource *m = &host.source;
-        const AttentionDims *d = &model.dims;
+        LayerOnHost host = layer_to_host(&model.plan, &model.acts.layers[l], model_key_set(&model, 0, mc.B, T, 0));
+        const HostAttention *m = &host.attention;
+        const AttentionDims *d = &model.plan.dims;
         const LayerActivations *a = &model.acts.layers[l];
         float map[11 * 11], second[11 * 11];
         for (int b = 0; b < mc.B; b++)
@@ -136,7 +136,7 @@ static void attention_maps_times_values_are_the_heads_outputs(void) {
                 EXPECT(fabs(o - (double)a->combined[row * (size_t)(d->OH * d->DV) + (size_t)(h * d->DV)]) < 1e-5,
                        "%s: pair %d, row %d", config.attention->name, h, t);
             }
-        host_attention_free(&host);
+        layer_on_host_free(&host);
         free(tokens);
         case_close(&model);
     }
@@ -152,7 +152,7 @@ static void first_mass_of_known_maps(void) {
     double harmonic = (1 + 1 / 2.0 + 1 / 3.0 + 1 / 4.0) / T;
     EXPECT(fabs(map_first_mass(uniform, T) - harmonic) < 1e-7 && map_first_mass(first, T) == 1, "mass %g and %g",
            map_first_mass(uniform, T), map_first_mass(first, T));
-    MapSource m;
+    HostAttention m;
     memset(&m, 0, sizeof(m));
     floatX lambda[T] = {0.5, 0.5, 0.5, 0.5};
     m.shape.T = T, m.lambda = lambda, m.ldl = 1;

@@ -5,6 +5,7 @@ generation with a cache.
 */
 #ifndef TESTS_MODEL_H
 #define TESTS_MODEL_H
+#include "fixture.h"
 #include "harness.h"
 
 typedef struct {
@@ -35,7 +36,13 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
 static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
     model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING);
     model_alloc(model, NULL);
-    ops_init(model->workspace_bytes);
+    ops_init(model->plan.workspace_bytes);
+}
+
+static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
+                         uint64_t key) {
+    Generator generator = model_generator(model, temperature, top_k);
+    return generate_tokens(&generator, tokens, length, count, key);
 }
 
 static inline void case_close(Model *model) {
@@ -45,8 +52,8 @@ static inline void case_close(Model *model) {
 
 // Parameters large enough that every gradient is: norms around 1, matrices of standard deviation 1/sqrt(columns).
 static inline void case_randomise(Model *model, uint64_t seed) {
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         uint64_t key = random_key(t->name, seed);
         double scale = t->ndim == 2 ? 1 / sqrt((double)t->shape[1]) : 0.2, centre = t->row->init == INIT_ONE ? 1 : 0;
         for (size_t e = 0; e < t->count; e++)
@@ -63,8 +70,8 @@ static inline int *case_tokens(int count, int V, uint64_t seed) {
 
 // What the gradients of an update before may have left: all that is not written is seen.
 static inline void case_poison_gradients(Model *model) {
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
         memset(tensor_grad(model, t), 0xFF, t->count * sizeof(grad_t));
     }
 }
@@ -100,8 +107,8 @@ static void gradients_equal_finite_differences(void) {
             case_randomise(&model, 7);
             int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
             case_loss(&model, tokens, mc->B, mc->T, true);
-            for (int i = 0; i < model.tensors.count; i++) {
-                const Tensor *t = &model.tensors.tensors[i];
+            for (int i = 0; i < model.plan.tensors.count; i++) {
+                const Tensor *t = &model.plan.tensors.tensors[i];
                 floatX *w = model.params + t->offset, *saved = (floatX *)checked_calloc(t->count, sizeof(floatX));
                 memcpy(saved, w, t->count * sizeof(floatX));
                 const double h = 1e-5;
@@ -139,62 +146,51 @@ static inline double norm_of(const double *x, size_t count) {
 }
 
 // fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
-static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
-    char path[600];
-    FORMAT(path, "%s/grads.safetensors", directory);
-    SafeTensors *file = safetensors_open(path);
+static inline void compare_with_fixture(const Fixture *f, const Model *model, double loss) {
     double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0,
            expected_loss;
-    safetensors_read(file, "loss", 0, 1, &expected_loss, DTYPE_F64);
-    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g",
-           directory, loss, expected_loss);
-    EXPECT(file->count == (size_t)model->tensors.count + 1, "%s: the reference has %zu gradients, the model %d",
-           directory, file->count - 1, model->tensors.count);
+    const TensorList *tensors = &model->plan.tensors;
+    safetensors_read(f->file, "loss", 0, 1, &expected_loss, DTYPE_F64);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", f->name,
+           loss, expected_loss);
+    EXPECT(fixture_gradient_count(f) == tensors->count, "%s: the reference has %d gradients, the model %d", f->name,
+           fixture_gradient_count(f), tensors->count);
     for (int pass = 0; pass < 2; pass++) // the largest norm first
-        for (int i = 0; i < model->tensors.count; i++) {
-            const Tensor *t = &model->tensors.tensors[i];
-            double *expected = (double *)checked_calloc(t->count, sizeof(double));
-            const SafeTensor *found = safetensors_find(file, t->name);
-            EXPECT(found && found->count == t->count, "%s: the reference has no %s of this size", directory, t->name);
-            if (!found || found->count != t->count) return;
-            safetensors_read(file, t->name, 0, t->count, expected, DTYPE_F64);
+        for (int i = 0; i < tensors->count; i++) {
+            const Tensor *t = &tensors->tensors[i];
+            double *expected = fixture_gradient(f, t->name, t->count);
+            EXPECT(expected, "%s: the reference has no %s of this size", f->name, t->name);
+            if (!expected) return;
             double norm = norm_of(expected, t->count);
             if (pass == 0) largest = norm > largest ? norm : largest;
             for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
             double error = norm_of(expected, t->count);
             EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest,
-                   "%s: %s: error %.3g of a norm of %.3g", directory, t->name, error, norm);
+                   "%s: %s: error %.3g of a norm of %.3g", f->name, t->name, error, norm);
             free(expected);
         }
-    safetensors_close(file);
 }
 
-// The gradients of one fixture, whose configuration is returned.
-static inline ModelConfig check_fixture(const char *variant, const char *shape) {
-    char directory[256], path[600], text[256];
-    FORMAT(directory, "dev/reference/fixtures/%s_%s", variant, shape);
-    ModelConfig config = config_json_read(directory);
-    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", directory, config.attention->name);
-    FORMAT(path, "%s/batch.json", directory);
-    test_read_file(path, text, sizeof(text));
-    cJSON *batch = cJSON_Parse(text);
-    double B = 0, T = 0;
-    CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-          "%s cannot be read", path);
+// Compares the gradients of one fixture; returns its configuration.
+static inline ModelConfig check_fixture(const char *variant, const char *size) {
+    char path[600];
+    Fixture f = fixture_open(variant, size);
+    ModelConfig config = config_json_read(f.dir.path);
+    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
     Model model;
-    case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+    case_open(&model, &config, f.B, f.T, FOR_TRAINING);
     CheckpointBuffers buffers = checkpoint_buffers(&model);
-    checkpoint_load_weights(directory, &buffers, false);
+    checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
-    FORMAT(path, "%s/tokens.bin", directory);
-    dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
-    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-    dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    FORMAT(path, "%s/tokens.bin", f.dir.path);
+    dataloader_open(&loader, path, f.B, f.T, config.V, 0, 1, 0, false);
+    int *tokens = (int *)checked_calloc((size_t)(f.B * f.T) + 1, sizeof(int));
+    dataloader_read_first_tokens(&loader, tokens, (size_t)(f.B * f.T) + 1);
     dataloader_close(&loader);
-    compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+    compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
     free(tokens);
-    cJSON_Delete(batch);
     case_close(&model);
+    fixture_close(&f);
     return config;
 }
 
@@ -217,13 +213,13 @@ static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
 
 static void gradients_add_up_over_micro_steps(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 2, mc->T, FOR_TRAINING);
     case_randomise(&model, 7);
     int *tokens = case_tokens(2 * mc->T + 1, mc->V, 3);
     case_loss(&model, tokens, 2, mc->T, true);
-    size_t count = model.tensors.buffer_count;
+    size_t count = model.plan.tensors.buffer_count;
     grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
     memcpy(whole, model.grads, count * sizeof(grad_t));
     for (int b = 0; b < 2; b++) {
@@ -245,12 +241,12 @@ static void gradients_add_up_over_micro_steps(void) {
 
 // The rows that fill a matrix up are in the buffers, belong to no tensor, and stay zero.
 static void expect_zero_rows(const Model *m, TensorKind kind, int rows, int width, const char *what) {
-    const Tensor *t = tensor_of(&m->tensors, kind, 0);
-    size_t C = (size_t)m->config.C, begin = t->offset + (size_t)rows * C, end = t->offset + (size_t)width * C;
+    const Tensor *t = tensor_of(&m->plan.tensors, kind, 0);
+    size_t C = (size_t)m->plan.config.C, begin = t->offset + (size_t)rows * C, end = t->offset + (size_t)width * C;
     EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows become %d", what, rows, width);
-    EXPECT(end <= m->tensors.group_offset[t->layer + 2], "%s: the rows are beyond their group", what);
-    for (int i = 0; i < m->tensors.count; i++) {
-        const Tensor *u = &m->tensors.tensors[i];
+    EXPECT(end <= m->plan.tensors.group_offset[t->layer + 2], "%s: the rows are beyond their group", what);
+    for (int i = 0; i < m->plan.tensors.count; i++) {
+        const Tensor *u = &m->plan.tensors.tensors[i];
         EXPECT(u->offset >= end || u->offset + u->count <= begin, "%s: %s is in the way", what, u->name);
     }
     for (size_t e = begin; e < end; e++)
@@ -271,8 +267,8 @@ static void products_have_widths_of_whole_16_bytes(void) {
             int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
             for (m.micro_step = 0; m.micro_step < 2; m.micro_step++)
                 model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
-            expect_zero_rows(&m, T_Q, m.dims.fused_rows, m.dims.fused_width, mc->why);
-            expect_zero_rows(&m, head_kind(&m), config.V, m.Vw, mc->why);
+            expect_zero_rows(&m, T_Q, m.plan.dims.fused_rows, m.plan.dims.fused_width, mc->why);
+            expect_zero_rows(&m, head_kind(&m), config.V, m.plan.Vw, mc->why);
             free(tokens);
             case_close(&m);
         }
@@ -311,7 +307,7 @@ static void no_position_sees_a_later_one(void) {
 // With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
 static void the_heads_of_a_pair_share_keys_and_values(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, mc->B, mc->T, FOR_EVALUATION);
     case_randomise(&model, 5);
@@ -324,14 +320,14 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8);
     case_loss(&model, tokens, mc->B, mc->T, false);
     const LayerActivations *a = &model.acts.layers[config.L - 1];
-    const AttentionDims *d = &model.dims;
+    const AttentionDims *d = &model.plan.dims;
     for (int n = 0; n < mc->B * mc->T; n++)
         for (int h = 0; h < config.NH; h++) {
             double l = (double)a->fused[(size_t)(n * d->fused_ld + d->fused_rows - d->lambda_rows + h)],
                    s = 1 / (1 + exp(-l));
             for (int i = 0; i < config.D; i++) {
                 double first = (double)a->heads[(n * d->NQ + 2 * h) * d->DV + i];
-                double context = (double)a->context[(n * config.NH + h) * d->DV + i];
+                double context = (double)a->attn_out[(n * config.NH + h) * d->DV + i];
                 EXPECT(fabs(context - (1 - s) * first) <= 1e-5 * fabs(first) + 1e-7,
                        "row %d, head %d, element %d: %g, not %g", n, h, i, context, (1 - s) * first);
             }
@@ -344,7 +340,7 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
 
 // Makes column 0 of every layer's normed input positive: the residual stream keeps the embedding's 3 there.
 static void make_constant_column(Model *model) {
-    const ModelConfig *c = &model->config;
+    const ModelConfig *c = &model->plan.config;
     floatX *embed = param(model, T_EMBED, 0);
     for (int v = 0; v < c->V; v++) embed[(size_t)v * (size_t)c->C] = 3;
     for (int l = 0; l < c->L; l++) {
@@ -355,8 +351,8 @@ static void make_constant_column(Model *model) {
 }
 // A projection that reads nothing but column 0: row r gets values[r % count] there.
 static void read_constant_column(Model *model, TensorKind kind, const double *values, int count) {
-    for (int l = 0; l < model->config.L; l++) {
-        const Tensor *t = tensor_of(&model->tensors, kind, l);
+    for (int l = 0; l < model->plan.config.L; l++) {
+        const Tensor *t = tensor_of(&model->plan.tensors, kind, l);
         floatX *w = param(model, kind, l);
         for (size_t e = 0; e < t->count; e++)
             w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % (size_t)count] : 0;
@@ -365,7 +361,7 @@ static void read_constant_column(Model *model, TensorKind kind, const double *va
 // Makes every row of the first layer's normed input equal but for signs, so that its column 0 is one known number,
 // which is returned: all embeddings have the magnitudes of the first one.
 static double make_equal_rows(Model *model) {
-    const ModelConfig *c = &model->config;
+    const ModelConfig *c = &model->plan.config;
     floatX *embed = param(model, T_EMBED, 0);
     double mean = 0;
     make_constant_column(model);
@@ -381,17 +377,19 @@ static double make_equal_rows(Model *model) {
 // What a row of the table below does to `a`, randomised, and to `b`, which has a's values where names and shapes agree.
 static void sinks_at_zero(Model *a, Model *b) {
     (void)a;
-    for (int l = 0; l < b->config.L; l++) memset(param(b, T_SINKS, l), 0, (size_t)b->config.NH * sizeof(floatX));
+    for (int l = 0; l < b->plan.config.L; l++)
+        memset(param(b, T_SINKS, l), 0, (size_t)b->plan.config.NH * sizeof(floatX));
 }
 static void sinks_far_below(Model *a, Model *b) {
     (void)b;
-    for (int l = 0; l < a->config.L; l++)
-        for (int h = 0; h < a->config.NH; h++) param(a, T_SINKS, l)[h] = -10000;
+    for (int l = 0; l < a->plan.config.L; l++)
+        for (int h = 0; h < a->plan.config.NH; h++) param(a, T_SINKS, l)[h] = -10000;
 }
 static void copy_common(Model *b, const Model *a) {
-    for (int i = 0; i < b->tensors.count; i++) {
-        const Tensor *t = &b->tensors.tensors[i],
-                     *from = tensor_of(&a->tensors, t->row->kind, max_int(0, min_int(t->layer, a->config.L - 1)));
+    for (int i = 0; i < b->plan.tensors.count; i++) {
+        const Tensor *t = &b->plan.tensors.tensors[i],
+                     *from =
+                         tensor_of(&a->plan.tensors, t->row->kind, max_int(0, min_int(t->layer, a->plan.config.L - 1)));
         if (from && from->count == t->count)
             memcpy(b->params + t->offset, a->params + from->offset, t->count * sizeof(floatX));
     }
@@ -404,9 +402,9 @@ static void gates_open(Model *a, Model *b) {
 }
 // Query heads of b from those of a: head h from head of[h].
 static void move_query_heads(Model *b, const Model *a, const int *of) {
-    size_t head = (size_t)b->dims.QD * (size_t)b->config.C;
-    for (int l = 0; l < b->config.L; l++)
-        for (int h = 0; h < b->dims.NQ; h++)
+    size_t head = (size_t)b->plan.dims.QD * (size_t)b->plan.config.C;
+    for (int l = 0; l < b->plan.config.L; l++)
+        for (int h = 0; h < b->plan.dims.NQ; h++)
             memcpy(param(b, T_Q, l) + (size_t)h * head, param(a, T_Q, l) + (size_t)of[h] * head, head * sizeof(floatX));
 }
 static void lambda_far_below(Model *a, Model *b) {
@@ -415,7 +413,7 @@ static void lambda_far_below(Model *a, Model *b) {
     make_constant_column(a);
     read_constant_column(a, T_LAMBDA, &far_below, 1);
     copy_common(b, a);
-    for (int h = 0; h < b->config.NH; h++) of[h] = 2 * h;
+    for (int h = 0; h < b->plan.config.NH; h++) of[h] = 2 * h;
     move_query_heads(b, a, of);
 }
 static void lambda_is_the_sigmoid(Model *a, Model *b) {
@@ -433,14 +431,14 @@ static void lambda_is_one(Model *a, Model *b) {
 static void groups_are_equal(Model *a, Model *b) {
     const TensorKind kinds[] = {T_K, T_V};
     int of[64];
-    for (int l = 0; l < a->config.L; l++)
+    for (int l = 0; l < a->plan.config.L; l++)
         for (int k = 0; k < 2; k++) {
-            const Tensor *t = tensor_of(&a->tensors, kinds[k], l);
-            size_t group = t->count / (size_t)a->config.NKV;
+            const Tensor *t = tensor_of(&a->plan.tensors, kinds[k], l);
+            size_t group = t->count / (size_t)a->plan.config.NKV;
             for (size_t e = group; e < t->count; e++) a->params[t->offset + e] = a->params[t->offset + e - group];
         }
     copy_common(b, a);
-    for (int h = 0; h < a->config.NH; h++) of[2 * h] = h, of[2 * h + 1] = h + a->config.NH;
+    for (int h = 0; h < a->plan.config.NH; h++) of[2 * h] = h, of[2 * h + 1] = h + a->plan.config.NH;
     move_query_heads(b, a, of);
 }
 
@@ -469,13 +467,13 @@ static void variants_become_each_other_where_they_should(void) {
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
         const char *a_name = identities[i].a, *b_name = identities[i].b;
-        ModelConfig a_config = case_config(mc, find_variant(a_name)), b_config = case_config(mc, find_variant(b_name));
+        ModelConfig a_config = case_config(mc, variant_find(a_name)), b_config = case_config(mc, variant_find(b_name));
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
         model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
         model_alloc(&b, NULL);
-        ops_init(max_size(a.workspace_bytes, b.workspace_bytes));
+        ops_init(max_size(a.plan.workspace_bytes, b.plan.workspace_bytes));
         case_randomise(&a, 5);
         case_randomise(&b, 5);
         identities[i].make(&a, &b);
@@ -483,10 +481,10 @@ static void variants_become_each_other_where_they_should(void) {
         double a_loss = case_loss(&a, tokens, mc->B, mc->T, true), b_loss = case_loss(&b, tokens, mc->B, mc->T, true);
         EXPECT(fabs(a_loss - b_loss) <= (identities[i].exact ? 0 : 20 * epsilon * b_loss),
                "%s has the loss %.12g, %s %.12g", a_name, a_loss, b_name, b_loss);
-        for (int t = 0; t < a.tensors.count; t++) {
-            const Tensor *ta = &a.tensors.tensors[t], *tb = NULL;
-            for (int u = 0; u < b.tensors.count; u++)
-                if (strcmp(ta->name, b.tensors.tensors[u].name) == 0) tb = &b.tensors.tensors[u];
+        for (int t = 0; t < a.plan.tensors.count; t++) {
+            const Tensor *ta = &a.plan.tensors.tensors[t], *tb = NULL;
+            for (int u = 0; u < b.plan.tensors.count; u++)
+                if (strcmp(ta->name, b.plan.tensors.tensors[u].name) == 0) tb = &b.plan.tensors.tensors[u];
             if (!tb || tb->count != ta->count || identities[i].except & BIT(ta->row->kind)) continue;
             double error = 0, norm = 0;
             for (size_t e = 0; e < ta->count; e++) {
@@ -537,16 +535,16 @@ static void cached_generation_equals_the_uncached_logits(void) {
 static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
     float logits[64];
     Candidate candidates[64];
-    assert(model->config.V <= 64 && end - begin <= model->T);
+    assert(model->plan.config.V <= 64 && end - begin <= model->plan.T);
     model_next_logits(model, tokens + begin, end - begin, 0, logits);
-    return sample_token(logits, model->config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
+    return sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
 }
 
 // The context begins with the last T tokens of the prompt. When it is full, its later T/2 tokens stay. Every token is
 // compared with the one drawn from exactly that context, and half of the context must often give another one.
 static void generation_reads_the_last_tokens_of_a_full_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model, fresh;
     const int T = mc->T;
     const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
@@ -558,7 +556,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
         int *tokens = case_tokens(length + COUNT, mc->V, 30 + (uint64_t)i);
-        model_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
         for (int end = length; end < length + COUNT; end++) {
             if (end - begin > T) begin = end - T / 2;
             int wanted = draw_uncached(&fresh, tokens, begin, end, 42, end - length);
@@ -577,7 +575,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
 
 static void generation_goes_on_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 1, mc->T, FOR_GENERATION);
     case_randomise(&model, 5);
@@ -585,15 +583,15 @@ static void generation_goes_on_beyond_the_context(void) {
     int tokens[2][1 + COUNT];
     for (int i = 0; i < 2; i++) {
         tokens[i][0] = 1;
-        model_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
         for (int t = 0; t <= COUNT; t++)
             EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
     }
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "another key gave the same tokens");
-    model_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
+    case_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "temperature 0 and top-k 1 differ");
     case_close(&model);
 }
@@ -613,8 +611,8 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     case_randomise(&model, 7);
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     double loss = case_loss(&model, tokens, mc->B, mc->T, true), lr = 0.01;
-    floatX *before = (floatX *)checked_calloc(model.tensors.buffer_count, sizeof(floatX));
-    memcpy(before, model.params, model.params_bytes);
+    floatX *before = (floatX *)checked_calloc(model.plan.tensors.buffer_count, sizeof(floatX));
+    memcpy(before, model.params, model.plan.params_bytes);
     Options o;
     options_defaults(&o);
     o.grad_clip = 0.01;
@@ -623,8 +621,8 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     double grad_norm = model_grad_norm(&model);
     model_update(&model, &o, lr, 1, grad_norm);
     EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", grad_norm);
-    for (int i = 0; i < model.tensors.count; i++) {
-        const Tensor *t = &model.tensors.tensors[i];
+    for (int i = 0; i < model.plan.tensors.count; i++) {
+        const Tensor *t = &model.plan.tensors.tensors[i];
         for (size_t e = t->offset; e < t->offset + t->count; e++) {
             double g = (double)model.grads[e] * o.grad_clip / grad_norm, w = (double)before[e];
             double decay = t->ndim == 2 ? o.weight_decay : 0;
@@ -662,8 +660,8 @@ static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void
         model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
         model_alloc(&model, NULL);
         model_init(&model, 17);
-        for (int i = 0; i < model.tensors.count; i++) {
-            const Tensor *t = &model.tensors.tensors[i];
+        for (int i = 0; i < model.plan.tensors.count; i++) {
+            const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
             double mean = t->row->init == INIT_ONE      ? 1
                           : t->row->init == INIT_LAMBDA ? lambda_init(t->layer)
@@ -691,11 +689,11 @@ static void a_step_costs_the_flops_of_its_products(void) {
             if (model_config_problems(&c, &problem, 1)) continue;
             Model model;
             model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
-            const AttentionDims *d = &model.dims;
+            const AttentionDims *d = &model.plan.dims;
             double layer = 0, per_row = (double)d->fused_rows * c.C + (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
             for (int t = 0; t < mc->T; t++) layer += per_row + (double)d->NQ * (t + 1) * (d->QD + d->DV);
             double want = 3 * 2 * (mc->B * (c.L * layer + (double)mc->T * c.V * c.C)),
-                   got = training_flops(&model, mc->B, mc->T);
+                   got = training_flops(&model.plan, mc->B, mc->T);
             EXPECT(fabs(got - want) <= 1e-12 * want, "%s, %s: %.17g FLOPs, not %.17g", attention_variants[v].name,
                    mc->why, got, want);
             model_free(&model, false);
@@ -706,16 +704,16 @@ static void a_step_costs_the_flops_of_its_products(void) {
 static void initial_values_agree_between_variants_where_names_and_shapes_do(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
-        ModelConfig config = case_config(&model_cases[1], find_variant(v ? "diff_v2" : "baseline"));
+        ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
         model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
         model_alloc(&models[v], NULL);
         model_init(&models[v], 17);
     }
     double sum = 0, squares = 0, count = 0;
-    for (int i = 0; i < models[0].tensors.count; i++) {
-        const Tensor *t = &models[0].tensors.tensors[i], *u = NULL;
-        for (int j = 0; j < models[1].tensors.count; j++)
-            if (strcmp(t->name, models[1].tensors.tensors[j].name) == 0) u = &models[1].tensors.tensors[j];
+    for (int i = 0; i < models[0].plan.tensors.count; i++) {
+        const Tensor *t = &models[0].plan.tensors.tensors[i], *u = NULL;
+        for (int j = 0; j < models[1].plan.tensors.count; j++)
+            if (strcmp(t->name, models[1].plan.tensors.tensors[j].name) == 0) u = &models[1].plan.tensors.tensors[j];
         EXPECT(u && memcmp(models[0].params + t->offset, models[1].params + u->offset, t->count * sizeof(floatX)) == 0,
                "%s differs between baseline and diff_v2", t->name);
         for (size_t e = 0; e < t->count; e++) {

@@ -41,18 +41,18 @@ static void recomputing_gives_the_same_bits(void) {
                 Model m;
                 model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level);
                 model_alloc(&m, NULL);
-                ops_init(m.workspace_bytes);
+                ops_init(m.plan.workspace_bytes);
                 // but for the tables
-                memset(m.activations_memory + m.activations_bytes / 2, 0xFF, m.activations_bytes / 2);
-                memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * (size_t)m.dims.fused_ld * sizeof(floatX));
+                memset(m.activations_memory + m.plan.activations_bytes / 2, 0xFF, m.plan.activations_bytes / 2);
+                memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * (size_t)m.plan.dims.fused_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(model_grad_norm(&m)) && model_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
                        attention_variants[v].name, mc->why, model_grad_norm(&m));
                 if (level == 0) kept = m.grads, m.grads = NULL;
                 else
-                    for (int i = 0; i < m.tensors.count; i++) {
-                        const Tensor *t = &m.tensors.tensors[i];
+                    for (int i = 0; i < m.plan.tensors.count; i++) {
+                        const Tensor *t = &m.plan.tensors.tensors[i];
                         EXPECT(memcmp(kept + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
                                "%s, %s: --recompute %d gives %s other bits", attention_variants[v].name, mc->why, level,
                                t->name);
@@ -77,10 +77,10 @@ static void what_is_not_kept_takes_no_memory(void) {
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = 32;
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
             model_plan(&m, &config, mc.B, mc.T, FOR_TRAINING, (Recompute)level);
-            bytes[level] = m.activations_bytes;
+            bytes[level] = m.plan.activations_bytes;
             if (level < 2) model_free(&m, true);
         }
-        const AttentionDims *d = &m.dims;
+        const AttentionDims *d = &m.plan.dims;
         const AttentionVariant *a = config.attention;
         size_t norms = 2 * tensor_bytes(N, 24) + 2 * tensor_bytes(N, 1),
                mlp = tensor_bytes(N, 40) + tensor_bytes(N, 20);
@@ -99,7 +99,7 @@ static void what_is_not_kept_takes_no_memory(void) {
             size_t other[2];
             for (int level = 0; level < 2; level++) {
                 model_plan(&m, &config, 1, mc.T, p, level ? RECOMPUTE_BLOCK : RECOMPUTE_NOTHING);
-                other[level] = m.activations_bytes;
+                other[level] = m.plan.activations_bytes;
                 model_free(&m, true);
             }
             EXPECT(other[0] == other[1], "%s: without a backward there is nothing to save", a->name);

@@ -38,7 +38,7 @@ static void seven_deviations_are_a_spike_and_just_below_are_not(void) {
         SpikeDetector d;
         memset(&d, 0, sizeof(d));
         accept_series(&d, counts[k], 2, 4); // mean 3, deviation 1, without rounding
-        double at = spike_judge(&d, 10), below = spike_judge(&d, nextafter(10, 0)), low = spike_judge(&d, -100);
+        double at = spike_observe(&d, 10), below = spike_observe(&d, nextafter(10, 0)), low = spike_observe(&d, -100);
         EXPECT(at == 7 && below < 7 && below > 6.99 && low == -103, "n %d: z %.17g, %.17g, %.17g", counts[k], at, below,
                low);
         EXPECT(d.spikes == 1 && d.judged == 3 && d.count == counts[k], "%d spikes of %d", (int)d.spikes, (int)d.judged);
@@ -50,11 +50,11 @@ static void a_z_needs_128_values(void) {
     SpikeDetector d;
     memset(&d, 0, sizeof(d));
     accept_series(&d, 127, 2, 4);
-    EXPECT(isnan(spike_judge(&d, 3)) && isnan(spike_judge(&d, 1e9)) && d.judged == 0 && isnan(spike_score(&d)),
+    EXPECT(isnan(spike_observe(&d, 3)) && isnan(spike_observe(&d, 1e9)) && d.judged == 0 && isnan(spike_score(&d)),
            "a z with 127 values");
     spike_accept(&d, 4);
-    EXPECT(spike_judge(&d, 3) == 0 && d.judged == 1 && spike_score(&d) == 0, "no z with 128 values");
-    EXPECT(isnan(spike_judge(&d, NAN)) && isnan(spike_judge(&d, INFINITY)) && d.judged == 1 && d.spikes == 0,
+    EXPECT(spike_observe(&d, 3) == 0 && d.judged == 1 && spike_score(&d) == 0, "no z with 128 values");
+    EXPECT(isnan(spike_observe(&d, NAN)) && isnan(spike_observe(&d, INFINITY)) && d.judged == 1 && d.spikes == 0,
            "a value that is not finite was judged");
 }
 
@@ -98,7 +98,7 @@ static void a_long_series_agrees_with_the_definition(void) {
         for (int j = begin; j < i; j++) mean += x[j];
         mean /= i - begin;
         for (int j = begin; j < i; j++) variance += (x[j] - mean) * (x[j] - mean);
-        double want = (double)((x[i] - mean) / sqrtl(variance / (i - begin))), z = spike_judge(&d, x[i]);
+        double want = (double)((x[i] - mean) / sqrtl(variance / (i - begin))), z = spike_observe(&d, x[i]);
         if (i < 128) EXPECT(isnan(z), "value %d has a z of %g", i, z);
         else EXPECT(fabs(z - want) <= 1e-11 * (1 + fabs(want)), "value %d: z %.17g, not %.17g", i, z, want);
         spikes += i >= 128 && want >= 7;
@@ -108,14 +108,14 @@ static void a_long_series_agrees_with_the_definition(void) {
            (int)d.judged, (int)spikes);
 }
 
-static Guard guard_with(int count) {
-    Guard g;
+static SpikeGuard guard_with(int count) {
+    SpikeGuard g;
     memset(&g, 0, sizeof(g));
     accept_series(&g.loss, count, 2, 4);
     accept_series(&g.grad_norm, count, 0, 1);
     return g;
 }
-static bool same_windows(const Guard *a, const Guard *b) {
+static bool same_windows(const SpikeGuard *a, const SpikeGuard *b) {
     return memcmp(a->loss.window, b->loss.window, sizeof(a->loss.window)) == 0 && a->loss.count == b->loss.count &&
            memcmp(a->grad_norm.window, b->grad_norm.window, sizeof(a->grad_norm.window)) == 0 &&
            a->grad_norm.count == b->grad_norm.count && a->loss.oldest == b->loss.oldest &&
@@ -126,9 +126,9 @@ static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors
     static const double bad[][2] = {{NAN, 1}, {-NAN, 1},     {INFINITY, 1}, {-INFINITY, 1},
                                     {3, NAN}, {3, INFINITY}, {NAN, NAN}};
     for (int count = 0; count <= 1000; count += 500) { // before there is a z, with one, and with a full window
-        Guard g = guard_with(count), before = g;
+        SpikeGuard g = guard_with(count), before = g;
         for (int i = 0; i < 7; i++) {
-            UpdateDecision v = guard_judge(&g, bad[i][0], bad[i][1], 0, 0);
+            UpdateDecision v = spike_guard_decide(&g, bad[i][0], bad[i][1], 0, 0);
             EXPECT(!v.apply && !v.finite && same_windows(&g, &before), "%d values: loss %g, norm %g was applied", count,
                    bad[i][0], bad[i][1]);
             EXPECT(isnan(v.loss_z) == (count == 0 || !isfinite(bad[i][0])), "%d values: loss %g has z %g", count,
@@ -136,7 +136,7 @@ static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors
             EXPECT(g.not_finite == i + 1 && g.not_finite_in_row == i + 1 && g.skipped == 0,
                    "%d not finite, %d in a row", (int)g.not_finite, (int)g.not_finite_in_row);
         }
-        UpdateDecision v = guard_judge(&g, 10, 0.5, 0, 0);
+        UpdateDecision v = spike_guard_decide(&g, 10, 0.5, 0, 0);
         EXPECT(v.apply && v.finite && (count == 0 || (v.loss_z == 7 && v.grad_z == 0)),
                "%d values: afterwards z %g and %g", count, v.loss_z, v.grad_z);
         EXPECT(g.not_finite == 7 && g.not_finite_in_row == 0 && g.loss.spikes == (count > 0), "%d in a row, %d spikes",
@@ -158,26 +158,26 @@ static void a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter(v
         {6, 0.5, 0, 3, true},      {6, 2, 3, 3, false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        Guard g = guard_with(200), before = g;
+        SpikeGuard g = guard_with(200), before = g;
         g.not_finite_in_row = g.not_finite = 5;
         UpdateDecision v =
-            guard_judge(&g, cases[i].loss, cases[i].grad_norm, cases[i].skip_loss_z, cases[i].skip_grad_z);
+            spike_guard_decide(&g, cases[i].loss, cases[i].grad_norm, cases[i].skip_loss_z, cases[i].skip_grad_z);
         EXPECT(v.finite && v.apply == cases[i].apply, "case %zu: z %g and %g, applied %d", i, v.loss_z, v.grad_z,
                v.apply);
         EXPECT(same_windows(&g, &before) == !v.apply && g.skipped == !v.apply, "case %zu: %d skipped", i,
                (int)g.skipped);
         EXPECT(g.not_finite == 5 && g.not_finite_in_row == 0, "case %zu: a finite step does not end the row", i);
     }
-    Guard g = guard_with(127);
-    EXPECT(guard_judge(&g, 1e9, 1e9, 0.1, 0.1).apply, "skipped without a z");
+    SpikeGuard g = guard_with(127);
+    EXPECT(spike_guard_decide(&g, 1e9, 1e9, 0.1, 0.1).apply, "skipped without a z");
 }
 
 // Judges `steps` losses (or gradient norms) around `level`, with a NaN now and then; returns how many were skipped.
-static int judge_level(Guard *g, bool loss, double level, double noise, double z, int steps, TestRandom *r) {
+static int judge_level(SpikeGuard *g, bool loss, double level, double noise, double z, int steps, TestRandom *r) {
     int skipped = 0;
     for (int i = 0; i < steps; i++) {
         double x = i % 50 == 7 ? NAN : level + noise * test_random_real(r), other = 1 + 0.01 * test_random_real(r);
-        UpdateDecision v = loss ? guard_judge(g, x, other, z, 0) : guard_judge(g, other, x, 0, z);
+        UpdateDecision v = loss ? spike_guard_decide(g, x, other, z, 0) : spike_guard_decide(g, other, x, 0, z);
         skipped += v.finite && !v.apply;
     }
     return skipped;
@@ -189,7 +189,7 @@ static void a_lasting_shift_ends_the_skipping_and_an_outlier_does_not(void) {
     } cases[] = {{0.02, 7, 3.6, 0.02}, {0.02, 3, 3.6, 0.02}, {0, 7, 3.6, 0}, {0.02, 3, 1e30, 0}, {0.02, 3, 3.1, 0.05}};
     for (int k = 0; k < 10; k++) {
         TestRandom r = {(uint64_t)k};
-        Guard g;
+        SpikeGuard g;
         memset(&g, 0, sizeof(g));
         bool loss = k % 2;
         double noise = cases[k / 2].noise, z = cases[k / 2].z, to = cases[k / 2].to, more = cases[k / 2].more;
@@ -205,9 +205,9 @@ static void a_lasting_shift_ends_the_skipping_and_an_outlier_does_not(void) {
         EXPECT(judge_level(&g, loss, to, more, z, 300, &r) == 0, "case %d: the new level is still skipped", k);
         EXPECT(judge_level(&g, loss, to * 1.5, 0, z, 1, &r) == 1, "case %d: at the new level nothing is skipped", k);
     }
-    Guard g = guard_with(200); // three skipped for each that is applied: neither in a row, nor for ever
+    SpikeGuard g = guard_with(200); // three skipped for each that is applied: neither in a row, nor for ever
     int steps = 0;
-    while (steps < 1000 && !guard_judge(&g, steps % 4 ? 100 : 3, 0.5, 7, 0).shift) steps++;
+    while (steps < 1000 && !spike_guard_decide(&g, steps % 4 ? 100 : 3, 0.5, 7, 0).shift) steps++;
     EXPECT(steps >= 2 * SKIP_LIMIT - 4 && steps <= 2 * SKIP_LIMIT + 4, "three of four were skipped for %d steps",
            steps);
 }
@@ -216,24 +216,25 @@ static void the_state_comes_back_bit_for_bit(void) {
     static const int counts[] = {0, 1, 128, 1000, 1700};
     for (int k = 0; k < 5; k++) {
         TestRandom r = {5};
-        Guard g, h;
+        SpikeGuard g, h;
         memset(&g, 0, sizeof(g));
         for (int i = 0; i < counts[k]; i++)
-            guard_judge(&g, i == 9 ? NAN : 3 + test_random_real(&r),
-                        i == 11 ? 5e-324 : ldexp(1 + test_random_real(&r), i % 60), 0, 1.5);
+            spike_guard_decide(&g, i == 9 ? NAN : 3 + test_random_real(&r),
+                               i == 11 ? 5e-324 : ldexp(1 + test_random_real(&r), i % 60), 0, 1.5);
         size_t size = 0, again_size = 0;
-        cJSON *json = guard_to_json(&g);
+        cJSON *json = spike_guard_to_json(&g);
         char *text = json_text(json, &size);
         cJSON *parsed = json_parse(text, size);
         memset(&h, 0xFF, sizeof(h));
-        EXPECT(guard_from_json(&h, parsed), "%d steps: refused", counts[k]);
-        cJSON *again = guard_to_json(&h);
+        EXPECT(spike_guard_from_json(&h, parsed), "%d steps: refused", counts[k]);
+        cJSON *again = spike_guard_to_json(&h);
         char *again_text = json_text(again, &again_size);
         EXPECT(size == again_size && memcmp(text, again_text, size) == 0, "%d steps: the second text is another",
                counts[k]);
         for (int i = 0; i < 300; i++) {
             double loss = 3 + test_random_real(&r), norm = 1e9 * test_random_real(&r);
-            UpdateDecision a = guard_judge(&g, loss, norm, 0, 1.5), b = guard_judge(&h, loss, norm, 0, 1.5);
+            UpdateDecision a = spike_guard_decide(&g, loss, norm, 0, 1.5),
+                           b = spike_guard_decide(&h, loss, norm, 0, 1.5);
             bool same =
                 memcmp(&a.loss_z, &b.loss_z, 8) == 0 && memcmp(&a.grad_z, &b.grad_z, 8) == 0 && a.apply == b.apply;
             EXPECT(same || (isnan(a.loss_z) && isnan(b.loss_z)), "%d steps and %d more: z %.17g and %.17g", counts[k],
@@ -290,16 +291,16 @@ static void a_state_of_another_make_is_refused(void) {
         DETECTOR("5", "2", "[1, [2]]"),
         DETECTOR("5", "2", "null"),
     };
-    Guard g = guard_with(3), before = g;
+    SpikeGuard g = guard_with(3), before = g;
     static const char *const excess[] = {"0", "1", "2", "101", "-1", "1.5", "null"}; // of one that was skipped
     char text[60000];
     for (int i = 0; i < 7; i++) {
-        Guard read;
+        SpikeGuard read;
         FORMAT(text, "{\"skip_excess\": %s, %s", excess[i], &GUARD("9", "%s", "%s")[1]);
         char whole[1000];
         snprintf(whole, sizeof(whole), text, good, good);
         cJSON *json = json_parse(whole, strlen(whole));
-        EXPECT(guard_from_json(&read, json) == (i < 2), "skip_excess %s in %s", excess[i], whole);
+        EXPECT(spike_guard_from_json(&read, json) == (i < 2), "skip_excess %s in %s", excess[i], whole);
         EXPECT(i >= 2 || read.skip_excess == i, "skip_excess %s became %d", excess[i], (int)read.skip_excess);
         cJSON_Delete(json);
     }
@@ -311,17 +312,18 @@ static void a_state_of_another_make_is_refused(void) {
             FORMAT(text, GUARD("1", "%s", "%s"), i % 2 ? wrong_detectors[(i - count) / 2] : good,
                    i % 2 ? good : wrong_detectors[(i - count) / 2]);
         cJSON *json = json_parse(text, strlen(text));
-        EXPECT(json && !guard_from_json(&g, json) && memcmp(&g, &before, sizeof(g)) == 0, "accepted: %.200s", text);
+        EXPECT(json && !spike_guard_from_json(&g, json) && memcmp(&g, &before, sizeof(g)) == 0, "accepted: %.200s",
+               text);
         cJSON_Delete(json);
     }
-    EXPECT(!guard_from_json(&g, NULL), "nothing at all is accepted");
+    EXPECT(!spike_guard_from_json(&g, NULL), "nothing at all is accepted");
     for (int values = 1000; values <= 1001; values++) {
         char window[8000] = "[0";
         for (int i = 1; i < values; i++) strcat(window, ", 1");
         strcat(window, "]");
         FORMAT(text, GUARD("1", DETECTOR("5", "2", "%s"), DETECTOR("5", "2", "%s")), window, window);
         cJSON *json = json_parse(text, strlen(text));
-        EXPECT(guard_from_json(&g, json) == (values == 1000), "%d values", values);
+        EXPECT(spike_guard_from_json(&g, json) == (values == 1000), "%d values", values);
         cJSON_Delete(json);
     }
 }
@@ -381,23 +383,23 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         Run *run = &inner->run, *reference = &other->run;
         Model *model = &run->model;
         size_t at = (size_t)(grad(model, T_NORM_FINAL, 0) - model->grads);
-        floatX *params = (floatX *)checked_calloc(1, model->params_bytes), kept;
-        real *moments = (real *)checked_calloc(1, model->moments_bytes);
+        floatX *params = (floatX *)checked_calloc(1, model->plan.params_bytes), kept;
+        real *moments = (real *)checked_calloc(1, model->plan.moments_bytes);
 
         EXPECT(run_step(run).decision.apply && run_step(reference).decision.apply, "%s: the first step",
                cases[i].options);
         kept = model->params[at];
         if (cases[i].poison) model->params[at] = (floatX)NAN;
         if (cases[i].detectors) fill_detectors(run);
-        memcpy(params, model->params, model->params_bytes);
-        memcpy(moments, model->m, model->moments_bytes);
+        memcpy(params, model->params, model->plan.params_bytes);
+        memcpy(moments, model->m, model->plan.moments_bytes);
         StepResult r = run_step(run);
         EXPECT(r.decision.apply == cases[i].applied && r.decision.finite == !cases[i].poison, "%s: applied %d",
                cases[i].options, r.decision.apply);
         EXPECT(isfinite(r.loss) == !cases[i].poison && isfinite(r.grad_norm) == !cases[i].poison, "loss %g, norm %g",
                r.loss, r.grad_norm);
-        bool same = memcmp(params, model->params, model->params_bytes) == 0 &&
-                    memcmp(moments, model->m, model->moments_bytes) == 0;
+        bool same = memcmp(params, model->params, model->plan.params_bytes) == 0 &&
+                    memcmp(moments, model->m, model->plan.moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
         EXPECT(run->step == 2 && run->next_window == 8 && run->updates == 1 + cases[i].applied,
                "step %d, window %d, %d updates", (int)run->step, (int)run->next_window, (int)run->updates);
@@ -412,8 +414,8 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         run_step(reference);
         EXPECT(run->updates == reference->updates && run->next_window == reference->next_window, "%d and %d updates",
                (int)run->updates, (int)reference->updates);
-        EXPECT(memcmp(model->params, reference->model.params, model->params_bytes) == 0 &&
-                   memcmp(model->m, reference->model.m, model->moments_bytes) == 0,
+        EXPECT(memcmp(model->params, reference->model.params, model->plan.params_bytes) == 0 &&
+                   memcmp(model->m, reference->model.m, model->plan.moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
         free(params);
         free(moments);

@@ -43,19 +43,19 @@ typedef struct {
 } DirectInputs;
 
 static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX *x, int B, int T) {
-    const AttentionDims *d = &m->dims;
-    int N = B * T, C = m->config.C;
+    const AttentionDims *d = &m->plan.dims;
+    int N = B * T, C = m->plan.config.C;
     const int widths[5] = {d->q_rows, d->k_rows, d->v_rows, d->lambda_rows, d->gate_rows};
     static const TensorKind kinds[5] = {T_Q, T_K, T_V, T_LAMBDA, T_GATE};
     double *parts[5], *y = (double *)checked_calloc((size_t)C, sizeof(double));
     for (int i = 0; i < 5; i++) parts[i] = (double *)checked_calloc((size_t)N * (size_t)widths[i], sizeof(double));
     for (int n = 0; n < N; n++) {
         for (int c = 0; c < C; c++) y[c] = (double)x[n * C + c];
-        double rms = direct_rms(y, C, m->config.rms_norm_eps);
+        double rms = direct_rms(y, C, m->plan.config.rms_norm_eps);
         for (int c = 0; c < C; c++) y[c] *= (double)param(m, T_NORM1, layer)[c] / rms;
         for (int i = 0; i < 5; i++) direct_matrix(parts[i] + n * widths[i], param(m, kinds[i], layer), y, widths[i], C);
-        direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->config.rope_theta);
-        direct_rope(parts[1] + n * widths[1], d->NK, d->QD, n % T, m->config.rope_theta);
+        direct_rope(parts[0] + n * widths[0], d->NQ, d->QD, n % T, m->plan.config.rope_theta);
+        direct_rope(parts[1] + n * widths[1], d->NK, d->QD, n % T, m->plan.config.rope_theta);
     }
     free(y);
     DirectInputs in = {parts[0], parts[1], parts[2], parts[3], parts[4]};
@@ -64,12 +64,12 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
 
 static inline double direct_lambda(const Model *m, int layer, double l) {
     double dots[2] = {0, 0};
-    switch (m->config.attention->lambda) {
+    switch (m->plan.config.attention->lambda) {
     case LAMBDA_SIGMOID: return 1 / (1 + exp(-l));
     case LAMBDA_LINEAR: return l;
     case LAMBDA_SCALAR: return (double)param(m, T_LAYER_LAMBDA, layer)[0];
     case LAMBDA_EXP:
-        for (int i = 0; i < m->config.D; i++) {
+        for (int i = 0; i < m->plan.config.D; i++) {
             dots[0] += (double)param(m, T_LAMBDA_Q1, layer)[i] * (double)param(m, T_LAMBDA_K1, layer)[i];
             dots[1] += (double)param(m, T_LAMBDA_Q2, layer)[i] * (double)param(m, T_LAMBDA_K2, layer)[i];
         }
@@ -92,8 +92,8 @@ static inline int direct_low(const Model *m, int b, int t, int T) {
 // The probabilities p (t+1) of query head h at position t of sequence b; returns the largest |logit|.
 static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
                                           int t, int T) {
-    const AttentionDims *d = &m->dims;
-    const AttentionVariant *a = m->config.attention;
+    const AttentionDims *d = &m->plan.dims;
+    const AttentionVariant *a = m->plan.config.attention;
     int key = direct_key_head(d, h);
     double largest = 0, sum = a->sink == SINK_ZERO      ? 1
                               : a->sink == SINK_LEARNED ? exp((double)param(m, T_SINKS, layer)[h])
@@ -114,8 +114,8 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
 
 // context (OH,DV): norm and gate after the subtraction, as variants.h has them
 static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
-    const AttentionDims *d = &m->dims;
-    const AttentionVariant *a = m->config.attention;
+    const AttentionDims *d = &m->plan.dims;
+    const AttentionVariant *a = m->plan.config.attention;
     int width = a->norm == NORM_HEAD ? d->DV : d->OH * d->DV;
     for (int at = 0; a->norm != NORM_NONE && at < d->OH * d->DV; at += width) {
         double rms = direct_rms(context + at, width, 1e-5), factor = a->norm == NORM_HEAD ? 1 - lambda_init(layer) : 1;
@@ -138,8 +138,8 @@ static inline void direct_add(DirectRange *r, double x) {
 
 // The statistics of the attention of one layer; `sampled` (N) tells the query rows of the sample.
 static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x, int B, int T, const bool *sampled) {
-    const AttentionDims *d = &m->dims;
-    const AttentionVariant *a = m->config.attention;
+    const AttentionDims *d = &m->plan.dims;
+    const AttentionVariant *a = m->plan.config.attention;
     DirectInputs in = direct_inputs(m, layer, x, B, T);
     DirectRange lambda, rms, first[2], effective;
     memset(&lambda, 0, sizeof(lambda));
@@ -199,8 +199,8 @@ static inline Magnitudes direct_magnitudes(const floatX *x, size_t count) {
 
 static inline double direct_grad_norm(const Model *m, int layer) {
     double sum = 0;
-    for (int i = 0; i < m->tensors.count; i++) {
-        const Tensor *t = &m->tensors.tensors[i];
+    for (int i = 0; i < m->plan.tensors.count; i++) {
+        const Tensor *t = &m->plan.tensors.tensors[i];
         char prefix[64];
         FORMAT(prefix, "model.layers.%d.", layer);
         if (strncmp(t->name, prefix, strlen(prefix)) != 0) continue;
@@ -214,9 +214,10 @@ static inline double direct_grad_norm(const Model *m, int layer) {
 static void expect_near(const Model *m, const char *why, int layer, const char *what, double got, double wanted,
                         double scale) {
     double epsilon = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24;
-    double tolerance = (m->config.C + m->config.D + m->T) * epsilon + m->B * m->T * m->dims.OH * 0x1p-53;
+    double tolerance =
+        (m->plan.config.C + m->plan.config.D + m->plan.T) * epsilon + m->plan.B * m->plan.T * m->plan.dims.OH * 0x1p-53;
     EXPECT(fabs(got - wanted) <= tolerance * scale, "%s, %s, layer %d: %s is %.9g, not %.9g (error %.2g of %.2g)",
-           m->config.attention->name, why, layer, what, got, wanted, fabs(got - wanted), tolerance * scale);
+           m->plan.config.attention->name, why, layer, what, got, wanted, fabs(got - wanted), tolerance * scale);
 }
 static void expect_near_range(const Model *m, const char *why, int layer, const char *what, Range got, Range wanted) {
     char name[64];
@@ -258,7 +259,7 @@ static void statistics_equal_a_direct_computation(void) {
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             model_grad_norm(&m); // of which those of the layers are parts
             for (int l = 0; l < config.L; l++) {
-                LayerStats got = layer_stats(&m, l, mc->B, mc->T);
+                LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
                     direct_stats(&m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded, mc->B, mc->T, sampled);
                 const AttentionStats *g = &got.attention, *w = &wanted.attention;
@@ -275,7 +276,7 @@ static void statistics_equal_a_direct_computation(void) {
                 expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective,
                             w->first_effective);
                 expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
-                expect_near(&m, mc->why, l, "gradient norm", layer_grad_norm(&m, l), grad_norm, grad_norm);
+                expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
                 Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, (size_t)(mc->B * mc->T * mc->C));
                 EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,
                        "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", config.attention->name, l,
@@ -349,14 +350,14 @@ static void a_nan_shows(void) {
         EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
     }
     const ModelCase *mc = &stats_cases[0];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
     case_randomise(&m, 7);
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     case_loss(&m, tokens, mc->B, mc->T, true);
-    m.acts.layers[0].fused[5 * m.dims.fused_ld] = (floatX)NAN; // one query
-    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isfinite(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "a query that is not a number: %g %g %g %g", s.attention.first[0], s.attention.first[1],
@@ -367,27 +368,27 @@ static void a_nan_shows(void) {
 
 static void one_position_has_no_attention_statistics(void) {
     const ModelCase *mc = &model_cases[0];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
     case_randomise(&m, 7);
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     case_loss(&m, tokens, mc->B, mc->T, true);
     model_grad_norm(&m);
-    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isnan(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "attention: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
            s.attention.largest_logit);
-    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && layer_grad_norm(&m, 0) > 0,
-           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, layer_grad_norm(&m, 0));
+    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && squares_norm(&m, 1, 1) > 0,
+           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, squares_norm(&m, 1, 1));
     free(tokens);
     case_close(&m);
 }
 
 static void statistics_do_not_depend_on_the_number_of_threads(void) {
     const ModelCase *mc = &stats_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     int before = omp_get_max_threads();
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
@@ -397,7 +398,7 @@ static void statistics_do_not_depend_on_the_number_of_threads(void) {
     LayerStats stats[4];
     for (int threads = 1; threads <= 4; threads++) {
         omp_set_num_threads(threads);
-        stats[threads - 1] = layer_stats(&m, 1, mc->B, mc->T);
+        stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], model_key_set(&m, 0, mc->B, mc->T, 0));
         EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give other statistics",
                threads);
     }
@@ -467,7 +468,7 @@ static void the_program_logs_one_record_per_layer(void) {
     ProgramResult r;
     static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
     for (int v = 0; v < 3; v++) {
-        const AttentionVariant *a = find_variant(names[v]);
+        const AttentionVariant *a = variant_find(names[v]);
         run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
                     test_program(), d.dir.path, stats_model, a->name, d.dir.path, a->name);
         EXPECT_STATUS(r, 0);

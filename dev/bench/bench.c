@@ -100,7 +100,7 @@ typedef struct {
 } Shape;
 
 static Shape shape_of(const Model *model, int B, int T) {
-    const ModelConfig *c = &model->config;
+    const ModelConfig *c = &model->plan.config;
     Shape s = {B,
                T,
                B * T,
@@ -108,16 +108,16 @@ static Shape shape_of(const Model *model, int B, int T) {
                c->C,
                c->F,
                c->V,
-               model->Vp,
+               model->plan.Vp,
                c->NH,
-               model->dims.NQ,
+               model->plan.dims.NQ,
                c->D,
-               model->dims.QD,
-               model->dims.fused_rows,
-               model->dims.fused_ld,
-               model->dims.NQ + model->dims.NK,
-               model->tensors.parameter_count,
-               key_set(model, 0, B, T, 0).shape};
+               model->plan.dims.QD,
+               model->plan.dims.fused_rows,
+               model->plan.dims.fused_ld,
+               model->plan.dims.NQ + model->plan.dims.NK,
+               model->plan.tensors.parameter_count,
+               key_set(&model->plan, 0, B, T, 0).shape};
     return s;
 }
 
@@ -254,7 +254,7 @@ static void table_operations(void) {
     Shape s = shape_of(&model, 1, 1024), large = shape_of(&model, 16, 1024);
     Linear linears[LINEARS];
     linears_of(&s, linears);
-    ops_init(model.workspace_bytes);
+    ops_init(model.plan.workspace_bytes);
     Arrays a = arrays_alloc((size_t)ROWS * (size_t)large.F * 2 + (size_t)large.V * (size_t)large.C);
     double seconds[64], share[64];
     for (int l = 0; l < LINEARS; l++)
@@ -386,7 +386,7 @@ static void table_steps(void) {
         plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
         Shape s = shape_of(&model, c->B, c->T);
         model_alloc(&model, NULL);
-        ops_init(model.workspace_bytes);
+        ops_init(model.plan.workspace_bytes);
         model_init(&model, 1);
         Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) +
                                 (size_t)s.N * (size_t)s.C * 8);
@@ -421,12 +421,12 @@ static void serve_turns(const char *preset, const char *attention, int NKV, int 
     Options o = bench_options();
     plan_model(&model, preset, attention, NKV, B, T, FOR_TRAINING);
     model_alloc(&model, NULL);
-    ops_init(model.workspace_bytes);
+    ops_init(model.plan.workspace_bytes);
     model_init(&model, 1);
-    int *tokens = bench_tokens((size_t)(B * T) + 1, model.config.V), c;
+    int *tokens = bench_tokens((size_t)(B * T) + 1, model.plan.config.V), c;
     double parts[3];
-    printf("%zu parameters, %.4g FLOPs a token\n", model.tensors.parameter_count,
-           training_flops(&model, B, T) / (B * T));
+    printf("%zu parameters, %.4g FLOPs a token\n", model.plan.tensors.parameter_count,
+           training_flops(&model.plan, B, T) / (B * T));
     fflush(stdout);
     while ((c = getchar()) != EOF)
         if (c == '\n') {
@@ -449,7 +449,7 @@ static void table_threads(void) {
         Options o = bench_options();
         plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
         model_alloc(&model, NULL);
-        ops_init(model.workspace_bytes);
+        ops_init(model.plan.workspace_bytes);
         model_init(&model, 1);
         int N = c->B * c->T, *tokens = (int *)checked_calloc((size_t)N + 1, sizeof(int));
         double seconds[2][64], ratio[64], peak[64], parts[3];
@@ -561,7 +561,7 @@ static double loader_seconds(const char *text, int B, int T, bool documents, int
         *starts = documents ? batch + 2 * B * T : NULL;
     dataloader_open(&l, text, B, T, 50257, 0, 1, 1, true);
     l.documents = documents;
-    for (int i = 0; i < l.source_count; i++) l.sources[i].separator.token = LOADER_SEPARATOR;
+    for (int i = 0; i < l.corpus_count; i++) l.corpora[i].separator.token = LOADER_SEPARATOR;
     double start = now_seconds();
     dataloader_start(&l, 0);
     for (int done = 0; done < count; done += B * T) dataloader_next(&l, batch, batch + B * T, starts);
@@ -612,7 +612,7 @@ static void table_loader(void) {
 }
 
 int main(int argc, char **argv) {
-    environment_prepare(argv);
+    environment_reexecute(argv);
     bench.threads = omp_get_num_procs();
     for (int i = 1; i < argc; i += 2) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";

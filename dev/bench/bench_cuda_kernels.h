@@ -184,8 +184,8 @@ static void kernel_peaks(void) {
 #define I(i) ((int *)t[i])
 
 static void kernels_of_rows(const Model *m, int N) {
-    size_t n = (size_t)N, C = (size_t)m->config.C, NC = n * C, NF = n * (size_t)m->config.F;
-    int c = m->config.C, f = m->config.F;
+    size_t n = (size_t)N, C = (size_t)m->plan.config.C, NC = n * C, NF = n * (size_t)m->plan.config.F;
+    int c = m->plan.config.C, f = m->plan.config.F;
     KernelCase k = kernel_case("rmsnorm_forward", (double)rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
     kernel_measure(with(with(with(with(k, FLOATX, NC), FP32, n), FLOATX, NC), FLOATX, C),
                    [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5); });
@@ -222,9 +222,9 @@ static int distinct_tokens(int N, int V) {
 }
 
 static void kernels_of_vocabulary(const Model *m, int N) {
-    int c = m->config.C, V = m->config.V, Vp = m->Vp, rows = min_int(N, 4096);
+    int c = m->plan.config.C, V = m->plan.config.V, Vp = m->plan.Vp, rows = min_int(N, 4096);
     size_t n = (size_t)N, NC = n * (size_t)c, VC = (size_t)V * (size_t)c, logits = (size_t)rows * (size_t)Vp;
-    ops_init(max_size(m->workspace_bytes, embedding_workspace_bytes(N)));
+    ops_init(max_size(m->plan.workspace_bytes, embedding_workspace_bytes(N)));
     KernelCase k =
         kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
     kernel_measure(with(with(with(k, FLOATX, NC), TOKENS, n), FLOATX, VC),
@@ -242,7 +242,7 @@ static void kernels_of_vocabulary(const Model *m, int N) {
 }
 
 static void kernels_of_update(const Model *m) {
-    size_t n = min_size(m->tensors.parameter_count, (size_t)1 << 28), set = bench_tiny ? 1 << 16 : n;
+    size_t n = min_size(m->plan.tensors.parameter_count, (size_t)1 << 28), set = bench_tiny ? 1 << 16 : n;
     bool master = sizeof(floatX) == 2;
     KernelCase k = kernel_case("adamw_update", (double)adamw_bytes(set, master), 0, "%zu parameters", set);
     with(with(with(with(with(k, FLOATX, set), FP32, set), FP32, set), FP32, set), POSITIVE, set);
@@ -257,9 +257,9 @@ static void kernels_of_update(const Model *m) {
 
 // What follows attention: N rows of NH heads of width D, in a fused row with room for the gates.
 static void kernels_of_heads(const Model *m, int B, int T) {
-    int N = B * T, NH = m->config.NH, D = m->config.D, ld = m->dims.fused_ld;
+    int N = B * T, NH = m->plan.config.NH, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
     size_t n = (size_t)N, heads = n * (size_t)(NH * D), maps = n * (size_t)NH;
-    int rotated = m->dims.NQ + m->dims.NK;
+    int rotated = m->plan.dims.NQ + m->plan.dims.NK;
     KernelCase k =
         kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
     with(with(k, FLOATX, n * (size_t)ld), FP32, (size_t)T * (size_t)D);
@@ -297,15 +297,15 @@ static void kernels_of_heads(const Model *m, int B, int T) {
 }
 
 static void kernels_of_products(const Model *m, int N) {
-    int C = m->config.C, F = m->config.F, head_rows = min_int(N, m->logit_rows);
+    int C = m->plan.config.C, F = m->plan.config.F, head_rows = min_int(N, m->plan.logit_rows);
     const struct {
         const char *name;
         int N, IC, OC, ldy;
-    } layers[] = {{"q, k, v, lambda", N, C, m->dims.fused_width, m->dims.fused_ld},
-                  {"o_proj", N, m->config.NH * m->config.D, C, C},
+    } layers[] = {{"q, k, v, lambda", N, C, m->plan.dims.fused_width, m->plan.dims.fused_ld},
+                  {"o_proj", N, m->plan.config.NH * m->plan.config.D, C, C},
                   {"gate, up", N, C, 2 * F, 2 * F},
                   {"down", N, F, C, C},
-                  {"head", head_rows, C, m->Vw, m->Vp}};
+                  {"head", head_rows, C, m->plan.Vw, m->plan.Vp}};
     for (size_t i = 0; i < sizeof(layers) / sizeof(layers[0]); i++) {
         int rows = layers[i].N, IC = layers[i].IC, OC = layers[i].OC, ldy = layers[i].ldy;
         size_t in = (size_t)rows * (size_t)IC, out = (size_t)rows * (size_t)ldy, weight = (size_t)IC * (size_t)OC;
@@ -323,19 +323,19 @@ static void kernels_of_products(const Model *m, int N) {
 
 // Attention of a model's first key set, read where the fused product leaves it, by whom `use` says.
 static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
-                                 AttentionUse use) {
+                                 AttentionOptions use) {
     Model m;
     attention_stop();
-    attention_use(use);
+    attention_configure(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
-    KeySet set = key_set(&m, 0, B, T, 0);
+    KeySet set = key_set(&m.plan, 0, B, T, 0);
     AttentionShape s = set.shape;
-    size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.dims.fused_ld, out = n * (size_t)s.ldo,
+    size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.plan.dims.fused_ld, out = n * (size_t)s.ldo,
            lse = n * (size_t)s.NQ;
-    ops_init(m.workspace_bytes);
+    ops_init(m.plan.workspace_bytes);
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
                                "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
-                               quotable(attention_library()));
+                               quotable(attention_backend()));
     with(with(with(with(with(k, FLOATX, out), FP32, lse), FLOATX, fused), FLOATX, fused), FLOATX, out);
     kernel_measure(k, [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
@@ -359,8 +359,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     Model m;
     kernels.word = word;
     plan_model(&m, preset, "diff_v2", NKV, B, T, FOR_TRAINING);
-    kernels_open(m.config.V, bench_tiny);
-    ops_init(max_size(m.workspace_bytes, embedding_workspace_bytes(B * T)));
+    kernels_open(m.plan.config.V, bench_tiny);
+    ops_init(max_size(m.plan.workspace_bytes, embedding_workspace_bytes(B * T)));
     kernel_peaks();
     kernels_of_rows(&m, B * T);
     kernels_of_vocabulary(&m, B * T);
@@ -368,8 +368,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     char twice[64];
-    const AttentionUse usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
-                       own = {true, false, true, false, false};
+    const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
+                           own = {true, false, true, false, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);

@@ -28,16 +28,16 @@ typedef struct {
     const real *lse;
     const floatX *lambda; // (N, .) with row stride ldl; not read without pairs
     int ldl;
-} MapSource;
+} HostAttention;
 
-static inline int maps_output_heads(const MapSource *m) { return m->shape.NQ * m->key_sets / (m->stride ? 2 : 1); }
+static inline int maps_output_heads(const HostAttention *m) { return m->shape.NQ * m->key_sets / (m->stride ? 2 : 1); }
 // The query head of an output head's first map; the second's is `stride` further.
-static inline int maps_query_head(const MapSource *m, int h) {
+static inline int maps_query_head(const HostAttention *m, int h) {
     return m->stride ? 2 * m->stride * (h / m->stride) + h % m->stride : h;
 }
 
 // The map and the logits (T,T) of one query head of sequence b; logits may be NULL.
-static inline void attention_map(float *map, float *logits, const MapSource *m, int b, int head) {
+static inline void attention_map(float *map, float *logits, const HostAttention *m, int b, int head) {
     AttentionShape s = m->shape;
     int set = head % m->key_sets, h = head / m->key_sets, kv = h / (s.NQ / s.NKV);
     size_t T = (size_t)s.T, row = (size_t)b * T;
@@ -56,7 +56,7 @@ static inline void attention_map(float *map, float *logits, const MapSource *m, 
 }
 
 // s of output head h in row t of sequence b
-static inline double map_lambda(const MapSource *m, int b, int t, int h) {
+static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
     floatX l = m->lambda[((size_t)b * (size_t)m->shape.T + (size_t)t) * (size_t)m->ldl + (size_t)h];
     return m->sigmoid ? 1 / (1 + exp(-(double)l)) : (double)l;
 }
@@ -69,7 +69,7 @@ static inline double map_first_mass(const float *map, int T) {
 }
 
 // alpha of the effective map of output head h; rows where both maps cancel have no direction and are left out
-static inline double map_effective_first_mass(const float *a1, const float *a2, const MapSource *m, int b, int h) {
+static inline double map_effective_first_mass(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
     int T = m->shape.T, rows = 0;
     double alpha = 0;
     for (int t = 0; t < T; t++) {

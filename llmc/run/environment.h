@@ -85,7 +85,7 @@ static inline void environment_refuse(void) {
 }
 
 // Whether /proc/self/exe is this program: not where the loader was named to run it, and not under valgrind.
-static inline bool environment_may_start_again(void) {
+static inline bool environment_can_reexecute(void) {
     const char *preloaded = getenv("LD_PRELOAD");
     return getauxval(AT_BASE) != 0 && !(preloaded && strstr(preloaded, "vgpreload"));
 }
@@ -98,10 +98,10 @@ static inline void environment_name_process(const char *program) {
 
 // Called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
 // get them.
-static inline void environment_prepare(char **argv) {
+static inline void environment_reexecute(char **argv) {
     bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;
     environment_name_process(argv[0]);
-    if (!environment_may_start_again()) return;
+    if (!environment_can_reexecute()) return;
     for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++) {
         const EnvironmentVariable *v = &environment_variables[i];
         missing[i] = getenv(v->name) == NULL && v->wanted();

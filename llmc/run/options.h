@@ -86,12 +86,12 @@ static inline void options_print(const Options *o) {
         const OptionRow *row = &option_rows[r];
         if (r == 0 || strcmp(row->section, option_rows[r - 1].section) != 0) {
             if (r) printf("\n");
-            column = printf("  %-8.*s", (int)strcspn(row->section, " "), row->section);
+            column = printf("  %-10.*s", (int)strcspn(row->section, " "), row->section);
         }
         const char *value = row->kind == OPTION_ACTION ? NULL : option_text(text, o, r);
         if (!value) continue;
         snprintf(item, sizeof(item), "%s%s=%s", row->name, o->given[r] ? "*" : "", option_shown(shown, value));
-        column = print_item(stdout, column, 10, item, (int)strlen(item));
+        column = print_item(stdout, column, 12, item, (int)strlen(item));
     }
     printf("\n");
 }
@@ -303,6 +303,6 @@ static inline void options_parse(Options *o, int argc, char **argv) {
         options_derive(&trial, ranks);
         problems.count += options_number_problems(&trial, ranks);
     }
-    if (problems.count) exit(EXIT_USAGE);
+    if (problems.count) program_exit(EXIT_USAGE);
 }
 #endif

@@ -6,9 +6,9 @@ last M: the run goes back to its newest checkpoint before the first of them, and
 follow the last one, so the windows in between are not seen again. Every rank decides the same, from the same numbers.
 
   bool    rollback_parse(text, &count, &steps)
-  void    rollback_note(r, step, bad)      once per step
+  void    rollback_record_step(r, step, bad)      once per step
   int64_t rollback_due(r, step)            the first of the bad steps; 0: nothing is due
-  bool    rollback_to(r, step)             records that the run goes back to `step`; false when it has done so
+  bool    rollback_restart_from(r, step)             records that the run goes back to `step`; false when it has done so
                                            ROLLBACK_TIMES times in a row: another start from there would not help
   cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state of a checkpoint, so that a resumed run decides
                                                                   alike
@@ -36,7 +36,7 @@ static inline bool rollback_parse(const char *text, int64_t *count, int64_t *ste
            *count <= *steps && *steps <= ROLLBACK_LIMIT;
 }
 
-static inline void rollback_note(Rollback *r, int64_t step, bool bad) {
+static inline void rollback_record_step(Rollback *r, int64_t step, bool bad) {
     if (r->count == 0 || !bad) return;
     if (r->bad_count == r->count) memmove(r->bad, r->bad + 1, (size_t)--r->bad_count * sizeof(r->bad[0]));
     r->bad[r->bad_count++] = step;
@@ -47,7 +47,7 @@ static inline int64_t rollback_due(const Rollback *r, int64_t step) {
     return due ? r->bad[0] : 0;
 }
 
-static inline bool rollback_to(Rollback *r, int64_t step) {
+static inline bool rollback_restart_from(Rollback *r, int64_t step) {
     r->times = r->target == step ? r->times + 1 : 1;
     r->target = step;
     r->bad_count = 0;
@@ -76,7 +76,7 @@ static inline bool rollback_from_json(Rollback *r, const cJSON *json) {
     int64_t older = cJSON_GetArraySize(bad) - r->count; // the last K are kept, whatever K was
     cJSON_ArrayForEach(item, bad) {
         if (!json_size(item, &step)) return false;
-        if (older-- <= 0) rollback_note(r, (int64_t)step, true);
+        if (older-- <= 0) rollback_record_step(r, (int64_t)step, true);
     }
     return true;
 }

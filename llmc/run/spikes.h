@@ -14,12 +14,12 @@ spikes.h: rolling detectors for the loss and the gradient norm, and which update
             not change the count
 
   double  spike_z(detector, x)
-  double  spike_judge(detector, x)     the same, counted
+  double  spike_observe(detector, x)     the same, counted
   void    spike_accept(detector, x)    finite
   double  spike_score(detector)        NaN before the first z
-  UpdateDecision guard_judge(guard, loss, grad_norm, skip_loss_z, skip_grad_z)    once per step, before its update
-  cJSON  *guard_to_json(guard)
-  bool    guard_from_json(guard, json) false, and the guard as it was, when this program cannot have written it
+  UpdateDecision spike_guard_decide(guard, loss, grad_norm, skip_loss_z, skip_grad_z)    once per step, before its update
+  cJSON  *spike_guard_to_json(guard)
+  bool    spike_guard_from_json(guard, json) false, and the guard as it was, when this program cannot have written it
 
   numerics  double, in two passes over the distances to the oldest value, so a window of equal values has a deviation
             of exactly 0. The deviation is the window's own (divided by n, not by n - 1). Where it is 0, an equal x has
@@ -58,7 +58,7 @@ static inline double spike_z(const SpikeDetector *d, double x) {
     return above == 0 ? 0 : fmax(-DBL_MAX, fmin(DBL_MAX, above / sqrt(variance)));
 }
 
-static inline double spike_judge(SpikeDetector *d, double x) {
+static inline double spike_observe(SpikeDetector *d, double x) {
     double z = spike_z(d, x);
     d->judged += !isnan(z);
     d->spikes += z >= SPIKE_Z;
@@ -88,7 +88,7 @@ typedef struct {
     int64_t skipped, not_finite; // steps of the run whose update was left out, by the reason
     int64_t not_finite_in_row;   // up to the last step
     int64_t skip_excess;         // skipped steps less applied ones, see above
-} Guard;
+} SpikeGuard;
 
 typedef struct {
     double loss_z, grad_z; // NaN: none
@@ -97,19 +97,19 @@ typedef struct {
     bool shift;            // although its z says skip: the windows begin anew
 } UpdateDecision;
 
-static inline void spike_forget(SpikeDetector *d) { d->count = d->oldest = 0; }
+static inline void spike_reset(SpikeDetector *d) { d->count = d->oldest = 0; }
 
-static inline UpdateDecision guard_judge(Guard *g, double loss, double grad_norm, double skip_loss_z,
-                                         double skip_grad_z) {
+static inline UpdateDecision spike_guard_decide(SpikeGuard *g, double loss, double grad_norm, double skip_loss_z,
+                                                double skip_grad_z) {
     UpdateDecision v;
-    v.loss_z = spike_judge(&g->loss, loss);
-    v.grad_z = spike_judge(&g->grad_norm, grad_norm);
+    v.loss_z = spike_observe(&g->loss, loss);
+    v.grad_z = spike_observe(&g->grad_norm, grad_norm);
     v.finite = isfinite(loss) && isfinite(grad_norm);
     bool skip = (skip_loss_z > 0 && v.loss_z >= skip_loss_z) || (skip_grad_z > 0 && v.grad_z >= skip_grad_z);
     v.shift = v.finite && skip && g->skip_excess == SKIP_LIMIT;
     if (v.shift) {
-        spike_forget(&g->loss);
-        spike_forget(&g->grad_norm);
+        spike_reset(&g->loss);
+        spike_reset(&g->grad_norm);
         g->skip_excess = 0;
         skip = false;
     }
@@ -138,7 +138,7 @@ static inline cJSON *spike_to_json(const SpikeDetector *d) {
     return json;
 }
 
-static inline cJSON *guard_to_json(const Guard *g) {
+static inline cJSON *spike_guard_to_json(const SpikeGuard *g) {
     cJSON *json = cJSON_CreateObject();
     json_add_u64(json, "skipped", (uint64_t)g->skipped);
     json_add_u64(json, "not_finite", (uint64_t)g->not_finite);
@@ -150,7 +150,7 @@ static inline cJSON *guard_to_json(const Guard *g) {
     return json;
 }
 
-static inline bool guard_count(const cJSON *json, const char *key, int64_t *count) {
+static inline bool spike_read_count(const cJSON *json, const char *key, int64_t *count) {
     uint64_t value = 0;
     bool good = json_size(cJSON_GetObjectItemCaseSensitive(json, key), &value);
     if (good) *count = (int64_t)value;
@@ -161,7 +161,7 @@ static inline bool guard_count(const cJSON *json, const char *key, int64_t *coun
 static inline bool spike_from_json(SpikeDetector *d, const cJSON *json) {
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "window"), *item;
     if (!cJSON_IsObject(json) || !cJSON_IsArray(window)) return false;
-    if (!guard_count(json, "judged", &d->judged) || !guard_count(json, "spikes", &d->spikes)) return false;
+    if (!spike_read_count(json, "judged", &d->judged) || !spike_read_count(json, "spikes", &d->spikes)) return false;
     if (d->spikes > d->judged) return false;
     cJSON_ArrayForEach(item, window) {
         if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble) || d->count == SPIKE_WINDOW) return false;
@@ -170,14 +170,14 @@ static inline bool spike_from_json(SpikeDetector *d, const cJSON *json) {
     return true;
 }
 
-static inline bool guard_from_json(Guard *guard, const cJSON *json) {
-    Guard g;
+static inline bool spike_guard_from_json(SpikeGuard *guard, const cJSON *json) {
+    SpikeGuard g;
     memset(&g, 0, sizeof(g));
     bool has_excess = cJSON_HasObjectItem(json, "skip_excess"); // not in checkpoints of earlier programs
-    bool good = cJSON_IsObject(json) && guard_count(json, "skipped", &g.skipped) &&
-                (!has_excess || guard_count(json, "skip_excess", &g.skip_excess)) && g.skip_excess <= SKIP_LIMIT &&
-                g.skip_excess <= g.skipped && guard_count(json, "not_finite", &g.not_finite) &&
-                guard_count(json, "not_finite_in_row", &g.not_finite_in_row) &&
+    bool good = cJSON_IsObject(json) && spike_read_count(json, "skipped", &g.skipped) &&
+                (!has_excess || spike_read_count(json, "skip_excess", &g.skip_excess)) && g.skip_excess <= SKIP_LIMIT &&
+                g.skip_excess <= g.skipped && spike_read_count(json, "not_finite", &g.not_finite) &&
+                spike_read_count(json, "not_finite_in_row", &g.not_finite_in_row) &&
                 g.not_finite_in_row < NOT_FINITE_LIMIT && g.not_finite_in_row <= g.not_finite &&
                 spike_from_json(&g.loss, cJSON_GetObjectItemCaseSensitive(json, "loss")) &&
                 spike_from_json(&g.grad_norm, cJSON_GetObjectItemCaseSensitive(json, "grad_norm")) &&

@@ -4,7 +4,7 @@ terminal is closed) ask a run to stop after the step that is under way; a second
 status 1. What comes within half a second of the first is the same request: launchers pass on what a scheduler has sent
 to all processes as well. SIGHUP is left alone where it was ignored at the start of the program, as by nohup.
 
-  void stop_signals_start(void)          at the start of main, before there are other threads
+  void stop_signals_block(void)          at the start of main, before there are other threads
   void stop_signals_catch(notice)        from here on they ask; before, they end the process as they do any other.
                                          notice: a line for stderr, printed when the first one arrives; NULL: none
 
@@ -21,19 +21,24 @@ static volatile sig_atomic_t stop_signal; // the signal that asked, or 0; an int
 enum { STOP_SIGNAL_COUNT = 4 };
 static const int stop_signals[STOP_SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
 static volatile sig_atomic_t stop_signals_caught; // stop_signals_catch() was called
-static bool stop_signals_hangup_ignored;          // at the start of the program
+static bool stop_signals_sighup_ignored;          // at the start of the program
 static const char *stop_signals_notice;
+
+static inline int stop_signal_read(void) {
+    if (fault_point(FAULT_SIGNAL, NULL, 0)) stop_signal = SIGTERM;
+    return stop_signal;
+}
 
 static inline sigset_t stop_signal_set(void) {
     sigset_t set;
     sigemptyset(&set);
     for (int i = 0; i < STOP_SIGNAL_COUNT; i++)
-        if (stop_signals[i] != SIGHUP || !stop_signals_hangup_ignored) sigaddset(&set, stop_signals[i]);
+        if (stop_signals[i] != SIGHUP || !stop_signals_sighup_ignored) sigaddset(&set, stop_signals[i]);
     return set;
 }
 
 // Without stdio, which a handler must not use.
-static inline void stop_signal_say(const char *line) {
+static inline void stop_signal_print(const char *line) {
     ssize_t written = write(STDERR_FILENO, line, strlen(line));
     (void)written; // nothing more can be done
 }
@@ -46,9 +51,9 @@ static inline void stop_signal_arrived(int signal_number) {
     if (!stop_signal) {
         first = now;
         stop_signal = signal_number;
-        if (stop_signals_notice) stop_signal_say(stop_signals_notice);
+        if (stop_signals_notice) stop_signal_print(stop_signals_notice);
     } else if ((double)(now.tv_sec - first.tv_sec) + 1e-9 * (double)(now.tv_nsec - first.tv_nsec) > 0.5) {
-        stop_signal_say("diffv2: second signal: stopped at once, without a checkpoint of this step\n");
+        stop_signal_print("diffv2: second signal: stopped at once, without a checkpoint of this step\n");
         _exit(EXIT_FAILED);
     }
 }
@@ -66,10 +71,10 @@ static inline void *stop_signals_thread(void *unused) {
     return unused;
 }
 
-static inline void stop_signals_start(void) {
+static inline void stop_signals_block(void) {
     pthread_t thread;
     struct sigaction hangup;
-    stop_signals_hangup_ignored = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
+    stop_signals_sighup_ignored = sigaction(SIGHUP, NULL, &hangup) == 0 && hangup.sa_handler == SIG_IGN;
     sigset_t set = stop_signal_set();
     thread_start(&thread, stop_signals_thread, NULL, "that waits for signals");
     pthread_detach(thread);

@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """report.py: one HTML page, offline, and PNG files, from any runs: of labs, single ones, or directories of them.
 
-    scripts/lab/report.py runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
+    python3 scripts/lab report runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
 
 writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
 since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
@@ -9,34 +8,25 @@ on the page, and gives runs of one arm, rate and seed rows of their own. What ca
 Exit status: 0 done; 1 failed, or something was left out; 2 usage or runs that are not comparable.
 """
 
+import importlib.util
 import json
 import re
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import environment
+import python_environment
 
-environment.ensure()
-
-import importlib.util
-
-import analysis
-import cli
-import figures
-import markdown
-import page
-import published
-import runs as rundirs
+from . import attention_maps, cli, figures, markdown, page, published_results, run_directory, tables
+from . import study as studies
 
 
 def fail(message, status=1):
-    cli.fail("lab/report.py", message, status)
+    cli.fail("lab report", message, status)
 
 
-def parse_arguments():
-    parser = cli.Parser(prog="lab/report.py", description="Makes the report of a comparison.")
+def parse_arguments(words):
+    parser = cli.Parser(prog="lab report", description="Makes the report of a comparison.")
     parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
     parser.add_argument("--out", help="where to write (default: FIRST/report)")
     parser.add_argument(
@@ -53,7 +43,7 @@ def parse_arguments():
         metavar="SECONDS",
         help="make it anew so often while runs go on; the open page reloads itself",
     )
-    a = parser.parse_args()
+    a = parser.parse_args(words)
     if a.watch is not None and not 1 <= a.watch <= 1e6:
         parser.error("--watch: 1 second or more, at most a million")
     if a.heads is not None and not all(re.fullmatch(r"[0-9]+:[0-9]+", head) for head in a.heads.split(",")):
@@ -70,7 +60,7 @@ def plotly_js():
 
 
 def write_pngs(out, study, shown, maps, lr):
-    import png
+    from . import png
 
     for figure in shown:
         for view in figure["views"]:
@@ -114,8 +104,8 @@ def load_maps(study, chosen, more_to_come):
             p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()
         ]:
             try:
-                tensors = analysis.read_maps(path)
-            except rundirs.RunError as error:
+                tensors = attention_maps.read(path)
+            except run_directory.RunError as error:
                 study.left_out.append(str(error))
                 continue
             there |= set(page.heads_of(tensors).values())
@@ -136,13 +126,13 @@ def load_maps(study, chosen, more_to_come):
 
 def make(a, out, live, told):
     """Reads the runs and writes everything; returns the study. `told`: what stderr has said is left out."""
-    study = analysis.load(a.paths, a.reference)
-    analysis.check(study)
-    analysis.separate(study)
+    study = studies.load(a.paths, a.reference)
+    studies.check(study)
+    studies.separate(study)
     maps = load_maps(study, a.heads, live and study.live)
     for line in study.left_out:
         if line not in told:
-            print(f"lab/report.py: {line}; left out", file=sys.stderr, flush=True)
+            print(f"lab report: {line}; left out", file=sys.stderr, flush=True)
             told.add(line)
     if study.problems and not a.force:
         more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
@@ -150,24 +140,25 @@ def make(a, out, live, told):
     study.notes += [f"Left out: {line}." for line in study.left_out] + [
         f"Not the same in all runs: {p}" for p in study.problems[:20]
     ]
-    results = analysis.results(study)
+    results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    beside = published.rows(study, analysis)
+    beside = published_results.rows(study)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     text = page.build(
         study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0
     )
     out.mkdir(parents=True, exist_ok=True)
-    rundirs.write_atomic(out / "report.html", text)
-    rundirs.write_atomic(out / "results.json", compact(results))
-    rundirs.write_atomic(out / "results.md", markdown.page(results))
+    run_directory.write_atomic(out / "report.html", text)
+    run_directory.write_atomic(out / "results.json", compact(results))
+    run_directory.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
     return study
 
 
-def main():
-    a = parse_arguments()
+def main(words):
+    a = parse_arguments(words)
+    python_environment.ensure("lab")
     out, told = Path(a.out or Path(a.paths[0]) / "report"), set()
     study = None
     try:
@@ -178,18 +169,14 @@ def main():
                 first, study = study is None, make(a, out, a.watch is not None, told)
                 if first:
                     print(out / "report.html", flush=True)
-            except analysis.NothingYet:
+            except studies.NothingYet:
                 if a.watch is None:
                     raise
                 time.sleep(a.watch)
-    except rundirs.RunError as error:
+    except run_directory.RunError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or out}: {error.strerror}")
     except KeyboardInterrupt:
         return 0
     return 1 if study.left_out else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

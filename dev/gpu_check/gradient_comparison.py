@@ -1,0 +1,157 @@
+"""Compares the gradients of the whole model on the device with the CPU's: two files of --dump-grads.
+
+    fp32    The error of a tensor is at most 2e-4 of its norm, plus 4 roundings (2^-23 each) of the largest norm. Sums
+            in another order differ by about 1e-6 of their terms. A small difference of large sums keeps all of that
+            error: lambda_q1 has the direction of k1, after cancellation. A wrong factor or a missing term gives errors
+            far above this tolerance.
+    bf16    Both sides start from the same weights, which bf16 holds exactly. The difference is the rounding of
+            activations and of their gradients to 8 bits, 2^-9 each on average. Errors are relative to the largest norm
+            of the same tensor in any layer, since a gradient that is small after cancellation may be mostly rounding:
+            at most 5% (1.7% was measured), 20% for the lambda of DIFF V1 and diff_scalar, one number per layer.
+            Matrices also have the same direction: a cosine of at least 0.98 (0.994 was measured).
+
+EXCEPTIONS gives a variant its own tolerances, and the reason.
+"""
+
+import array
+import json
+import math
+import re
+import struct
+import sys
+
+LEAST_COSINE = 0.98
+LARGEST_ERROR, OF_LAMBDA = 0.05, 0.2
+RELATIVE = 2e-4
+ROUNDINGS = 4 * 2.0**-23
+EXCEPTIONS = {  # variant: (least cosine, largest error, why)
+    "diff_v2_no_lambda": (
+        0.93,
+        0.4,
+        "subtracts two maps that are nearly equal at first, which leaves their rounding errors",
+    )
+}
+
+
+class Dump:
+    """A safetensors file of F32 tensors."""
+
+    def __init__(self, path):
+        with open(path, "rb") as f:
+            size = struct.unpack("<Q", f.read(8))[0]
+            header = json.loads(f.read(size))
+            self.data = f.read()
+        header.pop("__metadata__", None)
+        self.tensors = header
+
+    def values(self, name):
+        t = self.tensors[name]
+        begin, end = t["data_offsets"]
+        codes = {"F32": "f", "F64": "d"}
+        if t["dtype"] not in codes:
+            raise ValueError(f"{name} is {t['dtype']}: gradients are F32 or F64")
+        values = array.array(codes[t["dtype"]])
+        values.frombytes(self.data[begin:end])
+        if sys.byteorder == "big":
+            values.byteswap()
+        return values
+
+
+def compare_values(x, y):
+    """(norm of x, norm of x - y relative to it, cosine). NaN in an input gives NaN."""
+    try:
+        import numpy
+
+        a, b = numpy.asarray(x, dtype="f8"), numpy.asarray(y, dtype="f8")
+        xx, yy, xy, dd = (float(v) for v in (a @ a, b @ b, a @ b, (a - b) @ (a - b)))
+    except ImportError:
+        xx = math.fsum(a * a for a in x)
+        yy = math.fsum(b * b for b in y)
+        xy = math.fsum(a * b for a, b in zip(x, y))
+        dd = math.fsum((a - b) ** 2 for a, b in zip(x, y))
+    norm = math.sqrt(xx) if xx >= 0 else math.nan
+    if norm == 0:
+        return 0.0, 0.0 if yy == 0 else math.inf, 1.0 if yy == 0 else 0.0
+    return (
+        norm,
+        math.sqrt(dd) / norm if dd >= 0 else math.nan,
+        xy / (norm * math.sqrt(yy)) if yy > 0 else 0.0 if yy == 0 else math.nan,
+    )
+
+
+def kind_of(name):
+    """The name of a tensor without its layer."""
+    return re.sub(r"\.\d+\.", ".*.", name)
+
+
+def judge_bf16(name, matrix, error, cosine, variant):
+    """(error, its limit, a message if the direction differs) of a tensor."""
+    least, limit, _ = EXCEPTIONS.get(
+        variant, (LEAST_COSINE, OF_LAMBDA if "lambda" in name and not matrix else LARGEST_ERROR, "")
+    )
+    direction = f"{name}: cosine {cosine:.4f}, at least {least} required" if matrix and not cosine >= least else ""
+    return error, limit, direction
+
+
+def compare(cpu_path, device_path, variant, build):
+    """(checks, record) of one variant. A check is (what, ok, detail)."""
+    cpu, device = Dump(cpu_path), Dump(device_path)
+    what = f"{variant}, {build}"
+    if sorted(cpu.tensors) != sorted(device.tensors):
+        odd = sorted(set(cpu.tensors) ^ set(device.tensors))
+        return [
+            (
+                f"gradients of {what}: both files have the same tensors",
+                False,
+                f"only one of the two files has {', '.join(odd[:4])}",
+            )
+        ], None
+    worst = {"matrix": ("", 0.0), "vector": ("", 0.0)}
+    wrong, loss, rows, largest = [], 0.0, [], {}
+    for name, about in cpu.tensors.items():
+        if about["shape"] != device.tensors[name]["shape"]:
+            wrong.append(f"{name}: the shapes differ")
+            continue
+        norm, relative, cosine = compare_values(cpu.values(name), device.values(name))
+        if name == "loss":
+            loss = relative
+            continue
+        rows.append((name, len(about["shape"]) > 1, norm, relative, cosine))
+        largest[kind_of(name)] = max(norm, largest.get(kind_of(name), 0))
+    most = max(largest.values())
+    for name, matrix, norm, relative, cosine in rows:
+        if norm == 0:
+            if relative != 0:
+                wrong.append(f"{name}: zero on the CPU, but not on the device")
+            continue
+        if build == "fp32":
+            error, limit, direction = relative, RELATIVE + ROUNDINGS * most / norm, ""
+        else:
+            error, limit, direction = judge_bf16(
+                name, matrix, relative * norm / largest[kind_of(name)], cosine, variant
+            )
+        kind = "matrix" if matrix else "vector"
+        if not error <= worst[kind][1]:
+            worst[kind] = (name, error)
+        if not error <= limit:
+            wrong.append(f"{name}: error {error:.3g}, at most {limit:.3g} allowed")
+        elif direction:
+            wrong.append(direction)
+    loss_limit = 1e-5 if build == "fp32" else 0.01
+    if not loss <= loss_limit:
+        wrong.append(f"loss: error {loss:.3g}, at most {loss_limit:g} allowed")
+    detail = "; ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
+    if not wrong and variant in EXCEPTIONS and build == "bf16":
+        detail = "tolerance: cosine {}, error {}, since the variant {}".format(*EXCEPTIONS[variant])
+    checks = [(f"gradients of {what} are equal to the CPU's within tolerance", not wrong, detail)]
+    record = {
+        "table": "gradients",
+        "variant": variant,
+        "build": build,
+        "matrix": worst["matrix"][0],
+        "matrix_error": worst["matrix"][1],
+        "vector": worst["vector"][0],
+        "vector_error": worst["vector"][1],
+        "loss_error": loss,
+    }
+    return checks, record

@@ -1,0 +1,212 @@
+/*
+model_memory.h: the activations of a model, their layout, and the bytes of all its buffers. The one place that knows
+these sizes. [] shapes are row-major.
+*/
+#ifndef LLMC_MODEL_MEMORY_H
+#define LLMC_MODEL_MEMORY_H
+#include "model_plan.h"
+
+// Rows of logits computed at a time, for rows of this many bytes. Tests make it small (tests/small_sizes.h).
+#ifndef LOGIT_ROWS
+#define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
+#endif
+
+// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
+// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
+typedef struct {
+    floatX *norm1;    // (N, C)
+    real *rstd1;      // (N)
+    floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
+    floatX *heads;    // (N, NQ, DV): attention output of every query head
+    real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
+    floatX *lambda;   // (N, OH): where lambda is not projected, else NULL
+    floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
+    floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
+    real *rstd_sub;   // (N, norm_count)
+    floatX *attn_out; // (N, NH*D): what o_proj reads, after the gate; without one, normed
+    floatX *x_mid;    // (N, C): residual stream after attention
+    floatX *norm2;    // (N, C)
+    real *rstd2;      // (N)
+    floatX *gate_up;  // (N, 2F): rows [gate | up]
+    floatX *hidden;   // (N, F)
+    floatX *x_out;    // (N, C): residual stream after the MLP
+} LayerActivations;
+
+typedef struct {
+    int *inputs, *targets;    // (N)
+    int *starts;              // (N): where the document of each input begins in its sequence; not for generation
+    real *losses;             // (N): summed over the micro-steps of an update
+    real *rope;               // (T, 2, QD/2): cosines, sines
+    floatX *embedded;         // (N, C)
+    LayerActivations *layers; // [L]
+    floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
+    floatX *norm_final;       // (N, C)
+    real *rstd_final;         // (N)
+    floatX *logits;           // (logit_rows, Vp), then their gradient
+    double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
+    // the backward's own, named after what they are the gradient of; dx is the residual stream's
+    floatX *dx;        // (N, C)
+    floatX *dnorm;     // (N, C)
+    floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
+    floatX *dheads;    // (N, NQ, DV)
+    floatX *dlambda;   // (N, OH): as lambda
+    floatX *dcombined; // (N, OH, DV): as combined
+    floatX *dnormed;   // (N, NH*D): as normed
+    floatX *dattn_out; // (N, NH*D)
+    floatX *dgate_up;  // (N, 2F)
+    floatX *dhidden;   // (N, F)
+} Activations;
+
+// Bytes of an element of each type: those of this program, or of the bf16 program for GPUs that --device is about.
+typedef struct {
+    size_t int_, double_, real_, floatX_, grad_t_;
+} ElementBytes;
+static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
+                          gpu_elements = {4, 8, 4, 2, 4};
+
+// Hands out consecutive aligned pieces; with base NULL it only counts.
+typedef struct {
+    char *base;
+    size_t used;
+    ElementBytes bytes;
+} Arena;
+static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
+    size_t at = arena->used;
+    arena->used += round_up(count * element_bytes, 256);
+    return arena->base ? arena->base + at : NULL;
+}
+#define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
+
+// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
+static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
+    return l == 0 || (plan->purpose == FOR_TRAINING && plan->recompute < level);
+}
+
+// Lays the activations of the model out in the arena: the one place that knows their sizes.
+static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
+    const ModelConfig *c = &plan->config;
+    const AttentionDims *d = &plan->dims;
+    size_t N = (size_t)plan->B * (size_t)plan->T, C = (size_t)c->C, F = (size_t)c->F;
+    size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
+    bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
+
+    a->inputs = CARVE(arena, int, N);
+    a->targets = CARVE(arena, int, N);
+    a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
+    a->losses = CARVE(arena, real, N);
+    a->rope = CARVE(arena, real, (size_t)c->T * (size_t)d->QD);
+    a->embedded = CARVE(arena, floatX, N * C);
+    for (int l = 0; l < c->L; l++) {
+        LayerActivations *layer = &a->layers[l];
+        bool own = layer_keeps(plan, l, RECOMPUTE_BLOCK);
+        if (l) *layer = a->layers[0];
+        if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
+        if (own || plan->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
+        if (own) {
+            layer->heads = CARVE(arena, floatX, N * heads_width);
+            layer->lse = CARVE(arena, real, lse_count(plan, plan->B, plan->T));
+            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+            layer->combined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : layer->heads;
+            layer->x_mid = CARVE(arena, floatX, N * C);
+        }
+        if (layer_keeps(plan, l, RECOMPUTE_NORMS_AND_MLP)) {
+            layer->norm1 = CARVE(arena, floatX, N * C);
+            layer->rstd1 = CARVE(arena, real, N);
+            layer->normed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : NULL;
+            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
+            layer->norm2 = CARVE(arena, floatX, N * C);
+            layer->rstd2 = CARVE(arena, real, N);
+            layer->gate_up = CARVE(arena, floatX, N * 2 * F);
+            layer->hidden = CARVE(arena, floatX, N * F);
+        }
+        if (!d->norm_width) layer->normed = layer->combined;
+        if (!d->gate_width) layer->attn_out = layer->normed;
+        else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
+    }
+    a->branch = CARVE(arena, floatX, N * C);
+    a->norm_final = CARVE(arena, floatX, N * C);
+    a->rstd_final = CARVE(arena, real, N);
+    a->logits = CARVE(arena, floatX, (size_t)plan->logit_rows * (size_t)plan->Vp);
+    if (!backward) return;
+    a->grad_squares = CARVE(arena, double, (size_t)plan->sharding.count);
+    a->dx = CARVE(arena, floatX, N * C);
+    a->dnorm = CARVE(arena, floatX, N * C);
+    a->dfused = CARVE(arena, floatX, N * ld);
+    a->dheads = CARVE(arena, floatX, N * heads_width);
+    a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+    a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : a->dheads;
+    a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
+    a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
+    a->dgate_up = CARVE(arena, floatX, N * 2 * F);
+    a->dhidden = CARVE(arena, floatX, N * F);
+}
+
+// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has
+// been reduced when l comes.
+static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_count) {
+    const TensorList *list = &plan->tensors;
+    const size_t *at = list->group_offset;
+    int L = list->L;
+    *layer_count = 0;
+    for (int l = 0; l < L; l++) *layer_count = max_size(*layer_count, at[l + 2] - at[l + 1]);
+    if (plan->sharding.level < 2) return list->buffer_count;
+    return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
+}
+
+// Bytes of the buffers of a planned model.
+static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
+    int level = plan->sharding.level;
+    size_t layer_count, own = plan->sharding.own;
+    Arena count = {NULL, 0, e};
+    Activations acts;
+    acts.layers = (LayerActivations *)checked_calloc((size_t)plan->config.L, sizeof(LayerActivations));
+    activations_carve(&acts, plan, &count);
+    free(acts.layers);
+    plan->activations_bytes = count.used;
+    plan->params_bytes = plan->tensors.buffer_count * e.floatX_;
+    if (plan->purpose != FOR_TRAINING) return;
+    plan->grads_bytes = (group_grads_count(plan, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
+    plan->moments_bytes = 2 * (level ? own : plan->tensors.buffer_count) * e.real_;
+    plan->master_bytes = e.floatX_ < e.real_ ? plan->moments_bytes / 2 : 0;
+}
+
+// Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
+// --zero `zero` says; allocates nothing but lists.
+static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
+                              Recompute recompute, int rank, int ranks, int zero) {
+    memset(plan, 0, sizeof(*plan));
+    plan->config = *config;
+    plan->dims = attention_dims(config);
+    plan->tensors = tensor_list_build(config, ranks);
+    plan->sharding = sharding_build(&plan->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
+    plan->B = B;
+    plan->T = T;
+    plan->purpose = purpose;
+    plan->recompute = recompute;
+    plan->Vp = (int)round_up((size_t)config->V, 64);
+    plan->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
+    plan->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
+    if (purpose == FOR_GENERATION) plan->logit_rows = 1; // those of the next token
+    plan_count_bytes(plan, own_elements);
+    if (purpose == FOR_TRAINING)
+        plan->received_bytes =
+            comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
+    int widest = max_int(config->C, plan->dims.norm_width), N = B * T, C = config->C;
+    AttentionShape attention = key_set(plan, 0, B, T, 0).shape;
+    if (purpose != FOR_GENERATION) {
+        attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
+                          plan->activations_bytes + plan->received_bytes);
+        attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
+    }
+    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
+                      rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N),
+                      matmul_workspace_bytes(N, C, plan->dims.fused_width),
+                      matmul_workspace_bytes(N, config->NH * config->D, C),
+                      matmul_workspace_bytes(N, C, 2 * config->F),
+                      matmul_workspace_bytes(N, config->F, C),
+                      matmul_workspace_bytes(plan->logit_rows, C, plan->Vw)};
+    for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
+        plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
+}
+#endif

@@ -1,0 +1,108 @@
+/*
+model_plan.h: the plan of a model: its configuration, the sizes that follow from it, and the bytes of its buffers. Plain
+data: a plan exists without the model's memory, so that --dry-run and memory reports need no model.
+
+  B sequences of T positions at a time; C hidden size, V vocabulary, Vp row stride of the logits
+  plan_build (model_memory.h) fills a plan; plan_free frees its lists
+*/
+#ifndef LLMC_MODEL_PLAN_H
+#define LLMC_MODEL_PLAN_H
+#include "../ops/all_ops.h"
+#include "../comm/sharding.h"
+#include "../cuda/device_peak.h"
+#include "../model/model_config.h"
+
+typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
+
+// Activation recomputation: which activations the backward computes again. NORMS_AND_MLP: the norms and the inner
+// activations of the MLP. BLOCK: everything in a block except its input.
+typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
+
+typedef struct {
+    ModelConfig config;
+    AttentionDims dims;
+    TensorList tensors;
+    Sharding sharding;
+    int B, T;       // largest micro-batch
+    int Vp;         // row stride of the logits: V rounded up to 64
+    int Vw;         // columns of the logits that matrix products compute: V rounded up to MATRIX_ROWS
+    int logit_rows; // rows of logits computed at a time
+    Purpose purpose;
+    Recompute recompute;
+    const DevicePeak *device; // --device: the bytes are those of the bf16 program on this GPU; else NULL
+    size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
+    size_t received_bytes; // gradient pieces received from other ranks
+} ModelPlan;
+
+static inline void plan_free(ModelPlan *plan) {
+    sharding_free(&plan->sharding);
+    tensor_list_free(&plan->tensors);
+    memset(plan, 0, sizeof(*plan));
+}
+
+// Whether the tensor is the weight of a matrix product, whose backward writes all of its gradient.
+static inline bool is_product_weight(const ModelPlan *plan, const Tensor *t) {
+    return t->ndim == 2 && (t->row->kind != T_EMBED || plan->config.tied);
+}
+
+// The attention of one key set: which heads it reads and where they are in the fused rows.
+typedef struct {
+    AttentionShape shape;
+    size_t q, k, v, out, lse; // first elements, in a fused row, in a row of heads, and in lse
+} KeySet;
+
+static inline KeySet key_set(const ModelPlan *plan, int set, int B, int T, int first) {
+    const AttentionDims *d = &plan->dims;
+    int sets = plan->config.attention->key_sets;
+    KeySet k;
+    k.shape.B = B;
+    k.shape.T = T;
+    k.shape.first = first;
+    k.shape.NQ = d->NQ / sets;
+    k.shape.NKV = d->NV;
+    k.shape.D = d->QD;
+    k.shape.DV = d->DV;
+    k.shape.ldq = k.shape.ldkv = d->fused_ld;
+    k.shape.ldo = d->NQ * d->DV;
+    k.shape.q_head = k.shape.k_head = sets * d->QD;
+    k.shape.v_head = d->DV;
+    k.shape.o_head = sets * d->DV;
+    k.shape.scale = (real)(1 / sqrt((double)d->QD));
+    k.shape.first_key = NULL; // attends to all earlier positions
+    k.q = (size_t)(set * d->QD);
+    k.k = (size_t)(d->k_at + set * d->QD);
+    k.v = (size_t)d->v_at;
+    k.out = (size_t)(set * d->DV);
+    k.lse = (size_t)set * lse_set_stride(k.shape);
+    return k;
+}
+
+// Elements of the lse of all key sets.
+static inline size_t lse_count(const ModelPlan *plan, int B, int T) {
+    return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, B, T, 0).shape);
+}
+
+// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
+typedef struct {
+    floatX *rows;
+    int ld;
+} LambdaRows;
+static inline LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
+    LambdaRows l;
+    l.rows = own ? own : fused + d->lambda_at;
+    l.ld = own ? d->OH : d->fused_ld;
+    return l;
+}
+
+// FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row, and causal attention.
+static inline double forward_flops(const ModelPlan *plan, int B, int T) {
+    double weights = 0;
+    for (int i = 0; i < plan->tensors.count; i++) {
+        const Tensor *t = &plan->tensors.tensors[i];
+        if (is_product_weight(plan, t)) weights += (double)t->count;
+    }
+    KeySet s = key_set(plan, 0, B, T, 0);
+    return 2 * weights * B * T + plan->config.L * plan->config.attention->key_sets * attention_forward_flops(s.shape);
+}
+static inline double training_flops(const ModelPlan *plan, int B, int T) { return 3 * forward_flops(plan, B, T); }
+#endif
