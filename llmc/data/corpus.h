@@ -11,7 +11,7 @@ corpus.h: what --train-data and --val-data name: shards, corpus directories, or 
               "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
 
   CorpusSpecs corpus_parse(text)                ends the program with one line when it cannot be read
-  bool       corpus_read_info(path, &about)     false when `path` is no directory with a corpus.json
+  bool       corpus_read_info(path, &info)     false when `path` is no directory with a corpus.json
   void       corpus_check_shards(...)          whether a directory has the shards that its corpus.json lists
   void       document_starts(...)              where the document of each token begins
 */
@@ -163,19 +163,19 @@ static inline cJSON *corpus_read(const char *path) {
     return json;
 }
 
-static inline bool corpus_read_info(const char *path, CorpusInfo *about) {
+static inline bool corpus_read_info(const char *path, CorpusInfo *info) {
     char name[PATH_MAX + 32];
     uint64_t vocab = 0;
-    about->vocab_size = 0;
-    about->separator.token = -1;
-    about->separator.after = false;
+    info->vocab_size = 0;
+    info->separator.token = -1;
+    info->separator.after = false;
     cJSON *json = corpus_read(path);
     if (json == NULL) return false;
     FORMAT(name, "%s/corpus.json", path);
     CHECK(json_get_u64(json, "vocab_size", &vocab) && vocab >= 1 && vocab <= INT_MAX,
           "%s has no \"vocab_size\" of 1 or more", name);
-    about->vocab_size = (int)vocab;
-    about->separator = corpus_separator(json, name, vocab);
+    info->vocab_size = (int)vocab;
+    info->separator = corpus_separator(json, name, vocab);
     cJSON_Delete(json);
     return true;
 }
@@ -216,8 +216,8 @@ static inline int corpus_vocabulary(const char *text, int otherwise) {
     CorpusSpecs list = corpus_parse(text);
     int vocabulary = 0;
     for (int i = 0; i < list.count; i++) {
-        CorpusInfo about;
-        vocabulary = max_int(vocabulary, corpus_read_info(list.items[i].path, &about) ? about.vocab_size : otherwise);
+        CorpusInfo info;
+        vocabulary = max_int(vocabulary, corpus_read_info(list.items[i].path, &info) ? info.vocab_size : otherwise);
     }
     free(list.items);
     return vocabulary;
