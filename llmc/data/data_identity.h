@@ -116,8 +116,8 @@ static inline void corpus_describe_difference(const DataLoader *l, const Corpus 
     }
 }
 
-// Writes the first difference between the data and that of a checkpoint to `text`, as the end of a sentence; empty if the
-// checkpoint has only a fingerprint.
+// Writes the first difference between the data and that of a checkpoint to `text`, as the end of a sentence. `text` is
+// empty if the checkpoint has only a fingerprint.
 static inline void dataloader_describe_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
     int count = cJSON_GetArraySize(identity);
     text[0] = 0;

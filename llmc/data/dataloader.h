@@ -104,8 +104,8 @@ static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index
     return p;
 }
 
-// Rounds the weights to units of 2^-32. A weight must be at least one window per block: with less, a corpus could have a
-// negative number of places in a block.
+// Rounds the weights to units of 2^-32. A weight must be at least one window per block: with less, a corpus could have
+// a negative number of places in a block.
 static inline void dataloader_set_weights(DataLoader *l) {
     double sum = 0;
     uint64_t before = 0;
