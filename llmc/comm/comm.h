@@ -63,7 +63,7 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
     *of = "NCCL";
     if (nccl.own_bytes) return nccl.own_bytes; // measured
 #endif
-    *of = "NCCL, roughly"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
+    *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
     return ranks > 1 ? 320 << 20 : 0;
 #else
     *of = "MPI, about"; // measured in tests/ranks.h

@@ -80,7 +80,7 @@ static inline void watch_print_failure(WatchMessage *m) {
     }
     if (!any)
         fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host,
-                m->status, m->step, phase_names[m->phase]);
+                m->status, m->step, phases[m->phase].description);
 }
 
 // ---- what rank 0 decides
@@ -136,8 +136,8 @@ static inline void watch_report_failure(const WatchMessage *m, const char *what,
     fprintf(stderr,
             "diffv2: rank %d (%s) %s%s; last message at step %" PRId64 ", %s; rank %d is at step %" PRId64
             ", %s; all ranks exit; --resume continues from the newest checkpoint\n",
-            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step),
-            phase_names[WATCH_GET(phase)]);
+            m->rank, m->host, what, since, m->step, phases[m->phase].description, watch.rank, WATCH_GET(step),
+            phases[WATCH_GET(phase)].description);
 }
 
 // Of the ranks that others wait for, reports the one with the least progress.
