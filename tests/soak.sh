@@ -175,8 +175,8 @@ resume() { # run directory
         why="status $? when resumed: $(tail -n 1 "$1.err")"
         return 1
     }
-    ! grep -q 'passed over' "$1.err" || {
-        why="a broken checkpoint was left: $(grep -m 1 'passed over' "$1.err")"
+    ! grep -q 'skipping checkpoint' "$1.err" || {
+        why="a broken checkpoint was left: $(grep -m 1 'skipping checkpoint' "$1.err")"
         return 1
     }
     difference=$(same_end "$reference" "$1") || {
