@@ -23,12 +23,13 @@ very file with CUDA operations instead.
 #include "llmc/base/revision.h"
 #include "llmc/run/logger.h"
 #include "llmc/run/starts.h"
-#include "llmc/text/sampler.h"
-#include "llmc/data/recall.h"
-#include "llmc/run/attention_maps.h"
+#include "llmc/run/layer_stats.h"
+#include "llmc/run/generation.h"
+#include "llmc/run/evaluation.h"
 #include "llmc/run/progress.h"
 #include "llmc/run/stop_signals.h"
 #include "llmc/run/environment.h"
+#include "llmc/run/dry_run.h"
 
 // Elements of a tensor that are drawn at a time; tests make it small (tests/small_sizes.h).
 #ifndef INIT_CHUNK
@@ -36,14 +37,6 @@ very file with CUDA operations instead.
 #endif
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
-
-// What a layer's activations look like, for the log.
-typedef struct {
-    Range lambda;      // as it multiplies the second map; NaN without one
-    Range context_rms; // of what o_proj reads, per row and output head
-    AttentionStats attention;
-    Magnitudes residual; // of the stream that leaves the layer
-} LayerStats;
 
 typedef struct {
     ModelPlan plan;
@@ -126,7 +119,7 @@ static void model_alloc(Model *model, const Model *shared) {
     if (model->plan.purpose == FOR_TRAINING) {
         model->grads = (grad_t *)buffer_alloc(model->plan.grads_bytes, "gradients");
         model_place_grads(model);
-        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "Adam's moments");
+        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "optimizer states");
         model->v = model->m + model->plan.moments_bytes / (2 * sizeof(real));
         if (model->plan.master_bytes) model->master = (real *)buffer_alloc(model->plan.master_bytes, "master weights");
     }
@@ -207,18 +200,6 @@ static void lambda_forward(Model *model, int l, int N) {
         break;
     default: fill_forward(rows, 1, count);
     }
-}
-
-// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
-typedef struct {
-    floatX *rows;
-    int ld;
-} LambdaRows;
-static LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
-    LambdaRows l;
-    l.rows = own ? own : fused + d->lambda_at;
-    l.ld = own ? d->OH : d->fused_ld;
-    return l;
 }
 
 // The norm before o_proj, where the variant has one.
@@ -365,34 +346,12 @@ static double squares_norm(const Model *model, int first, int last) {
     return sqrt(sum);
 }
 
-// Of the micro-batch whose activations the layer holds; the backward leaves them as they are.
-static LayerStats layer_stats(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->plan.dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    const AttentionVariant *variant = model->plan.config.attention;
-    size_t N = (size_t)B * (size_t)T;
-    LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
-    bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
-    KeySet s = model_key_set(model, 0, B, T, 0);
-    LayerStats stats;
-    stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
-    if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->attn_out, N * (size_t)d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
-                                      lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)model->plan.config.C);
-    return stats;
-}
-
 static void model_gather_stats(Model *model, int l, int B, int T) {
     ops_wait(); // so that the time is that of the statistics alone
     double start = now_seconds();
-    model->stats[l] = layer_stats(model, l, B, T);
+    model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], model_key_set(model, 0, B, T, 0));
     model->stats_seconds += now_seconds() - start;
 }
-
-// Of the gradients whose norm was taken last, before clipping.
-static double layer_grad_norm(const Model *model, int l) { return squares_norm(model, 1 + l, 1 + l); }
 
 // ---------------------------------------------------------------------------------------------------
 // Backward: the forward's lines from the last to the first
@@ -633,141 +592,27 @@ static void model_await_params(const Model *model) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// What a step costs
-
-#include "llmc/run/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
-#include "llmc/run/memory_report.h" // model_memory, model_bytes: what a process takes
-#include "llmc/run/prediction_report.h"
-
-static void print_match(const ModelPlan *model, const Options *o) {
-    ModelConfig plain = model_as_baseline(&model->config);
-    plain.F = (int)o->ffn;
-    size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
-    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F,
-           own, baseline, 100 * ((double)own / (double)baseline - 1));
-}
-
-// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
-static double communication_bytes(const ModelPlan *model, int zero, int micro_steps) {
-    double share = 1 - 1.0 / model->sharding.ranks, count = (double)model->tensors.buffer_count;
-    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
-    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
-}
-
-// By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
-static void print_communication(const ModelPlan *model, const ModelPlan *sampling_model, const Options *o) {
-    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
-    for (int zero = 0; zero <= 2; zero++) {
-        ModelPlan other;
-        plan_build(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks,
-                   zero);
-        model_plan_device(&other, model->device, o->deterministic);
-        double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, sampling_model)), bytes / 1048576.0);
-        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
-        printf("\n");
-        plan_free(&other);
-    }
-}
-
-static void print_dry_run(const ModelPlan *model, const ModelPlan *sampling_model, const Options *o) {
-    const ModelConfig *c = &model->config;
-    const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
-    size_t parts[5] = {0};
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
-        TensorKind k = t->row->kind;
-        parts[t->ndim == 1 && !strstr(t->name, "self_attn")         ? 3
-              : k == T_EMBED                                        ? 0
-              : k == T_LM_HEAD                                      ? 4
-              : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? 2
-                                                                    : 1] += t->count;
-    }
-    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
-           "%d, context %d\n",
-           c->attention->name, c->L, c->C, c->NH, model->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
-    printf("parameters\n");
-    for (int i = 0; i < 5; i++)
-        if (parts[i]) printf("  %-44s %14zu\n", part_names[i], parts[i]);
-    printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
-    if (o->match_params) print_match(model, o);
-    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
-    else printf("memory of %s\n", model->device ? "the GPU" : "this process");
-    print_memory(model, sampling_model);
-    if (model->sharding.ranks > 1) print_communication(model, sampling_model, o);
-    double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
-    char text[4][32];
-    format_count(text[0], sizeof(text[0]), per_token);
-    format_count(text[1], sizeof(text[1]), per_token * (double)o->total_batch);
-    format_count(text[2], sizeof(text[2]), (double)o->total_batch * (double)o->steps);
-    format_count(text[3], sizeof(text[3]), per_token * (double)o->total_batch * (double)o->steps);
-    printf("FLOPs (forward and backward)\n");
-    printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
-    printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
-    if (model->device) print_prediction(model, o);
-    if (o->dry_run_out) write_prediction(o->dry_run_out, model, sampling_model, o);
-}
-
-// ---------------------------------------------------------------------------------------------------
 // Generation
 
 // Logits (V) after the tokens at positions first .. first+count-1 of one sequence; earlier ones are in the cache.
-static void model_next_logits(Model *sampling_model, const int *tokens, int count, int first, float *logits) {
-    Activations *a = &sampling_model->acts;
-    int C = sampling_model->plan.config.C, V = sampling_model->plan.config.V;
+static void model_next_logits(void *sampling_model, const int *tokens, int count, int first, float *logits) {
+    Model *model = (Model *)sampling_model;
+    Activations *a = &model->acts;
+    int C = model->plan.config.C, V = model->plan.config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
-    model_forward(sampling_model, 1, count, first);
-    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C,
-                   param(sampling_model, head_kind(sampling_model), 0), 1, C, sampling_model->plan.Vw,
-                   sampling_model->plan.Vp);
+    model_forward(model, 1, count, first);
+    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C, param(model, head_kind(model), 0), 1, C,
+                   model->plan.Vw, model->plan.Vp);
     floatX *host = (floatX *)checked_calloc((size_t)V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];
     free(host);
 }
 
-// Appends `count` tokens to tokens[0 .. length-1], drawn with the stream `key`. When the context is full, its
-// later half is read again at the positions from 0 and generation goes on. Returns how many there are: fewer when
-// the logits are not finite.
-static int model_generate(Model *sampling_model, int *tokens, int length, int count, double temperature, int top_k,
-                          uint64_t key) {
-    int V = sampling_model->plan.config.V, T = sampling_model->plan.T;
-    float *logits = (float *)checked_calloc((size_t)V, sizeof(float));
-    Candidate *candidates = (Candidate *)checked_calloc((size_t)V, sizeof(Candidate));
-    int begin = max_int(0, length - T), cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
-    int end = length;
-    for (; end < length + count; end++) {
-        if (end - begin > T) {
-            begin = end - max_int(1, T / 2);
-            cached = 0;
-        }
-        model_next_logits(sampling_model, tokens + begin + cached, end - begin - cached, cached, logits);
-        cached = end - begin;
-        if (!isfinite(logits[0])) break;
-        tokens[end] =
-            sample_token(logits, V, temperature, top_k, random_uniform(key, (uint64_t)(end - length)), candidates);
-    }
-    free(candidates);
-    free(logits);
-    return end - length;
-}
-
-// Text that continues the prompt, on stdout after it; false when it ends early.
-static bool print_sample(Model *sampling_model, const Options *o, const RunTokenizer *tokenizer, int count,
-                         uint64_t key) {
-    int length = tokenizer->prompt_length;
-    int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
-    memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
-    int generated = model_generate(sampling_model, tokens, length, count, o->temperature, (int)o->top_k, key);
-    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated,
-                 sampling_model->plan.config.V, tokenizer->tokenizer, tokenizer->separator);
-    printf("\n");
-    fflush(stdout);
-    free(tokens);
-    return generated == count;
+static Generator model_generator(Model *sampling_model, double temperature, int top_k) {
+    Generator g = {sampling_model,         model_next_logits, sampling_model->plan.config.V,
+                   sampling_model->plan.T, temperature,       top_k};
+    return g;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -989,7 +834,39 @@ static void run_log_validation(Run *run) {
     progress_flush();
 }
 
-#include "llmc/run/evaluation.h" // run_evaluate, for --eval
+// For --eval: the forward of an EvaluationModel.
+static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)data;
+    model_read_batch(model, tokens, tokens, NULL, B * T);
+    model_forward_embedding(model, B * T);
+    for (int l = 0; l < model->plan.config.L; l++) {
+        block_forward(model, l, block_input(model, l), B, T, 0);
+        if (visit) visit(visitor, l);
+    }
+}
+
+static void run_evaluate(Run *run) {
+    Model *model = &run->model;
+    double *by_position = (double *)checked_calloc((size_t)model->plan.T, sizeof(double));
+    Evaluation e;
+    memset(&e, 0, sizeof(e));
+    e.model.plan = &model->plan;
+    e.model.acts = &model->acts;
+    e.model.head = param(model, head_kind(model), 0);
+    e.model.model = model;
+    e.model.forward = model_forward_tokens;
+    e.val = &run->val;
+    e.loss = run_validate(run, by_position);
+    e.by_position = by_position;
+    e.windows = run_validation_windows(run);
+    e.data_fingerprint = run->val_fingerprint;
+    e.seed = run->options.seed;
+    e.eval_out = run->options.eval_out;
+    e.dump_attention = run->options.dump_attention;
+    evaluate(&e);
+    free(by_position);
+    CHECK(isfinite(e.loss), "the validation loss is not finite: the model's weights are broken or training diverged");
+}
 
 enum { SAMPLE_TOKENS = 200 };
 
@@ -999,7 +876,8 @@ static void run_print_sample(Run *run) {
     progress_break();
     printf("--- sample after step %" PRId64 "\n", run->step);
     uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
-    bool whole = print_sample(&run->sampling_model, &run->options, &run->tokenizer, SAMPLE_TOKENS, key);
+    Generator generator = model_generator(&run->sampling_model, run->options.temperature, (int)run->options.top_k);
+    bool whole = print_generated(&generator, &run->tokenizer, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
@@ -1175,27 +1053,10 @@ static void run_print_spikes(const Run *run) {
     printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
 }
 
-// One record per layer, of what the last step has gathered, and of its gradients.
+// Of the last step's micro-batch and gradients.
 static void run_log_stats(Run *run) {
-    for (int l = 0; l < run->model.plan.config.L; l++) {
-        LayerStats s = run->stats[l];
-        log_begin(&run->log, "stats", run->step);
-        log_integer(&run->log, "layer", l);
-        log_number(&run->log, "lambda_min", s.lambda.min);
-        log_number(&run->log, "lambda_mean", s.lambda.mean);
-        log_number(&run->log, "lambda_max", s.lambda.max);
-        log_number(&run->log, "context_rms_min", s.context_rms.min);
-        log_number(&run->log, "context_rms_mean", s.context_rms.mean);
-        log_number(&run->log, "context_rms_max", s.context_rms.max);
-        log_number(&run->log, "first_mass_map0", s.attention.first[0]);
-        log_number(&run->log, "first_mass_map1", s.attention.first[1]);
-        log_number(&run->log, "first_mass_effective", s.attention.first_effective);
-        log_number(&run->log, "logit_max", s.attention.largest_logit);
-        log_number(&run->log, "residual_max", s.residual.largest);
-        log_number(&run->log, "residual_median", s.residual.median);
-        log_number(&run->log, "grad_norm", layer_grad_norm(&run->model, l));
-        log_end(&run->log);
-    }
+    for (int l = 0; l < run->model.plan.config.L; l++)
+        log_layer_stats(&run->log, run->step, l, &run->stats[l], squares_norm(&run->model, 1 + l, 1 + l));
 }
 
 static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
@@ -1631,8 +1492,8 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
         model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->device) {
-        model_plan_device(&run->model.plan, device_peak_named(o->device), o->deterministic);
-        model_plan_device(&run->sampling_model.plan, speaks ? run->model.plan.device : NULL, o->deterministic);
+        plan_for_device(&run->model.plan, device_peak_named(o->device), o->deterministic);
+        plan_for_device(&run->sampling_model.plan, speaks ? run->model.plan.device : NULL, o->deterministic);
     }
     if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
     if (!o->device) {
@@ -1755,7 +1616,8 @@ static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
     if (o->dry_run) print_dry_run(&run->model.plan, run_sampling_plan(run), o);
     else if (o->generate) {
-        bool whole = print_sample(&run->model, o, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
+        Generator generator = model_generator(&run->model, o->temperature, (int)o->top_k);
+        bool whole = print_generated(&generator, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
         CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
     } else if (o->eval) run_evaluate(run);
     else if (o->dump_grads) dump_gradients(run);
@@ -1794,6 +1656,7 @@ int main(int argc, char **argv) {
     Resume resume;
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
+    if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
@@ -1802,5 +1665,5 @@ int main(int argc, char **argv) {
     cJSON_Delete(resume.state);
     cJSON_Delete(resume.run_json);
     comm_close();
-    return end_of_output(status);
+    program_exit(end_of_output(status));
 }

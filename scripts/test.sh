@@ -16,7 +16,7 @@
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
+#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
 #                    Slurm recipe under Slurm
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
@@ -126,8 +126,8 @@ has_sanitizers() { # sanitizers (default: the two above)
 
 # Compares the gradients of the C++ build and the C build, on a fixture.
 compare_languages() {
-    local fixture=dev/reference/fixtures/diff_v2_a language program batch
-    batch=$(sed -n 's/.*"batch_size": *\([0-9]*\).*/\1/p' "$fixture/batch.json")
+    local fixture=$scratch/diff_v2_a language program batch
+    batch=$(dev/reference/fixtures.py dev/reference/fixtures/diff_v2_a.safetensors "$fixture") || return 1
     for language in c cpp; do
         program=build/train_diffv2
         [ "$language" = c ] || program=build/train_diffv2_cpp
@@ -145,7 +145,7 @@ compare_languages() {
 nvcc_program=(env -u LD_LIBRARY_PATH)
 compare_dry_runs() { # emulated program
     local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1)
-    local rows='^  (parameters|gradients|Adam|master|activations|per |of the run|embedding)'
+    local rows='^  (parameters|gradients|optimizer states|master|activations|per |of the run|embedding)'
     if ! "${nvcc_program[@]}" build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 \
         || ! "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1; then
         tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
@@ -317,6 +317,7 @@ echo "== runs"
 rounds=5
 [ $all = no ] || rounds=20
 if build "the trainer" build/train_diffv2 build/text_to_shards; then
+    run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds
     if [ $all = no ]; then

@@ -109,7 +109,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     attention_fewest_parts = max_int(1, parts);
     if (room) { // a limit that these just keep
         attention_prepare(s, true, true);
-        size_t each = attention_route(s, true, false)->plan_bytes / (size_t)s.B;
+        size_t each = attention_plan(s, true, false)->plan_bytes / (size_t)s.B;
         attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
         char text[32];
@@ -118,7 +118,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     }
     attention_prepare(s, true, true);
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
-    const AttentionRoute *r = attention_route(s, true, true), *forward = attention_route(s, false, false);
+    const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
     EXPECT(taken || !parts, "cuDNN does not take it");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");

@@ -332,7 +332,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
          "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT=\"Cuda failure 2 'out of memory'\"", "",
-         "out of device memory: more wanted for NCCL"},
+         "out of device memory: cannot allocate memory for NCCL"},
         {2, 2, "", "--batch-sizes 3", "unknown option --batch-sizes"},
         {2, 2, "", "--seed $((i + 1))", "--seed is '2' here and '1' on rank 0"},
     };

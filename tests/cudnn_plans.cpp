@@ -7,7 +7,7 @@ first in LD_LIBRARY_PATH).
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
 Each row is a plan that must be made, or must be refused. On Hopper the workspace must be, to a few KiB, what --dry-run
-counts where there is no device (attention_estimate of llmc/ops/attention_library.cuh). It ends with `N passed, N failed`.
+counts where there is no device (attention_estimate of llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/cuda/attention_cudnn.cpp"
 

@@ -97,8 +97,8 @@ static void attention_maps_times_values_are_the_heads_outputs(void) {
         case_randomise(&model, 11);
         int T = mc.T, *tokens = case_tokens(mc.B * T + 1, mc.V, 4), l = 1;
         case_loss(&model, tokens, mc.B, T, false);
-        LayerOnHost host = layer_to_host(&model, l, mc.B, T);
-        const HostAttention *m = &host.source;
+        LayerOnHost host = layer_to_host(&model.plan, &model.acts.layers[l], model_key_set(&model, 0, mc.B, T, 0));
+        const HostAttention *m = &host.attention;
         const AttentionDims *d = &model.plan.dims;
         const LayerActivations *a = &model.acts.layers[l];
         float map[11 * 11], second[11 * 11];

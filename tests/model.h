@@ -5,6 +5,7 @@ generation with a cache.
 */
 #ifndef TESTS_MODEL_H
 #define TESTS_MODEL_H
+#include "fixture.h"
 #include "harness.h"
 
 typedef struct {
@@ -36,6 +37,12 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
     model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING);
     model_alloc(model, NULL);
     ops_init(model->plan.workspace_bytes);
+}
+
+static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
+                         uint64_t key) {
+    Generator generator = model_generator(model, temperature, top_k);
+    return generate_tokens(&generator, tokens, length, count, key);
 }
 
 static inline void case_close(Model *model) {
@@ -139,62 +146,51 @@ static inline double norm_of(const double *x, size_t count) {
 }
 
 // fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
-static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
-    char path[600];
-    FORMAT(path, "%s/grads.safetensors", directory);
-    SafeTensors *file = safetensors_open(path);
+static inline void compare_with_fixture(const Fixture *f, const Model *model, double loss) {
     double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0,
            expected_loss;
-    safetensors_read(file, "loss", 0, 1, &expected_loss, DTYPE_F64);
-    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g",
-           directory, loss, expected_loss);
-    EXPECT(file->count == (size_t)model->plan.tensors.count + 1, "%s: the reference has %zu gradients, the model %d",
-           directory, file->count - 1, model->plan.tensors.count);
+    const TensorList *tensors = &model->plan.tensors;
+    safetensors_read(f->file, "loss", 0, 1, &expected_loss, DTYPE_F64);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", f->name,
+           loss, expected_loss);
+    EXPECT(fixture_gradient_count(f) == tensors->count, "%s: the reference has %d gradients, the model %d", f->name,
+           fixture_gradient_count(f), tensors->count);
     for (int pass = 0; pass < 2; pass++) // the largest norm first
-        for (int i = 0; i < model->plan.tensors.count; i++) {
-            const Tensor *t = &model->plan.tensors.tensors[i];
-            double *expected = (double *)checked_calloc(t->count, sizeof(double));
-            const SafeTensor *found = safetensors_find(file, t->name);
-            EXPECT(found && found->count == t->count, "%s: the reference has no %s of this size", directory, t->name);
-            if (!found || found->count != t->count) return;
-            safetensors_read(file, t->name, 0, t->count, expected, DTYPE_F64);
+        for (int i = 0; i < tensors->count; i++) {
+            const Tensor *t = &tensors->tensors[i];
+            double *expected = fixture_gradient(f, t->name, t->count);
+            EXPECT(expected, "%s: the reference has no %s of this size", f->name, t->name);
+            if (!expected) return;
             double norm = norm_of(expected, t->count);
             if (pass == 0) largest = norm > largest ? norm : largest;
             for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
             double error = norm_of(expected, t->count);
             EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest,
-                   "%s: %s: error %.3g of a norm of %.3g", directory, t->name, error, norm);
+                   "%s: %s: error %.3g of a norm of %.3g", f->name, t->name, error, norm);
             free(expected);
         }
-    safetensors_close(file);
 }
 
-// The gradients of one fixture, whose configuration is returned.
-static inline ModelConfig check_fixture(const char *variant, const char *shape) {
-    char directory[256], path[600], text[256];
-    FORMAT(directory, "dev/reference/fixtures/%s_%s", variant, shape);
-    ModelConfig config = config_json_read(directory);
-    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", directory, config.attention->name);
-    FORMAT(path, "%s/batch.json", directory);
-    test_read_file(path, text, sizeof(text));
-    cJSON *batch = cJSON_Parse(text);
-    double B = 0, T = 0;
-    CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-          "%s cannot be read", path);
+// Compares the gradients of one fixture; returns its configuration.
+static inline ModelConfig check_fixture(const char *variant, const char *size) {
+    char path[600];
+    Fixture f = fixture_open(variant, size);
+    ModelConfig config = config_json_read(f.dir.path);
+    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
     Model model;
-    case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+    case_open(&model, &config, f.B, f.T, FOR_TRAINING);
     CheckpointBuffers buffers = checkpoint_buffers(&model);
-    checkpoint_load_weights(directory, &buffers, false);
+    checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
-    FORMAT(path, "%s/tokens.bin", directory);
-    dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
-    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-    dataloader_read_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    FORMAT(path, "%s/tokens.bin", f.dir.path);
+    dataloader_open(&loader, path, f.B, f.T, config.V, 0, 1, 0, false);
+    int *tokens = (int *)checked_calloc((size_t)(f.B * f.T) + 1, sizeof(int));
+    dataloader_read_first_tokens(&loader, tokens, (size_t)(f.B * f.T) + 1);
     dataloader_close(&loader);
-    compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+    compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
     free(tokens);
-    cJSON_Delete(batch);
     case_close(&model);
+    fixture_close(&f);
     return config;
 }
 
@@ -560,7 +556,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
         int *tokens = case_tokens(length + COUNT, mc->V, 30 + (uint64_t)i);
-        model_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens, length, COUNT, 1.0, 0, 42);
         for (int end = length; end < length + COUNT; end++) {
             if (end - begin > T) begin = end - T / 2;
             int wanted = draw_uncached(&fresh, tokens, begin, end, 42, end - length);
@@ -587,15 +583,15 @@ static void generation_goes_on_beyond_the_context(void) {
     int tokens[2][1 + COUNT];
     for (int i = 0; i < 2; i++) {
         tokens[i][0] = 1;
-        model_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
+        case_generate(&model, tokens[i], 1, COUNT, 1.0, 0, 42);
         for (int t = 0; t <= COUNT; t++)
             EXPECT(tokens[i][t] >= 0 && tokens[i][t] < config.V, "token %d is %d", t, tokens[i][t]);
     }
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "another key gave the same tokens");
-    model_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
-    model_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
+    case_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
+    case_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "temperature 0 and top-k 1 differ");
     case_close(&model);
 }

@@ -88,11 +88,9 @@ static bool fault_remove(const char *path) {
 }
 
 static bool fault_point(FaultPlace place, void *data, size_t number) {
-    static const char *const phases[] = {"start",      "data",       "forward", "backward", "gradients", "update",
-                                         "parameters", "validation", "check",   "save",     "log",       "end"};
     int64_t step = WATCH_GET(step);
     switch (place) {
-    case FAULT_PHASE: fault_at(step, phases[number]); break;
+    case FAULT_PHASE: fault_at(step, phases[number].name); break;
     case FAULT_GRADIENT: fault_gradient((grad_t *)data, step); break;
     case FAULT_UPDATE: fault_update((floatX *)data + number - 1, step); break;
     case FAULT_WRITE: fault_write((const char *)data); break;

@@ -28,7 +28,7 @@ MEMORY = [
 BUFFERS = [
     "parameters",
     "gradients",
-    "Adam's moments",
+    "optimizer states",
     "master weights",
     "activations",
     "gradients received from other ranks",

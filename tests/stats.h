@@ -259,7 +259,7 @@ static void statistics_equal_a_direct_computation(void) {
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             model_grad_norm(&m); // of which those of the layers are parts
             for (int l = 0; l < config.L; l++) {
-                LayerStats got = layer_stats(&m, l, mc->B, mc->T);
+                LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
                     direct_stats(&m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded, mc->B, mc->T, sampled);
                 const AttentionStats *g = &got.attention, *w = &wanted.attention;
@@ -276,7 +276,7 @@ static void statistics_equal_a_direct_computation(void) {
                 expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective,
                             w->first_effective);
                 expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
-                expect_near(&m, mc->why, l, "gradient norm", layer_grad_norm(&m, l), grad_norm, grad_norm);
+                expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
                 Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, (size_t)(mc->B * mc->T * mc->C));
                 EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,
                        "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", config.attention->name, l,
@@ -357,7 +357,7 @@ static void a_nan_shows(void) {
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     case_loss(&m, tokens, mc->B, mc->T, true);
     m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
-    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isfinite(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "a query that is not a number: %g %g %g %g", s.attention.first[0], s.attention.first[1],
@@ -375,13 +375,13 @@ static void one_position_has_no_attention_statistics(void) {
     int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
     case_loss(&m, tokens, mc->B, mc->T, true);
     model_grad_norm(&m);
-    LayerStats s = layer_stats(&m, 0, mc->B, mc->T);
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isnan(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "attention: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
            s.attention.largest_logit);
-    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && layer_grad_norm(&m, 0) > 0,
-           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, layer_grad_norm(&m, 0));
+    EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && squares_norm(&m, 1, 1) > 0,
+           "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, squares_norm(&m, 1, 1));
     free(tokens);
     case_close(&m);
 }
@@ -398,7 +398,7 @@ static void statistics_do_not_depend_on_the_number_of_threads(void) {
     LayerStats stats[4];
     for (int threads = 1; threads <= 4; threads++) {
         omp_set_num_threads(threads);
-        stats[threads - 1] = layer_stats(&m, 1, mc->B, mc->T);
+        stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], model_key_set(&m, 0, mc->B, mc->T, 0));
         EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give other statistics",
                threads);
     }

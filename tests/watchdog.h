@@ -47,7 +47,7 @@ static void crew_live(const CrewMember *m) {
     if (m->tamper) m->tamper(&watch.peers[m->rank == 0 ? 1 : 0], m->which);
     struct pollfd end = {m->crew->end[0], POLLIN, 0};
     poll(&end, 1, 20000);
-    exit(EXIT_DONE);
+    program_exit(EXIT_DONE);
 }
 
 // stderr goes to the file `name`.
@@ -368,12 +368,12 @@ static void forge(WatchPeer *p, const Forgery *f) {
     poll(NULL, 0, 10000); // no more
 }
 static void forge_by_rank_1(WatchPeer *p, int which) {
-    WATCH_SET(leaving, true); // no heartbeats besides
+    WATCH_SET(exiting, true); // no heartbeats besides
     pthread_join(watch.thread, NULL);
     forge(p, &forgeries_by_rank_1[which]);
 }
 static void forge_by_rank_0(WatchPeer *p, int which) {
-    WATCH_SET(leaving, true);
+    WATCH_SET(exiting, true);
     pthread_join(watch.thread, NULL);
     forge(p, &forgeries_by_rank_0[which]);
 }
@@ -410,7 +410,7 @@ static void every_field_of_a_message_is_checked(void) {
 // A byte changed on the way, a stranger's bytes on a rank's connection, and half a message.
 static void send_raw(WatchPeer *p, int which) {
     WatchMessage m = watch_message(WATCH_FAILED);
-    WATCH_SET(leaving, true);
+    WATCH_SET(exiting, true);
     pthread_join(watch.thread, NULL);
     m.status = 2;
     m.number = p->sent;
@@ -432,7 +432,7 @@ static void fail_with_escapes(WatchPeer *p, int which) {
     FORMAT(watch.host, "ho\x1b[31mst\n");
     warn("a line\r\x1b]0;title\a with \xC3\xA4, \xC2\x9B"
          "2J, \x9B and \xFF");
-    exit(EXIT_USAGE);
+    program_exit(EXIT_USAGE);
 }
 static void what_a_rank_says_cannot_steer_the_terminal(void) {
     char text[16384];

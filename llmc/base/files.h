@@ -1,19 +1,20 @@
 /*
-files.h: files and directories that are there whole or not at all.
+files.h: reading, atomic writing and removal of files and directories.
 
-  char *file_read(path, limit, &size)        whole regular file, with zero bytes behind it; NULL and errno; free()
-  bool  file_pread(fd, to, bytes, offset)    all of the bytes, or false and errno (ENODATA: the file is shorter)
-  void  file_write(fd, from, bytes, path)    all of the bytes, at the file's position
+  char *file_read(path, limit, &size)        a complete regular file, followed by zero bytes; NULL and errno; free()
+  bool  file_pread(fd, to, bytes, offset)    all bytes, or false and errno (ENODATA: the file is shorter)
+  void  file_write(fd, from, bytes, path)    all bytes, at the current position
   void  file_pwrite(fd, from, bytes, offset, path)
-  int   file_create(path)                    for writing, empty
-  void  file_close_synced(fd, path)          fsync (of a regular file) and close
+  int   file_create(path)                    opens an empty file for writing
+  void  file_close_synced(fd, path)          fsync (regular files only) and close
   void  file_write_atomic(path, text, size)  temporary name, fsync, rename, fsync of the directory
-  void  directory_sync(path)                 after a rename, so that it survives a power failure
+  void  file_rename_synced(from, to)         rename, and fsync of the directory
+  void  directory_sync(path)                 makes a rename survive a power failure
   void  directory_of(path, out, out_size)
-  void  directory_create(path)               with its parents; those that are there already are fine
-  bool  directory_remove(path)                    false and errno; one that is not there is removed already
+  void  directory_create(path)               with its parents; existing directories are no error
+  bool  directory_remove(path)               with its contents; false and errno; a missing one is no error
 
-Functions without a result end the program through CHECK with the path and the system's reason.
+Functions that return void exit through CHECK with the path and the system's error message.
 */
 #ifndef LLMC_FILES_H
 #define LLMC_FILES_H
@@ -21,7 +22,7 @@ Functions without a result end the program through CHECK with the path and the s
 
 enum { PATH_SIZE = 4096 };
 #ifndef FILE_PIECE
-#define FILE_PIECE ((size_t)1 << 30) // bytes of one call: Linux moves less than 2 GiB at a time
+#define FILE_PIECE (1 << 30) // bytes per system call; Linux transfers less than 2 GiB at a time
 #endif
 
 static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
@@ -31,12 +32,12 @@ static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENODATA;
         if (n <= 0) return false;
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
     }
     return true;
 }
 
-// O_NONBLOCK: a named pipe in the place of a file is refused, not waited for.
+// O_NONBLOCK: opening a named pipe must not block; it is rejected below.
 static inline int file_open_regular(const char *path, uint64_t *size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -1;
@@ -58,8 +59,8 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
     char *text = NULL;
     int error = EFBIG;
     if (bytes <= limit) {
-        text = (char *)checked_calloc((size_t)bytes + 8, 1);
-        error = file_pread(fd, text, (size_t)bytes, 0) ? 0 : errno;
+        text = (char *)checked_calloc(bytes + 8, 1);
+        error = file_pread(fd, text, bytes, 0) ? 0 : errno;
     }
     close(fd);
     if (error) {
@@ -67,7 +68,7 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
         errno = error;
         return NULL;
     }
-    *size = (size_t)bytes;
+    *size = bytes;
     return text;
 }
 
@@ -77,7 +78,7 @@ static inline void file_write(int fd, const void *from, size_t bytes, const char
         ssize_t n = write(fd, p, min_size(bytes, FILE_PIECE));
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n;
+        p += n, bytes -= n;
     }
 }
 
@@ -87,7 +88,7 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
         ssize_t n = pwrite(fd, p, min_size(bytes, FILE_PIECE), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
         fault_point(FAULT_WRITE, (void *)path, bytes);
     }
 }
@@ -104,13 +105,13 @@ static inline bool file_is_regular(int fd) {
 }
 
 static inline void file_close_synced(int fd, const char *path) {
-    CHECK(!file_is_regular(fd) || fsync(fd) == 0, "cannot bring %s to the disk: %s", path, strerror(errno));
+    CHECK(!file_is_regular(fd) || fsync(fd) == 0, "cannot flush %s to disk: %s", path, strerror(errno));
     CHECK(close(fd) == 0, "cannot close %s: %s", path, strerror(errno));
 }
 
 static inline void directory_of(const char *path, char *out, size_t out_size) {
     const char *slash = strrchr(path, '/');
-    size_t length = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    size_t length = !slash ? 1 : slash == path ? 1 : (slash - path);
     CHECK(length < out_size, "a name is too long: %.80s...", path);
     memcpy(out, slash ? path : ".", length);
     out[length] = 0;
@@ -119,8 +120,8 @@ static inline void directory_of(const char *path, char *out, size_t out_size) {
 static inline void directory_sync(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd >= 0, "cannot open the directory %s: %s", path, strerror(errno));
-    // some network file systems cannot sync a directory and say EINVAL
-    CHECK(fsync(fd) == 0 || errno == EINVAL, "cannot bring the directory %s to the disk: %s", path, strerror(errno));
+    // some network file systems cannot sync a directory and return EINVAL
+    CHECK(fsync(fd) == 0 || errno == EINVAL, "cannot flush the directory %s to disk: %s", path, strerror(errno));
     close(fd);
 }
 

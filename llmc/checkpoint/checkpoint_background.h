@@ -83,8 +83,8 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
     if (compact || s->ranks == 1) buffer_download(begin, from, s->own * size);
     for (int i = 0; i < s->count && !compact && s->ranks > 1; i++) {
         const Bucket *b = &s->buckets[i];
-        size_t at = b->begin + (size_t)s->rank * b->piece;
-        buffer_download(begin + b->begin / (size_t)s->ranks * size, (const char *)from + at * size, b->piece * size);
+        size_t at = b->begin + s->rank * b->piece;
+        buffer_download(begin + b->begin / s->ranks * size, (const char *)from + at * size, b->piece * size);
     }
     return begin;
 }

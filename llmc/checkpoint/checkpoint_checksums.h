@@ -41,7 +41,7 @@ typedef char Reason[512];
 static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
-    *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
+    *count = (*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
     uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
     int64_t chunks = (int64_t)*count;
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
@@ -51,7 +51,7 @@ static inline uint64_t *file_digests(const char *path, int rank, int ranks, size
         CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
         uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
         while (at < end) {
-            size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
+            size_t n = min_size(end - at, CHECKSUM_PIECE);
             if (!file_pread(fd, piece, n, at)) {
 #pragma omp atomic write
                 error = errno;
@@ -81,7 +81,7 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, si
     } own, *all = NULL;
     memset(&own, 0, sizeof(own));
     own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
-    all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
+    all = (__typeof__(all))checked_calloc(comm_ranks(), sizeof(own));
     comm_gather(all, &own, sizeof(own));
     int error = 0;
     for (int r = 0; r < comm_ranks() && !error; r++)
@@ -92,9 +92,9 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, si
         errno = error;
         return NULL;
     }
-    uint64_t *everyone = (uint64_t *)checked_calloc((size_t)comm_ranks() * *count, sizeof(uint64_t));
+    uint64_t *everyone = (uint64_t *)checked_calloc(comm_ranks() * *count, sizeof(uint64_t));
     if (*count) comm_gather(everyone, digests, *count * sizeof(uint64_t));
-    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % (size_t)comm_ranks() * *count + i];
+    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % comm_ranks() * *count + i];
     free(everyone);
     return digests;
 }
@@ -211,8 +211,8 @@ static inline void checkpoint_state_write(const char *path, const cJSON *state) 
     assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
     char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
     memcpy(text, object, size - 3);
-    size_t length = size - 3 + (size_t)sprintf(text + size - 3, ",\n  ");
-    length += (size_t)checkpoint_state_tail(text, length, tail);
+    size_t length = size - 3 + sprintf(text + size - 3, ",\n  ");
+    length += checkpoint_state_tail(text, length, tail);
     strcat(text, tail);
     int fd = file_create(path);
     file_write(fd, text, length, path);

@@ -91,8 +91,7 @@ static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, Checkpo
 // [list->count][part_count]; free()
 static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
                                                DType dtype) {
-    SafeTensorSpec *specs =
-        (SafeTensorSpec *)checked_calloc((size_t)list->count * (size_t)part_count, sizeof(SafeTensorSpec));
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count * part_count, sizeof(SafeTensorSpec));
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         FORMAT(specs[i].name, "%s%s", parts[i % part_count].prefix, t->name);
@@ -145,9 +144,8 @@ static inline void checkpoint_file_close(SafeTensorsWriter *w) {
 
 static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
     int at = snprintf(out, 160, "[");
-    for (int d = 0; d < ndim && at < 140; d++)
-        at += snprintf(out + at, 160 - (size_t)at, "%s%zu", d ? "," : "", shape[d]);
-    snprintf(out + at, 160 - (size_t)at, "]");
+    for (int d = 0; d < ndim && at < 140; d++) at += snprintf(out + at, 160 - at, "%s%zu", d ? "," : "", shape[d]);
+    snprintf(out + at, 160 - at, "]");
 }
 
 static inline int compare_spec_name(const void *a, const void *b) {
@@ -155,9 +153,9 @@ static inline int compare_spec_name(const void *a, const void *b) {
 }
 
 // The file has the tensors of `specs` in their shapes, and no others; `reason` is why it might not.
-static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, int count,
+static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, size_t count,
                                       const char *reason) {
-    for (int i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = safetensors_find(s, specs[i].name);
         CHECK(t, "%s: tensor %s is missing; %s", s->path, specs[i].name, reason);
         char want[160], have[160];
@@ -167,12 +165,12 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
         for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
         CHECK(same, "%s: tensor %s has the shape %s; %s follows from config.json", s->path, t->name, have, want);
     }
-    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
-    memcpy(sorted, specs, (size_t)count * sizeof(SafeTensorSpec));
-    qsort(sorted, (size_t)count, sizeof(SafeTensorSpec), compare_spec_name);
+    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
+    memcpy(sorted, specs, count * sizeof(SafeTensorSpec));
+    qsort(sorted, count, sizeof(SafeTensorSpec), compare_spec_name);
     for (size_t i = 0, k = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
-        if (k < (size_t)count && strcmp(name, sorted[k].name) == 0) {
+        if (k < count && strcmp(name, sorted[k].name) == 0) {
             k++;
             continue;
         }
@@ -302,12 +300,12 @@ static inline void checkpoint_save_gradients(const char *path, const TensorList 
 
     CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // is only read
     SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
-    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc((size_t)list->count + 1, sizeof(SafeTensorSpec));
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count + 1, sizeof(SafeTensorSpec));
     FORMAT(specs[0].name, "loss");
     specs[0].dtype = DTYPE_F32;
     specs[0].ndim = 1;
     specs[0].shape[0] = 1;
-    memcpy(specs + 1, tensors, (size_t)list->count * sizeof(SafeTensorSpec));
+    memcpy(specs + 1, tensors, list->count * sizeof(SafeTensorSpec));
     SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
     safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
     checkpoint_write_parts(w, 1, list, NULL, &part, 1);

@@ -66,8 +66,8 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
-    w->specs = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
-    if (count) memcpy(w->specs, specs, (size_t)count * sizeof(SafeTensorSpec));
+    w->specs = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
+    if (count) memcpy(w->specs, specs, count * sizeof(SafeTensorSpec));
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
     w->fd = create ? file_create(path) : open(path, O_WRONLY | O_CLOEXEC);
     CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
@@ -82,7 +82,7 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     }
     free(header);
     w->written = 8 + size;
-    w->begin = (uint64_t *)checked_calloc((size_t)count + 1, sizeof(uint64_t));
+    w->begin = (uint64_t *)checked_calloc(count + 1, sizeof(uint64_t));
     w->begin[0] = w->written;
     for (int i = 0; i < count; i++)
         w->begin[i + 1] = w->begin[i] + safetensors_spec_elements(&specs[i]) * dtype_size(specs[i].dtype);

@@ -15,7 +15,7 @@ it the program refuses: what Slurm itself tells all ranks, such as the job id, i
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
-#include "watchdog.h"
+#include "comm_state.h"
 
 typedef struct {
     int rank, ranks;
@@ -141,13 +141,13 @@ static inline HashKey launch_slurm_secret(void) {
     HashKey key;
     for (size_t i = 0; i < sizeof(step) / sizeof(step[0]); i++) {
         const char *value = getenv(step[i]);
-        length += snprintf(text + length, sizeof(text) - (size_t)length, "%.90s.", value ? value : "");
+        length += snprintf(text + length, sizeof(text) - length, "%.90s.", value ? value : "");
     }
     CHECK(secret && hash_key_parse(&key, secret), // its value is not for a log
           "DIFFV2_SECRET, by which the ranks know each other, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
           "/dev/urandom | tr -d ' ')",
           secret ? "is not 32 hexadecimal digits" : "is not set");
-    return hash_key_derive(&key, "step", text, (size_t)length);
+    return hash_key_derive(&key, "step", text, length);
 }
 
 // The same on all ranks, from what they all know.

@@ -9,6 +9,8 @@ comm_mpi.h: comm.h for operations on the CPU, over MPI.
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
+#ifdef USE_MPI
+#include "comm_launch.h"
 
 #ifndef COMM_QUEUE
 #define COMM_QUEUE 4096 // operations begun and not done; beyond that the beginner waits
@@ -64,7 +66,7 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
         size_t n = min_size(COMM_BLOCK, piece - begin);
         memcpy(sum, pieces + begin, n * sizeof(grad_t));
         for (int r = 1; r < ranks; r++) {
-            const grad_t *next = pieces + (size_t)r * piece + begin;
+            const grad_t *next = pieces + r * piece + begin;
 #pragma omp simd
             for (size_t i = 0; i < n; i++) sum[i] += next[i];
         }
@@ -143,7 +145,7 @@ static inline void comm_wait(uint64_t ticket) {
 }
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
-    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= (size_t)comm.ranks * piece * sizeof(grad_t));
+    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.ranks * piece * sizeof(grad_t));
     return comm_enqueue(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
 }
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
@@ -167,7 +169,7 @@ static inline void comm_alloc(size_t bucket_bytes, int level) {
 
 static inline const char *comm_library(void) { return NULL; }
 
-static inline void comm_barrier(void);
+static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
     watch_phase(PHASE_END);
@@ -192,4 +194,5 @@ static inline void comm_open(double start_timeout) {
     thread_start(&comm_mpi.thread, comm_thread, NULL, "that speaks to other ranks");
     comm.on = true;
 }
+#endif // USE_MPI
 #endif

@@ -117,7 +117,7 @@ static inline size_t nccl_free_bytes(void) {
 // Before the first collective; all ranks come here.
 static inline void nccl_init(void) {
     int least = 0, greatest = 0;
-    size_t bytes = (size_t)(comm.ranks + 1) * NCCL_HOST_BYTES;
+    size_t bytes = (comm.ranks + 1) * NCCL_HOST_BYTES;
     if (nccl.handle) return;
     assert(comm.on);
     device_start();
@@ -211,8 +211,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
 
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather((char *)bucket + (size_t)comm.rank * piece_bytes, bucket, piece_bytes, ncclChar,
-                             nccl.handle, nccl.stream));
+    NCCL_CHECK(ncclAllGather((char *)bucket + comm.rank * piece_bytes, bucket, piece_bytes, ncclChar, nccl.handle,
+                             nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -234,9 +234,9 @@ static inline void comm_gather(void *all, const void *mine, size_t bytes) {
         memcpy(nccl.host, (const char *)mine + at, n);
         CUDA_CHECK(cudaMemcpyAsync(nccl.memory, nccl.host, n, cudaMemcpyHostToDevice, nccl.stream));
         NCCL_CHECK(ncclAllGather(nccl.memory, device_all, n, ncclChar, nccl.handle, nccl.stream));
-        CUDA_CHECK(cudaMemcpyAsync(host_all, device_all, n * (size_t)comm.ranks, cudaMemcpyDeviceToHost, nccl.stream));
+        CUDA_CHECK(cudaMemcpyAsync(host_all, device_all, n * comm.ranks, cudaMemcpyDeviceToHost, nccl.stream));
         nccl_host_wait(nccl_end(ticket));
-        for (size_t r = 0; r < (size_t)comm.ranks; r++) memcpy((char *)all + r * bytes + at, host_all + r * n, n);
+        for (int r = 0; r < comm.ranks; r++) memcpy((char *)all + r * bytes + at, host_all + r * n, n);
     }
 }
 
@@ -259,13 +259,13 @@ static inline void comm_broadcast(void *data, size_t bytes) {
 // NCCL connects ranks when they first need it, which may take seconds and memory: now, with a bucket of the size that
 // there will be. Machines that are set up wrongly (an IOMMU between two GPUs, say) deliver other bytes than were sent.
 static inline void nccl_self_test(size_t bucket_bytes) {
-    size_t piece = bucket_bytes / sizeof(grad_t) / (size_t)comm.ranks, count = piece * (size_t)comm.ranks, wrong = 0;
+    size_t piece = bucket_bytes / sizeof(grad_t) / comm.ranks, count = piece * comm.ranks, wrong = 0;
     size_t before = nccl_free_bytes();
     grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for trying the collectives");
     grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    comm_reduce_scatter(bucket, piece, bucket + (size_t)comm.rank * piece, false);
+    comm_reduce_scatter(bucket, piece, bucket + comm.rank * piece, false);
     comm_wait(comm_all_gather(bucket, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
@@ -280,7 +280,6 @@ static inline void nccl_self_test(size_t bucket_bytes) {
            (double)nccl.own_bytes / 1048576);
 }
 
-static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level);
 static inline void comm_alloc(size_t bucket_bytes, int level) {
     if (comm.ranks == 1) return;
     nccl_init();
@@ -289,7 +288,7 @@ static inline void comm_alloc(size_t bucket_bytes, int level) {
     nccl_self_test(bucket_bytes);
 }
 
-static inline void comm_barrier(void);
+static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
     watch_phase(PHASE_END);

@@ -7,6 +7,7 @@ call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the 
 */
 #ifndef LLMC_COMM_NCCL_WATCH_CUH
 #define LLMC_COMM_NCCL_WATCH_CUH
+#include "comm_launch.h"
 #include <nccl.h>
 
 #ifndef NCCL_HOST_BYTES // a rank's part of the host's collectives, and the lengths of two rings; less in tests
@@ -55,16 +56,21 @@ static inline void nccl_failed(const char *call, ncclResult_t status) {
 
 static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __ATOMIC_SEQ_CST); }
 
-// The main thread's calls. One that is begun while the program ends does not come back.
-#define NCCL_CHECK(call)                                                 \
-    do {                                                                 \
-        NCCL_SET(inside, true);                                          \
-        if (nccl_ending()) NCCL_SET(inside, false);                      \
-        device_hold();                                                   \
-        ncclResult_t nccl_status = (call);                               \
-        NCCL_SET(inside, false);                                         \
-        device_hold();                                                   \
-        if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
+static inline void nccl_call_begin(void) {
+    NCCL_SET(inside, true);
+    if (nccl_ending()) NCCL_SET(inside, false);
+    device_hold();
+}
+static inline void nccl_call_end(const char *call, ncclResult_t status) {
+    NCCL_SET(inside, false);
+    device_hold();
+    if (status != ncclSuccess) nccl_failed(call, status);
+}
+// Around the main thread's calls. While the program ends, device_hold does not return.
+#define NCCL_CHECK(call)              \
+    do {                              \
+        nccl_call_begin();            \
+        nccl_call_end(#call, (call)); \
     } while (0)
 
 static inline void *nccl_abort(void *done) {

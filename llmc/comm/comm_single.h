@@ -4,7 +4,6 @@ be one of several: each would be rank 0 and write the same files.
 */
 #ifndef LLMC_COMM_SINGLE_H
 #define LLMC_COMM_SINGLE_H
-#include "../ops/ops.h"
 #include "comm_launch.h"
 
 #ifdef DEVICE_OPS

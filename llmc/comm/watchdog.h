@@ -21,7 +21,7 @@ a thread and a TCP connection of its own to rank 0, which hears from all and dec
               checked before use. A connection whose messages are not valid ends the run like one that has closed.
   failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
               that a mistake in the command line is one line for a thousand ranks. The others end with its status.
-  stdout      is that of rank 0: the others' goes nowhere. Their warnings too, unless they fail afterwards.
+  warnings    Rank 0 prints its own. The others' are printed only if they fail afterwards.
 
 One rank: nothing here does anything, and no thread is started.
 */
@@ -76,7 +76,7 @@ static inline void watch_print_failure(WatchMessage *m) {
     }
     if (!any)
         fprintf(stderr, "diffv2: rank %d (%s) ended with status %d, step %" PRId64 ", %s\n", m->rank, m->host,
-                m->status, m->step, phase_names[m->phase]);
+                m->status, m->step, phases[m->phase].description);
 }
 
 // ---- what rank 0 decides
@@ -102,7 +102,7 @@ __attribute__((noreturn)) static inline void watch_end_run(int status) {
 // Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
 // itself, which may be a moment later than the first of the others.
 __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first, int status) {
-    WatchMessage *failed = (WatchMessage *)checked_calloc((size_t)watch.ranks + 1, sizeof(WatchMessage));
+    WatchMessage *failed = (WatchMessage *)checked_calloc(watch.ranks + 1, sizeof(WatchMessage));
     int count = 0;
     if (first) failed[count++] = *first;
     for (double until = now_seconds() + WATCH_GRACE; now_seconds() < until;) {
@@ -120,7 +120,7 @@ __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first,
         }
         if (all) break;
     }
-    if (!WATCH_GET(leaving)) usleep(100000); // rank 0's own turn
+    if (!WATCH_GET(exiting)) usleep(100000); // rank 0's own turn
     for (int i = 0; i < count; i++) watch_print_failure(&failed[i]);
     watch_end_run(status);
 }
@@ -132,8 +132,8 @@ static inline void watch_report_failure(const WatchMessage *m, const char *what,
     fprintf(stderr,
             "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64
             ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
-            m->rank, m->host, what, since, m->step, phase_names[m->phase], watch.rank, WATCH_GET(step),
-            phase_names[WATCH_GET(phase)]);
+            m->rank, m->host, what, since, m->step, phases[m->phase].description, watch.rank, WATCH_GET(step),
+            phases[WATCH_GET(phase)].description);
 }
 
 // Of the ranks that others wait for, the one that has come least far.
@@ -199,9 +199,9 @@ static inline void watch_reset_timers(double now) {
 
 static inline void *watch_thread(void *unused) {
     (void)unused;
-    struct pollfd *fds = (struct pollfd *)checked_calloc((size_t)watch.peer_count, sizeof(struct pollfd));
+    struct pollfd *fds = (struct pollfd *)checked_calloc(watch.peer_count, sizeof(struct pollfd));
     double sent = 0, before = now_seconds();
-    while (!WATCH_GET(leaving)) {
+    while (!WATCH_GET(exiting)) {
         double limit = watch_limit(), beat = fmin(watch.ranks <= 64 ? 0.2 : 1, fmax(0.02, limit / 8)),
                now = now_seconds();
         if (now - before > fmax(0.5, limit / 4)) watch_reset_timers(now);
@@ -216,7 +216,7 @@ static inline void *watch_thread(void *unused) {
             sent = now;
         }
         poll(fds, (nfds_t)watch.peer_count, (int)(1000 * fmin(beat / 2, 0.1)) + 1);
-        if (WATCH_GET(leaving)) break;
+        if (WATCH_GET(exiting)) break;
         if (now_seconds() - now > fmax(0.5, limit / 4)) watch_reset_timers(now_seconds());
         for (int i = 0; i < watch.peer_count; i++)
             if (fds[i].fd >= 0 && fds[i].revents) watch_handle_message(&watch.peers[i]);
@@ -225,8 +225,6 @@ static inline void *watch_thread(void *unused) {
         if (watch.rank == 0) watch_check_waiting(limit);
     }
     free(fds);
-    int status = WATCH_GET(status);
-    if (watch.rank == 0 && status) watch_fail_run(NULL, status);
     return NULL;
 }
 
@@ -245,16 +243,15 @@ static inline void watch_close_connections(void) {
     }
 }
 
-// Called by exit() with the program's status. A failure is told to rank 0, which prints its lines.
-static inline void watch_on_exit(int status, void *unused) {
-    (void)unused;
-    if (!watch.on) return;
+// The exit hook (common.h). A failure is reported to rank 0, which prints its lines and ends all ranks.
+static inline void watch_on_exit(int status) {
     WATCH_SET(status, status & 0xFF); // as the system does
     fflush(NULL);
     bool failed = status != EXIT_DONE && status != EXIT_SIGNALLED;
-    if (failed && watch.rank == 0) { // the thread ends the program
-        WATCH_SET(leaving, true);
-        for (;;) pause();
+    if (failed && watch.rank == 0) { // the thread stops receiving, then this one does
+        WATCH_SET(exiting, true);
+        if (!pthread_equal(watch.thread, pthread_self())) pthread_join(watch.thread, NULL);
+        watch_fail_run(NULL, status);
     }
     WatchMessage m = watch_message(failed ? WATCH_FAILED : WATCH_GOODBYE);
     if (failed) memcpy(m.text, watch.pending, WATCH_TEXT);
@@ -263,7 +260,7 @@ static inline void watch_on_exit(int status, void *unused) {
         watch_close_connections();
         return;
     }
-    sleep(3); // rank 0 answers with the end
+    sleep(3); // the thread ends the process when rank 0 answers
     if (watch.rank <= 4) fprintf(stderr, "%s", watch.pending);
     _exit(status);
 }
@@ -275,7 +272,7 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
     watch_timeout(WATCH_TIMEOUT);
     gethostname(watch.host, sizeof(watch.host) - 1);
     watch.peer_count = rank == 0 ? ranks : 1;
-    watch.peers = (WatchPeer *)checked_calloc((size_t)watch.peer_count, sizeof(WatchPeer));
+    watch.peers = (WatchPeer *)checked_calloc(watch.peer_count, sizeof(WatchPeer));
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].fd = -1;
     if (rank == 0) {
         watch_accept_ranks(&address->secret);
@@ -285,10 +282,8 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
         watch_receive_payload(payload, payload_bytes);
     }
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
-    watch.on = true;
     warn_hook = watch_record_line;
-    CHECK(on_exit(watch_on_exit, NULL) == 0, "cannot register the end of the program");
-    if (rank != 0) CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    exit_hook = watch_on_exit;
     thread_start(&watch.thread, watch_thread, NULL, "that watches the ranks");
 }
 #endif

@@ -10,16 +10,28 @@ have been checked. Control characters in texts become '?', so that a peer cannot
 #include "../base/json.h"
 #include "../base/keyed_hash.h"
 
+// What a rank is doing: constant, short name, description in messages.
 // clang-format off
-typedef enum {
-    PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS,
-    PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END, PHASE_COUNT
-} Phase;
+#define PHASES(PHASE)                                             \
+    PHASE(PHASE_START, "start", "starting")                       \
+    PHASE(PHASE_DATA, "data", "reading data")                     \
+    PHASE(PHASE_FORWARD, "forward", "in the forward")             \
+    PHASE(PHASE_BACKWARD, "backward", "in the backward")          \
+    PHASE(PHASE_GRADIENTS, "gradients", "reducing gradients")     \
+    PHASE(PHASE_UPDATE, "update", "updating weights")             \
+    PHASE(PHASE_PARAMETERS, "parameters", "gathering parameters") \
+    PHASE(PHASE_VALIDATION, "validation", "validating")           \
+    PHASE(PHASE_CHECK, "check", "comparing ranks")                \
+    PHASE(PHASE_SAVE, "save", "saving a checkpoint")              \
+    PHASE(PHASE_LOG, "log", "writing the log")                    \
+    PHASE(PHASE_END, "end", "ending")
 // clang-format on
-static const char *const phase_names[] = {
-    "starting",           "reading data",        "in the forward",       "in the backward",
-    "reducing gradients", "updating weights",    "gathering parameters", "validating",
-    "comparing ranks",    "saving a checkpoint", "writing the log",      "ending"};
+#define PHASE_CONSTANT(constant, name, description) constant,
+#define PHASE_ROW(constant, name, description) {name, description},
+typedef enum { PHASES(PHASE_CONSTANT) PHASE_COUNT } Phase;
+static const struct { const char *name, *description; } phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
+#undef PHASE_CONSTANT
+#undef PHASE_ROW
 
 enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_ADDRESSES = 8, WATCH_LINES = 64 };
 static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; the latter to hear of other ranks' failures
@@ -72,7 +84,7 @@ typedef struct {
 } WatchPeer;
 
 static struct {
-    bool on, leaving;
+    bool exiting;
     int rank, ranks, status, listener;
     uint64_t device;
     double start_timeout, timeout, resumed; // the last: when this process was last found to have been stopped; 0: never
@@ -90,7 +102,7 @@ static struct {
     pthread_t thread;
     WatchPeer *peers; // rank 0: of each rank; else one, rank 0
     int peer_count;
-} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+} watch = {false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
@@ -211,7 +223,7 @@ static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return WATCH_NOTHING;
         if (n <= 0) return WATCH_CLOSED;
-        p->have += (size_t)n;
+        p->have += n;
     }
     memset(m, 0, sizeof(*m));
     memcpy(m, &p->incoming, p->have);

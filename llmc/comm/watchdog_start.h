@@ -108,7 +108,7 @@ static inline WatchAuth watch_authenticate(WatchPending *c, const HashKey *secre
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return AUTH_PENDING;
         if (n <= 0) return AUTH_FAILED;
-        c->have += (size_t)n;
+        c->have += n;
         if (c->have == sizeof(c->other)) watch_set_keys(&c->peer, secret, c->own, c->other);
     }
     WatchReceiveStatus receipt = watch_receive(&c->peer, hello);
@@ -155,7 +155,7 @@ static inline void watch_drop_pending(WatchPendingList *crowd, int i, bool turn_
     if (turn_away) close(crowd->of[i]->peer.fd), crowd->turned_away++;
     free(crowd->of[i]);
     crowd->count--;
-    memmove(&crowd->of[i], &crowd->of[i + 1], (size_t)(crowd->count - i) * sizeof(crowd->of[0]));
+    memmove(&crowd->of[i], &crowd->of[i + 1], (crowd->count - i) * sizeof(crowd->of[0]));
 }
 
 // Takes a new connection and sends it this end's number. When too many are waiting, the oldest goes, unless it has
@@ -269,7 +269,7 @@ static inline bool watch_handshake(WatchPeer *p, const WatchAddress *a, double u
     while (have < sizeof(other)) {
         ssize_t n = recv(p->fd, (char *)&other + have, sizeof(other) - have, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
-        if (n > 0) have += (size_t)n;
+        if (n > 0) have += n;
         else if (!watch_poll_until(p->fd, until)) return false;
     }
     WatchMessage hello = watch_message(WATCH_HELLO);

@@ -18,7 +18,7 @@ A description becomes a graph of one node, the graph a plan, once for each shape
             backward. Deterministic on 10.x from cuDNN 9.18.
   bugs      9.8.0, 9.10.0 and 9.10.1 are refused (cudnn_version_usable). Frontends below 1.16 do not compile: 1.13 to
             1.14.1 give NaN where T % 128 != 0. A backward on 9.x that gives NaN where T % 128 = 64 and lse < -88.7 is
-            found by running it (attention_probe.cuh)
+            found by running it (attention_plans.cuh)
   source    docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html (support matrix), and the
             frontend's node/sdpa_support_surface.h and node/scaled_dot_product_flash_attention.h
 */

@@ -23,8 +23,8 @@ give it a 16-byte type.
 #define nvtxRangePop() ((void)0)
 #endif
 
-// OPERATION() is the first statement of each CUDA operation. It names a range after the function, which Nsight shows.
-// A program that measures operations defines OPERATION_HOOK(name) before it includes any header of llmc/ops or llmc/cuda;
+// OPERATION() is the first statement of each CUDA operation. It names a range after the function, which Nsight shows. A
+// program that measures operations defines OPERATION_HOOK(name) before it includes any header of llmc/ops or llmc/cuda;
 // the hook is called with the name at the beginning and with NULL at the end. It is empty in the trainer.
 #ifndef OPERATION_HOOK
 #define OPERATION_HOOK(name) ((void)(name))

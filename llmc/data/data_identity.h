@@ -49,7 +49,7 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
         XXH3_64bits_update(state, shape, sizeof(shape));
         int fd = shard_open(s, error);
         CHECK(fd >= 0, "%s", error);
-        size_t bytes = s->token_count * (size_t)s->token_bytes, block_bytes = min_size(sizeof(block), bytes);
+        size_t bytes = s->token_count * s->token_bytes, block_bytes = min_size(sizeof(block), bytes);
         for (size_t k = 0; k < 16; k++) {
             size_t offset = (bytes - block_bytes) * k / 15;
             CHECK(shard_pread(s, fd, block, block_bytes, SHARD_HEADER_BYTES + (int64_t)offset, error), "%s", error);

@@ -144,9 +144,9 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
     for (size_t i = 0; i < found.count; i++) {
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];
-        shard_examine(s, l->T);
+        shard_examine(s, l->T + 1);
         s->first_window = corpus->window_count;
-        corpus->window_count += (s->token_count - 1) / (size_t)l->T;
+        corpus->window_count += (s->token_count - 1) / l->T;
         corpus->token_count += s->token_count;
     }
     free(found.shards);
@@ -165,12 +165,12 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
     l->B = B, l->T = T, l->V = V, l->rank = rank, l->ranks = ranks, l->seed = seed, l->shuffle = shuffle;
     l->specs = corpus_parse(text);
     l->corpus_count = l->specs.count;
-    l->corpora = (Corpus *)checked_calloc((size_t)l->corpus_count, sizeof(Corpus));
+    l->corpora = (Corpus *)checked_calloc(l->corpus_count, sizeof(Corpus));
     for (int i = 0; i < l->corpus_count; i++) dataloader_open_corpus(l, &l->corpora[i], &l->specs.items[i]);
     dataloader_set_weights(l);
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) l->open_files[i].fd = -1;
-    l->slots = (int *)checked_calloc((size_t)DATALOADER_SLOTS * (size_t)B * (2 * (size_t)T + 1), sizeof(int));
-    l->raw = checked_calloc((size_t)T + 1, sizeof(uint32_t));
+    l->slots = (int *)checked_calloc(DATALOADER_SLOTS * B, (2 * T + 1) * sizeof(int));
+    l->raw = checked_calloc(T + 1, sizeof(uint32_t));
     CHECK(pthread_mutex_init(&l->lock, NULL) == 0 && pthread_cond_init(&l->changed, NULL) == 0,
           "out of memory for the data loader's lock");
 }
@@ -196,16 +196,15 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
         l->open_files[place].shard = low;
     }
     if (l->open_files[place].fd < 0) return false;
-    size_t first = (size_t)(at.window - s->first_window) * (size_t)l->T;
-    if (!shard_read_tokens(s, l->open_files[place].fd, first, (size_t)l->T + 1, l->V, l->raw, tokens, l->error))
-        return false;
+    size_t first = (at.window - s->first_window) * l->T;
+    if (!shard_read_tokens(s, l->open_files[place].fd, first, l->T + 1, l->V, l->raw, tokens, l->error)) return false;
     if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
     return true;
 }
 
 static inline void *dataloader_thread(void *argument) {
     DataLoader *l = (DataLoader *)argument;
-    size_t row = 2 * (size_t)l->T + 1, B = (size_t)l->B;
+    size_t row = 2 * l->T + 1, B = l->B;
     pthread_mutex_lock(&l->lock);
     while (!l->failed) {
         while (!l->stop && l->produced - l->consumed == DATALOADER_SLOTS) pthread_cond_wait(&l->changed, &l->lock);
@@ -256,7 +255,7 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     pthread_mutex_unlock(&l->lock);
     if (!ready) dataloader_stop(l); // the thread has ended
     CHECK(ready, "%s", l->error);
-    size_t T = (size_t)l->T, B = (size_t)l->B;
+    size_t T = l->T, B = l->B;
     const int *row = l->slots + (l->consumed % DATALOADER_SLOTS) * B * (2 * T + 1);
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
         memcpy(inputs + b * T, row, T * sizeof(int));

@@ -8,6 +8,8 @@ adamw: one step of Adam with decoupled weight decay. Equations in adamw.h.
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 typedef struct {
     float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;

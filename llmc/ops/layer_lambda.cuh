@@ -8,6 +8,8 @@ layer_lambda: a factor of the second map that is one number for a layer. Equatio
 */
 #ifndef LLMC_LAYER_LAMBDA_CUH
 #define LLMC_LAYER_LAMBDA_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // l[:] = source[0], or value where there is no source
 template <int W, typename Source>

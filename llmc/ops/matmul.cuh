@@ -7,6 +7,8 @@ matmul: a linear layer without bias. Equations in matmul.h; the products are tho
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 #include "../cuda/gemm.cuh"
+#include "ops.h"
+#include "traffic.h"
 
 static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the library's own is made by ops_init
     (void)N, (void)IC, (void)OC;

@@ -8,6 +8,8 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH
 #define LLMC_SUM_OF_SQUARES_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 #ifndef SQUARES_PARTS // blocks, a multiple of a warp, and elements that are worth a block; fewer in tests
 #define SQUARES_PARTS 512

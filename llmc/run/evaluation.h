@@ -1,6 +1,6 @@
 /*
 evaluation.h: --eval: the validation loss, the loss by position, associative recall (recall.h), and what attention does
-(evaluation_attention.h). Included by the trainer, whose forward it runs.
+(evaluation_attention.h).
 
   --eval-out FILE   all of it as JSON
 
@@ -8,11 +8,14 @@ Recall is asked for without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
+#include "../base/random.h"
+#include "../data/data_identity.h"
+#include "../data/recall.h"
 #include "evaluation_attention.h"
 
 // ---- loss by position
 
-static void print_by_position(const double *mean, int T) {
+static inline void print_by_position(const double *mean, int T) {
     printf("loss by position\n");
     for (int begin = 0; begin < T; begin = begin ? 2 * begin : 1) {
         int end = min_int(T, begin ? 2 * begin : 1);
@@ -25,31 +28,32 @@ static void print_by_position(const double *mean, int T) {
 // ---- recall
 
 // Logits behind the queries of `rows / T` sequences: the head runs over chunks of rows, of which few are looked at.
-static void recall_classify(Model *model, RecallScore *score, const int *tokens, int sequences, RecallCell cell,
-                            floatX *rows, float *logits) {
-    Activations *a = &model->acts;
-    int T = recall_length(cell), V = model->plan.config.V, N = sequences * T;
-    for (int n = 0; n < N; n += model->plan.logit_rows) {
-        int count = min_int(model->plan.logit_rows, N - n);
-        matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)model->plan.config.C,
-                       param(model, head_kind(model), 0), count, model->plan.config.C, model->plan.Vw, model->plan.Vp);
-        buffer_download(rows, a->logits, (size_t)count * (size_t)model->plan.Vp * sizeof(floatX));
+static inline void recall_classify(const EvaluationModel *m, RecallScore *score, const int *tokens, int sequences,
+                                   RecallCell cell, floatX *rows, float *logits) {
+    const ModelPlan *p = m->plan;
+    const Activations *a = m->acts;
+    int T = recall_length(cell), C = p->config.C, V = p->config.V, N = sequences * T;
+    for (int n = 0; n < N; n += p->logit_rows) {
+        int count = min_int(p->logit_rows, N - n);
+        matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)C, m->head, count, C, p->Vw, p->Vp);
+        buffer_download(rows, a->logits, (size_t)count * (size_t)p->Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;
             if (row < 0 || row >= count) continue;
-            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * (size_t)model->plan.Vp + (size_t)v];
+            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * (size_t)p->Vp + (size_t)v];
             recall_score(score, logits, V, tokens + (size_t)sequence * (size_t)T, cell, query);
         }
     }
 }
 
-static RecallScore recall_measure(Run *run, RecallCell cell, const int *symbols, int symbol_count) {
-    Model *model = &run->model;
-    int T = recall_length(cell), room = model->plan.B;
-    floatX *rows = (floatX *)checked_calloc((size_t)model->plan.logit_rows * (size_t)model->plan.Vp, sizeof(floatX));
-    float *logits = (float *)checked_calloc((size_t)model->plan.config.V, sizeof(float));
+static inline RecallScore recall_measure(const EvaluationModel *m, RecallCell cell, const int *symbols,
+                                         int symbol_count, uint64_t seed) {
+    const ModelPlan *p = m->plan;
+    int T = recall_length(cell), room = p->B;
+    floatX *rows = (floatX *)checked_calloc((size_t)p->logit_rows * (size_t)p->Vp, sizeof(floatX));
+    float *logits = (float *)checked_calloc((size_t)p->config.V, sizeof(float));
     int *tokens = (int *)checked_calloc((size_t)room * (size_t)T, sizeof(int));
-    uint64_t key = random_mix(random_key("recall", run->options.seed) + (uint64_t)cell.pairs * 2 + (cell.noise > 0));
+    uint64_t key = random_mix(random_key("recall", seed) + (uint64_t)cell.pairs * 2 + (cell.noise > 0));
     RecallScore score;
     memset(&score, 0, sizeof(score));
     for (int done = 0; done < RECALL_SEQUENCES; done += room) {
@@ -57,9 +61,8 @@ static RecallScore recall_measure(Run *run, RecallCell cell, const int *symbols,
         for (int s = 0; s < count; s++)
             recall_generate(tokens + (size_t)s * (size_t)T, cell, symbols, symbol_count,
                             random_mix(key + (uint64_t)(done + s)));
-        model_read_batch(model, tokens, tokens, NULL, count * T);
-        model_forward(model, count, T, 0);
-        recall_classify(model, &score, tokens, count, cell, rows, logits);
+        m->forward(m->model, tokens, count, T, NULL, NULL);
+        recall_classify(m, &score, tokens, count, cell, rows, logits);
     }
     free(rows);
     free(logits);
@@ -67,15 +70,15 @@ static RecallScore recall_measure(Run *run, RecallCell cell, const int *symbols,
     return score;
 }
 
-static void evaluate_recall(Run *run, const int64_t *counts, cJSON *json) {
-    int symbols[RECALL_SYMBOLS], symbol_count = recall_symbols(symbols, counts, run->model.plan.config.V);
+static inline void evaluate_recall(const EvaluationModel *m, const int64_t *counts, uint64_t seed, cJSON *json) {
+    int symbols[RECALL_SYMBOLS], symbol_count = recall_symbols(symbols, counts, m->plan->config.V);
     RecallCell cells[RECALL_CELLS];
-    int cell_count = recall_cells(cells, run->model.plan.T, symbol_count);
+    int cell_count = recall_cells(cells, m->plan->T, symbol_count);
     cJSON *list = cJSON_AddArrayToObject(json, "recall");
     printf("associative recall, %d sequences each, of %d symbols%s\n", RECALL_SEQUENCES, symbol_count,
            cell_count ? "" : ": too few, or too short a context");
     for (int i = 0; i < cell_count; i++) {
-        RecallScore s = recall_measure(run, cells[i], symbols, symbol_count);
+        RecallScore s = recall_measure(m, cells[i], symbols, symbol_count, seed);
         double n = (double)s.answers;
         if (i == 0)
             printf("  %5s %6s %12s %12s %12s %9s\n", "pairs", "noise", "exact match", "among values", "by chance",
@@ -95,57 +98,64 @@ static void evaluate_recall(Run *run, const int64_t *counts, cJSON *json) {
 
 // ---- all of it
 
+typedef struct {
+    EvaluationModel model;
+    DataLoader *val;
+    double loss;
+    const double *by_position; // [T]: mean loss by position
+    uint64_t windows;          // that the losses are of: the first ones
+    uint64_t data_fingerprint, seed;
+    const char *eval_out, *dump_attention; // files, or NULL
+} Evaluation;
+
 // The beginnings of the first windows (windows, T), and how often each token occurs in them (whole windows).
-static int *evaluation_windows(Run *run, int windows, int T, int64_t *counts) {
-    Model *model = &run->model;
+static inline int *evaluation_windows(const Evaluation *e, int windows, int T, int64_t *counts) {
+    int B = e->model.plan->B, window = e->model.plan->T;
+    size_t N = (size_t)B * (size_t)window;
     int *first = (int *)checked_calloc((size_t)windows * (size_t)T, sizeof(int));
-    dataloader_start(&run->val, 0);
-    for (int done = 0; done < windows; done += model->plan.B) {
-        int count = min_int(model->plan.B, windows - done);
-        dataloader_next(&run->val, run->inputs, run->targets, run->starts);
-        for (int n = 0; n < count * model->plan.T; n++) counts[run->inputs[n]]++;
+    int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
+    dataloader_start(e->val, 0);
+    for (int done = 0; done < windows; done += B) {
+        int count = min_int(B, windows - done);
+        dataloader_next(e->val, batch, batch + N, e->val->documents ? batch + 2 * N : NULL);
+        for (int n = 0; n < count * window; n++) counts[batch[n]]++;
         for (int b = 0; b < count; b++)
-            memcpy(first + (size_t)(done + b) * (size_t)T, run->inputs + (size_t)b * (size_t)model->plan.T,
-                   (size_t)T * sizeof(int));
+            memcpy(first + (size_t)(done + b) * (size_t)T, batch + (size_t)b * (size_t)window, (size_t)T * sizeof(int));
     }
+    free(batch);
     return first;
 }
 
-// What one process measures: recall and attention.
-static void evaluate_model(Run *run, uint64_t seen, cJSON *json) {
-    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)seen), T = min_int(MAP_TOKENS, run->model.plan.T);
-    int64_t *counts = (int64_t *)checked_calloc((size_t)run->model.plan.config.V, sizeof(int64_t));
-    int *first = evaluation_windows(run, windows, T, counts);
-    evaluate_recall(run, counts, json);
-    evaluate_attention(run, first, windows, T, json);
+// Recall and attention, which one process measures.
+static inline void evaluate_model(const Evaluation *e, cJSON *json) {
+    const ModelPlan *p = e->model.plan;
+    int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
+    int64_t *counts = (int64_t *)checked_calloc((size_t)p->config.V, sizeof(int64_t));
+    int *first = evaluation_windows(e, windows, T, counts);
+    evaluate_recall(&e->model, counts, e->seed, json);
+    evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);
     free(counts);
     free(first);
 }
 
-static void run_evaluate(Run *run) {
-    const Options *o = &run->options;
-    int T = run->model.plan.T;
-    double *by_position = (double *)checked_calloc((size_t)T, sizeof(double));
-    double loss = run_validate(run, by_position);
-    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(loss), signless_nan(exp(loss)));
-    print_by_position(by_position, T);
+static inline void evaluate(const Evaluation *e) {
+    int T = e->model.plan->T;
+    printf("validation loss %.9g (perplexity %.2f)\n", signless_nan(e->loss), signless_nan(exp(e->loss)));
+    print_by_position(e->by_position, T);
     cJSON *json = cJSON_CreateObject();
-    cJSON_AddNumberToObject(json, "loss", loss);
-    cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(by_position, T));
-    uint64_t seen = run_validation_windows(run);
-    json_add_u64(json, "windows", seen);
-    json_add_u64(json, "data_fingerprint", run->val_fingerprint);
-    json_add_u64(json, "seed", o->seed);
-    if (comm_ranks() == 1) evaluate_model(run, seen, json);
-    else printf("recall and attention are for one process to measure, not for %d ranks\n", comm_ranks());
-    if (o->eval_out) {
+    cJSON_AddNumberToObject(json, "loss", e->loss);
+    cJSON_AddItemToObject(json, "loss_by_position", cJSON_CreateDoubleArray(e->by_position, T));
+    json_add_u64(json, "windows", e->windows);
+    json_add_u64(json, "data_fingerprint", e->data_fingerprint);
+    json_add_u64(json, "seed", e->seed);
+    if (comm_ranks() == 1) evaluate_model(e, json);
+    else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());
+    if (e->eval_out) {
         size_t size = 0;
         char *text = json_text(json, &size);
-        file_write_atomic(o->eval_out, text, size);
+        file_write_atomic(e->eval_out, text, size);
         free(text);
     }
     cJSON_Delete(json);
-    free(by_position);
-    CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 #endif

@@ -1,6 +1,6 @@
 /*
 evaluation_attention.h: what attention does on the first MAP_TOKENS tokens of validation windows (attention_maps.h), for
---eval. Included by the trainer, whose forward it runs.
+--eval.
 
   --dump-attention FILE   safetensors, F32, of the first window: tokens [P], and for each layer and output head
                           layer.L.head.H.a1 [P,P], and with a second map .a2 [P,P] and .lambda [P]
@@ -10,6 +10,9 @@ every backend.
 */
 #ifndef LLMC_EVALUATION_ATTENTION_H
 #define LLMC_EVALUATION_ATTENTION_H
+#include "../checkpoint/safetensors_writer.h"
+#include "attention_maps.h"
+#include "evaluation_model.h"
 
 enum { ATTENTION_WINDOWS = 64 };
 
@@ -21,11 +24,11 @@ typedef struct {
     size_t logit_count, hidden_count;
 } LayerAttention;
 
-static int compare_floats(const void *a, const void *b) {
+static inline int compare_floats(const void *a, const void *b) {
     float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
 }
-static void add_magnitudes(cJSON *json, const char *name, float *values, size_t count) {
+static inline void add_magnitudes(cJSON *json, const char *name, float *values, size_t count) {
     char key[64];
     qsort(values, count, sizeof(float), compare_floats);
     FORMAT(key, "%s_max", name);
@@ -36,17 +39,16 @@ static void add_magnitudes(cJSON *json, const char *name, float *values, size_t 
 
 // Copies of a layer's attention on the host; free() lse, q and, where it has rows of its own, lambda.
 typedef struct {
-    HostAttention source;
+    HostAttention attention;
     floatX *fused, *own_lambda;
     real *lse;
 } LayerOnHost;
 
-static LayerOnHost layer_to_host(const Model *model, int l, int B, int T) {
-    const AttentionDims *d = &model->plan.dims;
-    const LayerActivations *a = &model->acts.layers[l];
-    size_t N = (size_t)B * (size_t)T, fused = N * (size_t)d->fused_ld, own = a->lambda ? N * (size_t)d->OH : 1,
-           lse = lse_count(&model->plan, B, T);
-    KeySet s = model_key_set(model, 0, B, T, 0);
+// s: key set 0 of the forward that filled the activations.
+static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, KeySet s) {
+    const AttentionDims *d = &plan->dims;
+    size_t N = (size_t)s.shape.B * (size_t)s.shape.T, fused = N * (size_t)d->fused_ld,
+           own = a->lambda ? N * (size_t)d->OH : 1, lse = lse_count(plan, s.shape.B, s.shape.T);
     LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
@@ -56,18 +58,18 @@ static LayerOnHost layer_to_host(const Model *model, int l, int B, int T) {
     buffer_download(h.lse, a->lse, lse * sizeof(real));
     if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
-    h.source.shape = s.shape;
-    h.source.key_sets = model->plan.config.attention->key_sets;
-    h.source.stride = d->pair_stride;
-    h.source.sigmoid = model->plan.config.attention->lambda == LAMBDA_SIGMOID;
-    h.source.q = h.fused + s.q;
-    h.source.k = h.fused + s.k;
-    h.source.lse = h.lse;
-    h.source.lambda = lambda.rows;
-    h.source.ldl = lambda.ld;
+    h.attention.shape = s.shape;
+    h.attention.key_sets = plan->config.attention->key_sets;
+    h.attention.stride = d->pair_stride;
+    h.attention.sigmoid = plan->config.attention->lambda == LAMBDA_SIGMOID;
+    h.attention.q = h.fused + s.q;
+    h.attention.k = h.fused + s.k;
+    h.attention.lse = h.lse;
+    h.attention.lambda = lambda.rows;
+    h.attention.ldl = lambda.ld;
     return h;
 }
-static void layer_on_host_free(LayerOnHost *h) {
+static inline void layer_on_host_free(LayerOnHost *h) {
     free(h->fused);
     free(h->own_lambda);
     free(h->lse);
@@ -79,14 +81,13 @@ typedef struct {
     int maps, next;            // per output head; the tensor that is written next
 } AttentionDump;
 
-static AttentionDump attention_dump_open(const Model *model, const char *path, int T) {
-    int maps = model->plan.dims.pair_stride ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = model->plan.dims.OH,
-        count = 0;
+static inline AttentionDump attention_dump_open(const ModelPlan *plan, const char *path, int T) {
+    int maps = plan->dims.pair_stride ? 2 : 1, per_head = maps == 2 ? 3 : 1, heads = plan->dims.OH, count = 0;
     static const char *const parts[] = {"a1", "a2", "lambda"};
     SafeTensorSpec *specs =
-        (SafeTensorSpec *)checked_calloc(1 + (size_t)(model->plan.config.L * heads * per_head), sizeof(SafeTensorSpec));
+        (SafeTensorSpec *)checked_calloc(1 + (size_t)(plan->config.L * heads * per_head), sizeof(SafeTensorSpec));
     FORMAT(specs[count].name, "tokens");
-    for (int l = 0; l < model->plan.config.L; l++)
+    for (int l = 0; l < plan->config.L; l++)
         for (int h = 0; h < heads; h++)
             for (int p = 0; p < per_head; p++) FORMAT(specs[++count].name, "layer.%d.head.%d.%s", l, h, parts[p]);
     for (int i = 0; i <= count; i++) {
@@ -100,14 +101,14 @@ static AttentionDump attention_dump_open(const Model *model, const char *path, i
     return dump;
 }
 
-static void attention_dump_write(AttentionDump *dump, const float *values, size_t count) {
+static inline void attention_dump_write(AttentionDump *dump, const float *values, size_t count) {
     if (dump->writer) safetensors_write(dump->writer, dump->next++, 0, values, DTYPE_F32, count);
 }
 
 // Adds one layer's maps of B sequences; the first sequence's go into the dump.
-static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host, float *maps[2],
-                                float *logits) {
-    const HostAttention *m = &host->source;
+static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host,
+                                       float *maps[2], float *logits) {
+    const HostAttention *m = &host->attention;
     int T = m->shape.T, count = m->stride ? 2 : 1;
     size_t square = (size_t)T * (size_t)T;
     for (int b = 0; b < m->shape.B; b++)
@@ -126,10 +127,9 @@ static void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const
             for (int t = 0; t < T && b == 0 && count == 2; t++) logits[t] = (float)map_lambda(m, b, t, h);
             if (b == 0 && count == 2) attention_dump_write(dump, logits, (size_t)T);
         }
-    dump->writer = NULL; // of the first batch alone
 }
 
-static void layer_attention_json(cJSON *list, LayerAttention *s, int layer, bool pairs) {
+static inline void layer_attention_json(cJSON *list, LayerAttention *s, int layer, bool pairs) {
     static const char *const names[] = {"map0", "map1", "effective"};
     cJSON *json = cJSON_CreateObject();
     char key[64];
@@ -150,61 +150,79 @@ static void layer_attention_json(cJSON *list, LayerAttention *s, int layer, bool
            (double)s->hidden[(s->hidden_count - 1) / 2]);
 }
 
-// One layer after another of a batch of windows, since without a backward all layers share their memory.
-static void attention_batch(Run *run, LayerAttention *layers, AttentionDump *dump, int windows, int T) {
-    Model *model = &run->model;
-    Activations *a = &model->acts;
-    int N = windows * T, C = model->plan.config.C;
-    size_t square = (size_t)T * (size_t)T, stream = (size_t)N * (size_t)C;
-    float *scratch = (float *)checked_calloc(3 * square, sizeof(float)), *maps[2] = {scratch, scratch + square};
-    floatX *hidden = (floatX *)checked_calloc(stream, sizeof(floatX));
-    SafeTensorsWriter *writer = dump->writer;
-    model_forward_embedding(model, N);
-    for (int l = 0; l < model->plan.config.L; l++) {
-        block_forward(model, l, block_input(model, l), windows, T, 0);
-        LayerOnHost host = layer_to_host(model, l, windows, T);
-        dump->writer = writer;
-        layer_attention_add(&layers[l], dump, &host, maps, scratch + 2 * square);
-        layer_on_host_free(&host);
-        buffer_download(hidden, a->layers[l].x_out, stream * sizeof(floatX));
-        for (size_t i = 0; i < stream; i++) layers[l].hidden[layers[l].hidden_count++] = fabsf((float)hidden[i]);
-    }
-    free(scratch);
-    free(hidden);
+// What attention_visit adds up: batches of `windows` windows of T tokens.
+typedef struct {
+    const EvaluationModel *model;
+    int windows, T;
+    LayerAttention *layers; // [L]
+    AttentionDump dump;     // of the first batch
+    float *scratch;         // [3 T T]: two maps, logits
+    floatX *hidden;         // (N, C)
+} AttentionSums;
+
+// Adds a layer of the batch, right after its forward.
+static inline void attention_visit(void *data, int l) {
+    AttentionSums *sums = (AttentionSums *)data;
+    const EvaluationModel *m = sums->model;
+    const LayerActivations *a = &m->acts->layers[l];
+    size_t square = (size_t)sums->T * (size_t)sums->T,
+           stream = (size_t)(sums->windows * sums->T) * (size_t)m->plan->config.C;
+    float *maps[2] = {sums->scratch, sums->scratch + square};
+    LayerOnHost host = layer_to_host(m->plan, a, key_set(m->plan, 0, sums->windows, sums->T, 0));
+    layer_attention_add(&sums->layers[l], &sums->dump, &host, maps, sums->scratch + 2 * square);
+    layer_on_host_free(&host);
+    buffer_download(sums->hidden, a->x_out, stream * sizeof(floatX));
+    LayerAttention *layer = &sums->layers[l];
+    for (size_t i = 0; i < stream; i++) layer->hidden[layer->hidden_count++] = fabsf((float)sums->hidden[i]);
 }
 
-// Of the first windows of the validation data, their first MAP_TOKENS tokens.
-static void evaluate_attention(Run *run, const int *first_tokens, int windows, int T, cJSON *json) {
-    Model *model = &run->model;
-    int L = model->plan.config.L, NQ = model->plan.dims.NQ;
-    size_t logits = (size_t)windows * (size_t)NQ * (size_t)T * (size_t)(T + 1) / 2,
-           hidden = (size_t)windows * (size_t)T * (size_t)model->plan.config.C;
-    LayerAttention *layers = (LayerAttention *)checked_calloc((size_t)L, sizeof(LayerAttention));
-    for (int l = 0; l < L; l++) {
-        layers[l].logits = (float *)checked_calloc(logits, sizeof(float));
-        layers[l].hidden = (float *)checked_calloc(hidden, sizeof(float));
+static inline void attention_sums_alloc(AttentionSums *sums, const EvaluationModel *m, int windows, int T) {
+    const ModelConfig *c = &m->plan->config;
+    size_t square = (size_t)T * (size_t)T, C = (size_t)c->C,
+           logits = (size_t)windows * (size_t)m->plan->dims.NQ * (size_t)T * (size_t)(T + 1) / 2;
+    memset(sums, 0, sizeof(*sums));
+    sums->model = m;
+    sums->T = T;
+    sums->layers = (LayerAttention *)checked_calloc((size_t)c->L, sizeof(LayerAttention));
+    for (int l = 0; l < c->L; l++) {
+        sums->layers[l].logits = (float *)checked_calloc(logits, sizeof(float));
+        sums->layers[l].hidden = (float *)checked_calloc((size_t)(windows * T) * C, sizeof(float));
     }
-    const char *path = run->options.dump_attention;
+    sums->scratch = (float *)checked_calloc(3 * square, sizeof(float));
+    sums->hidden = (floatX *)checked_calloc((size_t)(m->plan->B * T) * C, sizeof(floatX));
+}
+static inline void attention_sums_free(AttentionSums *sums) {
+    for (int l = 0; l < sums->model->plan->config.L; l++) {
+        free(sums->layers[l].logits);
+        free(sums->layers[l].hidden);
+    }
+    free(sums->layers);
+    free(sums->scratch);
+    free(sums->hidden);
+}
+
+// first_tokens (windows, T): the beginnings of validation windows. dump_path: of --dump-attention, or NULL.
+static inline void evaluate_attention(const EvaluationModel *m, const int *first_tokens, int windows, int T,
+                                      const char *dump_path, cJSON *json) {
+    AttentionSums sums;
     char temporary[PATH_SIZE];
-    AttentionDump dump = {NULL, 0, 0};
-    if (path) {
-        FORMAT(temporary, "%s.tmp", path);
-        dump = attention_dump_open(model, temporary, T);
+    attention_sums_alloc(&sums, m, windows, T);
+    if (dump_path) {
+        FORMAT(temporary, "%s.tmp", dump_path);
+        sums.dump = attention_dump_open(m->plan, temporary, T);
         float tokens[MAP_TOKENS];
         for (int t = 0; t < T; t++) tokens[t] = (float)first_tokens[t];
-        attention_dump_write(&dump, tokens, (size_t)T);
+        attention_dump_write(&sums.dump, tokens, (size_t)T);
     }
-    SafeTensorsWriter *writer = dump.writer;
-    for (int done = 0; done < windows; done += model->plan.B) {
-        int count = min_int(model->plan.B, windows - done);
-        const int *tokens = first_tokens + (size_t)done * (size_t)T;
-        model_read_batch(model, tokens, tokens, NULL, count * T);
-        dump.writer = done ? NULL : writer;
-        attention_batch(run, layers, &dump, count, T);
+    SafeTensorsWriter *writer = sums.dump.writer;
+    for (int done = 0; done < windows; done += m->plan->B) {
+        sums.windows = min_int(m->plan->B, windows - done);
+        if (done) sums.dump.writer = NULL;
+        m->forward(m->model, first_tokens + (size_t)done * (size_t)T, sums.windows, T, attention_visit, &sums);
     }
-    if (path) {
+    if (dump_path) {
         safetensors_finish(writer);
-        file_rename_synced(temporary, path);
+        file_rename_synced(temporary, dump_path);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);
@@ -215,11 +233,8 @@ static void evaluate_attention(Run *run, const int *first_tokens, int windows, i
            T, windows, SINK_ALPHA);
     printf("  %5s %16s %17s %12s %12s %12s %12s\n", "layer", "mass", "sink rate", "logit max", "median", "hidden max",
            "median");
-    for (int l = 0; l < L; l++) {
-        layer_attention_json(list, &layers[l], l, model->plan.dims.pair_stride > 0);
-        free(layers[l].logits);
-        free(layers[l].hidden);
-    }
-    free(layers);
+    for (int l = 0; l < m->plan->config.L; l++)
+        layer_attention_json(list, &sums.layers[l], l, m->plan->dims.pair_stride > 0);
+    attention_sums_free(&sums);
 }
 #endif

@@ -12,7 +12,7 @@ logger.h: the directory of a run: run.json and log.jsonl.
   void   log_close(log)
 
   A record is log_begin(log, kind, step), its values, log_end(log): nothing is allocated.
-  log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)   log_null(log, key)
+  log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)
   log_string(log, key, text)
   log_record(log, record)              a whole record of any length, as JSON
 
@@ -245,7 +245,6 @@ static inline void log_value(Log *log, const char *key, const char *text) {
     log_append(log, text, strlen(text));
 }
 
-static inline void log_null(Log *log, const char *key) { log_value(log, key, "null"); }
 static inline void log_bool(Log *log, const char *key, bool value) { log_value(log, key, value ? "true" : "false"); }
 static inline void log_integer(Log *log, const char *key, int64_t value) {
     char digits[24];

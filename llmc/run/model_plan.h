@@ -82,6 +82,18 @@ static inline size_t lse_count(const ModelPlan *plan, int B, int T) {
     return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, B, T, 0).shape);
 }
 
+// Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
+typedef struct {
+    floatX *rows;
+    int ld;
+} LambdaRows;
+static inline LambdaRows lambda_rows(const AttentionDims *d, floatX *own, floatX *fused) {
+    LambdaRows l;
+    l.rows = own ? own : fused + d->lambda_at;
+    l.ld = own ? d->OH : d->fused_ld;
+    return l;
+}
+
 // FLOPs of a forward over B sequences of T: 2 per weight of a matrix and row, and causal attention.
 static inline double forward_flops(const ModelPlan *plan, int B, int T) {
     double weights = 0;

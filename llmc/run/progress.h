@@ -27,7 +27,7 @@ static inline void progress_flush(void) {
     struct pollfd out = {STDOUT_FILENO, 0, 0};
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
     if (poll(&out, 1, 0) != 1 || !(out.revents & (POLLERR | POLLHUP))) return;
-    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    stdout_discard();
     warn("stdout was closed by its reader; training goes on and prints nothing more to it");
 }
 

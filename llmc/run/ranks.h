@@ -37,7 +37,7 @@ static inline void ranks_compare(const char *text, const char *remedy, int statu
             warn("%.*s is '%.*s' here and '%.*s' on rank 0: %s", name, *a ? a : b,
                  a_length > name ? a_length - name - 1 : 0, a + min_int(name + 1, a_length),
                  b_length > name ? b_length - name - 1 : 0, b + min_int(name + 1, b_length), remedy);
-            exit(status);
+            program_exit(status);
         }
         a += a_length + (a[a_length] == '\n'), b += b_length + (b[b_length] == '\n');
     }

@@ -46,7 +46,7 @@ static inline bool codepoints_read(CodePoints *c, const Tokenizer *t, const unsi
         c->code[c->count] = utf8_decode(padded + i, length);
         c->kind[c->count] = (unsigned char)tokenizer_class(t, c->code[c->count]);
         c->at[c->count++] = i;
-        i += (size_t)length;
+        i += length;
     }
     c->at[c->count] = i;
     free(padded);
@@ -101,9 +101,9 @@ static inline size_t match_gpt2(const CodePoints *c, size_t i) {
 }
 
 // What follows the words in the expressions of cl100k and its kin.
-static inline size_t match_without_word(const CodePoints *c, size_t i, int digits, bool slash) {
+static inline size_t match_without_word(const CodePoints *c, size_t i, size_t digits, bool slash) {
     size_t end = i, begin = i + (c->code[i] == ' ');
-    while (end < c->count && end - i < (size_t)digits && (c->kind[end] & CLASS_NUMBER)) end++;
+    while (end < c->count && end - i < digits && (c->kind[end] & CLASS_NUMBER)) end++;
     if (end > i) return end;
     end = skip_class(c, begin, 0);
     if (end > begin) {
@@ -120,7 +120,7 @@ static inline bool may_lead_word(const CodePoints *c, size_t i) {
     return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
 }
 
-static inline size_t match_cl100k(const CodePoints *c, size_t i, int digits) {
+static inline size_t match_cl100k(const CodePoints *c, size_t i, size_t digits) {
     size_t end = match_contraction(c, i, true), begin = i + may_lead_word(c, i);
     if (end > i) return end;
     end = skip_class(c, begin, CLASS_LETTER);

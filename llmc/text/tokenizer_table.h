@@ -97,8 +97,7 @@ static inline int tokenizer_class(const Tokenizer *t, uint32_t code) {
 
 static inline const Merge *tokenizer_find_merge(const Tokenizer *t, uint32_t left, uint32_t right) {
     uint64_t pair = (uint64_t)left << 32 | right;
-    for (size_t i = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;;
-         i = (i + 1) & t->merge_mask) {
+    for (size_t i = XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
         if (t->merges[i].rank == NO_RANK) return NULL;
         if (t->merges[i].pair == pair) return &t->merges[i];
     }
@@ -106,8 +105,7 @@ static inline const Merge *tokenizer_find_merge(const Tokenizer *t, uint32_t lef
 
 // The place of the token of these bytes, or the free one where it would be.
 static inline size_t tokenizer_token_slot(const Tokenizer *t, const unsigned char *bytes, size_t size) {
-    for (size_t i = (size_t)XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;;
-         i = (i + 1) & t->word_mask) {
+    for (size_t i = XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;; i = (i + 1) & t->word_mask) {
         if (t->words[i] == NO_RANK) return i;
         size_t length;
         const unsigned char *token = tokenizer_token_bytes(t, (int)t->words[i], &length);
@@ -135,9 +133,9 @@ static inline const void *table_read(TableReader *r, size_t bytes) {
 }
 
 static inline bool tokenizer_read_tokens(Tokenizer *t, TableReader *r, size_t token_bytes) {
-    const uint32_t *lengths = (const uint32_t *)table_read(r, 4 * (size_t)t->vocab_size);
+    const uint32_t *lengths = (const uint32_t *)table_read(r, 4 * t->vocab_size);
     if (!lengths) return false;
-    t->token_at = (size_t *)checked_calloc((size_t)t->vocab_size + 1, sizeof(size_t));
+    t->token_at = (size_t *)checked_calloc(t->vocab_size + 1, sizeof(size_t));
     for (int i = 0; i < 256; i++) t->byte_token[i] = -1;
     for (int i = 0; i < t->vocab_size; i++) {
         if (lengths[i] > TOKEN_LENGTH_LIMIT) return false;
@@ -163,7 +161,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
         for (int i = 0; i < 3; i++)
             if (row[i] >= (uint32_t)t->vocab_size) return false;
         uint64_t pair = (uint64_t)row[0] << 32 | row[1];
-        size_t place = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
+        size_t place = XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
         while (t->merges[place].rank != NO_RANK && t->merges[place].pair != pair) place = (place + 1) & t->merge_mask;
         if (t->merges[place].rank != NO_RANK) return false; // twice
         t->merges[place].pair = pair;
@@ -204,7 +202,7 @@ static inline int compare_added(const void *a, const void *b) {
 static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t count) {
     const uint32_t *ids = count <= t->size / 4 ? (const uint32_t *)table_read(r, 4 * count) : NULL;
     if (!ids) return false;
-    bool *listed = (bool *)checked_calloc((size_t)t->vocab_size, sizeof(bool)), good = true;
+    bool *listed = (bool *)checked_calloc(t->vocab_size, sizeof(bool)), good = true;
     t->added = (AddedToken *)checked_calloc(count, sizeof(AddedToken));
     for (size_t i = 0; i < count; i++) {
         good = good && ids[i] < (uint32_t)t->vocab_size;
@@ -216,7 +214,7 @@ static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t cou
         listed[ids[i]] = true;
     }
     free(listed);
-    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof(AddedToken), compare_added);
+    if (t->added_count) qsort(t->added, t->added_count, sizeof(AddedToken), compare_added);
     int kept = 0;
     for (int i = 0; i < t->added_count; i++) {
         const AddedToken *a = &t->added[i], *last = kept ? &t->added[kept - 1] : NULL;
@@ -228,8 +226,8 @@ static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t cou
 }
 
 static inline void tokenizer_index_words(Tokenizer *t) {
-    size_t room = 16;
-    while (room < 2 * (size_t)t->vocab_size) room *= 2;
+    size_t room = 16, vocabulary = t->vocab_size;
+    while (room < 2 * vocabulary) room *= 2;
     t->word_mask = room - 1;
     t->words = (uint32_t *)checked_calloc(room, sizeof(uint32_t));
     for (size_t i = 0; i < room; i++) t->words[i] = NO_RANK;
@@ -260,7 +258,7 @@ static inline bool tokenizer_read(Tokenizer *t) {
         return false;
     const char *reason = (const char *)table_read(&r, h[8]);
     if (!reason || r.at != t->size - 8) return false;
-    t->reason = (char *)checked_calloc((size_t)h[8] + 1, 1);
+    t->reason = (char *)checked_calloc(h[8] + 1, 1);
     memcpy(t->reason, reason, h[8]);
     for (int i = 0; t->reason[0] == 0 && i < 256; i++)
         if (t->byte_token[i] < 0) return false; // every text has tokens

@@ -1,0 +1,58 @@
+/*
+generation.h: text from a model: the tokens that continue a prompt, one after another.
+
+  The model is a callback: next_logits(model, tokens, count, first, logits) computes the logits [V] after `count` tokens at
+  positions first .. first + count - 1; the model keeps the earlier positions in its key/value cache.
+*/
+#ifndef LLMC_GENERATION_H
+#define LLMC_GENERATION_H
+#include "../base/random.h"
+#include "../text/sampler.h"
+#include "run_tokenizer.h"
+
+typedef struct {
+    void *model;
+    void (*next_logits)(void *model, const int *tokens, int count, int first, float *logits);
+    int V, T; // vocabulary, longest context
+    double temperature;
+    int top_k;
+} Generator;
+
+// Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many. It
+// stops early when the logits are not finite. When the context is full, its second half is processed again from position 0.
+static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key) {
+    float *logits = (float *)checked_calloc((size_t)g->V, sizeof(float));
+    Candidate *candidates = (Candidate *)checked_calloc((size_t)g->V, sizeof(Candidate));
+    int begin = max_int(0, length - g->T),
+        cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
+    int end = length;
+    for (; end < length + count; end++) {
+        if (end - begin > g->T) {
+            begin = end - max_int(1, g->T / 2);
+            cached = 0;
+        }
+        g->next_logits(g->model, tokens + begin + cached, end - begin - cached, cached, logits);
+        cached = end - begin;
+        if (!isfinite(logits[0])) break;
+        tokens[end] = sample_token(logits, g->V, g->temperature, g->top_k,
+                                   random_uniform(key, (uint64_t)(end - length)), candidates);
+    }
+    free(candidates);
+    free(logits);
+    return end - length;
+}
+
+// Prints the prompt and the text that continues it; false when the logits were not finite.
+static inline bool print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key) {
+    int length = tokenizer->prompt_length;
+    int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
+    memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
+    int generated = generate_tokens(g, tokens, length, count, key);
+    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, g->V,
+                 tokenizer->tokenizer, tokenizer->separator);
+    printf("\n");
+    fflush(stdout);
+    free(tokens);
+    return generated == count;
+}
+#endif
