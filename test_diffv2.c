@@ -11,10 +11,11 @@ the root of the repository. Compiled with -DREAL=double it tests the mathematics
 model: what the program does with files and processes is tested with the build that people run.
 */
 #include "tests/small_sizes.h"
+#define PLANNED_FAULTS
 #define main train_diffv2_main
-#include "tests/busy_directory.h"
 #include "train_diffv2.c"
 #undef main
+#include "tests/planned_faults.h"
 #include "tests/harness.h"
 #include "tests/operations.h"
 #include "tests/model.h"
@@ -64,7 +65,7 @@ static const struct {
     {"sharding", ranks_tests, RANKS_TEST_COUNT, EVERY_BUILD},
     {"ranks", ranks_program_tests, RANKS_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"ranks", no_ranks_tests, NO_RANKS_TEST_COUNT, FP32_BUILD},
-    {"strangers", watchdog_tests, STRANGERS_TEST_COUNT, FP32_BUILD},
+    {"watchdog", watchdog_tests, WATCHDOG_TEST_COUNT, FP32_BUILD},
     {"devices", device_tests, DEVICE_TEST_COUNT, FP32_BUILD},
     {"prediction", prediction_tests, PREDICTION_TEST_COUNT, FP32_BUILD},
     {"devices", isolated_tests, ISOLATED_TEST_COUNT, FP32_BUILD},

@@ -16,10 +16,10 @@ nearly.
 #define NCCL_EVENTS 256
 #define NCCL_WAITS 64
 #define LOGIT_ROWS(row_bytes) test_logit_rows(row_bytes)
+#define PLANNED_FAULTS
 #include "llmc/base/common.h"
 #include <cuda_runtime.h>
 #include "llmc/cuda/attention_cudnn.h"
-#include "tests/planned_faults.h"
 
 // BUCKET=1024: small ones, so that the groups of a tiny model have several.
 static size_t bucket_elements(int ranks);
@@ -44,16 +44,13 @@ template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... argu
     if (memory_is_short) fprintf(stderr, "cuDNN is asked for a plan while memory is short\n");
     return cudnn_attention_plan(arguments...);
 }
-static void device_phase(Phase phase);
 
 #define cudaStreamSynchronize counted_wait
 #define cudaStreamWaitEvent(stream, event, flags) forgetful_wait(stream, event)
 #define cudnn_attention_plan witnessed_plan
-#define watch_phase device_phase
 #define main train_diffv2_main
 #include "train_diffv2.cu"
 #undef main
-#undef watch_phase
 #undef cudnn_attention_plan
 #undef cudaStreamWaitEvent
 
@@ -64,16 +61,7 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
     return forgets ? cudaSuccess : cudaStreamWaitEvent(stream, event, 0);
 }
 
-// FAULT=hang:RANK:STEP:WHERE: what the device is given from there on does not end.
-static void device_phase(Phase phase) {
-    faulty_phase(phase);
-#ifdef CUDA_ON_CPU
-    if (fault_is("hang", fault_place(phase)))
-        cuda_on_cpu::on_stream_when(
-            main_stream, "what does not end", [] { return false; }, [] {});
-#endif
-}
-
+#include "tests/planned_faults.h"
 #include "tests/harness.h"
 #include "tests/cuda_trainer.h"
 #include "tests/cuda_ranks.h"

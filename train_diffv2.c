@@ -15,6 +15,7 @@ very file with CUDA operations instead.
 #include "llmc/base/random.h"
 #include "llmc/checkpoint/checkpoint_background.h"
 #include "llmc/run/environment.h"
+#include "llmc/run/dry_run.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generation.h"
@@ -115,7 +116,7 @@ static void model_alloc(Model *model, const Model *shared) {
     if (model->plan.purpose == FOR_TRAINING) {
         model->grads = (grad_t *)buffer_alloc(model->plan.grads_bytes, "gradients");
         model_place_grads(model);
-        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "Adam's moments");
+        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "optimizer states");
         model->v = model->m + model->plan.moments_bytes / (2 * sizeof(real));
         if (model->plan.master_bytes) model->master = (real *)buffer_alloc(model->plan.master_bytes, "master weights");
     }
@@ -588,85 +589,6 @@ static void model_await_params(const Model *model) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// What a step costs
-
-#include "llmc/run/prediction.h"    // model_plan_device, predict_step: a step on a GPU that need not be here
-#include "llmc/run/memory_report.h" // model_memory, model_bytes: what a process takes
-#include "llmc/run/prediction_report.h"
-
-static void print_match(const ModelPlan *model, const Options *o) {
-    ModelConfig plain = model_as_baseline(&model->config);
-    plain.F = (int)o->ffn;
-    size_t own = model->tensors.parameter_count, baseline = model_parameter_count(&plain);
-    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", model->config.F, plain.F,
-           own, baseline, 100 * ((double)own / (double)baseline - 1));
-}
-
-// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
-static double communication_bytes(const ModelPlan *model, int zero, int micro_steps) {
-    double share = 1 - 1.0 / model->sharding.ranks, count = (double)model->tensors.buffer_count;
-    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
-    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
-}
-
-// By level: what a rank needs, sends, and how long that takes when nothing of it is hidden behind computation.
-static void print_communication(const ModelPlan *model, const ModelPlan *sampling_model, const Options *o) {
-    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * model->sharding.ranks));
-    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "    time of it" : "", model->device ? "    expected step" : "");
-    for (int zero = 0; zero <= 2; zero++) {
-        ModelPlan other;
-        plan_build(&other, &model->config, model->B, model->T, FOR_TRAINING, model->recompute, 0, model->sharding.ranks,
-                   zero);
-        model_plan_device(&other, model->device, o->deterministic);
-        double bytes = communication_bytes(&other, zero, micro_steps);
-        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(model_bytes(&other, sampling_model)), bytes / 1048576.0);
-        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
-        if (model->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
-        printf("\n");
-        plan_free(&other);
-    }
-}
-
-static void print_dry_run(const ModelPlan *model, const ModelPlan *sampling_model, const Options *o) {
-    const ModelConfig *c = &model->config;
-    const char *part_names[] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
-    size_t parts[5] = {0};
-    for (int i = 0; i < model->tensors.count; i++) {
-        const Tensor *t = &model->tensors.tensors[i];
-        TensorKind k = t->row->kind;
-        parts[t->ndim == 1 && !strstr(t->name, "self_attn")         ? 3
-              : k == T_EMBED                                        ? 0
-              : k == T_LM_HEAD                                      ? 4
-              : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? 2
-                                                                    : 1] += t->count;
-    }
-    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
-           "%d, context %d\n",
-           c->attention->name, c->L, c->C, c->NH, model->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
-    printf("parameters\n");
-    for (int i = 0; i < 5; i++)
-        if (parts[i]) printf("  %-44s %14zu\n", part_names[i], parts[i]);
-    printf("  %-44s %14zu\n", "total", model->tensors.parameter_count);
-    if (o->match_params) print_match(model, o);
-    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
-    else printf("memory of %s\n", model->device ? "the GPU" : "this process");
-    print_memory(model, sampling_model);
-    if (model->sharding.ranks > 1) print_communication(model, sampling_model, o);
-    double per_token = training_flops(model, model->B, model->T) / ((double)model->B * model->T);
-    char text[4][32];
-    format_count(text[0], sizeof(text[0]), per_token);
-    format_count(text[1], sizeof(text[1]), per_token * (double)o->total_batch);
-    format_count(text[2], sizeof(text[2]), (double)o->total_batch * (double)o->steps);
-    format_count(text[3], sizeof(text[3]), per_token * (double)o->total_batch * (double)o->steps);
-    printf("FLOPs (forward and backward)\n");
-    printf("  %-44s %14s\n  %-44s %14s\n", "per token", text[0], "per step", text[1]);
-    printf("  %-44s %14s\n  %-44s %14s\n", "tokens of the run", text[2], "of the run", text[3]);
-    if (model->device) print_prediction(model, o);
-    if (o->dry_run_out) write_prediction(o->dry_run_out, model, sampling_model, o);
-}
-
-// ---------------------------------------------------------------------------------------------------
 // Other uses of the forward: evaluation and generation
 
 // The forward of an EvaluationModel: up to the final norm, with a call of `visit` after each layer unless it is NULL.
@@ -968,7 +890,7 @@ static void run_agree(Run *run, StepResult *r) {
     double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
-    own[1] = stop_signal;
+    own[1] = stop_signal_read();
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
     own[3] = background_progress();
     model_own_squares(model, own + AGREED_NUMBERS);
@@ -1064,7 +986,7 @@ static void run_stop_when_nothing_is_finite(Run *run) {
 // follow from one answer, and a signal that arrives a moment later counts for the next step. With several ranks all
 // stop at the same step, the one in which they have agreed on it.
 static bool run_stop(Run *run) {
-    if (comm_ranks() == 1) run->stop = stop_signal;
+    if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
         warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once",
              run->state.step, run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
@@ -1186,11 +1108,11 @@ static void run_plan(Run *run, const ModelConfig *config) {
                         (int)o->zero);
     if (o->device) {
         const DevicePeak *device = device_peak_named(o->device);
-        model_plan_device(&run->model.plan, device, o->deterministic);
-        if (samples) model_plan_device(&run->sampling_model.plan, device, o->deterministic);
+        plan_for_device(&run->model.plan, device, o->deterministic);
+        if (samples) plan_for_device(&run->sampling_model.plan, device, o->deterministic);
         return;
     }
-    if (attention_library() && is_rank0()) printf("attention: %s\n", attention_library());
+    if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
     warn_of_attention();
 }
 
@@ -1334,10 +1256,10 @@ static void dump_gradients(Run *run) {
     Model *model = &run->model;
     int B = model->plan.B, T = model->plan.T;
     size_t N = (size_t)B * (size_t)T;
-    const Source *first = &run->train.sources[0];
+    const Corpus *first = &run->train.corpora[0];
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
-    dataloader_first_tokens(&run->train, tokens, N + 1);
-    CHECK(!run->starts || run->train.source_count == 1 || first->token_count > N,
+    dataloader_read_first_tokens(&run->train, tokens, N + 1);
+    CHECK(!run->starts || run->train.corpus_count == 1 || first->token_count > N,
           "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
           first->token_count, N + 1);
     for (int b = 0; run->starts && b < B; b++) {
@@ -1346,7 +1268,7 @@ static void dump_gradients(Run *run) {
     }
     model_micro_step(model, tokens, tokens + 1, run->starts, B, T, (double)N);
     double loss = model_loss_sum(model, (int)N) / (double)N;
-    model_save_dump(o->dump_grads, &model->plan.tensors, model->grads, loss);
+    checkpoint_save_gradients(o->dump_grads, &model->plan.tensors, model->grads, loss);
     printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
     CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
     free(tokens);
@@ -1445,6 +1367,7 @@ int main(int argc, char **argv) {
     Resume resume;
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
+    if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
     ModelConfig config = start_configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
@@ -1452,5 +1375,5 @@ int main(int argc, char **argv) {
     run_close(&run);
     resume_free(&resume);
     comm_close();
-    return end_of_output(status);
+    program_exit(end_of_output(status));
 }

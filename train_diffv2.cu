@@ -5,7 +5,7 @@ very lines that the CPU build tests.
 
   precision   PRECISION_BF16 (default): parameters and activations bf16; gradients, moments, master weights and
               statistics fp32. PRECISION_FP32: everything fp32, for comparison with the CPU
-  memory      one cudaMalloc per buffer of the model, before the first step (llmc/cuda/device_memory.cuh)
+  memory      one cudaMalloc per buffer of the model, before the first step (llmc/cuda/device.cuh)
   order       all operations run on one stream and collectives on a second; in a step the host waits only where it reads
               the loss and the norm
   products    cuBLASLt, behind llmc/cuda/gemm.cuh

@@ -28,9 +28,10 @@ import threading
 import time
 from pathlib import Path
 
-import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+import python_environment
 
-environment.ensure()
+python_environment.ensure("data")
 
 import numpy as np
 import tokenizers

@@ -231,8 +231,8 @@ static void read_directory(Converter *c, const char *path) {
     for (int i = 0; i < count; i++) {
         char inner[PATH_MAX];
         struct stat link, target;
-        int n = snprintf(inner, sizeof(inner), "%s/%s", path, entries[i]->d_name);
-        if (n < 0 || (size_t)n >= sizeof(inner)) fail(EXIT_FAILED, "a name in %s is too long", path);
+        size_t n = snprintf(inner, sizeof(inner), "%s/%s", path, entries[i]->d_name); // -1: SIZE_MAX
+        if (n >= sizeof(inner)) fail(EXIT_FAILED, "a name in %s is too long", path);
         if (lstat(inner, &link) != 0 || stat(inner, &target) != 0)
             fail(EXIT_FAILED, "cannot examine %s: %s", inner, strerror(errno));
         if (S_ISREG(target.st_mode) || S_ISDIR(link.st_mode)) read_input(c, inner, false);
@@ -293,9 +293,9 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
     for (size_t i = 0; i < c->documents; i++) order[i] = i;
     qsort(order, c->documents, sizeof(uint64_t), compare_hashes);
     uint64_t taken = 0;
-    size_t taken_documents = 0, smallest = (size_t)order[0];
+    size_t taken_documents = 0, smallest = order[0];
     for (size_t i = 0; i < c->documents && taken < target && taken_documents + 1 < c->documents; i++) {
-        size_t document = (size_t)order[i];
+        size_t document = order[i];
         if (c->lengths[document] < c->lengths[smallest]) smallest = document;
         if (c->lengths[document] > target - taken) continue;
         is_val[document] = 1;
@@ -334,7 +334,7 @@ static bool write_all(int fd, const unsigned char *bytes, size_t count) {
         ssize_t n = write(fd, bytes, count);
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0) return false;
-        bytes += n, count -= (size_t)n;
+        bytes += n, count -= n;
     }
     return true;
 }
@@ -431,7 +431,7 @@ static void print_escaped(FILE *f, const char *text) {
         int length = utf8_length(s);
         if (length == 0) fputs("\\ufffd", f), length = 1;
         else if (*s < 0x20 || *s == 0x7F || *s == '"' || *s == '\\') fprintf(f, "\\u%04x", *s);
-        else fwrite(s, 1, (size_t)length, f);
+        else fwrite(s, 1, length, f);
         s += length;
     }
 }

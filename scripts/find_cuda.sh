@@ -207,7 +207,7 @@ find_frontend() { # places...
 }
 
 find_cudnn() {
-    local without='attention by our own kernels, without cuDNN' header library frontend frontend_version nvrtc nvrtc_header places=() why=()
+    local without='attention by the built-in kernels, without cuDNN' header library frontend frontend_version nvrtc nvrtc_header places=() why=()
     [ "${CUDNN-}" != no ] && [ "${CUDNN_FRONTEND-}" != no ] || {
         notes+=("$without, as asked for")
         return

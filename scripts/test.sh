@@ -8,7 +8,7 @@
 #   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
 #   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
 #              dev/gpu_check.sh with them in the place of a GPU
-#   rooms      includes point downwards and headers compile alone (dev/rooms.py)
+#   rooms      includes point downwards, headers compile alone, functions are called (dev/rooms.py)
 #   format     all sources are formatted, and no line exceeds 120 columns (dev/format/format.sh)
 #   nvcc       what the build finds in which places (tests/build_test.sh); the CUDA programs compile and link without warnings:
 #              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
@@ -114,8 +114,8 @@ has_sanitizers() { # those, or the ones named
 
 # The trainer as C++ against the trainer as C, on a model of the reference.
 compare_languages() {
-    local fixture=dev/reference/fixtures/diff_v2_a language program batch
-    batch=$(sed -n 's/.*"batch_size": *\([0-9]*\).*/\1/p' "$fixture/batch.json")
+    local fixture=$scratch/diff_v2_a language program batch
+    batch=$(dev/reference/fixtures.py dev/reference/fixtures/diff_v2_a.safetensors "$fixture") || return 1
     for language in c cpp; do
         program=build/train_diffv2
         [ "$language" = c ] || program=build/train_diffv2_cpp
@@ -131,7 +131,7 @@ compare_languages() {
 # The program of nvcc, as it starts without LD_LIBRARY_PATH and perhaps without a GPU, against the one on the CPU: but for
 # what cuDNN takes, and what is said of the device.
 compare_dry_runs() { # the latter's program
-    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|Adam|master|activations|per |of the run|embedding)'
+    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|optimizer states|master|activations|per |of the run|embedding)'
     env -u LD_LIBRARY_PATH build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 && "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1 || {
         tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
         return 1
@@ -239,6 +239,7 @@ fi
 echo "== nvcc"
 run_script tests/build_test.sh tests/build_test.sh
 run_script tests/rooms_test.py tests/rooms_test.py
+run_script tests/variants_test.py tests/variants_test.py
 
 echo "== format"
 if dev/format/format.sh --check >"$scratch/format" 2>&1; then
@@ -298,7 +299,7 @@ fi
 echo "== data"
 strings=1500 every=64
 [ "${1-}" != --all ] || strings=125000 every=4
-if ! python=$(python3 data/environment.py 2>"$scratch/python"); then
+if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
     echo "skip data: $(tail -n 1 "$scratch/python")"
     skipped=$((skipped + 1))
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
@@ -323,7 +324,7 @@ if build "the trainer" build/train_diffv2 build/text_to_shards; then
 fi
 
 echo "== lab"
-if ! python=$(python3 scripts/lab/environment.py 2>"$scratch/python"); then
+if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
     echo "skip lab: $(tail -n 1 "$scratch/python")"
     skipped=$((skipped + 1))
 else

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in README.md out of the one table below. Their
+# update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in docs/cluster.md from the table below. Their
 # figures, with the hours, are those of the CUDA trainer's --dry-run --device (bf16), which needs no GPU.
 # Exit status: 0 the recipes are up to date, 1 failed, or with --check not up to date, 2 usage.
 #
@@ -160,9 +160,10 @@ for row in "${rows[@]}"; do
         /^#   expected hours/ { hours = $4 }
         END { printf "\n| `%s` | %d | %s | %s | %s |", file, gpus, tokens, flops, hours }' <<<"$text")
 done
-readme=$(table=$table awk '
+page=docs/cluster.md
+document=$(table=$table awk '
     /<!-- recipes: end -->/ { inside = 0; ends++ }
     !inside { print }
     /<!-- recipes: begin/ { inside = 1; print ENVIRON["table"] }
-    END { exit ends != 1 || inside }' README.md) || fail "README.md lacks the markers <!-- recipes: begin and <!-- recipes: end -->"
-put README.md "$readme" 644
+    END { exit ends != 1 || inside }' "$page") || fail "$page lacks the markers <!-- recipes: begin and <!-- recipes: end -->"
+put "$page" "$document" 644

@@ -69,7 +69,7 @@ typedef struct {
 static ModelConfig ckpt_config(const char *variant, bool tied) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant(variant);
+    c.attention = variant_find(variant);
     c.V = 11, c.C = 12, c.L = 2, c.NH = 2, c.NKV = 1, c.D = 8, c.F = 20, c.T = 32;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5;
     c.tied = tied;
@@ -172,7 +172,7 @@ static bool checkpoint_test_child(int argc, char **argv) {
     else if (strcmp(action, "state") == 0) cJSON_Delete(checkpoint_load_state(path));
     else if (strcmp(action, "dump") == 0) {
         CkptModel m = ckpt_model("diff_v2", true, 5);
-        model_save_dump(path, &m.list, (const grad_t *)m.b.m, 1.5);
+        checkpoint_save_gradients(path, &m.list, (const grad_t *)m.b.m, 1.5);
         ckpt_model_free(&m);
     } else if (strcmp(action, "create") == 0 || strcmp(action, "resume") == 0) {
         Log *log = (Log *)checked_calloc(1, sizeof(Log));
@@ -385,7 +385,7 @@ static void ckpt_test_safetensors_round_trip(void) {
     for (int i = 0; i < COUNT; i++) x[i] = (i - 10) * 0.25; // exact in all types
     SafeTensorsWriter *w = safetensors_create(path.text, specs, 6, true);
     for (int t = 5; t >= 0; t--) // a regular file takes parts in any order
-        for (size_t n = spec_count(&specs[t]), half = n / 2, k = 0; k < 2; k++)
+        for (size_t n = safetensors_spec_elements(&specs[t]), half = n / 2, k = 0; k < 2; k++)
             safetensors_write(w, t, k ? 0 : half, k ? x : x + half, DTYPE_F64, k ? half : n - half);
     safetensors_finish(w);
 
@@ -463,10 +463,8 @@ static void ckpt_test_safetensors_hostile(void) {
         {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, "not a possible size"},  // 2^64 = 0
         {"{\"a\":" ENTRY("F32", "[2147483648,2147483648]", "0", "0") "}", 0, "shape and dtype need"}, // 4 * 2^62 = 0
         {"{\"a\":" ENTRY("F32", "[1,1,1,1,1,1,1,1,2]", "0", "8") "}", 8, "more than 8 dimensions"},
-        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8,
-         "tensor a is there twice"},
-        {"{\"a\":" ENTRY("F32", "[0]", "0", "0") ",\"a\":" ENTRY("F32", "[0]", "0", "0") "}", 0,
-         "tensor a is there twice"},
+        {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8, "duplicate tensor a"},
+        {"{\"a\":" ENTRY("F32", "[0]", "0", "0") ",\"a\":" ENTRY("F32", "[0]", "0", "0") "}", 0, "duplicate tensor a"},
         {"{\"a\\nb\":" ENTRY("F32", "[2]", "0", "8") "}", 8, "control characters"},
         {"{\"a\":" ENTRY("F\\n32", "[2]", "0", "8") "}", 8, "control characters"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2]}}", 8, "no dtype, shape and data_offsets"},
@@ -583,7 +581,7 @@ static void ckpt_test_safetensors_sharded(void) {
     // the same tensor in two shards
     ckpt_write_safetensors(ckpt_path("%s/2.safetensors", d.path).text, "{\"a\":" ENTRY("F32", "[1]", "0", "4") "}", 4);
     ckpt_write_text(index.text, "{\"weight_map\":{\"a\":\"1.safetensors\",\"c\":\"2.safetensors\"}}");
-    ckpt_refused("open", d.path, "", "tensor a is there twice");
+    ckpt_refused("open", d.path, "", "duplicate tensor a");
     test_remove_directory(&d);
 }
 #undef ENTRY
@@ -681,13 +679,13 @@ static void ckpt_test_config_refusals(void) {
         {"", "\"rope_scaling\": {\"rope_type\": \"llama3\"}", "rope_scaling has rope_type = \"llama3\""},
         {"", "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}", "rope_scaling has type = \"linear\""},
         {"", "\"rope_scaling\": \"linear\"", "rope_scaling is \"linear\"; it must be an object"},
-        {"", "\"rope_scaling\": {\"rope_theta\": 1}, \"rope_theta\": 2", "rope_theta is 2, but 1 inside rope_scaling"},
+        {"", "\"rope_scaling\": {\"rope_theta\": 1}, \"rope_theta\": 2", "rope_theta is 2, but 1 in rope_scaling"},
         {"", "\"rope_parameters\": {\"rope_type\": \"yarn\"}", "rope_type = \"yarn\""},
         {"", "\"rope_parameters\": {\"factor\": 8}", "factor = 8"},
         {"", "\"rope_parameters\": 5", "rope_parameters is 5"},
         {"", "\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor = 0.5"},
         {"", "\"rope_theta\": 1e4, \"rope_parameters\": {\"rope_theta\": 2e4}",
-         "rope_theta is 10000, but 20000 inside rope_parameters"},
+         "rope_theta is 10000, but 20000 in rope_parameters"},
         {"", "\"rope_theta\": 0", "rope theta must be positive"},
         {"", "\"rope_theta\": 1e999", "rope_theta is"},
         {"", "\"rope_theta\": \"10000\"", "rope_theta is \"10000\""},
@@ -699,8 +697,8 @@ static void ckpt_test_config_refusals(void) {
         {"", "\"quantization_config\": {}", "quantization_config is {}"},
         {"", "\"partial_rotary_factor\": 0.5", "partial_rotary_factor is 0.5"},
         {"", "\"num_local_experts\": 8", "num_local_experts is 8"},
-        {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; known are baseline, diff_v2"},
-        {"", "\"attention\": 2", "attention is 2; known are"},
+        {"", "\"attention\": \"diff_v9\"", "attention is \"diff_v9\"; supported are baseline, diff_v2"},
+        {"", "\"attention\": 2", "attention is 2; supported are"},
         {"model_type", "\"model_type\": \"gpt2\"", "model_type is \"gpt2\""},
         {"model_type", "", "the key model_type is missing"},
         {"vocab_size", "", "the key vocab_size is missing"},
@@ -716,7 +714,7 @@ static void ckpt_test_config_refusals(void) {
         {"vocab_size", "\"vocab_size\": 1e10", "vocab_size is 10000000000"},
         {"vocab_size", "\"vocab_size\": null", "the key vocab_size is missing"},
         {"hidden_size", "\"hidden_size\": 65", "the key head_dim is missing"},
-        {"", "\"hidden_size\": 64", "hidden_size is there twice"},
+        {"", "\"hidden_size\": 64", "duplicate key hidden_size"},
         {"", "\"num_key_value_heads\": 3", "not a multiple of 3 key/value heads"},
         {"", "\"head_dim\": 7", "head dimension must be even"},
         {"", "\"rms_norm_eps\": -1", "rms_norm_eps must be in"},
@@ -1134,7 +1132,7 @@ static void ckpt_test_wrong_tensors(void) {
         {"", "", "model.embed_tokens.weight", "model.embed_tokens.weight has the shape [12,11]; [11,12] follows"},
         {"", "model.layers.0.self_attn.rotary_emb.inv_freq", "", NULL},
     };
-    make_directories(other.text);
+    directory_create(other.text);
     CkptModel m = ckpt_model("diff_v2", true, 3);
     CheckpointPart part = checkpoint_part("", m.b.params, DTYPE_OF(floatX), false);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
@@ -1157,7 +1155,8 @@ static void ckpt_test_wrong_tensors(void) {
         memset(zeros, 0, sizeof(zeros));
         SafeTensorsWriter *w =
             safetensors_create(ckpt_path("%s/model.safetensors", other.text).text, specs, count, true);
-        for (int t = 0; t < count; t++) safetensors_write(w, t, 0, zeros, DTYPE_OF(real), spec_count(&specs[t]));
+        for (int t = 0; t < count; t++)
+            safetensors_write(w, t, 0, zeros, DTYPE_OF(real), safetensors_spec_elements(&specs[t]));
         safetensors_finish(w);
         if (cases[i].word) ckpt_refused("load-weights", other.text, "", cases[i].word);
         else ckpt_accepted("load-weights", other.text, "", "");
@@ -1194,7 +1193,7 @@ static void ckpt_test_weights_of_all_types(void) {
             safetensors_create(ckpt_path("%s/%d.safetensors", d.path, shard).text, mine, count, shard == 0);
         for (int i = 0; i < count; i++)
             safetensors_write(w, i, 0, a.b.params + a.list.tensors[tensor[i]].offset, DTYPE_OF(floatX),
-                              spec_count(&mine[i]));
+                              safetensors_spec_elements(&mine[i]));
         safetensors_finish(w);
     }
     strcat(index, "}}");
@@ -1271,7 +1270,7 @@ static void ckpt_test_log_records(void) {
     log_number(log, "nan", NAN);
     log_number(log, "inf", -INFINITY);
     log_integer(log, "tokens", INT64_MIN);
-    log_null(log, "loss_z");
+    log_number(log, "loss_z", NAN);
     log_bool(log, "skipped", true);
     log_string(log, "text", "a \"b\"\n\xFF");
     log_end(log);
@@ -1380,7 +1379,7 @@ static void ckpt_test_run_directories(void) {
     CHECK(unlink(ckpt_path("%s/run.json", dir.text).text) == 0, "cannot remove run.json");
     ckpt_refused("create", dir.text, "", "log.jsonl is there without a run.json");
     CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
-    make_directories(ckpt_path("%s/checkpoints", dir.text).text);
+    directory_create(ckpt_path("%s/checkpoints", dir.text).text);
     ckpt_refused("create", dir.text, "", "checkpoints is there without a run.json");
     ckpt_write_text(log_file.text, "");
     ckpt_refused("create", log_file.text, "", "log.jsonl: File exists");
@@ -1426,7 +1425,7 @@ static void ckpt_test_simultaneous_starts(void) {
 static void ckpt_test_start_that_is_locked_out(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/run", d.path), temporary = ckpt_path("%s/run/run.json.tmp", d.path);
-    make_directories(dir.text);
+    directory_create(dir.text);
     int fd = log_lock_file(dir.text, temporary.text, O_CREAT); // another start, before it writes
     file_write(fd, "x", 1, temporary.text);
     ckpt_refused("create", dir.text, "", "another process is running this run");

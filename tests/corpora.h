@@ -36,7 +36,7 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At every block's end the windows are within one of their weights, and those of a source are the next of its own
+// At every block's end the windows are within one of their weights, and those of a corpus are the next of its own
 // order.
 static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     TestDirectory d = test_make_directory();
@@ -82,24 +82,24 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     test_remove_directory(&d);
 }
 
-// A loader of `count` sources with `windows` windows each, for dataloader_place alone.
+// A loader of `count` corpora with `windows` windows each, for dataloader_locate alone.
 static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
     DataLoader l;
     double sum = 0;
     memset(&l, 0, sizeof(l));
-    l.source_count = count, l.seed = 11, l.shuffle = shuffle;
-    l.sources = (Source *)checked_calloc((size_t)count, sizeof(Source));
+    l.corpus_count = count, l.seed = 11, l.shuffle = shuffle;
+    l.corpora = (Corpus *)checked_calloc((size_t)count, sizeof(Corpus));
     for (int i = 0; i < count; i++) sum += weights[i];
     for (int i = 0; i < count; i++) {
-        l.sources[i].weight = weights[i] / sum;
-        l.sources[i].window_count = windows + 3 * (uint64_t)i;
-        l.sources[i].seed = 100 + (uint64_t)i;
+        l.corpora[i].weight = weights[i] / sum;
+        l.corpora[i].window_count = windows + 3 * (uint64_t)i;
+        l.corpora[i].seed = 100 + (uint64_t)i;
     }
-    dataloader_share(&l);
+    dataloader_set_weights(&l);
     return l;
 }
 
-// Step by step: what each block owes to the sources, where its windows lie, and which window a source reads next.
+// Step by step: what each block owes to the corpora, where its windows lie, and which window a corpus reads next.
 static void a_mixture_is_what_a_simulation_gives(void) {
     enum { SOURCES = 64, BLOCKS = 40, WINDOWS = 500 };
     TestRandom r = {21};
@@ -115,47 +115,47 @@ static void a_mixture_is_what_a_simulation_gives(void) {
         for (uint64_t block = 0; block < BLOCKS; block++) {
             int lies[MIXTURE_BLOCK], filled = 0;
             uint64_t number[MIXTURE_BLOCK];
-            for (int i = 0; i < count; i++) { // all up to source i get so many together
-                owed[i] += l.sources[i].up_to * MIXTURE_BLOCK;
-                int up_to = 0;
-                for (; owed[i] >= MIXTURE_WHOLE; owed[i] -= MIXTURE_WHOLE) up_to++;
-                for (; filled < up_to; filled++) lies[filled] = i, number[filled] = served[i]++;
+            for (int i = 0; i < count; i++) { // all up to corpus i get so many together
+                owed[i] += l.corpora[i].weight_end * MIXTURE_BLOCK;
+                int weight_end = 0;
+                for (; owed[i] >= MIXTURE_ONE; owed[i] -= MIXTURE_ONE) weight_end++;
+                for (; filled < weight_end; filled++) lies[filled] = i, number[filled] = served[i]++;
             }
             EXPECT(filled == MIXTURE_BLOCK, "block %d has %d windows", (int)block, filled);
             for (uint64_t i = 0; i < MIXTURE_BLOCK; i++) {
-                uint64_t at = dataloader_permute(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block);
-                const Source *s = &l.sources[lies[at]];
+                uint64_t at = permutation_at(i, MIXTURE_BLOCK, l.shuffle ? 11 : 0, block);
+                const Corpus *s = &l.corpora[lies[at]];
                 uint64_t n = number[at], W = s->window_count,
-                         want = l.shuffle ? dataloader_permute(n % W, W, s->seed, n / W) : n % W;
-                DataPlace p = dataloader_place(&l, block * MIXTURE_BLOCK + i);
-                EXPECT(p.source == s && p.window == want, "round %d block %d place %d: source %d window %d, not %d %d",
-                       round, (int)block, (int)i, (int)(p.source - l.sources), (int)p.window, lies[at], (int)want);
-                visits[p.source - l.sources][p.window]++;
+                         want = l.shuffle ? permutation_at(n % W, W, s->seed, n / W) : n % W;
+                CorpusWindow p = dataloader_locate(&l, block * MIXTURE_BLOCK + i);
+                EXPECT(p.corpus == s && p.window == want, "round %d block %d place %d: corpus %d window %d, not %d %d",
+                       round, (int)block, (int)i, (int)(p.corpus - l.corpora), (int)p.window, lies[at], (int)want);
+                visits[p.corpus - l.corpora][p.window]++;
             }
             for (int i = 0; i < count; i++)
-                EXPECT(fabs((double)served[i] - l.sources[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1,
+                EXPECT(fabs((double)served[i] - l.corpora[i].weight * MIXTURE_BLOCK * (double)(block + 1)) < 1,
                        "round %d block %d: %d windows of %d for %g", round, (int)block, (int)served[i], i,
-                       l.sources[i].weight);
+                       l.corpora[i].weight);
         }
         for (int i = 0; i < count; i++)
-            for (uint64_t w = 0; w < l.sources[i].window_count; w++) {
-                int epochs = (int)(served[i] / l.sources[i].window_count);
+            for (uint64_t w = 0; w < l.corpora[i].window_count; w++) {
+                int epochs = (int)(served[i] / l.corpora[i].window_count);
                 EXPECT(visits[i][w] == epochs || visits[i][w] == epochs + 1,
-                       "source %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
+                       "corpus %d: window %d is read %d times in %d epochs", i, (int)w, visits[i][w], epochs);
             }
-        free(l.sources);
+        free(l.corpora);
     }
     const double far[3] = {0.7, 0.2999, 0.0001 + 1.0 / MIXTURE_BLOCK};
     DataLoader l = corpora_bare(far, 3, WINDOWS, true);
     for (int k = 0; k < 20; k++) { // as far as an index goes
         uint64_t block = ((1ull << 62) >> k) / MIXTURE_BLOCK - 1 + (uint64_t)(k % 3), counts[3] = {0, 0, 0};
         for (uint64_t i = 0; i < MIXTURE_BLOCK; i++)
-            counts[dataloader_place(&l, block * MIXTURE_BLOCK + i).source - l.sources]++;
+            counts[dataloader_locate(&l, block * MIXTURE_BLOCK + i).corpus - l.corpora]++;
         for (int i = 0; i < 3; i++)
-            EXPECT(fabs((double)counts[i] - l.sources[i].weight * MIXTURE_BLOCK) < 2,
-                   "block %llu: %d windows of source %d", (unsigned long long)block, (int)counts[i], i);
+            EXPECT(fabs((double)counts[i] - l.corpora[i].weight * MIXTURE_BLOCK) < 2,
+                   "block %llu: %d windows of corpus %d", (unsigned long long)block, (int)counts[i], i);
     }
-    free(l.sources);
+    free(l.corpora);
 }
 
 // Inputs and document starts of `count` windows from global index `first`, gathered from all ranks.

@@ -103,13 +103,13 @@ static const bool STAND_IN = false;
 #endif
 static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     int parts = c->n[7], room = split ? c->n[8] : 0, calls = room ? c->n[9] : 1;
-    AttentionUse use = {false, parts > 0, true, false, false};
+    AttentionOptions use = {false, parts > 0, true, false, false};
     size_t limit = attention_limit;
-    attention_use(use);
+    attention_configure(use);
     attention_fewest_parts = max_int(1, parts);
     if (room) { // a limit that these just keep
         attention_prepare(s, true, true);
-        size_t each = attention_route(s, true, false)->plan_bytes / (size_t)s.B;
+        size_t each = attention_plan(s, true, false)->plan_bytes / (size_t)s.B;
         attention_limit = each / (size_t)s.NKV * (size_t)room;
         attention_stop();
         char text[32];
@@ -118,7 +118,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     }
     attention_prepare(s, true, true);
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
-    const AttentionRoute *r = attention_route(s, true, true), *forward = attention_route(s, false, false);
+    const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
     EXPECT(taken || !parts, "cuDNN does not take it");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
@@ -134,7 +134,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
 // What rounding P and dS to bf16 adds to sums of terms up to `size` that add up to little more than it.
 static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
 
-static void check_attention_library(const Case *c) {
+static void check_attention_cudnn(const Case *c) {
     if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h looks at what is said
     AttentionCase a = attention_case(c, c->n[6]);
     AttentionShape s = a.shape;

@@ -13,8 +13,8 @@ static void collectives_of_one_rank(size_t count) {
     CUDA_CHECK(cudaGetDevice(&nccl.device));
     comm.on = true;
     NCCL_CHECK(ncclGetUniqueId(&nccl.id));
-    nccl_start();
-    nccl_try(count * sizeof(grad_t));
+    nccl_init();
+    nccl_self_test(count * sizeof(grad_t));
     grad_t *bucket = (grad_t *)buffer_alloc(count * sizeof(grad_t), "a test"),
            *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), *sum;
     nccl.received_bytes = count * sizeof(grad_t);

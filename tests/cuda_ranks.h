@@ -332,7 +332,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
          "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT=\"Cuda failure 2 'out of memory'\"", "",
-         "out of device memory: more wanted for NCCL"},
+         "out of device memory: cannot allocate memory for NCCL"},
         {2, 2, "", "--batch-sizes 3", "unknown option --batch-sizes"},
         {2, 2, "", "--seed $((i + 1))", "--seed is '2' here and '1' on rank 0"},
     };
@@ -513,15 +513,15 @@ static void the_lists_of_slurm_are_read(void) {
                   {"4(x2)3", 2, -1}};
     char name[40];
     for (size_t i = 0; i < sizeof(machines) / sizeof(machines[0]); i++) {
-        launch_first_machine(machines[i].list, name, sizeof(name));
+        launch_first_host(machines[i].list, name, sizeof(name));
         EXPECT(strcmp(name, machines[i].first) == 0, "the first of %s is said to be %s", machines[i].list, name);
     }
-    launch_first_machine("a-name-that-is-longer-than-forty-characters", name, sizeof(name));
+    launch_first_host("a-name-that-is-longer-than-forty-characters", name, sizeof(name));
     EXPECT(strlen(name) == sizeof(name) - 1, "a long name is not cut: %s", name);
     for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++)
-        EXPECT(launch_from_counts(counts[i].list, counts[i].machine) == counts[i].count,
+        EXPECT(launch_tasks_on_node(counts[i].list, counts[i].machine) == counts[i].count,
                "machine %d of %s has %d processes", counts[i].machine, counts[i].list,
-               launch_from_counts(counts[i].list, counts[i].machine));
+               launch_tasks_on_node(counts[i].list, counts[i].machine));
 }
 
 static const CudaTest cuda_ranks_tests[] = {

@@ -281,9 +281,9 @@ static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
     size_t N = (size_t)m.N, T = (size_t)m.T, ld = (size_t)a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
     Big &fused = s.random(N, ld, 2), &out = s.poisoned(N, ldo), &dfused = s.poisoned(N, ld), &dout = s.random(N, ldo),
         &lse = s.poisoned(product(m.B, shape.NQ), T, FP32);
-    AttentionUse use = {own, !own, true, false, false};
+    AttentionOptions use = {own, !own, true, false, false};
     attention_stop();
-    attention_use(use);
+    attention_configure(use);
     attention_prepare(shape, true, false);
     with_workspace(attention_workspace_bytes(shape, 1), [&] {
         floatX *q = fused.x() + a.q, *k = fused.x() + a.k, *v = fused.x() + a.v;

@@ -8,6 +8,7 @@ V % 8 = 3 or of a few tokens, one row; a sequence below the model's context.
 */
 #ifndef TESTS_CUDA_TRAINER_H
 #define TESTS_CUDA_TRAINER_H
+#include "fixture.h"
 #include "harness.h"
 
 static const bool cuda_fp32 = sizeof(floatX) == 4;
@@ -137,24 +138,16 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
 
 // On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
 static void gradients_equal_the_cpus(void) {
-    char options[2048], what[256], root[PATH_MAX], path[PATH_MAX + 300], text[256];
-    CHECK(getcwd(root, sizeof(root)) != NULL, "cannot ask for the directory: %s", strerror(errno));
+    char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
         for (int s = 0; s < (cuda_fp32 ? 2 : 1); s++) {
             TestDirectory d = test_make_directory();
-            double B = 0, T = 0;
-            FORMAT(path, "%s/dev/reference/fixtures/%s_%c", root, name, "ab"[s]);
-            FORMAT(options, "%s/batch.json", path);
-            test_read_file(options, text, sizeof(text));
-            cJSON *batch = cJSON_Parse(text);
-            CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-                  "%s cannot be read", options);
-            cJSON_Delete(batch);
-            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", path, path, (int)B,
-                   (int)T);
-            FORMAT(what, "%s_%c", name, "ab"[s]);
-            dump_both(&d, &attention_variants[v], what, options);
+            Fixture f = fixture_open(name, s == 0 ? "a" : "b");
+            FORMAT(options, "--init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d", f.dir.path,
+                   f.dir.path, f.B, f.T);
+            dump_both(&d, &attention_variants[v], f.name, options);
+            fixture_close(&f);
             test_remove_directory(&d);
         }
         for (int c = 0; c < CUDA_CASES; c++) {
@@ -294,22 +287,22 @@ static const char ONE_ODD_SEQUENCE[] = "--layers 2 --hidden 64 --heads 2 --kv-he
                                        "--vocab 256 --seq-len 65 --batch-size 1 --tie-embeddings";
 
 static void a_run_says_what_computes_attention(void) {
-    static const char fp32[] = "attention: our own kernel (an fp32 build; cuDNN's is bf16)";
+    static const char fp32[] = "attention: the built-in kernel (an fp32 build; cuDNN supports bf16)";
     static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
     expect_attention(NULL, "", fp32, cudnn);
     expect_attention("16,16", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+                     "attention: loops in the place of cuDNN, values in two parts, deterministic backward");
     expect_attention("32,16", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN, values in halves, deterministic backward");
+                     "attention: loops in the place of cuDNN, values in two parts, deterministic backward");
     expect_attention("32,8", "--attention diff_v1", fp32,
-                     "attention: loops in the place of cuDNN; backward by our own kernel (heads are too wide)");
-    expect_attention("8,8", "--attention diff_v1", fp32, "attention: our own kernel (heads are too wide)");
+                     "attention: loops in the place of cuDNN; backward by the built-in kernel (heads are too wide)");
+    expect_attention("8,8", "--attention diff_v1", fp32, "attention: the built-in kernel (heads are too wide)");
     expect_attention(NULL, "--no-deterministic", fp32,
-                     "attention: loops in the place of cuDNN, not deterministic backward");
-    expect_attention(NULL, "--sdpa own", "attention: our own kernel (--sdpa own)",
-                     "attention: our own kernel (--sdpa own)");
+                     "attention: loops in the place of cuDNN, nondeterministic backward");
+    expect_attention(NULL, "--sdpa own", "attention: the built-in kernel (--sdpa own)",
+                     "attention: the built-in kernel (--sdpa own)");
     expect_attention(NULL, "--doc-mask --separator 0", fp32,
-                     "attention: our own kernel (--doc-mask: cuDNN would see beyond documents)");
+                     "attention: the built-in kernel (--doc-mask: cuDNN does not support document masks)");
     // 65 log-sum-exps of the first key set, of 4 bytes each: those of the second begin on the next 16 bytes
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_v1", fp32, cudnn);
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_scalar", fp32, cudnn);
@@ -334,17 +327,18 @@ static void a_run_warns_of_our_own_kernel(void) {
         {false, "", "", NULL},
         {false, "", "--sdpa own", NULL},
         {false, "", "--head-dim 16 --seq-len 1", NULL},
-        {false, "", "--head-dim 12 --seq-len 9", "attention is computed by our own kernel"},
-        {false, "", "--head-dim 12 --seq-len 9", "choose --head-dim so that all heads are multiples of 8 wide"},
+        {false, "", "--head-dim 12 --seq-len 9", "attention is computed by the built-in kernel"},
+        {false, "", "--head-dim 12 --seq-len 9",
+         "choose --head-dim so that the width of every head is a multiple of 8"},
         {false, "", "--head-dim 12 --seq-len 9 --dry-run",
-         "choose --head-dim so that all heads are multiples of 8 wide"},
+         "choose --head-dim so that the width of every head is a multiple of 8"},
         {false, "", "--doc-mask --separator 0", "cuDNN computes it without --doc-mask"},
         {false, "", "--doc-mask --separator 0 --sdpa own", NULL},
-        {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by our own kernel"},
+        {false, "CUDA_ON_CPU_CUDNN=16,8", "", "attention's backward is computed by the built-in kernel"},
         {false, "CUDA_ON_CPU_CUDNN=16,8", "",
-         "heads are too wide; a newer cuDNN may take it, or heads of another width"},
-        {true, "91700", "", "attention's backward is computed by our own kernel"},
-        {true, "91700", "", "--no-deterministic gives it to cuDNN"},
+         "heads are too wide; a newer cuDNN may support it, or heads of another width"},
+        {true, "91700", "", "attention's backward is computed by the built-in kernel"},
+        {true, "91700", "", "cuDNN computes it with --no-deterministic"},
         {true, "91700", "--no-deterministic", NULL},
         {true, "91700", "--eval --init run/checkpoints/step_00000001 --val-data data.bin --val-steps 1", NULL},
         {true, "91800", "", NULL},
@@ -355,9 +349,9 @@ static void a_run_warns_of_our_own_kernel(void) {
         {false, "CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT=0", "", "ATTN_DP_WORKSPACE_LIMIT is ignored"},
         {false, "CUDNN_RESCALE_THRESHOLD=1", "", "CUDNN_RESCALE_THRESHOLD is ignored"},
         {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 192",
-         "attention's backward is computed by our own kernel"},
+         "attention's backward is computed by the built-in kernel"},
         {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 192",
-         "gives NaN at 192 positions, where T % 128 is 64; a --seq-len that is a multiple of 128"},
+         "gives NaN at 192 positions, where T % 128 is 64; cuDNN computes it if --seq-len is a multiple of 128"},
         {false, "CUDA_ON_CPU_NAME=H200", "--head-dim 16 --seq-len 192", NULL},
         {false, "CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 128", NULL},
         {false, "CUDA_ON_CPU_CUDNN_FAULT='tail: on'", "--head-dim 16 --seq-len 192", NULL},
@@ -396,8 +390,8 @@ static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
         {"CUDA_ON_CPU_CUDNN_VERSION=91001", "--sdpa cudnn",
          "--sdpa cudnn: forward of 8 heads of width 16 and 16: "
          "cuDNN 9.10.1 has known bugs"},
-        {"CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave --sdpa out"},
-        {"CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --sdpa own does without cuDNN"},
+        {"CUDA_ON_CPU_CUDNN_FAULT='plan: no engine'", "--sdpa cudnn", "no engine; leave out --sdpa"},
+        {"CUDA_ON_CPU_CUDNN_FAULT='run: no launch'", "", "no launch; --sdpa own avoids cuDNN"},
     };
     TestDirectory d = cuda_data(256);
     ProgramResult r;
@@ -440,13 +434,12 @@ static void the_workspace_of_attention_follows_the_devices_memory(void) {
     } cases[] = {
         {"", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
         {"CUDA_ON_CPU_DEVICES=0", "--seq-len 1030 --batch-size 16", "deterministic backward\n"},
-        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16",
-         "deterministic backward of 2 sequences at a time\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 1030 --batch-size 16", "deterministic backward, 2 sequences per call\n"},
         {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 1",
-         "deterministic backward of 2 of 4 groups of heads\n"},
+         "deterministic backward, 2 of 4 groups of heads per call\n"},
         {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2",
-         "deterministic backward of 1 sequence at a time, 2 of 4 groups of heads\n"},
-        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2 --no-deterministic", "not deterministic backward\n"},
+         "deterministic backward, 1 sequence per call, 2 of 4 groups of heads per call\n"},
+        {"CUDA_ON_CPU_MEMORY=64", "--seq-len 2100 --batch-size 2 --no-deterministic", "nondeterministic backward\n"},
         {"CUDA_ON_CPU_MEMORY=64 CUDA_ON_CPU_NAME=H200 CUDA_ON_CPU_CUDNN_VERSION=92500",
          "--seq-len 2100 --batch-size 2 --sdpa-linear", "deterministic backward\n"},
     };
@@ -486,8 +479,8 @@ static void too_little_memory_is_said(void) {
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --out run %s --batch-size 800 --no-memory-check",
            options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") &&
-               strstr(r.err, "wanted for activations") && strstr(r.err, "of 40.0 MiB free"),
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory: ") && strstr(r.err, "MiB for activations") &&
+               strstr(r.err, "of 40.0 MiB free"),
            "stderr: %.600s", r.err);
     FORMAT(text, "%s --batch-size 800", options);
     const char *needs = strstr(r.err, "the run needs ");
@@ -517,8 +510,7 @@ static void a_library_that_finds_no_memory_is_named(void) {
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --sdpa own --no-memory-check %s",
            cuda_cases[0].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "wanted for cuBLASLt's workspace") &&
-               strstr(r.err, "the run needs "),
+    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "for cuBLASLt's workspace") && strstr(r.err, "the run needs "),
            "stderr: %.600s", r.err);
     test_remove_directory(&d);
 }
@@ -532,11 +524,11 @@ static void memory_of_other_processes_counts(void) {
     } cases[] = {
         {"4096", "0", 0, "this device has 4096.0 MiB, of which 4096.0 MiB are free now: enough\n", ""},
         {"4096", "4070", 1, "of which 26.0 MiB are free now: too little until other processes end\n",
-         "MiB needed besides what CUDA takes, 26.0 of 4096.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 26.0 of 4096.0 MiB free; the run needs "},
         {"500", "0", 0, "this device has 500.0 MiB, of which 500.0 MiB are free now: too little\n",
          "device memory may be too little: "},
         {"20", "0", 1, "this device has 20.0 MiB, of which 20.0 MiB are free now: too little\n",
-         "MiB needed besides what CUDA takes, 20.0 of 20.0 MiB free; the run needs "},
+         "MiB needed without CUDA's own memory, 20.0 of 20.0 MiB free; the run needs "},
     };
     TestDirectory d = cuda_data(256);
     ProgramResult r;
@@ -885,7 +877,7 @@ static void what_the_gemm_library_refuses_is_computed(void) {
     char cpu[600], device_path[600];
     FORMAT(cpu, "%s/cpu", d.path);
     FORMAT(device_path, "%s/device", d.path);
-    compare_dumps("products by our own kernel", 1 - 1e-2, cpu, device_path);
+    compare_dumps("products by the built-in kernel", 1 - 1e-2, cpu, device_path);
     test_remove_directory(&d);
 }
 
@@ -991,7 +983,7 @@ static const CudaTest cuda_trainer_tests[] = {
     {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
     {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention},
      BOTH_PRECISIONS},
-    {{"a run warns where our own kernel computes attention unasked, with a remedy that helps",
+    {{"a run warns where the built-in kernel computes attention unasked, with a remedy that helps",
       a_run_warns_of_our_own_kernel},
      BOTH_PRECISIONS},
     {{"the workspace of attention follows the device's memory", the_workspace_of_attention_follows_the_devices_memory},
@@ -1011,7 +1003,7 @@ static const CudaTest cuda_trainer_tests[] = {
       every_mode_runs_on_an_unlisted_device_and_on_a_slice},
      BOTH_PRECISIONS},
     {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
-    {{"what the GEMM library refuses is computed by our own kernel, with a warning",
+    {{"what the GEMM library refuses is computed by the built-in kernel, with a warning",
       what_the_gemm_library_refuses_is_computed},
      BOTH_PRECISIONS},
     {{"a table of --tune-gemm decides which algorithms multiply, or is refused",

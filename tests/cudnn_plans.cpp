@@ -7,7 +7,7 @@ first in LD_LIBRARY_PATH).
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
 Each row is a plan that must be made, or must be refused. On Hopper the workspace must be, to a few KiB, what --dry-run
-counts where there is no device (attention_estimate of llmc/ops/attention_library.cuh). It ends with `N passed, N failed`.
+counts where there is no device (attention_estimate of llmc/ops/attention_plans.cuh). It ends with `N passed, N failed`.
 */
 #include "../llmc/cuda/attention_cudnn.cpp"
 
@@ -112,7 +112,7 @@ static int64_t estimate(const CudnnAttention &a) {
 int main(int argc, char **argv) {
     int passed = 0, failed = 0;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    printf("%s\n", cudnn_attention_library());
+    printf("%s\n", cudnn_attention_version());
     for (const Device &device : devices)
         for (const Row &row : rows)
             for (int direction : directions) {

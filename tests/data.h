@@ -120,7 +120,7 @@ static int data_test_child(int argc, char **argv) {
     DataLoader l;
     dataloader_open(&l, pattern, 1, T, V, 0, 1, 1, false);
     if (strcmp(what, "tokens") == 0) {
-        dataloader_first_tokens(&l, inputs, (size_t)count);
+        dataloader_read_first_tokens(&l, inputs, (size_t)count);
         for (int i = 0; i < count; i++) printf("%d\n", inputs[i]);
     } else {
         dataloader_start(&l, 0);
@@ -230,7 +230,7 @@ static void test_data_epochs(void) {
             memset(seen, 0, sizeof(seen));
             int distinct = 0;
             for (int i = 0; i < sizes[k]; i++) {
-                uint64_t w = dataloader_permute((uint64_t)i, (uint64_t)sizes[k], 5, epoch);
+                uint64_t w = permutation_at((uint64_t)i, (uint64_t)sizes[k], 5, epoch);
                 EXPECT(w < (uint64_t)sizes[k], "W %d: window %llu", sizes[k], (unsigned long long)w);
                 if (w < (uint64_t)sizes[k]) distinct += !seen[w], seen[w] = 1;
             }
@@ -238,7 +238,7 @@ static void test_data_epochs(void) {
         }
     uint64_t large = (1ull << 41) + 12345; // more windows than there will be
     for (uint64_t i = 0; i < 1000; i++)
-        EXPECT(dataloader_permute(i * 1000003, large, 1, 0) < large, "W %llu: out of range", (unsigned long long)large);
+        EXPECT(permutation_at(i * 1000003, large, 1, 0) < large, "W %llu: out of range", (unsigned long long)large);
 }
 
 // Chi-square statistics stay below their mean k by six standard deviations sqrt(2k).
@@ -249,10 +249,10 @@ static void test_data_mixing(void) {
         memset(count, 0, sizeof(count)), memset(pair, 0, sizeof(pair)), memset(triples, 0, sizeof(triples));
         for (uint64_t e = 0; e < EPOCHS; e++) {
             uint64_t seed = by_seed ? e : 1, epoch = by_seed ? 0 : e, w[W], three[3];
-            for (uint64_t i = 0; i < W; i++) w[i] = dataloader_permute(i, W, seed, epoch);
+            for (uint64_t i = 0; i < W; i++) w[i] = permutation_at(i, W, seed, epoch);
             for (int i = 0; i < W; i++) count[i][w[i]]++;
             pair[w[0]][w[1]]++; // what follows what
-            for (uint64_t i = 0; i < 3; i++) three[i] = dataloader_permute(i, 3, seed, epoch);
+            for (uint64_t i = 0; i < 3; i++) three[i] = permutation_at(i, 3, seed, epoch);
             triples[2 * three[0] + (three[1] > three[2])]++;
         }
         for (int i = 0; i < W; i++)
@@ -273,7 +273,7 @@ static void test_data_mixing(void) {
     double bins[BINS], chi = 0;
     memset(bins, 0, sizeof(bins));
     for (uint64_t i = 0; i + 1 < MANY; i++) {
-        uint64_t a = dataloader_permute(i, MANY, 1, 0), b = dataloader_permute(i + 1, MANY, 1, 0);
+        uint64_t a = permutation_at(i, MANY, 1, 0), b = permutation_at(i + 1, MANY, 1, 0);
         bins[(b + MANY - a) % MANY * BINS / MANY]++;
     }
     for (int i = 0; i < BINS; i++)
@@ -286,10 +286,10 @@ static void test_data_order_is_kept(void) {
     static const uint64_t few[7] = {5, 3, 1, 2, 0, 6, 4};
     static const uint64_t later[8] = {46983430, 74190938, 17331405, 30364, 24222575, 2570526, 83270617, 38822122};
     for (uint64_t i = 0; i < 8; i++) {
-        uint64_t a = dataloader_permute(i, 1000, 1, 0), b = dataloader_permute(i, 123456789, 42, 7);
+        uint64_t a = permutation_at(i, 1000, 1, 0), b = permutation_at(i, 123456789, 42, 7);
         EXPECT(a == first[i] && b == later[i], "place %d: windows %llu and %llu", (int)i, (unsigned long long)a,
                (unsigned long long)b);
-        if (i < 7) EXPECT(dataloader_permute(i, 7, 3, 2) == few[i], "place %d of 7 windows", (int)i);
+        if (i < 7) EXPECT(permutation_at(i, 7, 3, 2) == few[i], "place %d of 7 windows", (int)i);
     }
 }
 
@@ -352,12 +352,12 @@ static void test_data_names(void) {
     int tokens[18];
     FORMAT(pattern, "%s/*.bin", d.path);
     dataloader_open(&l, pattern, 1, 5, 256, 0, 1, 1, false);
-    dataloader_first_tokens(&l, tokens, 18);
+    dataloader_read_first_tokens(&l, tokens, 18);
     for (int i = 0; i < 3; i++) EXPECT(tokens[6 * i] == want[i], "shard %d begins with token %d", i, tokens[6 * i]);
     dataloader_close(&l);
     FORMAT(pattern, "%s/a[1].bin", d.path); // exists under this very name
     dataloader_open(&l, pattern, 1, 5, 256, 0, 1, 1, false);
-    dataloader_first_tokens(&l, tokens, 1);
+    dataloader_read_first_tokens(&l, tokens, 1);
     EXPECT(l.shard_count == 1 && tokens[0] == 10, "a name with brackets: %zu shards, token %d", l.shard_count,
            tokens[0]);
     dataloader_close(&l);
@@ -517,7 +517,7 @@ static void test_data_first_tokens(void) {
     dataloader_open(&l, d.pattern, 2, DATA_T, 65536, 1, 2, 1, true);
     for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
         memset(tokens, 255, sizeof(tokens));
-        dataloader_first_tokens(&l, tokens, (size_t)counts[k]);
+        dataloader_read_first_tokens(&l, tokens, (size_t)counts[k]);
         for (int i = 0; i < counts[k]; i++) EXPECT(tokens[i] == i, "of %d: token %d is %d", counts[k], i, tokens[i]);
         EXPECT(tokens[counts[k]] == -1, "of %d: one more is written", counts[k]);
     }
@@ -968,8 +968,8 @@ static void test_converter_description(void) {
                     converter, names[i]);
         EXPECT(r.status == 0, "%s: status %d, %s", names[i], r.status, r.err);
         FORMAT(path, "%s/out", d.path);
-        CorpusAbout about;
-        EXPECT(corpus_describe(path, &about) && about.vocab_size == 256 && about.separator.token == 0 &&
+        CorpusInfo about;
+        EXPECT(corpus_read_info(path, &about) && about.vocab_size == 256 && about.separator.token == 0 &&
                    !about.separator.after,
                "%s: vocabulary %d, separator %d", names[i], about.vocab_size, about.separator.token);
         cJSON *json = corpus_read(path), *item;

@@ -127,7 +127,7 @@ static void too_little_memory_on_the_cpu_is_said(void) {
                 "--batch-size 40000 --steps 1 --threads 2 --no-memory-check --out run",
                 d.dir.path, test_program_path());
     EXPECT(r.status == EXIT_FAILED && count_lines(r.err) == 1 && strstr(r.err, "out of memory: ") &&
-               strstr(r.err, "wanted for activations; the run needs ") && strstr(r.err, "--recompute 1 (") &&
+               strstr(r.err, "MiB for activations; the run needs ") && strstr(r.err, "--recompute 1 (") &&
                strstr(r.err, "--batch-size 20000 ("),
            "status %d: %.600s", r.status, r.err);
     run_command(&r, "test ! -e '%s/run'", d.dir.path);

@@ -62,7 +62,7 @@ state "$work/a" '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p[
 ok "three steps in fp32 and with a measured peak were trained, and operations compared at a model's shapes" $?
 grep -q '^targets:' "$work/a/results.txt" && grep -q 'attention_backward' "$work/a/results.txt" && tail -n 1 "$work/a/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "the table has them too, with the targets, and ends with the counts" $?
-if [ -e dev/gpu_check/predicted.py ]; then
+if [ -e dev/gpu_check/prediction.py ]; then
     state "$work/a" 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
         for x in p["profile"]["records"])' && grep -q "class of work.*measured/predicted" "$work/a/results.txt"
     ok "what is predicted of a step stands beside what was measured, by class of work" $?
@@ -94,7 +94,7 @@ ok "gradients of other data are found to be wrong" $?
 python3 - "$work" >"$work/said" 2>&1 <<'END'
 import json, struct, sys
 sys.path.insert(0, "dev/gpu_check")
-import gradients
+import gradient_comparison
 
 def dump(path, factors):  # of layer 0 and layer 1
     tensors = {"loss": [3.0], "model.norm.weight": [1.0, 2.0], "lm_head.weight": [1.0, -1.0]}
@@ -114,7 +114,7 @@ dump(sys.argv[1] + "/cpu", (1, 1))
 for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), False), ((1, -1), False), ((1, float("nan")), False)):
     dump(sys.argv[1] + "/device", factors)
     for build in ("bf16", "fp32"):
-        (what, ok, detail), = gradients.compare(sys.argv[1] + "/cpu", sys.argv[1] + "/device", "sink", build)[0]
+        (what, ok, detail), = gradient_comparison.compare(sys.argv[1] + "/cpu", sys.argv[1] + "/device", "sink", build)[0]
         print(factors, build, ok, detail)
         assert ok == (right and build == "bf16"), factors
         assert ok or ("sinks: off by" in detail and "layernorm.weight: off by" in detail)

@@ -63,7 +63,7 @@ static void host_write_files(const TestDirectory *d, const HostFile *files, int 
         char path[PATH_SIZE], directory[PATH_SIZE];
         FORMAT(path, "%s/%s", d->path, files[i].path);
         directory_of(path, directory, sizeof(directory));
-        make_directories(directory);
+        directory_create(directory);
         file_write_atomic(path, files[i].text, strlen(files[i].text));
     }
 }

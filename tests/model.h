@@ -5,6 +5,7 @@ generation with a cache.
 */
 #ifndef TESTS_MODEL_H
 #define TESTS_MODEL_H
+#include "fixture.h"
 #include "harness.h"
 
 typedef struct {
@@ -145,62 +146,51 @@ static inline double norm_of(const double *x, size_t count) {
 }
 
 // fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
-static inline void compare_with_fixture(const char *directory, const Model *model, double loss) {
-    char path[600];
-    FORMAT(path, "%s/grads.safetensors", directory);
-    SafeTensors *file = safetensors_open(path);
+static inline void compare_with_fixture(const Fixture *f, const Model *model, double loss) {
     double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0,
            expected_loss;
-    safetensors_read(file, "loss", 0, 1, &expected_loss, DTYPE_F64);
-    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g",
-           directory, loss, expected_loss);
-    EXPECT(file->count == (size_t)model->plan.tensors.count + 1, "%s: the reference has %zu gradients, the model %d",
-           directory, file->count - 1, model->plan.tensors.count);
+    const TensorList *tensors = &model->plan.tensors;
+    safetensors_read(f->file, "loss", 0, 1, &expected_loss, DTYPE_F64);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", f->name,
+           loss, expected_loss);
+    EXPECT(fixture_gradient_count(f) == tensors->count, "%s: the reference has %d gradients, the model %d", f->name,
+           fixture_gradient_count(f), tensors->count);
     for (int pass = 0; pass < 2; pass++) // the largest norm first
-        for (int i = 0; i < model->plan.tensors.count; i++) {
-            const Tensor *t = &model->plan.tensors.tensors[i];
-            double *expected = (double *)checked_calloc(t->count, sizeof(double));
-            const SafeTensor *found = safetensors_find(file, t->name);
-            EXPECT(found && found->count == t->count, "%s: the reference has no %s of this size", directory, t->name);
-            if (!found || found->count != t->count) return;
-            safetensors_read(file, t->name, 0, t->count, expected, DTYPE_F64);
+        for (int i = 0; i < tensors->count; i++) {
+            const Tensor *t = &tensors->tensors[i];
+            double *expected = fixture_gradient(f, t->name, t->count);
+            EXPECT(expected, "%s: the reference has no %s of this size", f->name, t->name);
+            if (!expected) return;
             double norm = norm_of(expected, t->count);
             if (pass == 0) largest = norm > largest ? norm : largest;
             for (size_t e = 0; e < t->count; e++) expected[e] -= (double)model->grads[t->offset + e];
             double error = norm_of(expected, t->count);
             EXPECT(pass == 0 || error <= tolerance * norm + floor_share * largest,
-                   "%s: %s: error %.3g of a norm of %.3g", directory, t->name, error, norm);
+                   "%s: %s: error %.3g of a norm of %.3g", f->name, t->name, error, norm);
             free(expected);
         }
-    safetensors_close(file);
 }
 
-// The gradients of one fixture, whose configuration is returned.
-static inline ModelConfig check_fixture(const char *variant, const char *shape) {
-    char directory[256], path[600], text[256];
-    FORMAT(directory, "dev/reference/fixtures/%s_%s", variant, shape);
-    ModelConfig config = config_json_read(directory);
-    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", directory, config.attention->name);
-    FORMAT(path, "%s/batch.json", directory);
-    test_read_file(path, text, sizeof(text));
-    cJSON *batch = cJSON_Parse(text);
-    double B = 0, T = 0;
-    CHECK(batch && json_get_number(batch, "batch_size", &B) && json_get_number(batch, "seq_len", &T),
-          "%s cannot be read", path);
+// Compares the gradients of one fixture; returns its configuration.
+static inline ModelConfig check_fixture(const char *variant, const char *size) {
+    char path[600];
+    Fixture f = fixture_open(variant, size);
+    ModelConfig config = config_json_read(f.dir.path);
+    EXPECT(strcmp(config.attention->name, variant) == 0, "%s is read as %s", f.name, config.attention->name);
     Model model;
-    case_open(&model, &config, (int)B, (int)T, FOR_TRAINING);
+    case_open(&model, &config, f.B, f.T, FOR_TRAINING);
     CheckpointBuffers buffers = checkpoint_buffers(&model);
-    checkpoint_load_weights(directory, &buffers, false);
+    checkpoint_load_weights(f.dir.path, &buffers, false);
     DataLoader loader;
-    FORMAT(path, "%s/tokens.bin", directory);
-    dataloader_open(&loader, path, (int)B, (int)T, config.V, 0, 1, 0, false);
-    int *tokens = (int *)checked_calloc((size_t)(B * T) + 1, sizeof(int));
-    dataloader_first_tokens(&loader, tokens, (size_t)(B * T) + 1);
+    FORMAT(path, "%s/tokens.bin", f.dir.path);
+    dataloader_open(&loader, path, f.B, f.T, config.V, 0, 1, 0, false);
+    int *tokens = (int *)checked_calloc((size_t)(f.B * f.T) + 1, sizeof(int));
+    dataloader_read_first_tokens(&loader, tokens, (size_t)(f.B * f.T) + 1);
     dataloader_close(&loader);
-    compare_with_fixture(directory, &model, case_loss(&model, tokens, (int)B, (int)T, true));
+    compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
     free(tokens);
-    cJSON_Delete(batch);
     case_close(&model);
+    fixture_close(&f);
     return config;
 }
 
@@ -223,7 +213,7 @@ static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
 
 static void gradients_add_up_over_micro_steps(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 2, mc->T, FOR_TRAINING);
     case_randomise(&model, 7);
@@ -317,7 +307,7 @@ static void no_position_sees_a_later_one(void) {
 // With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
 static void the_heads_of_a_pair_share_keys_and_values(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, mc->B, mc->T, FOR_EVALUATION);
     case_randomise(&model, 5);
@@ -477,7 +467,7 @@ static void variants_become_each_other_where_they_should(void) {
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
         const char *a_name = identities[i].a, *b_name = identities[i].b;
-        ModelConfig a_config = case_config(mc, find_variant(a_name)), b_config = case_config(mc, find_variant(b_name));
+        ModelConfig a_config = case_config(mc, variant_find(a_name)), b_config = case_config(mc, variant_find(b_name));
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
@@ -554,7 +544,7 @@ static inline int draw_uncached(Model *model, const int *tokens, int begin, int 
 // compared with the one drawn from exactly that context, and half of the context must often give another one.
 static void generation_reads_the_last_tokens_of_a_full_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model, fresh;
     const int T = mc->T;
     const int lengths[] = {1, T - 1, T, T + 1, 2 * T + 3};
@@ -585,7 +575,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
 
 static void generation_goes_on_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
     case_open(&model, &config, 1, mc->T, FOR_GENERATION);
     case_randomise(&model, 5);
@@ -714,7 +704,7 @@ static void a_step_costs_the_flops_of_its_products(void) {
 static void initial_values_agree_between_variants_where_names_and_shapes_do(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
-        ModelConfig config = case_config(&model_cases[1], find_variant(v ? "diff_v2" : "baseline"));
+        ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
         model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
         model_alloc(&models[v], NULL);
         model_init(&models[v], 17);

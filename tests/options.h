@@ -191,8 +191,8 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {find_variant("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
-        plain.attention = find_variant("baseline");
+        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
+        plain.attention = variant_find("baseline");
         plain.NH = twice->NH;
         AttentionDims a = attention_dims(&c), b = attention_dims(&plain);
         EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
@@ -211,7 +211,7 @@ static void test_match_params(void) {
             parse_words(&o, words);
             options_finish(&o, 1);
             ModelConfig c = options_model(&o), plain = c;
-            plain.attention = find_variant("baseline");
+            plain.attention = variant_find("baseline");
             plain.F = presets[p].F;
             double want = (double)model_parameter_count(&plain), difference = (double)model_parameter_count(&c) - want;
             EXPECT(fabs(difference) <= 1e-3 * want && 2 * fabs(difference) <= 3.0 * c.C * c.L,
@@ -315,32 +315,32 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --lr 1 --lr 1", "--lr is specified more than once"},
     {"--dry-run --lr=1 --seed 2 --lr 2", "--lr is specified more than once"},
     {"--dry-run --tie-embeddings --no-tie-embeddings", "--tie-embeddings is specified more than once"},
-    {"--steps 10", "training needs --train-data"},
-    {"", "training needs --train-data"},
-    {"--eval --train-data x", "--eval needs --val-data"},
-    {"--dump-grads x --val-data x", "--dump-grads needs --train-data"},
+    {"--steps 10", "training requires --train-data"},
+    {"", "training requires --train-data"},
+    {"--eval --train-data x", "--eval requires --val-data"},
+    {"--dump-grads x --val-data x", "--dump-grads requires --train-data"},
     {"--generate 0 --train-data x", "--generate '0'"},
-    {"--generate 3 --prompt-tokens 1,x", "--prompt-tokens '1,x' is not accepted: it must be token numbers"},
+    {"--generate 3 --prompt-tokens 1,x", "--prompt-tokens '1,x' is not accepted: it must be token IDs"},
     {"--generate 3 --prompt-tokens 1,,2", "--prompt-tokens '1,,2'"},
     {"--generate 3 --prompt-tokens 1,", "--prompt-tokens '1,'"},
     {"--generate 3 --prompt-tokens -1", "--prompt-tokens '-1'"},
     {"--generate 3 --prompt-tokens 2147483648", "--prompt-tokens '2147483648'"},
-    {"--resume", "--resume needs --out"},
-    {"--init a --resume --out b", "--init and --resume exclude each other"},
-    {"--eval --dry-run --val-data x", "--eval and --dry-run exclude each other"},
+    {"--resume", "--resume requires --out"},
+    {"--init a --resume --out b", "--init and --resume are mutually exclusive"},
+    {"--eval --dry-run --val-data x", "--eval and --dry-run are mutually exclusive"},
     {"--eval --dump-grads y --generate 3 --dry-run --train-data x --val-data x",
-     "--dump-grads and --generate and --eval and --dry-run exclude each other"},
+     "--dump-grads and --generate and --eval and --dry-run are mutually exclusive"},
     {"--dry-run --steps 10 --warmup 11", "--warmup 11 is more than --steps 10"},
     {"--dry-run --batch-size 3 --seq-len 5 --total-batch 44",
-        "is not a multiple of --batch-size 3 times --seq-len 5 times 1 rank: give --total-batch 45"},
-    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 96", "1 rank: give --batch-size 6, or else --total-batch 128"},
+        "is not a multiple of --batch-size 3 times --seq-len 5 times 1 rank; use --total-batch 45"},
+    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 96", "1 rank; use --batch-size 6 or --total-batch 128"},
     {"--dry-run --batch-size 8 --seq-len 16 --total-batch 96 --ranks 3",
-        "3 ranks: give --batch-size 2, or else --total-batch 384"},
-    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 112", "1 rank: give --batch-size 7, or else --total-batch 128"},
+        "3 ranks; use --batch-size 2 or --total-batch 384"},
+    {"--dry-run --batch-size 8 --seq-len 16 --total-batch 112", "1 rank; use --batch-size 7 or --total-batch 128"},
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
-    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than baseline with --ffn 40"},
+    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn 40"},
     {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
     {"--dry-run --match-params --kv-heads 3", "--kv-heads 3"},
     {"--dry-run --match-params=1", "--match-params takes no value"},
@@ -560,11 +560,11 @@ static const AdoptCase adopt_cases[] = {
     // what this program does not write
     {"[]", {NULL}, 1, 0, "not a JSON object"},
     {"null", {NULL}, 1, 0, "not a JSON object"},
-    {"{\"later\":1}", {NULL}, 1, 0, "--later which this version does not know"},
-    {"{\"help\":true}", {NULL}, 1, 0, "--help which"},
+    {"{\"later\":1}", {NULL}, 1, 0, "--later, which this version does not support"},
+    {"{\"help\":true}", {NULL}, 1, 0, "--help, which"},
     {"{\"lr\":1,\"lr\":2}", {NULL}, 1, 0, "--lr twice"},
-    {"{\"\":1}", {NULL}, 1, 0, "does not know"},
-    {"{\"lr\":\"a\"}", {NULL}, 1, 0, "value of --lr that is not a number in [0, inf)"},
+    {"{\"\":1}", {NULL}, 1, 0, "does not support"},
+    {"{\"lr\":\"a\"}", {NULL}, 1, 0, "value of --lr: it must be a number in [0, inf)"},
     {"{\"lr\":-1}", {NULL}, 1, 0, "value of --lr"},
     {"{\"lr\":1e999}", {NULL}, 1, 0, "value of --lr"},
     {"{\"lr\":true}", {NULL}, 1, 0, "value of --lr"},
@@ -643,15 +643,15 @@ static void test_finish_refuses(void) {
     run_in_child(&program, finish_without_data, &ranks);
     EXPECT(program.status == 2 && count_lines(program.err) == 2, "status %d, 2 lines are expected: %s", program.status,
            program.err);
-    EXPECT(strstr(program.err, "training needs --train-data") &&
-               strstr(program.err, "times 3 ranks: give --total-batch 6144"),
+    EXPECT(strstr(program.err, "training requires --train-data") &&
+               strstr(program.err, "times 3 ranks; use --total-batch 6144"),
            "stderr: %s", program.err);
 }
 
 static ModelConfig loaded_model(void) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant("baseline");
+    c.attention = variant_find("baseline");
     c.L = 3, c.C = 64, c.NH = 4, c.NKV = 2, c.D = 16, c.F = 96, c.T = 512, c.V = 1000;
     c.rope_theta = 500000;
     c.rms_norm_eps = 1e-6;
@@ -676,8 +676,8 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "MLP width of 95 of --ffn 95; the loaded model has 96"},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "of --ffn 352; the loaded"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; the loaded model has 96"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},
@@ -754,11 +754,11 @@ static void test_help(void) {
            program.out);
 }
 
-static void test_readme(void) {
-    static char help[32768], readme[262144];
+static void test_options_document(void) {
+    static char help[32768], document[65536];
     help_text(help, sizeof(help));
-    test_read_file("README.md", readme, sizeof(readme));
-    EXPECT(strstr(readme, help) != NULL, "README.md does not contain the text of --help");
+    test_read_file("docs/options.md", document, sizeof(document));
+    EXPECT(strstr(document, help) != NULL, "docs/options.md does not contain the text of --help");
 }
 
 // clang-format off
@@ -780,7 +780,7 @@ static const Test options_tests[] = {
     {"what only the rank count or a checkpoint decides is refused later, all at once", test_finish_refuses},
     {"architecture flags that contradict a loaded model are refused, the sequence length is free", test_contradictions},
     {"the help lists every option, in 100 columns, and is what the program prints", test_help},
-    {"README.md contains the text of the help", test_readme},
+    {"docs/options.md contains the text of the help", test_options_document},
 };
 // clang-format on
 enum { OPTIONS_TEST_COUNT = sizeof(options_tests) / sizeof(options_tests[0]) };

@@ -19,7 +19,7 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
     int i = 0;
     while (strcmp(presets[i].name, preset) != 0) i++;
     const Preset *p = &presets[i];
-    c.attention = find_variant(attention);
+    c.attention = variant_find(attention);
     c.V = p->V, c.C = p->C, c.L = p->L, c.NH = p->NH, c.NKV = NKV ? NKV : p->NKV, c.D = p->D, c.F = p->F, c.T = p->T;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = p->tied;
     if (model_config_problems(&c, &problem, 1)) return false;
@@ -27,7 +27,7 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
     run->options.total_batch = (int64_t)B * p->T * ranks;
     run->options.steps = 100;
     plan_build(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
-    model_plan_device(&run->model, device_peak_named(device), true);
+    plan_for_device(&run->model, device_peak_named(device), true);
     return true;
 }
 static void predicted_run_free(PredictedRun *run) {
@@ -57,7 +57,7 @@ static void a_step_of_1_4b_has_the_times_derived_by_hand(void) {
     for (size_t i = 0; i < sizeof(budget) / sizeof(budget[0]); i++) {
         double ms = p.class_ms[budget[i].kind];
         EXPECT(ms >= budget[i].least && ms <= budget[i].most, "%s: %.2f ms, not %g to %g",
-               prediction_classes[budget[i].kind], ms, budget[i].least, budget[i].most);
+               prediction_classes[budget[i].kind].name, ms, budget[i].least, budget[i].most);
     }
     run.model.logit_rows = 334;
     p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
@@ -110,8 +110,8 @@ static void classes_and_operations_add_up_to_the_step(void) {
                    "%s, %d ranks: a step of %g ms, its classes %g, operations %g, bounds %g", device_peaks[d].name,
                    ranks[i], p.step_ms, classes, ops, bounds);
             PredictionSummary s = prediction_summary(&p);
-            EXPECT(s.share > 0 && s.share < 0.9, "%s, %d ranks: %g of the peak", device_peaks[d].name, ranks[i],
-                   s.share);
+            EXPECT(s.peak_share > 0 && s.peak_share < 0.9, "%s, %d ranks: %g of the peak", device_peaks[d].name,
+                   ranks[i], s.peak_share);
             predicted_run_free(&run);
         }
 }
@@ -202,7 +202,7 @@ static void names_of_devices_may_be_short(void) {
 static void an_unknown_device_is_one_line_with_the_known_ones(void) {
     ProgramResult r;
     run_command(&r, "'%s' --dry-run --device H201", test_program_path());
-    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is not known") &&
+    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is unknown") &&
                strstr(r.err, " H200,") && strstr(r.err, " RTX 5090"),
            "status %d: %.600s", r.status, r.err);
     run_command(&r, "'%s' --device H200 --dry-run-out x --train-data x", test_program_path());

@@ -13,22 +13,11 @@ import re
 import subprocess
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../dev/gpu_check"))
-from predicted import beside, calls, predict
+DEV = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../dev")
+sys.path[:0] = [f"{DEV}/gpu_check", f"{DEV}/reference"]
+from prediction import calls, compare, predict
+from variants import VARIANTS
 
-VARIANTS = [
-    "baseline",
-    "diff_v2",
-    "diff_v2_cross_group",
-    "diff_v2_no_lambda",
-    "diff_v2_no_sigmoid",
-    "diff_v1",
-    "diff_scalar",
-    "off_by_one",
-    "sink",
-    "gated_head",
-    "gated_elem",
-]
 B, T = 1, 32
 MEMORY = [
     "--preset 124m --batch-size 4",
@@ -39,7 +28,7 @@ MEMORY = [
 BUFFERS = [
     "parameters",
     "gradients",
-    "Adam's moments",
+    "optimizer states",
     "master weights",
     "activations",
     "gradients received from other ranks",
@@ -72,7 +61,7 @@ def same_operations(trainer, bench, variant):
     if ours != theirs:
         names = sorted(n for n in set(ours) | set(theirs) if ours.get(n) != theirs.get(n))
         return "; ".join(f"{n}: {ours.get(n, 0):g} calls predicted, {theirs.get(n, 0)} made" for n in names)
-    rows = beside(prediction, {name: r["ms"] for name, r in measured.items()})
+    rows = compare(prediction, {name: r["ms"] for name, r in measured.items()})
     if abs(sum(r[1] for r in rows) - prediction["step_ms"]) > 1e-6:
         return f"the classes beside the measured ones have {sum(r[1] for r in rows)} ms of {prediction['step_ms']}"
     return ""

@@ -186,12 +186,12 @@ static void matched_parameters_survive_a_resume(void) {
     EXPECT(r.status == 0 && strstr(r.out, "MLP 34,"), "status %d: %.300s%.200s", r.status, r.out, r.err);
     run_command(&r, "%s --init '%s' --dry-run --match-params", test_program(), path);
     EXPECT(strstr(r.out, "MLP 34,"), "%.300s", r.out);
-    EXPECT_ONE_LINE(r, 0, "--match-params: the MLP width stays the loaded model's 34");
+    EXPECT_ONE_LINE(r, 0, "--match-params: using the loaded model's MLP width 34");
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 40", test_program(), path);
     EXPECT(r.status == 0 && strstr(r.out, "--match-params: MLP 34 (baseline: 40)"), "status %d: %.300s%.200s", r.status,
            r.out, r.err);
     run_command(&r, "%s --init '%s' --dry-run --match-params --ffn 34", test_program(), path);
-    EXPECT_ONE_LINE(r, 2, "--match-params makes an MLP width of 28 of --ffn 34; the loaded model has 34");
+    EXPECT_ONE_LINE(r, 2, "--match-params with --ffn 34 requires an MLP width of 28; the loaded model has 34");
     test_remove_directory(&d.dir);
 }
 
@@ -560,7 +560,7 @@ enum { REFERENCE_B = 12, REFERENCE_T = 16, REFERENCE_STEPS = 8, REFERENCE_WARMUP
 
 static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed) {
     const ModelCase mc = {"", 256, 24, 2, 2, 1, 8, 40, REFERENCE_B, REFERENCE_T, true};
-    ModelConfig config = case_config(&mc, find_variant("sink"));
+    ModelConfig config = case_config(&mc, variant_find("sink"));
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
@@ -740,27 +740,28 @@ static void tiny_learns_a_grammar_down_to_near_its_entropy(void) {
 static void the_program_dumps_the_gradients_of_the_reference(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
-    const char *fixture = "dev/reference/fixtures/diff_v2_a";
-    char path[700];
-    ModelConfig config = config_json_read(fixture);
-    run_command(
-        &r, "%s --init %s --train-data %s/tokens.bin --batch-size 2 --seq-len %d --dump-grads '%s/grads' --threads 2",
-        test_program(), fixture, fixture, config.T, d.path);
+    Fixture f = fixture_open("diff_v2", "a");
+    char path[700], name[160];
+    run_command(&r,
+                "%s --init '%s' --train-data '%s/tokens.bin' --batch-size %d --seq-len %d --dump-grads '%s/grads' "
+                "--threads 2",
+                test_program(), f.dir.path, f.dir.path, f.B, f.T, d.path);
     EXPECT_STATUS(r, 0);
     FORMAT(path, "%s/grads", d.path);
     SafeTensors *dump = safetensors_open(path);
-    FORMAT(path, "%s/grads.safetensors", fixture);
-    SafeTensors *reference = safetensors_open(path);
-    EXPECT(dump->count == reference->count, "%zu tensors, the reference has %zu", dump->count, reference->count);
-    for (size_t i = 0; i < dump->count && i < reference->count; i++) {
-        const SafeTensor *t = &dump->tensors[i], *u = safetensors_find(reference, t->name);
+    EXPECT(dump->count == (size_t)fixture_gradient_count(&f) + 1, "%zu tensors, the reference has %d", dump->count,
+           fixture_gradient_count(&f) + 1);
+    for (size_t i = 0; i < dump->count; i++) {
+        const SafeTensor *t = &dump->tensors[i];
+        FORMAT(name, "%s%s", strcmp(t->name, "loss") == 0 ? "" : "grad.", t->name);
+        const SafeTensor *u = safetensors_find(f.file, name);
         EXPECT(t->dtype == DTYPE_F32 && u && u->count == t->count && u->ndim == t->ndim,
                "%s is not F32 of the reference's shape", t->name);
         if (!u || u->count != t->count) continue;
         double *a = (double *)checked_calloc(t->count, sizeof(double)),
                *b = (double *)checked_calloc(t->count, sizeof(double));
         safetensors_read(dump, t->name, 0, t->count, a, DTYPE_F64);
-        safetensors_read(reference, t->name, 0, t->count, b, DTYPE_F64);
+        safetensors_read(f.file, name, 0, t->count, b, DTYPE_F64);
         double norm = norm_of(b, t->count);
         for (size_t e = 0; e < t->count; e++) a[e] -= b[e];
         EXPECT(norm > 0 && norm_of(a, t->count) <= 2e-4 * norm, "%s: error %.3g of a norm of %.3g", t->name,
@@ -769,7 +770,7 @@ static void the_program_dumps_the_gradients_of_the_reference(void) {
         free(b);
     }
     safetensors_close(dump);
-    safetensors_close(reference);
+    fixture_close(&f);
     test_remove_directory(&d);
 }
 
@@ -798,18 +799,16 @@ static void generation_prints_text_and_depends_on_the_seed_alone(void) {
     test_remove_directory(&d.dir);
 }
 
-// A checkpoint of 37 tokens and 13 positions, whose weights are large enough for temperature 0 to visit many tokens.
-static const char *const numbers_checkpoint = "dev/reference/fixtures/diff_v2_a";
-
-// The line of ids that the checkpoint continues tokens[0 .. length-1] with, the first `hidden` of which are not shown.
-static void expected_numbers(char line[4096], const int *prompt, int length, int hidden, int count) {
-    ModelConfig config = config_json_read(numbers_checkpoint);
+// The line of ids with which a checkpoint continues tokens[0 .. length-1], the first `hidden` of which are not shown.
+static void expected_numbers(char line[4096], const char *checkpoint, const int *prompt, int length, int hidden,
+                             int count) {
+    ModelConfig config = config_json_read(checkpoint);
     Model model;
     int tokens[256];
     assert(length + count <= 256);
     case_open(&model, &config, 1, config.T, FOR_GENERATION);
     CheckpointBuffers buffers = checkpoint_buffers(&model);
-    checkpoint_load_weights(numbers_checkpoint, &buffers, false);
+    checkpoint_load_weights(checkpoint, &buffers, false);
     memcpy(tokens, prompt, (size_t)length * sizeof(int));
     int generated = case_generate(&model, tokens, length, count, 0, 0, 1);
     EXPECT(generated == count, "%d tokens of %d", generated, count);
@@ -839,15 +838,17 @@ static void what_generation_begins_with_is_what_was_asked_for(void) {
     };
     ProgramResult r;
     TestDirectory d = test_make_directory();
+    // 37 tokens, 13 positions, and weights large enough for temperature 0 to visit many tokens
+    Fixture fixture = fixture_open("diff_v2", "a");
+    const char *checkpoint = fixture.dir.path;
     char path[700], options[2000], line[4096];
     FORMAT(path, "%s/corpus.json", d.path);
     data_write_file(path, corpus, strlen(corpus));
-    FORMAT(path, "cp %s/tokens.bin '%s/train_000000.bin'", numbers_checkpoint, d.path);
-    run_command(&r, "%s", path);
+    run_command(&r, "cp '%s/tokens.bin' '%s/train_000000.bin'", checkpoint, d.path);
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         snprintf(options, sizeof(options), cases[i].options, d.path);
-        expected_numbers(line, cases[i].prompt, cases[i].length, cases[i].hidden, 30);
-        run_command(&r, "%s --init %s --temperature 0 --generate 30 %s", test_program(), numbers_checkpoint, options);
+        expected_numbers(line, checkpoint, cases[i].prompt, cases[i].length, cases[i].hidden, 30);
+        run_command(&r, "%s --init %s --temperature 0 --generate 30 %s", test_program(), checkpoint, options);
         EXPECT(r.status == 0 && strcmp(r.out, line) == 0, "%s: status %d, %.200s instead of %.200s", options, r.status,
                r.out, line);
         EXPECT(cases[i].warning ? strstr(r.err, cases[i].warning) && count_lines(r.err) == 1 : !r.err[0], "%s: %.300s",
@@ -855,20 +856,21 @@ static void what_generation_begins_with_is_what_was_asked_for(void) {
         if (!cases[i].sampled) continue; // a run whose weights stay as they are
         bool directory = strstr(cases[i].options, "--train-data") != NULL;
         run_command(&r, "%s --init %s --temperature 0 --steps 1 --lr 0 --sample-every 1 --batch-size 2 %s %s%s%s",
-                    test_program(), numbers_checkpoint, options, directory ? "" : "--train-data ",
-                    directory ? "" : numbers_checkpoint, directory ? "" : "/tokens.bin");
-        expected_numbers(line, cases[i].prompt, cases[i].length, cases[i].hidden, SAMPLE_TOKENS);
+                    test_program(), checkpoint, options, directory ? "" : "--train-data ", directory ? "" : checkpoint,
+                    directory ? "" : "/tokens.bin");
+        expected_numbers(line, checkpoint, cases[i].prompt, cases[i].length, cases[i].hidden, SAMPLE_TOKENS);
         EXPECT(r.status == 0 && strstr(r.out, line), "%s: status %d, no sample %.100s in %.900s", options, r.status,
                line, r.out);
         EXPECT(cases[i].warning ? strstr(r.err, cases[i].warning) && count_lines(r.err) == 1 : !r.err[0], "%s: %.300s",
                options, r.err);
     }
-    run_command(&r, "%s --init %s --generate 3 --separator 37", test_program(), numbers_checkpoint);
+    run_command(&r, "%s --init %s --generate 3 --separator 37", test_program(), checkpoint);
     EXPECT_ONE_LINE(r, EXIT_FAILED, "vocabulary of 37");
     run_command(&r, "sed -i s/35/37/ '%s/corpus.json' && sed -i 's/size.: 37/size\": 38/' '%s/corpus.json'", d.path,
                 d.path);
-    run_command(&r, "%s --init %s --generate 3 --train-data '%s'", test_program(), numbers_checkpoint, d.path);
+    run_command(&r, "%s --init %s --generate 3 --train-data '%s'", test_program(), checkpoint, d.path);
     EXPECT_ONE_LINE(r, EXIT_FAILED, "the separator 37 of");
+    fixture_close(&fixture);
     test_remove_directory(&d);
 }
 
@@ -925,17 +927,15 @@ static void tokens_beyond_the_vocabulary_are_refused(void) {
 
 // Otherwise a few bytes of config.json would take all memory of a machine before the weights are looked at.
 static void weights_are_compared_with_config_json_before_memory_is_allocated(void) {
-    const char *fixture = "dev/reference/fixtures/diff_v2_a";
-    TestDirectory d = test_make_directory();
+    Fixture f = fixture_open("diff_v2", "a");
     ProgramResult r;
-    run_command(&r,
-                "cp %s/* '%s' && sed -i -e '/intermediate_size/s/10/16000000/' -e '/num_hidden_layers/s/2/9000/' "
-                "'%s/config.json'",
-                fixture, d.path, d.path);
+    const char *d = f.dir.path;
+    run_command(&r, "sed -i -e '/intermediate_size/s/10/16000000/' -e '/num_hidden_layers/s/2/9000/' '%s/config.json'",
+                d);
     EXPECT_STATUS(r, EXIT_DONE);
-    run_command(&r, "%s --init '%s' --train-data '%s/tokens.bin' --batch-size 2", test_program(), d.path, d.path);
+    run_command(&r, "%s --init '%s' --train-data '%s/tokens.bin' --batch-size 2", test_program(), d, d);
     EXPECT_ONE_LINE(r, EXIT_FAILED, "[16000000,12] follows from config.json");
-    test_remove_directory(&d);
+    fixture_close(&f);
 }
 
 static void variables_that_change_products_are_refused_or_recorded(void) {

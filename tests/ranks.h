@@ -366,8 +366,8 @@ static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
     ranks_train(&r, &d, 1, "", "parts", "--steps 3 --schedule constant --batch-size 4");
     EXPECT_STATUS(r, 0);
     ranks_resume(&r, &d, 4, "parts", "--steps 6");
-    EXPECT(r.status == 2 && strstr(r.err, "4 ranks: give --batch-size 1, or else --total-batch 256"),
-           "status %d: %.300s", r.status, r.err);
+    EXPECT(r.status == 2 && strstr(r.err, "4 ranks; use --batch-size 1 or --total-batch 256"), "status %d: %.300s",
+           r.status, r.err);
     ranks_resume(&r, &d, 4, "parts", "--steps 6 --batch-size 1");
     EXPECT_STATUS(r, 0);
     ranks_resume(&r, &d, 2, "parts", "--steps 9");
@@ -539,7 +539,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
     EXPECT_ONE_LINE(r, 2, "not a multiple");
     run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_filter);
-    EXPECT_ONE_LINE(r, 2, "are for one process, not for 2 ranks");
+    EXPECT_ONE_LINE(r, 2, "require a single process, not 2 ranks");
     // a build without MPI, and a launcher that MPI knows nothing of
     run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("single_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
@@ -712,7 +712,7 @@ static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
         EXPECT(r.status == 0 && checkpoints_beside_steps(&d, "waits", &all) == 0 && all == 3, "%d checkpoints: %.300s",
                all, r.err);
         FORMAT(options, "%s --zero %d", background_options, zero[k]);
-        ranks_train(&r, &d, ranks[k], k < 4 ? "SLOW=150" : "SCARCE=1", "goes_on", options);
+        ranks_train(&r, &d, ranks[k], k < 4 ? "SLOW=150" : "NO_COPY=1", "goes_on", options);
         int beside = checkpoints_beside_steps(&d, "goes_on", &all), warned = count_of(r.err, "training stops while");
         EXPECT(r.status == 0 && beside == (k < 4 ? 2 : 0) && all == 3 && warned == (k == 4),
                "%d of %d checkpoints were written beside steps: %.300s", beside, all, r.err);
@@ -908,7 +908,7 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
     run_command(&r, "%s --dry-run --ranks 4 --link-gbs 0", test_program());
     EXPECT_ONE_LINE(r, 2, "--link-gbs");
     run_command(&r, "%s --train-data x --ranks 4", test_program());
-    EXPECT_ONE_LINE(r, 2, "--ranks is for --dry-run");
+    EXPECT_ONE_LINE(r, 2, "--ranks requires --dry-run");
     test_remove_directory(&d.dir);
 }
 

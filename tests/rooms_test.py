@@ -11,7 +11,9 @@ import rooms
 GOOD = {
     "llmc/base/common.h": "typedef int Number;\n",
     "llmc/ops/ops.h": '#include "../base/common.h"\nstatic inline Number one(void) { return 1; }\n',
-    "train_diffv2.c": '#include "llmc/ops/ops.h"\nint main(void) { return one(); }\n',
+    "llmc/ops/calls.h": "static int by_table(int x) {\n    return x;\n}\nstatic int (*const table[])(int) = {by_table};\n",
+    "train_diffv2.c": '#include "llmc/ops/ops.h"\n#include "llmc/ops/calls.h"\n'
+    "#define CALL one\nint main(void) { return table[0](CALL()); }\n",
 }
 PLANTED = [
     ("an include that points upwards", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
@@ -37,9 +39,28 @@ PLANTED = [
         "llmc/ops/late.h does not compile alone",
     ),
     (
-        "a part that has become a header of its own",
-        {"llmc/comm/comm_mpi.h": "typedef int Ranks;\n"},
-        "remove it from PARTS",
+        "an end of the program that is not program_exit",
+        {"llmc/ops/ends.h": "#include <stdlib.h>\nstatic void end(void) { exit(1); } // exit(2)\n"},
+        "llmc/ops/ends.h calls exit",
+    ),
+    (
+        "a handler of the end of the program",
+        {"train_diffv2.c": "#include <stdlib.h>\nvoid f(void);\nint main(void) { return atexit(f); }\n"},
+        "train_diffv2.c calls atexit",
+    ),
+    (
+        "a function that nothing calls",
+        {"llmc/ops/ops.h": GOOD["llmc/ops/ops.h"] + "static inline void alone(void) {}\n"},
+        "llmc/ops/ops.h: nothing calls alone",
+    ),
+    (
+        "a function that only a function that nothing calls uses",
+        {
+            "llmc/ops/ops.h": GOOD["llmc/ops/ops.h"]
+            + "__attribute__((unused)) static void *leaf(int (*f)(int)) {\n    return (void *)f;\n}\n"
+            "#define CALL_LEAF leaf(0)\nstatic inline void *stem(void) {\n    return CALL_LEAF;\n}\n"
+        },
+        "llmc/ops/ops.h: nothing calls leaf; llmc/ops/ops.h: nothing calls stem",
     ),
 ]
 
@@ -61,7 +82,9 @@ def main():
     )
     failed = 0
     for what, found, expected in cases:
-        good = not found if expected is None else len(found) == 1 and expected in found[0]
+        good = (
+            not found if expected is None else expected in "; ".join(found) and len(found) == 1 + expected.count("; ")
+        )
         failed += not good
         print(f"ok   {what}" if good else f"FAIL {what}: " + ("; ".join(found) or "nothing is found"))
     print(f"{len(cases) - failed} passed, {failed} failed")

@@ -350,7 +350,7 @@ static void a_nan_shows(void) {
         EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
     }
     const ModelCase *mc = &stats_cases[0];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
     case_randomise(&m, 7);
@@ -368,7 +368,7 @@ static void a_nan_shows(void) {
 
 static void one_position_has_no_attention_statistics(void) {
     const ModelCase *mc = &model_cases[0];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
     case_randomise(&m, 7);
@@ -388,7 +388,7 @@ static void one_position_has_no_attention_statistics(void) {
 
 static void statistics_do_not_depend_on_the_number_of_threads(void) {
     const ModelCase *mc = &stats_cases[1];
-    ModelConfig config = case_config(mc, find_variant("diff_v2"));
+    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     int before = omp_get_max_threads();
     case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
@@ -468,7 +468,7 @@ static void the_program_logs_one_record_per_layer(void) {
     ProgramResult r;
     static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
     for (int v = 0; v < 3; v++) {
-        const AttentionVariant *a = find_variant(names[v]);
+        const AttentionVariant *a = variant_find(names[v]);
         run_command(&r, "%s --train-data '%s/train.bin' %s --attention %s --steps 3 --stats-every 2 --out '%s/%s'",
                     test_program(), d.dir.path, stats_model, a->name, d.dir.path, a->name);
         EXPECT_STATUS(r, 0);

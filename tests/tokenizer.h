@@ -257,8 +257,7 @@ static void the_longest_added_token_is_found(void) {
             listed[i] = listed[k], listed[k] = other;
         }
         listed[ADDED] = listed[5];
-        const uint32_t header[12] = {TOKENIZER_OF_BYTES, 256 + ADDED, 0, 0,     UINT32_MAX, 0,
-                                     ADDED + 1,          0,           0, bytes, 0,          0};
+        const uint32_t header[12] = {TOKENIZER_BYTES, 256 + ADDED, 0, 0, UINT32_MAX, 0, ADDED + 1, 0, 0, bytes, 0, 0};
         memset(&t, 0, sizeof(t));
         memcpy(t.bytes, "DV2TOK\0\1", t.size = 8);
         for (int i = 0; i < 12; i++) toy_number(&t, header[i]);
@@ -307,7 +306,7 @@ static void classes_that_a_pattern_cannot_have_are_refused(void) {
         {PATTERN_O200K, 12, false}, {PATTERN_O200K, 18, false}, {PATTERN_O200K, 33, false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        bool good = class_is_possible(cases[i].pattern, cases[i].value);
+        bool good = tokenizer_class_is_valid(cases[i].pattern, cases[i].value);
         EXPECT(good == cases[i].good, "pattern %d, class %u: %d", cases[i].pattern, cases[i].value, good);
     }
 }

@@ -47,7 +47,7 @@ static void crew_live(const CrewMember *m) {
     if (m->tamper) m->tamper(&watch.peers[m->rank == 0 ? 1 : 0], m->which);
     struct pollfd end = {m->crew->end[0], POLLIN, 0};
     poll(&end, 1, 20000);
-    exit(EXIT_DONE);
+    program_exit(EXIT_DONE);
 }
 
 // stderr goes to the file `name`.
@@ -93,8 +93,8 @@ static int crew_join_here(const Crew *c, int rank) {
     WatchPeer *p = (WatchPeer *)checked_calloc(1, sizeof(WatchPeer));
     WatchMessage answer;
     watch.rank = rank, watch.ranks = c->ranks;
-    bool admitted = watch_connect_to(htonl(INADDR_LOOPBACK), c->address.port, &p->fd) &&
-                    watch_introduce(p, &c->address, now_seconds() + 10, &answer) && answer.kind == WATCH_WELCOME;
+    bool admitted = watch_connect_socket(htonl(INADDR_LOOPBACK), c->address.port, &p->fd) &&
+                    watch_handshake(p, &c->address, now_seconds() + 10, &answer) && answer.kind == WATCH_WELCOME;
     int fd = admitted ? p->fd : -1;
     free(p);
     watch.rank = 0, watch.ranks = 1;
@@ -127,7 +127,7 @@ static void expect_member(const Crew *c, pid_t pid, const char *name, int status
 
 static int stranger_connect(uint16_t port) {
     int fd = -1;
-    return watch_connect_to(htonl(INADDR_LOOPBACK), port, &fd) ? fd : -1;
+    return watch_connect_socket(htonl(INADDR_LOOPBACK), port, &fd) ? fd : -1;
 }
 
 typedef enum { STRANGER_SILENT, STRANGER_HALF, STRANGER_GARBAGE, STRANGER_GUESSES, STRANGER_KINDS } StrangerKind;
@@ -138,14 +138,14 @@ static int stranger_comes(uint16_t port, StrangerKind kind) {
     int fd = stranger_connect(port);
     TestRandom random = {(uint64_t)kind + 1};
     if (fd < 0 || kind == STRANGER_SILENT) return fd;
-    size_t n = kind == STRANGER_HALF ? sizeof(WatchNumber) + 20 : sizeof(bytes);
+    size_t n = kind == STRANGER_HALF ? sizeof(WatchNonce) + 20 : sizeof(bytes);
     for (size_t i = 0; i < n; i++) bytes[i] = (unsigned char)test_random_bits(&random);
     if (kind == STRANGER_GUESSES) { // all that can be known of rank 1 of 2: only the hash is wrong
         WatchMessage hello;
         memset(&hello, 0, sizeof(hello));
         hello.kind = WATCH_HELLO, hello.rank = 1, hello.ranks = 2;
-        memcpy(bytes + sizeof(WatchNumber), &hello, watch_bytes(WATCH_HELLO));
-        n = sizeof(WatchNumber) + watch_bytes(WATCH_HELLO);
+        memcpy(bytes + sizeof(WatchNonce), &hello, watch_bytes(WATCH_HELLO));
+        n = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
     }
     ssize_t sent = send(fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
     (void)sent;
@@ -206,7 +206,7 @@ static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
     for (int i = 0; i < 2; i++) {
         struct timeval limit = {15, 0};
         setsockopt(fds[i], SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-        EXPECT(recv(fds[i], bytes, sizeof(WatchNumber), MSG_WAITALL) == (ssize_t)sizeof(WatchNumber), "no number came");
+        EXPECT(recv(fds[i], bytes, sizeof(WatchNonce), MSG_WAITALL) == (ssize_t)sizeof(WatchNonce), "no number came");
         ssize_t n = recv(fds[i], bytes, sizeof(bytes), 0);
         EXPECT(n == 0 || (n < 0 && errno == ECONNRESET), "connection %d is not closed", i);
         close(fds[i]);
@@ -263,7 +263,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
             int fd = poll(&ready, 1, 100) == 1 ? accept(watch.listener, NULL, NULL) : -1;
             if (fd < 0) continue;
             taken++;
-            ssize_t n = kind ? send(fd, bytes, kind == 1 ? sizeof(bytes) : sizeof(WatchNumber), MSG_NOSIGNAL) : 0;
+            ssize_t n = kind ? send(fd, bytes, kind == 1 ? sizeof(bytes) : sizeof(WatchNonce), MSG_NOSIGNAL) : 0;
             struct timeval limit = {0, 100000};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
             while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, (size_t)n, MSG_NOSIGNAL);
@@ -278,10 +278,10 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
 
 // What a rank has sent to one listener opens no connection to another.
 static void a_recorded_handshake_cannot_be_replayed(void) {
-    const size_t bytes = sizeof(WatchNumber) + watch_bytes(WATCH_HELLO);
+    const size_t bytes = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
     char recorded[1000], more[1000];
     Crew c;
-    WatchNumber number = {{1, 2}};
+    WatchNonce number = {{1, 2}};
     CHECK(bytes <= sizeof(recorded), "HELLO has %zu bytes", bytes);
     crew_begin(&c, 2, 1.5);
     pid_t one = crew_start(&c, 1, "one", NULL, 0);
@@ -323,26 +323,26 @@ typedef struct {
 } Forgery;
 
 static const Forgery forgeries_by_rank_1[] = {
-    {"a phase beyond the table", WATCH_BEAT, 1, 2, 0, 100000000, 0, 0, 0, 0, 0},
-    {"a phase one beyond the table", WATCH_BEAT, 1, 2, 0, PHASE_COUNT, 0, 0, 0, 0, 0},
+    {"a phase beyond the table", WATCH_HEARTBEAT, 1, 2, 0, 100000000, 0, 0, 0, 0, 0},
+    {"a phase one beyond the table", WATCH_HEARTBEAT, 1, 2, 0, PHASE_COUNT, 0, 0, 0, 0, 0},
     {"a negative phase", WATCH_FAILED, 1, 2, 1, -1, 0, 0, 0, 0, 0},
     {"a failure with status 0", WATCH_FAILED, 1, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a failure with status 3", WATCH_FAILED, 1, 2, 3, 0, 0, 0, 0, 0, 0},
     {"a failure with status 256", WATCH_FAILED, 1, 2, 256, 0, 0, 0, 0, 0, 0},
-    {"a farewell with status 1", WATCH_BYE, 1, 2, 1, 0, 0, 0, 0, 0, 0},
+    {"a farewell with status 1", WATCH_GOODBYE, 1, 2, 1, 0, 0, 0, 0, 0, 0},
     {"the end of the run", WATCH_END, 1, 2, 1, 0, 0, 0, 0, 0, 0},
     {"a kind that does not exist", 77, 1, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a second introduction", WATCH_HELLO, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"another rank", WATCH_BEAT, 0, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a rank beyond the last", WATCH_BEAT, 1000000, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"another number of ranks", WATCH_BEAT, 1, 3, 0, 0, 0, 0, 0, 0, 0},
-    {"a negative step", WATCH_BEAT, 1, 2, 0, 0, -1, 0, 0, 0, 0},
-    {"a wait that is not a number", WATCH_BEAT, 1, 2, 0, 0, 0, (double)NAN, 0, 0, 0},
-    {"a negative wait", WATCH_BEAT, 1, 2, 0, 0, 0, -1, 0, 0, 0},
-    {"an endless wait", WATCH_BEAT, 1, 2, 0, 0, 0, (double)INFINITY, 0, 0, 0},
-    {"a message left out", WATCH_BEAT, 1, 2, 0, 0, 0, 0, 1, 0, 0},
-    {"a message twice", WATCH_BEAT, 1, 2, 0, 0, 0, 0, -1, 0, 0},
-    {"a host without an end", WATCH_BEAT, 1, 2, 0, 0, 0, 0, 0, 'h', 0},
+    {"another rank", WATCH_HEARTBEAT, 0, 2, 0, 0, 0, 0, 0, 0, 0},
+    {"a rank beyond the last", WATCH_HEARTBEAT, 1000000, 2, 0, 0, 0, 0, 0, 0, 0},
+    {"another number of ranks", WATCH_HEARTBEAT, 1, 3, 0, 0, 0, 0, 0, 0, 0},
+    {"a negative step", WATCH_HEARTBEAT, 1, 2, 0, 0, -1, 0, 0, 0, 0},
+    {"a wait that is not a number", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, (double)NAN, 0, 0, 0},
+    {"a negative wait", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, -1, 0, 0, 0},
+    {"an endless wait", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, (double)INFINITY, 0, 0, 0},
+    {"a message left out", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 1, 0, 0},
+    {"a message twice", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, -1, 0, 0},
+    {"a host without an end", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 'h', 0},
     {"a text without an end", WATCH_FAILED, 1, 2, 1, 0, 0, 0, 0, 0, 't'}};
 static const Forgery forgeries_by_rank_0[] = {
     {"an end with status 0", WATCH_END, 0, 2, 0, 0, 0, 0, 0, 0, 0},
@@ -351,12 +351,12 @@ static const Forgery forgeries_by_rank_0[] = {
     {"a second start", WATCH_START, 0, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a second welcome", WATCH_WELCOME, 0, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a rank's failure", WATCH_FAILED, 0, 2, 1, 0, 0, 0, 0, 0, 0},
-    {"another rank's heartbeat", WATCH_BEAT, 1, 2, 0, 0, 0, 0, 0, 0, 0},
-    {"a phase beyond the table", WATCH_BEAT, 0, 2, 0, 100000000, 0, 0, 0, 0, 0}};
+    {"another rank's heartbeat", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 0, 0},
+    {"a phase beyond the table", WATCH_HEARTBEAT, 0, 2, 0, 100000000, 0, 0, 0, 0, 0}};
 
 // Rightly sealed, as by a rank whose memory is damaged, or another program that has the secret.
 static void forge(WatchPeer *p, const Forgery *f) {
-    WatchMessage m = watch_message(WATCH_BEAT);
+    WatchMessage m = watch_message(WATCH_HEARTBEAT);
     m.kind = f->kind, m.rank = f->rank, m.ranks = f->ranks, m.status = f->status, m.phase = f->phase;
     m.step = f->step, m.waiting = f->waiting;
     if (f->host_fill) memset(m.host, f->host_fill, WATCH_HOST);
@@ -368,12 +368,12 @@ static void forge(WatchPeer *p, const Forgery *f) {
     poll(NULL, 0, 10000); // no more
 }
 static void forge_by_rank_1(WatchPeer *p, int which) {
-    WATCH_SET(leaving, true); // no heartbeats besides
+    WATCH_SET(exiting, true); // no heartbeats besides
     pthread_join(watch.thread, NULL);
     forge(p, &forgeries_by_rank_1[which]);
 }
 static void forge_by_rank_0(WatchPeer *p, int which) {
-    WATCH_SET(leaving, true);
+    WATCH_SET(exiting, true);
     pthread_join(watch.thread, NULL);
     forge(p, &forgeries_by_rank_0[which]);
 }
@@ -410,7 +410,7 @@ static void every_field_of_a_message_is_checked(void) {
 // A byte changed on the way, a stranger's bytes on a rank's connection, and half a message.
 static void send_raw(WatchPeer *p, int which) {
     WatchMessage m = watch_message(WATCH_FAILED);
-    WATCH_SET(leaving, true);
+    WATCH_SET(exiting, true);
     pthread_join(watch.thread, NULL);
     m.status = 2;
     m.number = p->sent;
@@ -432,7 +432,7 @@ static void fail_with_escapes(WatchPeer *p, int which) {
     FORMAT(watch.host, "ho\x1b[31mst\n");
     warn("a line\r\x1b]0;title\a with \xC3\xA4, \xC2\x9B"
          "2J, \x9B and \xFF");
-    exit(EXIT_USAGE);
+    program_exit(EXIT_USAGE);
 }
 static void what_a_rank_says_cannot_steer_the_terminal(void) {
     char text[16384];
@@ -459,7 +459,7 @@ static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     WatchAddress a;
     static WatchPeer sender, reader;
     WatchMessage m = watch_message(WATCH_HELLO);
-    WatchReceipt receipt = WATCH_NOTHING;
+    WatchReceiveStatus receipt = WATCH_NOTHING;
     int small = 8192, taken = 0;
     watch_listen(&a, 0);
     sender.fd = stranger_connect(a.port), reader.fd = accept(watch.listener, NULL, NULL);
@@ -467,7 +467,7 @@ static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     setsockopt(reader.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
     sender.key_out = reader.key_in = a.secret;
     m.rank = reader.last.rank = 1;
-    for (int i = 0; i < SENT; i++, m.kind = WATCH_BEAT) watch_send(&sender, &m);
+    for (int i = 0; i < SENT; i++, m.kind = WATCH_HEARTBEAT) watch_send(&sender, &m);
     for (double until = now_seconds() + 1; now_seconds() < until; usleep(1000))
         while ((receipt = watch_receive(&reader, &m)) == WATCH_MESSAGE) taken++;
     EXPECT(receipt == WATCH_NOTHING && reader.have == 0, "after %d messages one is not whole", taken);
@@ -492,7 +492,7 @@ static void the_keyed_hash_is_siphash(void) {
     a = hash_key_random(), b = hash_key_random();
     EXPECT(memcmp(&a, &b, sizeof(a)) != 0 && a.word[0] != 0 && a.word[1] != 0, "two random keys are one");
     static WatchPeer peer;
-    WatchNumber ours = watch_number(), theirs = watch_number();
+    WatchNonce ours = watch_random_nonce(), theirs = watch_random_nonce();
     watch_set_keys(&peer, &key, ours, theirs);
     EXPECT(memcmp(&peer.key_in, &peer.key_out, sizeof(key)) != 0, "both directions of a connection have one key");
     EXPECT(hash_key_parse(&parsed, "0706050403020100"
@@ -552,5 +552,5 @@ static const Test watchdog_tests[] = {
     {"the keyed hash is SipHash-2-4", the_keyed_hash_is_siphash},
     {"--start-timeout is known before other options", the_start_timeout_is_known_before_other_options},
 };
-enum { STRANGERS_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
+enum { WATCHDOG_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif

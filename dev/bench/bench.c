@@ -561,7 +561,7 @@ static double loader_seconds(const char *text, int B, int T, bool documents, int
         *starts = documents ? batch + 2 * B * T : NULL;
     dataloader_open(&l, text, B, T, 50257, 0, 1, 1, true);
     l.documents = documents;
-    for (int i = 0; i < l.source_count; i++) l.sources[i].separator.token = LOADER_SEPARATOR;
+    for (int i = 0; i < l.corpus_count; i++) l.corpora[i].separator.token = LOADER_SEPARATOR;
     double start = now_seconds();
     dataloader_start(&l, 0);
     for (int done = 0; done < count; done += B * T) dataloader_next(&l, batch, batch + B * T, starts);

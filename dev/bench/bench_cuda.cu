@@ -1,85 +1,35 @@
 /*
 bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes. dev/gpu_check.sh runs it.
 
-  bench_cuda [OPTION...] facts                                                the device
-  bench_cuda ... kernels PRESET KV_HEADS B T [WORD]                           each operation at a model's shapes
-  bench_cuda ... model PRESET T CASE...                                       tokens/s, training and forward alone
-  bench_cuda ... profile PRESET ATTENTION KV_HEADS B T                        where a step's time goes, by operation
-  bench_cuda ... turns PRESET ATTENTION KV_HEADS B T                          a step for each line on stdin, then its
-                                                                              milliseconds (for dev/gpu_check)
-  KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many),
-  fast: as with --no-deterministic; all cases of a call run with the same B, the largest power of two with which every one fits and B*T <= 32768.
-  --sdpa own: attention by our own kernel; --no-deterministic: by cuDNN's faster backward, whose bits may vary.
-  --repeats N: of each operation, instead of those of 0.15 s (1: for profilers).
-  --tiny: few repetitions and little memory, for where kernels run on the CPU (dev/cuda_on_cpu). --json FILE: each
-  result is appended there as one line of JSON as well.
+  bench_cuda [OPTION...] facts                                         the device
+  bench_cuda [OPTION...] kernels PRESET KV_HEADS B T [WORD]            each operation at a model's shapes
+  bench_cuda [OPTION...] model PRESET T CASE...                        tokens/s of training and of the forward alone
+  bench_cuda [OPTION...] profile PRESET ATTENTION KV_HEADS B T         time of each operation in a step
+  bench_cuda [OPTION...] turns PRESET ATTENTION KV_HEADS B T           one step for each line on stdin; prints its
+                                                                       milliseconds (for dev/gpu_check)
+  KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many);
+  fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
+  and B*T <= 32768.
+  --sdpa own          attention by the built-in kernel
+  --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
+  --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
+  --tiny              few repetitions and little memory, for dev/cuda_on_cpu
+  --json FILE         appends each result to FILE as one line of JSON
 
-operations  medians between events, tensors beyond the L2 cache, random values; GB/s count the bytes that an operation
-            names (NAME_bytes), each tensor once; shares are of the copy and of the product measured just before
-steps       by the clock of the host, from the upload of the tokens until the update is done, as the trainer does them;
-            TFLOP/s by the trainer's own count (causal half of attention, no recomputation)
-profile     events around every operation of a step; what is not between a pair of events is `outside`
+operations  median time between events; tensors larger than the L2 cache, random values. GB/s count the bytes of
+            NAME_bytes, each tensor once. Shares are of the copy and of the product measured just before.
+steps       host clock, from the upload of the tokens to the end of the update. TFLOP/s use the trainer's count: the
+            causal half of attention, without recomputation.
+profile     events around each operation of a step; `outside` is the time that is in no operation
 
-The trainer is included whole, so what runs here is what trains.
+The benchmark includes the trainer, so it measures the code that trains.
 */
 #undef USE_MPI
 #ifndef DEVICE_OPS
 #define DEVICE_OPS
 #endif
-#include "../../llmc/base/common.h"
-#include "../../llmc/ops/all_ops.h"
-
-// ---------------------------------------------------------------------------------------------------
-// Operations that are watched: names that train_diffv2.c calls stand for the operation between two events
-
-enum { PROFILE_EVENTS = 8192 };
-static struct {
-    bool on;
-    int count; // of events; an operation has two
-    cudaEvent_t events[PROFILE_EVENTS];
-    const char *names[PROFILE_EVENTS / 2];
-} profile;
-
-static inline void profile_event(const char *name) {
-    if (!profile.on) return;
-    CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers",
-          PROFILE_EVENTS / 2);
-    if (name) profile.names[profile.count / 2] = name;
-    CUDA_CHECK(cudaEventRecord(profile.events[profile.count++], main_stream));
-}
-#define WATCHED(name, ...) (profile_event(#name), name(__VA_ARGS__), profile_event(NULL))
-#define buffer_zero(...) WATCHED(buffer_zero, __VA_ARGS__)
-#define buffer_upload(...) WATCHED(buffer_upload, __VA_ARGS__)
-#define embedding_forward(...) WATCHED(embedding_forward, __VA_ARGS__)
-#define embedding_backward(...) WATCHED(embedding_backward, __VA_ARGS__)
-#define rmsnorm_forward(...) WATCHED(rmsnorm_forward, __VA_ARGS__)
-#define rmsnorm_backward(...) WATCHED(rmsnorm_backward, __VA_ARGS__)
-#define residual_rmsnorm_forward(...) WATCHED(residual_rmsnorm_forward, __VA_ARGS__)
-#define residual_forward(...) WATCHED(residual_forward, __VA_ARGS__)
-#define matmul_forward(...) WATCHED(matmul_forward, __VA_ARGS__)
-#define matmul_backward(...) WATCHED(matmul_backward, __VA_ARGS__)
-#define rope_forward(...) WATCHED(rope_forward, __VA_ARGS__)
-#define rope_backward(...) WATCHED(rope_backward, __VA_ARGS__)
-#define attention_forward(...) WATCHED(attention_forward, __VA_ARGS__)
-#define attention_backward(...) WATCHED(attention_backward, __VA_ARGS__)
-#define sink_forward(...) WATCHED(sink_forward, __VA_ARGS__)
-#define sink_backward(...) WATCHED(sink_backward, __VA_ARGS__)
-#define diff_combine_forward(...) WATCHED(diff_combine_forward, __VA_ARGS__)
-#define diff_combine_backward(...) WATCHED(diff_combine_backward, __VA_ARGS__)
-#define fill_forward(...) WATCHED(fill_forward, __VA_ARGS__)
-#define lambda_scalar_forward(...) WATCHED(lambda_scalar_forward, __VA_ARGS__)
-#define lambda_scalar_backward(...) WATCHED(lambda_scalar_backward, __VA_ARGS__)
-#define lambda_exp_forward(...) WATCHED(lambda_exp_forward, __VA_ARGS__)
-#define lambda_exp_backward(...) WATCHED(lambda_exp_backward, __VA_ARGS__)
-#define scale_inplace(...) WATCHED(scale_inplace, __VA_ARGS__)
-#define gate_forward(...) WATCHED(gate_forward, __VA_ARGS__)
-#define gate_backward(...) WATCHED(gate_backward, __VA_ARGS__)
-#define swiglu_forward(...) WATCHED(swiglu_forward, __VA_ARGS__)
-#define swiglu_backward(...) WATCHED(swiglu_backward, __VA_ARGS__)
-#define cross_entropy(...) WATCHED(cross_entropy, __VA_ARGS__)
-#define adamw_update(...) WATCHED(adamw_update, __VA_ARGS__)
-#define sum_of_squares(...) WATCHED(sum_of_squares, __VA_ARGS__)
-
+static void profile_operation(const char *name);
+#define OPERATION_HOOK(name) profile_operation(name)
 #define main train_diffv2_main
 #include "../../train_diffv2.cu"
 #undef main
@@ -227,13 +177,13 @@ static ModelCase read_case(const char *preset, const char *text) {
     return c;
 }
 
-// Attention is planned as our own kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
+// Attention is planned as the built-in kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
 // bytes.
-static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse use) {
-    const AttentionUse own = {true, false, true, false, false};
+static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
+    const AttentionOptions own = {true, false, true, false, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
     CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
-    attention_use(own);
+    attention_configure(own);
     for (int B = bench_tiny ? 2 : max_int(1, 32768 / T); B > 0; B /= 2) {
         bool fits = true;
         for (int i = 0; i < count; i++) {
@@ -244,7 +194,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
             attention_stop(); // its plans for this B
         }
         if (!fits) continue;
-        attention_use(use);
+        attention_configure(use);
         return B;
     }
     CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T,
@@ -252,7 +202,7 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionUse 
     return 0;
 }
 
-static void run_models(const char *preset, int T, int count, char **texts, AttentionUse use) {
+static void run_models(const char *preset, int T, int count, char **texts, AttentionOptions use) {
     ModelCase cases[16];
     CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
     device_start();
@@ -264,10 +214,10 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     ops_free();
     int B = largest_batch(cases, count, T, use);
     for (int i = 0; i < count; i++) {
-        AttentionUse of = use;
+        AttentionOptions of = use;
         of.deterministic = use.deterministic && !cases[i].fast;
         attention_stop(); // plans of the model before; a forward alone has those of the training
-        attention_use(of);
+        attention_configure(of);
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
             int steps = 0;
@@ -285,7 +235,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
                    "\"bytes\": %zu, \"attention\": \"%s\"}",
                    preset, cases[i].text, T, B, b.model.plan.config.NKV, b.model.plan.tensors.parameter_count,
                    training ? "training" : "forward", steps, 1e3 * seconds, tokens / seconds, 1e-12 * flops / seconds,
-                   share, bench_bytes(&b.model), quotable(attention_library()));
+                   share, bench_bytes(&b.model), quotable(attention_backend()));
             bench_close(&b);
         }
     }
@@ -308,6 +258,24 @@ static void run_turns(const char *preset, const char *attention, int NKV, int B,
 
 // ---------------------------------------------------------------------------------------------------
 // Profile
+
+enum { PROFILE_EVENTS = 8192 };
+static struct {
+    bool on;
+    int count, depth; // of events, two for each operation; of operations that other operations call
+    cudaEvent_t events[PROFILE_EVENTS];
+    const char *names[PROFILE_EVENTS / 2];
+} profile;
+
+// Called at the begin of each operation with its name and at the end with NULL (llmc/cuda/launch.cuh). An operation that
+// is called by another one is part of that.
+static void profile_operation(const char *name) {
+    if (!profile.on || (name ? profile.depth++ : --profile.depth) > 0) return;
+    CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers",
+          PROFILE_EVENTS / 2);
+    if (name) profile.names[profile.count / 2] = name;
+    CUDA_CHECK(cudaEventRecord(profile.events[profile.count++], main_stream));
+}
 
 typedef struct {
     const char *name;
@@ -381,19 +349,20 @@ int main(int argc, char **argv) {
                         "[WORD] | model PRESET T CASE... | "
                         "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
-    AttentionUse use = {false, false, true, false, false};
+    AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
-        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0) use.own = true, i++;
+        else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
+            use.builtin = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
         } else break;
     }
-    attention_use(use);
+    attention_configure(use);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

@@ -323,10 +323,10 @@ static void kernels_of_products(const Model *m, int N) {
 
 // Attention of a model's first key set, read where the fused product leaves it, by whom `use` says.
 static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
-                                 AttentionUse use) {
+                                 AttentionOptions use) {
     Model m;
     attention_stop();
-    attention_use(use);
+    attention_configure(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
     KeySet set = key_set(&m.plan, 0, B, T, 0);
     AttentionShape s = set.shape;
@@ -335,7 +335,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     ops_init(m.plan.workspace_bytes);
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
                                "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
-                               quotable(attention_library()));
+                               quotable(attention_backend()));
     with(with(with(with(with(k, FLOATX, out), FP32, lse), FLOATX, fused), FLOATX, fused), FLOATX, out);
     kernel_measure(k, [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
@@ -368,8 +368,8 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
     char twice[64];
-    const AttentionUse usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
-                       own = {true, false, true, false, false};
+    const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
+                           own = {true, false, true, false, false};
     FORMAT(twice, "%s-2h", preset);
     kernels_of_attention("baseline", preset, "baseline", NKV, B, T, usual);
     kernels_of_attention("diff_v2", preset, "diff_v2", NKV, B, T, usual);

@@ -20,7 +20,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     memset(c, 0, sizeof(*c));
     for (int i = 0; i < PRESET_COUNT; i++)
         if (strcmp(presets[i].name, preset) == 0) p = &presets[i];
-    c->attention = find_variant(attention);
+    c->attention = variant_find(attention);
     if (!p || !c->attention) return false;
     c->L = p->L, c->C = p->C, c->NH = p->NH, c->NKV = NKV ? NKV : p->NKV, c->D = p->D, c->F = p->F, c->T = T,
     c->V = p->V, c->tied = p->tied;

@@ -184,8 +184,8 @@ extern "C" void cudnn_attention_close(void) {
     if (!plans.empty()) cuda_on_cpu::fail("cuDNN is closed while %zu of its plans exist", plans.size());
     is_open = false;
 }
-extern "C" const char *cudnn_attention_library(void) { return "loops in the place of cuDNN"; }
-extern "C" void cudnn_attention_forget(CudnnPlan *plan) {
+extern "C" const char *cudnn_attention_version(void) { return "loops in the place of cuDNN"; }
+extern "C" void cudnn_attention_free(CudnnPlan *plan) {
     if (plan && !plans.erase(plan)) cuda_on_cpu::fail("a plan of cuDNN is forgotten twice");
     delete plan;
 }

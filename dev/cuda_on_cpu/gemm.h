@@ -1,5 +1,5 @@
 /*
-gemm.h: what llmc/cuda/gemm_plans.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS,
+gemm.h: what llmc/cuda/gemm.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS,
 and rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: a
 product before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an
 operand. It has several algorithms, which differ in the order of their sums.

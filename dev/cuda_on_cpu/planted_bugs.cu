@@ -520,9 +520,9 @@ template <int what, bool bug> static void wrong_order_of_cudnn(void) {
     t.q = t.k = t.v = t.out = device_array<char>(128), t.lse = device_array<float>(8);
     if (!bug || what != 0) cudnn_attention_open(why, sizeof(why));
     CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, why, sizeof(why));
-    if (bug && what == 1) cudnn_attention_forget(plan);
+    if (bug && what == 1) cudnn_attention_free(plan);
     cudnn_attention_run(plan, &t, nullptr, main_stream, why, sizeof(why));
-    if (!bug || what != 2) cudnn_attention_forget(plan);
+    if (!bug || what != 2) cudnn_attention_free(plan);
     cudnn_attention_close();
 }
 template <bool bug> static void host_buffer_changed_too_early(void) {

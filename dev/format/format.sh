@@ -17,29 +17,24 @@ case "$#:${1-}" in
     ;;
 esac
 
-requirements=dev/format/requirements.txt
-tools=build/venv-format
-if ! cmp -s $requirements $tools/requirements.txt; then
-    python3 -m venv $tools
-    $tools/bin/pip install --quiet --disable-pip-version-check -r $requirements
-    cp $requirements $tools/requirements.txt
-fi
+interpreter=$(python3 scripts/python_environment.py format)
+tools=$(dirname "$interpreter")
 
 mapfile -t c < <(git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 mapfile -t python < <(git ls-files '*.py' data/inspect)
 mapfile -t shell < <(git ls-files '*.sh' .ci/run)
 if [ $check = no ]; then
-    $tools/bin/clang-format -i "${c[@]}"
-    $tools/bin/ruff format --quiet "${python[@]}"
-    $tools/bin/shfmt -w "${shell[@]}"
+    "$tools"/clang-format -i "${c[@]}"
+    "$tools"/ruff format --quiet "${python[@]}"
+    "$tools"/shfmt -w "${shell[@]}"
     exit
 fi
 
 failed=0
-$tools/bin/clang-format --dry-run -Werror "${c[@]}" || failed=1
-$tools/bin/ruff format --quiet --diff "${python[@]}" || failed=1
-$tools/bin/ruff check --quiet "${python[@]}" || failed=1
-$tools/bin/shfmt -d "${shell[@]}" || failed=1
+"$tools"/clang-format --dry-run -Werror "${c[@]}" || failed=1
+"$tools"/ruff format --quiet --diff "${python[@]}" || failed=1
+"$tools"/ruff check --quiet "${python[@]}" || failed=1
+"$tools"/shfmt -d "${shell[@]}" || failed=1
 mapfile -t others < <(git ls-files Makefile '*.mk' '*.md' '*.awk' '*.css' '*.js' '*.toml')
 awk 'length($0) > 120 && !(FILENAME ~ /\.md$/ && /^\|/) { printf "%s:%d: %d columns, 120 at most\n", FILENAME, FNR, length($0); found = 1 }
     END { exit found }' "${c[@]}" "${python[@]}" "${shell[@]}" "${others[@]}" || failed=1

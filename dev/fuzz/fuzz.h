@@ -61,6 +61,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
 
 #ifndef FUZZ_HARNESS
 #define exit(status) fuzz_exit(status)
+#define program_exit(status) fuzz_exit(status)
 #define warn(...) fuzz_warn(__VA_ARGS__)
 #define open(...) fuzz_open(__VA_ARGS__)
 #define close(fd) fuzz_close(fd)

@@ -87,7 +87,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     char path[PATH_SIZE], again[PATH_SIZE];
     FORMAT(again, "%s/again", fuzz_directory());
     FORMAT(path, "%s/config.json", again);
-    make_directories(again);
+    directory_create(again);
     config_json_write(path, &c, DTYPE_F32);
     ModelConfig d = config_json_read(again);
     FUZZ_EXPECT(c.attention == d.attention && c.V == d.V && c.C == d.C && c.L == d.L && c.NH == d.NH &&

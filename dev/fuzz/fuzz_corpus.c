@@ -1,5 +1,5 @@
 /*
-fuzz_corpus.c: corpus_describe and corpus_check_shards on a hostile corpus.json, and corpus_parse on the same bytes as the text of --train-data.
+fuzz_corpus.c: corpus_read_info and corpus_check_shards on a hostile corpus.json, and corpus_parse on the same bytes as the text of --train-data.
 */
 #include "fuzz.h"
 #include "../../llmc/data/corpus.h"
@@ -34,9 +34,9 @@ void fuzz_large(void) {
 }
 
 void fuzz_one(const uint8_t *data, size_t size) {
-    CorpusAbout about;
+    CorpusInfo about;
     if (size > 0 && data[0] == '{') {
-        FUZZ_EXPECT(corpus_describe(fuzz_directory(), &about), "a directory is none");
+        FUZZ_EXPECT(corpus_read_info(fuzz_directory(), &about), "a directory is none");
         FUZZ_EXPECT(about.vocab_size >= 1 && about.separator.token >= -1 && about.separator.token < about.vocab_size,
                     "vocabulary %d, separator %d", about.vocab_size, about.separator.token);
         char name[PATH_MAX];
@@ -52,7 +52,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     memcpy(text, data, size);
     for (size_t i = 0; i < size; i++)
         if (text[i] == 0 || iscntrl((unsigned char)text[i])) text[i] = ' ';
-    CorpusList list = corpus_parse(text);
+    CorpusSpecs list = corpus_parse(text);
     double sum = 0;
     for (int i = 0; i < list.count; i++) sum += list.items[i].weight;
     FUZZ_EXPECT(list.count >= 1 && fabs(sum - 1) < 1e-9, "%d corpora with weights of %g", list.count, sum);

@@ -21,7 +21,7 @@ static double whole[READ_LIMIT], part[READ_LIMIT]; // room for every type
 static ModelConfig small_config(void) {
     ModelConfig c;
     memset(&c, 0, sizeof(c));
-    c.attention = find_variant("diff_v2");
+    c.attention = variant_find("diff_v2");
     c.V = 3, c.C = 2, c.L = 1, c.NH = 1, c.NKV = 1, c.D = 8, c.F = 2, c.T = 4;
     c.rope_theta = 10000, c.rms_norm_eps = 1e-5, c.tied = true;
     return c;

@@ -62,7 +62,7 @@ static void read_all(const char *pattern, bool shuffle, const uint8_t *data, siz
                 (size_t)l->window_count);
     FUZZ_EXPECT(shuffle || dataloader_fingerprint(l) != 0, "there is no fingerprint");
     for (uint64_t g = 0; g < min_size(l->window_count, TOKENS / T) + 2; g++) {
-        uint64_t at = dataloader_place(l, g).window;
+        uint64_t at = dataloader_locate(l, g).window;
         FUZZ_EXPECT(at < l->window_count, "window %zu of %zu", (size_t)at, (size_t)l->window_count);
         CHECK(dataloader_read_window(l, g, window), "%s", l->error);
         for (size_t i = 0; at >= s->first_window && i <= T; i++)
@@ -71,7 +71,7 @@ static void read_all(const char *pattern, bool shuffle, const uint8_t *data, siz
                         "a token differs from the file's");
     }
     size_t count = min_size(l->token_count, GOOD_TOKENS + TOKENS), before = l->token_count - s->token_count;
-    dataloader_first_tokens(l, tokens, count);
+    dataloader_read_first_tokens(l, tokens, count);
     for (size_t i = before; i < count; i++)
         FUZZ_EXPECT(tokens[i] == token_of(data, s->token_bytes, i - before), "a first token differs from the file's");
     dataloader_close(l);

@@ -53,13 +53,13 @@ void fuzz_seeds(void) {
     for (int big = 0; big < 2; big++) {
         cJSON *state = build_state(big ? UINT64_MAX - 5 : 56);
         if (!big) cJSON_DeleteItemFromObject(state, "checksums");
-        state_write(path, state);
+        checkpoint_state_write(path, state);
         fuzz_seed_from(big ? "big_numbers" : "without_checksums", path);
         cJSON_Delete(state);
     }
     cJSON *empty = cJSON_CreateObject();
     cJSON_AddNullToObject(empty, "step");
-    state_write(path, empty);
+    checkpoint_state_write(path, empty);
     fuzz_seed_from("empty", path);
     cJSON_Delete(empty);
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
@@ -136,7 +136,7 @@ static void large_state(const char *name, const char *head, const char *piece, c
     for (; n + step + last <= size; n += step) memcpy(text + n, piece, step);
     memcpy(text + n, end, last);
     n += last;
-    n += (size_t)state_tail(text, n, tail);
+    n += (size_t)checkpoint_state_tail(text, n, tail);
     strcat(text, tail);
     fuzz_large_input(name, text, n);
     free(text);
@@ -185,11 +185,11 @@ void fuzz_one(const uint8_t *data, size_t size) {
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned int seed) {
     char tail[64];
     if (seed % 16 == 0 || max_size < 4 * sizeof(tail)) return LLVMFuzzerMutate(data, size, max_size);
-    size_t tail_bytes = (size_t)state_tail("", 0, tail), body = size;
+    size_t tail_bytes = (size_t)checkpoint_state_tail("", 0, tail), body = size;
     if (size > tail_bytes && memcmp(data + size - tail_bytes, tail, strlen("\"checksum\": \"")) == 0)
         body -= tail_bytes;
     body = LLVMFuzzerMutate(data, body, max_size - tail_bytes);
-    state_tail((const char *)data, body, tail);
+    checkpoint_state_tail((const char *)data, body, tail);
     memcpy(data + body, tail, tail_bytes);
     return body + tail_bytes;
 }

@@ -32,27 +32,29 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import measured
-import proven
+import benchmarks
+import build
+import correctness
+import probe
 import sanitizer
+import torch_comparison
 import training
 from programs import ROOT
+from results import ENDED, Store, StoreError
 from runner import Check, OutOfTime, Part, Skip, Unfinished
-from store import ENDED, Store, StoreError
 
 PARTS = {  # name: (what runs it, seconds without which it is not begun, programs without which it cannot be)
-    "probe": (proven.probe, 5, []),
-    "build": (proven.build, 60, []),
-    "ops": (proven.ops, 20, ["TEST_DIFFV2CU"]),
-    "gradients": (proven.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
+    "probe": (probe.probe, 5, []),
+    "build": (build.build, 60, []),
+    "ops": (correctness.ops, 20, ["TEST_DIFFV2CU"]),
+    "gradients": (correctness.gradients, 20, ["TRAIN_DIFFV2CU", "TRAIN_DIFFV2"]),
     "train": (training.train, 60, ["TRAIN_DIFFV2CU"]),
-    "sizes": (proven.sizes, 20, ["TEST_DIFFV2CU"]),
+    "sizes": (correctness.sizes, 20, ["TEST_DIFFV2CU"]),
     "memcheck": (sanitizer.memcheck, 20, ["TEST_DIFFV2CU"]),
-    "models": (measured.models, 30, ["BENCH_CUDA"]),
-    "peer": (measured.peer, 45, ["BENCH_CUDA"]),
-    "kernels": (measured.kernels, 20, ["BENCH_CUDA"]),
-    "profile": (measured.profile, 20, ["BENCH_CUDA"]),
+    "models": (benchmarks.models, 30, ["BENCH_CUDA"]),
+    "peer": (torch_comparison.peer, 45, ["BENCH_CUDA"]),
+    "kernels": (benchmarks.kernels, 20, ["BENCH_CUDA"]),
+    "profile": (benchmarks.profile, 20, ["BENCH_CUDA"]),
     "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }
 

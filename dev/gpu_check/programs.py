@@ -23,7 +23,7 @@ PLACES = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
     "BENCH_CUDA": ("build/cuda_bf16/bench_cuda", "build/oncpu/bench_cuda --tiny"),
     "TRAIN_DIFFV2": ("build/train_diffv2", "build/train_diffv2"),
 }
-SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/*.cu", "dev/*.h", "dev/cuda_on_cpu/*")
+SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "dev/cuda_on_cpu/*")
 
 
 def sources_digest(root=ROOT):

@@ -158,6 +158,9 @@ class Part:
     def record(self, record):
         self.records.append(record)
 
+    def fact(self, what, value):
+        self.record({"table": "facts", "what": what, "value": str(value)})
+
     def restart(self):
         """Forgets what the part has found: it is done again from its first case."""
         for key in ("done", "checks", "records"):

@@ -6,7 +6,7 @@ A case that was stopped at its limit is not done: the part stays unfinished, and
 import os
 import re
 
-from proven import find_tool, last_line
+from tools import find_tool, last_line
 from runner import OutOfTime, Skip, Unfinished
 
 SHORT = [("memcheck", "off the pack"), ("memcheck", "smallest")]  # small cases, those at odd addresses first

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 
-from proven import last_line
+from tools import last_line
 from runner import Skip
 
 
@@ -45,13 +45,10 @@ def memory_of(part, run):
         record = json.loads(line)
         if record.get("what") == "device_memory":
             used, planned = record["used_bytes"], record["planned_bytes"]
-            part.record(
-                {
-                    "table": "facts",
-                    "what": "target: device memory: planned by --dry-run, of what is in use",
-                    "value": f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
-                    + ("reached" if abs(planned / used - 1) <= 0.02 else "missed"),
-                }
+            part.fact(
+                "target: device memory: planned by --dry-run, of what is in use",
+                f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
+                + ("reached" if abs(planned / used - 1) <= 0.02 else "missed"),
             )
 
 

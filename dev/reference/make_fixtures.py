@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
 """
-Write fixtures/<variant>_<a|b|c>/ from model.py, or with --check compare what is there with it.
+Writes fixtures/<variant>_<a|b|c>.safetensors from model.py. fixtures.py describes the format.
 
-Each is a checkpoint directory (config.json, model.safetensors) that also holds one batch
-(tokens.bin, batch.json) and its loss and gradients in double precision (grads.safetensors).
+Usage: make_fixtures.py [--check]
+  --check   changes nothing: compares the files with what model.py computes
+Exit status: 0 done, 1 the files differ, 2 usage.
 """
 
 import json
-import math
-import struct
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -17,14 +16,15 @@ import numpy as np
 import torch
 
 import model
+from fixtures import safetensors_bytes, safetensors_read
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TOLERANCE = 1e-12  # of a tensor's largest gradient; double precision in another order of summation
-DTYPES = {"F32": "<f4", "F64": "<f8"}
+DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 
-# a: nothing divides anything, untied head. b: widths that are multiples of 8, tied head, T past a
-# 64-wide tile of keys (65 is one past it), one KV head or as many as query heads. c: another rms_norm_eps,
-# which diff_scalar's norm before o_proj follows and diff_v1's does not.
+# a: no size divides another, untied head. b: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
+# (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
+# of diff_scalar and not to that of diff_v1.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -58,7 +58,7 @@ SIZES = {"a": Size(False, 10000.0, 1e-5), "b": Size(True, 500.0, 1e-5), "c": Siz
 
 
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
-    llama = attention == "baseline"  # the format writes a baseline as the Llama that it is
+    llama = attention == "baseline"  # which is written as a Llama
     kind = (
         {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
         if llama
@@ -87,35 +87,15 @@ def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
     }
 
 
-def safetensors_bytes(tensors, dtype):
-    """8 bytes header length, JSON header padded with spaces to a multiple of 8, then the data."""
-    header, offset = {"__metadata__": {"format": "pt"}}, 0
-    arrays = [np.ascontiguousarray(t.detach().numpy(), DTYPES[dtype]) for t in tensors.values()]
-    for name, array in zip(tensors, arrays):
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + b"".join(a.tobytes() for a in arrays)
+def entry(array, dtype):
+    array = np.ascontiguousarray(array, DTYPES[dtype])
+    return dtype, array.shape, array.tobytes()
 
 
-def safetensors_arrays(data):
-    """The arrays of such a file by name, in order of their data."""
-    (size,) = struct.unpack_from("<Q", data)
-    header = json.loads(data[8 : 8 + size])
-    header.pop("__metadata__", None)
-    arrays = {}
-    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin, end = entry["data_offsets"]
-        raw = data[8 + size + begin : 8 + size + end]
-        arrays[name] = np.frombuffer(raw, DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return arrays
-
-
-def token_shard_bytes(tokens):
-    header = np.zeros(256, "<i4")
-    header[:3] = 20240520, 1, len(tokens)  # magic, version of the uint16 layout, count
-    return header.tobytes() + tokens.astype("<u2").tobytes()
+def arrays_of(file):
+    """The arrays of a safetensors file by name."""
+    tensors, _ = safetensors_read(file)
+    return {n: np.frombuffer(data, DTYPES[dtype]).reshape(shape) for n, (dtype, shape, data) in tensors.items()}
 
 
 def gradients(config, weights, tokens, targets):
@@ -127,7 +107,7 @@ def gradients(config, weights, tokens, targets):
 
 
 def make_fixture(seed, variant, size, shape):
-    """The files of one fixture: {file name: bytes}."""
+    """The bytes of one fixture."""
     shape = dict(zip(COLUMNS, shape))
     B, T = shape.pop("B"), shape["T"]
     config = make_config(variant, SIZES[size], **shape)
@@ -136,42 +116,34 @@ def make_fixture(seed, variant, size, shape):
     stream = (stream * config["vocab_size"]).astype(np.int64)
     tokens = torch.from_numpy(stream[:-1].reshape(B, T))
     targets = torch.from_numpy(stream[1:].reshape(B, T))
-    grads = gradients(config, weights, tokens, targets)
-    for name, grad in grads.items():  # a gradient that is lost in rounding would test nothing
+    tensors = {}
+    for name, grad in gradients(config, weights, tokens, targets).items():
+        # a gradient that is lost in rounding would test nothing
         assert grad.abs().max() > 1e-3, f"{variant}_{size}: {name} has too small a gradient"
-    dump = lambda value: (json.dumps(value, indent=2) + "\n").encode()
-    return {
-        "config.json": dump(config),
-        "model.safetensors": safetensors_bytes(weights, "F32"),
-        "tokens.bin": token_shard_bytes(stream),
-        "batch.json": dump({"batch_size": B, "seq_len": T}),
-        "grads.safetensors": safetensors_bytes(grads, "F64"),
-    }
+        tensors[name if name == "loss" else "grad." + name] = entry(grad.detach().numpy(), "F64")
+    tensors |= {name: entry(t.numpy(), "F32") for name, t in weights.items()}
+    tensors["tokens"] = entry(stream, "U16")
+    metadata = {"config": json.dumps(config, indent=2) + "\n", "batch_size": str(B), "seq_len": str(T)}
+    return safetensors_bytes(tensors, metadata)
 
 
-def relative_difference(data, expected):
-    """The largest difference of two gradient files, relative to each tensor's largest element."""
-    header_bytes = len(expected) - sum(a.nbytes for a in safetensors_arrays(expected).values())
-    if len(data) != len(expected) or data[:header_bytes] != expected[:header_bytes]:
-        return math.inf
-    found, wanted = safetensors_arrays(data), safetensors_arrays(expected)
-    # numpy's max, because Python's may drop a NaN
-    return np.max([np.max(np.abs(found[n] - a)) / np.max(np.abs(a)) for n, a in wanted.items()])
-
-
-def check_fixture(directory, files):
-    """What is wrong with the committed files, one line each, and their relative difference."""
-    present = sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
-    if present != sorted(files):
-        return [f"{directory.name}: has {present}, expected {sorted(files)}"], math.nan
-    faults = [
-        f"{directory.name}/{name}: differs"
-        for name, expected in files.items()
-        if name != "grads.safetensors" and (directory / name).read_bytes() != expected
-    ]
-    difference = relative_difference((directory / "grads.safetensors").read_bytes(), files["grads.safetensors"])
+def check_fixture(path, expected):
+    """What is wrong with a file, one line each, and the relative difference of its gradients."""
+    if not path.exists():
+        return [f"{path.name} is missing"], np.nan
+    (found, metadata), (wanted, wanted_metadata) = safetensors_read(path.read_bytes()), safetensors_read(expected)
+    shapes = lambda tensors: [(name, *entry[:2]) for name, entry in tensors.items()]
+    if metadata != wanted_metadata or shapes(found) != shapes(wanted):
+        return [f"{path.name}: the header differs"], np.nan
+    faults, difference = [], 0.0
+    for name, (dtype, _, data) in wanted.items():
+        if dtype != "F64" and found[name][2] != data:
+            faults.append(f"{path.name}: {name} differs")
+        elif dtype == "F64":
+            a, b = np.frombuffer(found[name][2]), np.frombuffer(data)
+            difference = np.max([difference, np.max(np.abs(a - b)) / np.max(np.abs(b))])  # Python's max may drop a NaN
     if not difference <= TOLERANCE:
-        faults.append(f"{directory.name}/grads.safetensors: differs by {difference:.1e}")
+        faults.append(f"{path.name}: gradients differ by {difference:.1e}")
     return faults, difference
 
 
@@ -180,23 +152,21 @@ def main(arguments):
         print("usage: make_fixtures.py [--check]", file=sys.stderr)
         return 2
     faults, total_bytes = [], 0
+    FIXTURES.mkdir(exist_ok=True)
     for seed, ((variant, size), shape) in enumerate(SHAPES.items(), 1):
-        directory = FIXTURES / f"{variant}_{size}"
-        files = make_fixture(seed, variant, size, shape)
+        path = FIXTURES / f"{variant}_{size}.safetensors"
+        data = make_fixture(seed, variant, size, shape)
+        total_bytes += len(data)
         if arguments:
-            found, difference = check_fixture(directory, files)
+            found, difference = check_fixture(path, data)
             faults += found
             note = f"difference {difference:.1e}"
         else:
-            directory.mkdir(parents=True, exist_ok=True)
-            for name, data in files.items():
-                (directory / name).write_bytes(data)
+            path.write_bytes(data)
             note = "written"
-        total_bytes += sum(map(len, files.values()))
-        print(f"{directory.name:24}", " ".join(f"{n}={x}" for n, x in zip(COLUMNS, shape)), note)
-    known = {f"{variant}_{size}" for variant, size in SHAPES}
-    strays = {p.name for p in FIXTURES.iterdir()} - known if FIXTURES.is_dir() else set()
-    faults += [f"{name}: no such fixture in the table" for name in sorted(strays)]
+        print(f"{path.stem:24}", " ".join(f"{n}={x}" for n, x in zip(COLUMNS, shape)), note)
+    known = {f"{variant}_{size}.safetensors" for variant, size in SHAPES}
+    faults += [f"{p.name} is not in the table" for p in sorted(FIXTURES.iterdir()) if p.name not in known]
     for line in faults:
         print(line, file=sys.stderr)
     print(f"{len(SHAPES)} fixtures, {total_bytes} bytes, {len(faults)} faults")

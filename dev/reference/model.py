@@ -13,39 +13,12 @@ The model as plain tensor code: what every other implementation of it is compare
 
 import math
 from collections import namedtuple
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-
-class Variant(NamedTuple):
-    maps: int  # attention maps per output head: 1, or 2 of which the second is subtracted
-    key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
-    v_width: int  # width of a value head in units of D
-    pair: str  # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
-    factor: str  # what the second map is multiplied with, a key of FACTORS
-    norm: str  # of the heads before o_proj: over each head's DV, or over all NH*D
-    eps: float  # of that norm; None: the configuration's rms_norm_eps
-    gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
-    sink: str  # one more logit in each softmax, its column dropped: 0, or learned per head
-
-
-VARIANTS = {
-    #                              maps key_sets v_width pair factor     norm    eps   gate    sink
-    "baseline": Variant(1, 1, 1, "next", "none", "none", None, "none", "none"),
-    "diff_v2": Variant(2, 1, 1, "next", "sigmoid", "none", None, "none", "none"),
-    "diff_v2_cross_group": Variant(2, 1, 1, "half", "sigmoid", "none", None, "none", "none"),
-    "diff_v2_no_lambda": Variant(2, 1, 1, "next", "one", "none", None, "none", "none"),
-    "diff_v2_no_sigmoid": Variant(2, 1, 1, "next", "linear", "none", None, "none", "none"),
-    "diff_v1": Variant(2, 2, 2, "next", "exp", "head", 1e-5, "none", "none"),
-    "diff_scalar": Variant(2, 2, 1, "next", "scalar", "all", None, "none", "none"),
-    "off_by_one": Variant(1, 1, 1, "next", "none", "none", None, "none", "zero"),
-    "sink": Variant(1, 1, 1, "next", "none", "none", None, "none", "learned"),
-    "gated_head": Variant(1, 1, 1, "next", "none", "none", None, "head", "none"),
-    "gated_elem": Variant(1, 1, 1, "next", "none", "none", None, "elem", "none"),
-}
+from variants import VARIANTS
 
 
 Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
@@ -58,9 +31,9 @@ def variant_of(config):
 def shape_of(config):
     v = variant_of(config)
     NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    H, NV = NH // v.v_width, NKV // v.v_width
-    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D * v.v_width // v.key_sets, D * v.v_width)
-    if NH % NKV or NKV % v.v_width or s.DQ % 2:
+    H, NV = NH // v.merge, NKV // v.merge
+    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D // v.split, D * v.merge)
+    if NH % NKV or NKV % v.merge or s.DQ % 2:
         raise ValueError(f"NH {NH}, NKV {NKV}, D {D}: heads do not divide")
     if v.pair == "half" and NKV == 1:
         raise ValueError("with one KV head both heads of a pair read the same group: no ablation")
@@ -123,7 +96,7 @@ def attention(config, w, x, layer):
     """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name."""
     v, s = variant_of(config), shape_of(config)
     B, T, _ = x.shape
-    theta, eps = config["rope_theta"], config["rms_norm_eps"] if v.eps is None else v.eps
+    theta, eps = config["rope_theta"], config["rms_norm_eps"] if v.norm_eps == 0 else v.norm_eps
     query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), theta)
     key = rope((x @ w["self_attn.k_proj.weight"].T).view(B, T, s.NK, s.DQ), theta)
     value = (x @ w["self_attn.v_proj.weight"].T).view(B, T, s.NV, s.DV)
@@ -140,7 +113,7 @@ def attention(config, w, x, layer):
 
     o = outputs[0]  # (B,T,H,DV)
     if v.maps == 2:
-        o = o - FACTORS[v.factor](w, x, layer) * outputs[1]
+        o = o - FACTORS[v.lambda_](w, x, layer) * outputs[1]
     if v.norm == "head":
         o = rmsnorm(o, w["self_attn.subln.weight"], eps) * (1 - lambda_init(layer))
     if v.gate != "none":  # (B,T,H,1) or (B,T,H,D)
@@ -188,15 +161,15 @@ def tensor_table(config):
         (True, "self_attn.q_proj.weight", linear(s.NQ * s.DQ, C)),
         (True, "self_attn.k_proj.weight", linear(s.NK * s.DQ, C)),
         (True, "self_attn.v_proj.weight", linear(s.NV * s.DV, C)),
-        (v.factor == "sigmoid", "self_attn.lambda_proj.weight", linear(NH, C)),
-        (v.factor == "linear", "self_attn.lambda_proj.weight", linear(NH, C)),
+        (v.lambda_ == "sigmoid", "self_attn.lambda_proj.weight", linear(NH, C)),
+        (v.lambda_ == "linear", "self_attn.lambda_proj.weight", linear(NH, C)),
         (v.gate == "head", "self_attn.gate_proj.weight", linear(NH, C)),
-        (v.gate == "elem", "self_attn.gate_proj.weight", linear(ND, C)),
+        (v.gate == "element", "self_attn.gate_proj.weight", linear(ND, C)),
         (True, "self_attn.o_proj.weight", linear(C, ND)),
         (v.norm == "head", "self_attn.subln.weight", norm(s.DV)),
         (v.norm == "all", "self_attn.subln.weight", norm(ND)),
-        *((v.factor == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
-        (v.factor == "scalar", "self_attn.lambda", ((1,), 0.5, 0.2)),
+        *((v.lambda_ == "exp", "self_attn.lambda_" + i, vector) for i in LAMBDA_VECTORS),
+        (v.lambda_ == "scalar", "self_attn.lambda", ((1,), 0.5, 0.2)),
         (v.sink == "learned", "self_attn.sinks", ((NH,), 0, 1)),
         (True, "post_attention_layernorm.weight", norm(C)),
         (True, "mlp.gate_proj.weight", linear(F_, C)),

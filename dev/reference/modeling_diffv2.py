@@ -24,30 +24,32 @@ from transformers.modeling_outputs import CausalLMOutput
 
 
 class Variant(NamedTuple):
-    maps: int  # attention maps per output head: 1, or 2 of which the second is subtracted
-    key_sets: int  # 2: each map has keys of its own; 1: both maps read the same keys
-    v_width: int  # width of a value head in units of D
+    maps: int  # attention maps per output head: 1, or 2 that are subtracted
+    key_sets: int  # 2: each map has its own keys; 1: both maps read the same keys
+    merge: int  # neighbouring heads merged into one output head of width merge*D
+    split: int  # query and key heads have width D/split
     pair: str  # query heads of output head h: "next" 2h and 2h+1, "half" h and h+H
-    factor: str  # what the second map is multiplied with, see Attention.factor
-    norm: str  # of the heads before o_proj: over each head's DV, or over all NH*D
-    eps: float  # of that norm; None: the configuration's rms_norm_eps
+    lambda_: str  # factor of the second map, see Attention.factor
+    norm: str  # rmsnorm before o_proj: over each head's DV, or over all NH*D
+    norm_eps: float  # epsilon of that norm; 0: rms_norm_eps of the configuration
     gate: str  # sigmoid gate on the heads before o_proj: per head, or per element
-    sink: str  # one more logit in each softmax, its column dropped: 0, or learned per head
+    sink: str  # extra logit in each softmax, whose column is dropped: 0, or learned per head
 
 
+# dev/reference/variants.py compares this table with llmc/model/variants.h.
 VARIANTS = {
-    #                              maps key_sets v_width pair factor     norm    eps   gate    sink
-    "baseline": Variant(1, 1, 1, "next", "none", "none", None, "none", "none"),
-    "diff_v2": Variant(2, 1, 1, "next", "sigmoid", "none", None, "none", "none"),
-    "diff_v2_cross_group": Variant(2, 1, 1, "half", "sigmoid", "none", None, "none", "none"),
-    "diff_v2_no_lambda": Variant(2, 1, 1, "next", "one", "none", None, "none", "none"),
-    "diff_v2_no_sigmoid": Variant(2, 1, 1, "next", "linear", "none", None, "none", "none"),
-    "diff_v1": Variant(2, 2, 2, "next", "exp", "head", 1e-5, "none", "none"),
-    "diff_scalar": Variant(2, 2, 1, "next", "scalar", "all", None, "none", "none"),
-    "off_by_one": Variant(1, 1, 1, "next", "none", "none", None, "none", "zero"),
-    "sink": Variant(1, 1, 1, "next", "none", "none", None, "none", "learned"),
-    "gated_head": Variant(1, 1, 1, "next", "none", "none", None, "head", "none"),
-    "gated_elem": Variant(1, 1, 1, "next", "none", "none", None, "elem", "none"),
+    #                   maps key_sets merge split pair    lambda_    norm   norm_eps gate    sink
+    "baseline": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "none"),
+    "diff_v2": Variant(2, 1, 1, 1, "next", "sigmoid", "none", 0, "none", "none"),
+    "diff_v2_cross_group": Variant(2, 1, 1, 1, "half", "sigmoid", "none", 0, "none", "none"),
+    "diff_v2_no_lambda": Variant(2, 1, 1, 1, "next", "one", "none", 0, "none", "none"),
+    "diff_v2_no_sigmoid": Variant(2, 1, 1, 1, "next", "linear", "none", 0, "none", "none"),
+    "diff_v1": Variant(2, 2, 2, 1, "next", "exp", "head", 1e-05, "none", "none"),
+    "diff_scalar": Variant(2, 2, 1, 2, "next", "scalar", "all", 0, "none", "none"),
+    "off_by_one": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "zero"),
+    "sink": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "learned"),
+    "gated_head": Variant(1, 1, 1, 1, "none", "none", "none", 0, "head", "none"),
+    "gated_elem": Variant(1, 1, 1, 1, "none", "none", "none", 0, "element", "none"),
 }
 
 # H heads after the subtraction, NQ NK NV heads of width DQ, DQ and DV; always H*DV = NH*D
@@ -88,9 +90,9 @@ class DiffV2Config(PretrainedConfig):
 def shape_of(config):
     v, D = VARIANTS[config.attention], config.head_dim
     NH, NKV = config.num_attention_heads, config.num_key_value_heads
-    H, NV = NH // v.v_width, NKV // v.v_width
-    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D * v.v_width // v.key_sets, D * v.v_width)
-    if NH % NKV or NKV % v.v_width or s.DQ % 2 or (v.pair == "half" and NKV == 1):
+    H, NV = NH // v.merge, NKV // v.merge
+    s = Shape(H, v.maps * H, v.key_sets * NV, NV, D // v.split, D * v.merge)
+    if NH % NKV or NKV % v.merge or s.DQ % 2 or (v.pair == "half" and NKV == 1):
         raise ValueError(f"{config.attention} cannot have {NH} heads, {NKV} key/value heads of dimension {D}")
     return s
 
@@ -134,24 +136,24 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(C, s.NK * s.DQ, bias=False)
         self.v_proj = nn.Linear(C, s.NV * s.DV, bias=False)
         self.o_proj = nn.Linear(NH * D, C, bias=False)
-        if v.factor in ("sigmoid", "linear"):
+        if v.lambda_ in ("sigmoid", "linear"):
             self.lambda_proj = nn.Linear(C, NH, bias=False)
-        if v.factor == "exp":
+        if v.lambda_ == "exp":
             for name in ("q1", "k1", "q2", "k2"):
                 self.register_parameter("lambda_" + name, nn.Parameter(0.1 * torch.randn(D)))
-        if v.factor == "scalar":  # `lambda` is a word of Python's own
+        if v.lambda_ == "scalar":  # `lambda` is a word of Python's own
             self.register_parameter("lambda", nn.Parameter(torch.full((1,), self.lambda_init)))
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
         if v.norm != "none":
-            eps = config.rms_norm_eps if v.eps is None else v.eps
+            eps = config.rms_norm_eps if v.norm_eps == 0 else v.norm_eps
             self.subln = nn.RMSNorm(s.DV if v.norm == "head" else NH * D, eps=eps)
         if v.sink == "learned":
             self.sinks = nn.Parameter(torch.zeros(NH))
 
     def factor(self, x):
         """Of the second map: (B,T,H,1) when projected from x, else one number."""
-        kind = self.variant.factor
+        kind = self.variant.lambda_
         if kind in ("sigmoid", "linear"):
             projected = self.lambda_proj(x)[..., None]
             return projected.sigmoid() if kind == "sigmoid" else projected

@@ -1,11 +1,11 @@
 /*
-common.h: what every file of the project may use without saying so.
+common.h: system headers, error handling and buffers, for every file of the project.
 
-  system headers   only here, so that a test can include an operation twice, once inside a namespace
-  CHECK            for what a user can cause: one line on stderr, exit status 1
-  assert           for bugs only, free of side effects; NDEBUG is refused, so it is alive in every build
-  buffers          the only way to reach memory that operations work on (device memory in the CUDA
-                   build): allocate, free, zero, upload, download; download_alloc: the host's end of large downloads
+  system headers   are included only here, so that a test can include an operation twice, once inside a namespace
+  CHECK            for errors that a user can cause: prints one line on stderr and exits with status 1
+  assert           for bugs only. Assertions have no side effects and are enabled in every build: NDEBUG is an error
+  buffers          the only access to memory that operations work on (device memory in the CUDA build): allocate,
+                   free, zero, upload, download. download_alloc allocates the host side of large downloads
 
 Valid as C11 and as C++17.
 */
@@ -16,7 +16,7 @@ Valid as C11 and as C++17.
 #define _GNU_SOURCE
 #endif
 #ifdef NDEBUG
-#error "assertions are part of the program: do not define NDEBUG"
+#error "assertions must stay enabled: do not define NDEBUG"
 #endif
 
 #include <arpa/inet.h>
@@ -69,12 +69,14 @@ Valid as C11 and as C++17.
 #endif
 #include <xxhash.h>
 
+#include "fault_point.h"
+
 #define PRINTF_LIKE(f, a) __attribute__((format(printf, f, a)))
 
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNALLED = 3 };
 
-// Where the lines of a process that is one of several go; true: the line was taken and is not for this process to
-// print (watchdog.h).
+// Receives each warning of a process that is one of several ranks (watchdog.h). Returns true if this process must not
+// print the line.
 static bool (*warn_hook)(const char *line);
 
 PRINTF_LIKE(1, 2)
@@ -87,9 +89,23 @@ static inline void warn(const char *fmt, ...) {
     if (!warn_hook || !warn_hook(line)) fprintf(stderr, "diffv2: %s\n", line);
 }
 
-// In a thread that works for the main thread: where a failing CHECK leaves its line, [FAILURE_SIZE], before it ends the
-// thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using. NULL:
-// this thread ends the program itself.
+// Called by program_exit, before anything else; it may end the process itself (watchdog.h).
+static void (*exit_hook)(int status);
+
+// The only way to end the program: main returns through it, and so does every failure. The first thread that calls it
+// ends the program; other threads that call it meanwhile wait for that.
+__attribute__((noreturn)) static inline void program_exit(int status) {
+    static bool ending;
+    static __thread bool ending_here;
+    if (ending_here) _exit(status); // a failure of the hook
+    ending_here = true;
+    while (__atomic_exchange_n(&ending, true, __ATOMIC_SEQ_CST)) pause();
+    if (exit_hook) exit_hook(status);
+    exit(status);
+}
+
+// Set in a thread that works for the main thread: a failing CHECK stores its line here, [FAILURE_SIZE], and ends only
+// the thread. The main thread then ends the program: exit() runs exit handlers of libraries that it may be using.
 enum { FAILURE_SIZE = 8192 };
 static __thread char *failure_line;
 
@@ -106,17 +122,22 @@ __attribute__((noreturn)) static inline void check_failed(const char *fmt, ...) 
     }
     fflush(stdout);
     warn("%s", line);
-    exit(EXIT_FAILED);
+    program_exit(EXIT_FAILED);
 }
 
-// A user's mistake or a failing machine ends the program with one line: what, which value, where, what to do.
+// Exits with one line if the condition is false. The line says what is wrong, the value, and what to do.
 #define CHECK(cond, ...)                        \
     do {                                        \
         if (!(cond)) check_failed(__VA_ARGS__); \
     } while (0)
 
-// A thread that no signal reaches: those are for the main thread and the one that waits for them. `what` it does, for
-// the message.
+// Discards what is printed on stdout from here on: by ranks other than 0, and when nobody reads stdout any more.
+static inline void stdout_discard(void) {
+    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+}
+
+// Starts a thread in which all signals are blocked; the main thread and the thread of stop_signals.h handle them.
+// `what` the thread does completes the error message.
 static inline void thread_start(pthread_t *thread, void *(*run)(void *), void *argument, const char *what) {
     sigset_t all, before;
     sigfillset(&all);
@@ -132,7 +153,7 @@ static inline double now_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// For printf, which would show the sign of a NaN.
+// Clears the sign of a NaN, which printf would print.
 static inline double signless_nan(double x) { return isnan(x) ? (double)NAN : x; }
 
 static inline size_t round_up(size_t x, size_t multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -141,50 +162,50 @@ static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline int min_int(int a, int b) { return a < b ? a : b; }
 static inline int max_int(int a, int b) { return a > b ? a : b; }
 
-// Host memory for small things; never NULL.
+// Zeroed host memory for small objects; never NULL.
 static inline void *checked_calloc(size_t count, size_t size) {
     void *p = calloc(count ? count : 1, size ? size : 1);
-    CHECK(p != NULL, "out of memory: %zu bytes wanted on the host", count * size);
+    CHECK(p != NULL, "out of host memory: cannot allocate %zu bytes", count * size);
     return p;
 }
 
-// What the program is about to allocate in all, and which options need less: the rest of the line when memory is short.
+// Writes the end of the message when an allocation fails: the planned total and the options that need less memory.
 static void (*memory_advice)(char *text, size_t size);
-// True once an allocation has failed. Planning then asks no library, since the query itself may allocate memory.
+// True once an allocation has failed. Planning then queries no library, since a query may allocate memory itself.
 static bool memory_is_short;
 static inline void memory_advise(char *text, size_t size) {
     memory_is_short = true;
     if (memory_advice) memory_advice(text, size);
 }
 
-// Ends the program. memory: which; bytes: 0 where only the library knows; room: what is known of how much there is.
+// Exits with an error. memory: which kind; bytes: requested, 0 if only the library knows; room: what is available.
 static inline void out_of_memory(const char *memory, size_t bytes, const char *what, const char *room) {
-    char advice[2048] = "a smaller --batch-size or --seq-len needs less", wanted[32] = "more";
+    char advice[2048] = "reduce --batch-size or --seq-len", wanted[32] = "memory";
     memory_advise(advice, sizeof(advice));
     if (bytes) snprintf(wanted, sizeof(wanted), "%.1f MiB", (double)bytes / 1048576.0);
-    CHECK(false, "out of %s: %s wanted for %s%s; %s", memory, wanted, what, room, advice);
+    CHECK(false, "out of %s: cannot allocate %s for %s%s; %s", memory, wanted, what, room, advice);
 }
 
-// A printf into a fixed array; a text that does not fit is a user's path that is too long, hence CHECK.
-#define FORMAT(array, ...)                                                                        \
-    do {                                                                                          \
-        int format_length = snprintf((array), sizeof(array), __VA_ARGS__);                        \
-        CHECK(format_length >= 0 && (size_t)format_length < sizeof(array),                        \
-              "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, (array)); \
+// snprintf into an array. Text that does not fit is a user's path that is too long, hence CHECK.
+#define FORMAT(array, ...)                                                                                             \
+    do {                                                                                                               \
+        size_t format_length = snprintf((array), sizeof(array), __VA_ARGS__); /* -1: SIZE_MAX */                       \
+        CHECK(format_length < sizeof(array), "a name is too long (limit %zu characters): %.80s...", sizeof(array) - 1, \
+              (array));                                                                                                \
     } while (0)
 
 #ifndef DEVICE_OPS
 
-// Memory that operations work on: 64-byte aligned, zero, touched in parallel so that step 1 pays no page faults. Large
-// buffers ask for huge pages: rows that are far apart then do not miss the TLB at every step, and touching is faster.
-// `what` names it in the message when memory is short.
+// Zeroed memory for operations, aligned to a page. Pages are touched in parallel, so that step 1 has no page faults.
+// Large buffers request huge pages, which reduces TLB misses between distant rows and speeds up the first touch.
+// `what` names the buffer in the error message.
 static inline void *buffer_alloc(size_t bytes, const char *what) {
-    const size_t huge = (size_t)2 << 20, page = 4096;
+    const size_t huge = 2 << 20, page = 4096;
     size_t alignment = bytes >= 4 * huge ? huge : page, size = round_up(max_size(bytes, 1), page);
     void *p = NULL;
     if (posix_memalign(&p, alignment, size) != 0) out_of_memory("memory", bytes, what, "");
 #ifdef MADV_HUGEPAGE
-    if (alignment == huge) madvise(p, size, MADV_HUGEPAGE); // advice: without it the program is right all the same
+    if (alignment == huge) madvise(p, size, MADV_HUGEPAGE); // failure costs speed only
 #endif
     size_t parts = (size + alignment - 1) / alignment;
 #pragma omp parallel for schedule(static)
@@ -200,13 +221,13 @@ static inline void buffer_zero(void *p, size_t bytes) {
 }
 static inline void buffer_upload(void *to, const void *host, size_t bytes) { memcpy(to, host, bytes); }
 static inline void buffer_download(void *host, const void *from, size_t bytes) {
-    const size_t piece = (size_t)1 << 20;
+    const size_t piece = 1 << 20;
     size_t pieces = (bytes + piece - 1) / piece;
 #pragma omp parallel for schedule(static) if (pieces > 1)
     for (size_t i = 0; i < pieces; i++)
         memcpy((char *)host + i * piece, (const char *)from + i * piece, min_size(piece, bytes - i * piece));
 }
-// Host memory to download to at full speed, not touched yet; NULL: there is too little.
+// Untouched host memory for downloads at full speed; NULL if there is too little.
 static inline void *download_alloc(size_t bytes) { return malloc(max_size(bytes, 1)); }
 static inline void download_free(void *p) { free(p); }
 

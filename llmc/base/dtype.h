@@ -1,20 +1,20 @@
 /*
-dtype.h: the element types of files, and conversion between them.
+dtype.h: element types in files, and conversion between them.
 
-  const DTypeInfo dtype_table[]                          name in safetensors, name in config.json, bytes
-  DType dtype_find(const char *name)                     by the name in safetensors; DTYPE_COUNT when unknown
+  const DTypeInfo dtype_table[]                          name in safetensors, name in config.json, size in bytes
+  DType dtype_find(const char *name)                     by the name in safetensors; DTYPE_COUNT if unknown
   DType DTYPE_OF(type)                                   of floatX, real or grad_t: 2 bytes BF16, 4 F32, 8 F64
   void  convert_elements(dst, DType, src, DType, n)      host memory; dst and src do not overlap
 
   format     F64, F32, F16: IEEE 754 binary64, binary32, binary16; BF16: the upper half of a binary32
-  numerics   one rounding, to nearest, ties to even, from the exact value of the source; beyond the largest
-             number: infinity; subnormals are kept; a NaN stays a NaN with its sign and leading bits, quiet
+  numerics   The exact source value is rounded once, to nearest, ties to even. Overflow gives infinity. Subnormals are
+             kept. A NaN stays a quiet NaN with its sign and leading mantissa bits.
 */
 #ifndef LLMC_DTYPE_H
 #define LLMC_DTYPE_H
 #include "common.h"
 
-static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read as they are");
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and are read without byte swapping");
 
 typedef enum { DTYPE_F64, DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_COUNT } DType;
 
@@ -40,7 +40,7 @@ static inline DType dtype_find(const char *name) {
     return DTYPE_COUNT;
 }
 
-// The 16-bit formats differ only in how many bits their exponent has; every number of theirs is a double.
+// BF16 and F16 differ only in the number of exponent bits. A double represents all of their values.
 static inline double half_to_double(uint16_t h, int exponent_bits) {
     int mantissa_bits = 15 - exponent_bits, top = (1 << exponent_bits) - 1, bias = top / 2;
     uint64_t sign = (uint64_t)(h >> 15) << 63, mantissa = h & ((1u << mantissa_bits) - 1), bits;
@@ -69,19 +69,19 @@ static inline uint16_t double_to_half(double x, int exponent_bits) {
     if (exponent > bias) return (uint16_t)(sign | infinity);
 
     uint64_t significand = mantissa | (exponent > -1023 ? 1ull << 52 : 0);
-    int smallest = 1 - bias, shift = 52 - mantissa_bits; // bits to drop: more of them below the smallest normal number
+    int smallest = 1 - bias, shift = 52 - mantissa_bits; // bits to drop; subnormal results drop more
     if (exponent < smallest) shift += smallest - exponent;
     if (shift > 53) return (uint16_t)sign; // less than half of the smallest subnormal
     uint64_t kept = significand >> shift, rest = significand & ((1ull << shift) - 1), midpoint = 1ull << (shift - 1);
     kept += rest > midpoint || (rest == midpoint && (kept & 1));
-    // a carry out of the mantissa moves into the exponent: to the next power of two, or to infinity
+    // a carry out of the mantissa increments the exponent, possibly to infinity
     if (exponent >= smallest) kept += (uint64_t)(exponent - smallest) << mantissa_bits;
     return (uint16_t)(sign | (unsigned)kept);
 }
 
 enum { BF16_EXPONENT_BITS = 8, F16_EXPONENT_BITS = 5 };
 
-// memcpy: elements of a file's bytes need not be aligned
+// memcpy: elements of a file need not be aligned
 static inline double element_load(const unsigned char *p, DType t) {
     double d;
     float f;

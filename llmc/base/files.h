@@ -1,19 +1,20 @@
 /*
-files.h: files and directories that are there whole or not at all.
+files.h: reading, atomic writing and removal of files and directories.
 
-  char *file_read(path, limit, &size)        whole regular file, with zero bytes behind it; NULL and errno; free()
-  bool  file_pread(fd, to, bytes, offset)    all of the bytes, or false and errno (ENODATA: the file is shorter)
-  void  file_write(fd, from, bytes, path)    all of the bytes, at the file's position
+  char *file_read(path, limit, &size)        a complete regular file, followed by zero bytes; NULL and errno; free()
+  bool  file_pread(fd, to, bytes, offset)    all bytes, or false and errno (ENODATA: the file is shorter)
+  void  file_write(fd, from, bytes, path)    all bytes, at the current position
   void  file_pwrite(fd, from, bytes, offset, path)
-  int   file_create(path)                    for writing, empty
-  void  file_close_synced(fd, path)          fsync (of a regular file) and close
+  int   file_create(path)                    opens an empty file for writing
+  void  file_close_synced(fd, path)          fsync (regular files only) and close
   void  file_write_atomic(path, text, size)  temporary name, fsync, rename, fsync of the directory
-  void  directory_sync(path)                 after a rename, so that it survives a power failure
+  void  file_rename_synced(from, to)         rename, and fsync of the directory
+  void  directory_sync(path)                 makes a rename survive a power failure
   void  directory_of(path, out, out_size)
-  void  make_directories(path)               with its parents; those that are there already are fine
-  bool  remove_tree(path)                    false and errno; one that is not there is removed already
+  void  directory_create(path)               with its parents; existing directories are no error
+  bool  directory_remove(path)               with its contents; false and errno; a missing one is no error
 
-Functions without a result end the program through CHECK with the path and the system's reason.
+Functions that return void exit through CHECK with the path and the system's error message.
 */
 #ifndef LLMC_FILES_H
 #define LLMC_FILES_H
@@ -21,7 +22,7 @@ Functions without a result end the program through CHECK with the path and the s
 
 enum { PATH_SIZE = 4096 };
 #ifndef FILE_PIECE
-#define FILE_PIECE ((size_t)1 << 30) // bytes of one call: Linux moves less than 2 GiB at a time
+#define FILE_PIECE (1 << 30) // bytes per system call; Linux transfers less than 2 GiB at a time
 #endif
 
 static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
@@ -31,12 +32,12 @@ static inline bool file_pread(int fd, void *to, size_t bytes, uint64_t offset) {
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = ENODATA;
         if (n <= 0) return false;
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
     }
     return true;
 }
 
-// O_NONBLOCK: a named pipe in the place of a file is refused, not waited for.
+// O_NONBLOCK: opening a named pipe must not block; it is rejected below.
 static inline int file_open_regular(const char *path, uint64_t *size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return -1;
@@ -58,8 +59,8 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
     char *text = NULL;
     int error = EFBIG;
     if (bytes <= limit) {
-        text = (char *)checked_calloc((size_t)bytes + 8, 1);
-        error = file_pread(fd, text, (size_t)bytes, 0) ? 0 : errno;
+        text = (char *)checked_calloc(bytes + 8, 1);
+        error = file_pread(fd, text, bytes, 0) ? 0 : errno;
     }
     close(fd);
     if (error) {
@@ -67,7 +68,7 @@ static inline char *file_read(const char *path, size_t limit, size_t *size) {
         errno = error;
         return NULL;
     }
-    *size = (size_t)bytes;
+    *size = bytes;
     return text;
 }
 
@@ -77,7 +78,7 @@ static inline void file_write(int fd, const void *from, size_t bytes, const char
         ssize_t n = write(fd, p, min_size(bytes, FILE_PIECE));
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n;
+        p += n, bytes -= n;
     }
 }
 
@@ -87,7 +88,8 @@ static inline void file_pwrite(int fd, const void *from, size_t bytes, uint64_t 
         ssize_t n = pwrite(fd, p, min_size(bytes, FILE_PIECE), (off_t)offset);
         if (n < 0 && errno == EINTR) continue;
         CHECK(n > 0, "cannot write %s: %s", path, n < 0 ? strerror(errno) : "nothing was written");
-        p += n, bytes -= (size_t)n, offset += (uint64_t)n;
+        p += n, bytes -= n, offset += (uint64_t)n;
+        fault_point(FAULT_WRITE, (void *)path, bytes);
     }
 }
 
@@ -103,13 +105,13 @@ static inline bool file_is_regular(int fd) {
 }
 
 static inline void file_close_synced(int fd, const char *path) {
-    CHECK(!file_is_regular(fd) || fsync(fd) == 0, "cannot bring %s to the disk: %s", path, strerror(errno));
+    CHECK(!file_is_regular(fd) || fsync(fd) == 0, "cannot flush %s to disk: %s", path, strerror(errno));
     CHECK(close(fd) == 0, "cannot close %s: %s", path, strerror(errno));
 }
 
 static inline void directory_of(const char *path, char *out, size_t out_size) {
     const char *slash = strrchr(path, '/');
-    size_t length = !slash ? 1 : slash == path ? 1 : (size_t)(slash - path);
+    size_t length = !slash ? 1 : slash == path ? 1 : (slash - path);
     CHECK(length < out_size, "a name is too long: %.80s...", path);
     memcpy(out, slash ? path : ".", length);
     out[length] = 0;
@@ -118,12 +120,12 @@ static inline void directory_of(const char *path, char *out, size_t out_size) {
 static inline void directory_sync(const char *path) {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     CHECK(fd >= 0, "cannot open the directory %s: %s", path, strerror(errno));
-    // some network file systems cannot sync a directory and say EINVAL
-    CHECK(fsync(fd) == 0 || errno == EINVAL, "cannot bring the directory %s to the disk: %s", path, strerror(errno));
+    // some network file systems cannot sync a directory and return EINVAL
+    CHECK(fsync(fd) == 0 || errno == EINVAL, "cannot flush the directory %s to disk: %s", path, strerror(errno));
     close(fd);
 }
 
-static inline void rename_synced(const char *from, const char *to) {
+static inline void file_rename_synced(const char *from, const char *to) {
     char directory[PATH_SIZE];
     CHECK(rename(from, to) == 0, "cannot rename %s to %s: %s", from, to, strerror(errno));
     directory_of(to, directory, sizeof(directory));
@@ -136,29 +138,29 @@ static inline void file_write_atomic(const char *path, const char *text, size_t 
     int fd = file_create(temporary);
     file_write(fd, text, size, temporary);
     file_close_synced(fd, temporary);
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
 }
 
-static inline bool is_directory(const char *path) {
+static inline bool directory_exists(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-static inline void make_directories(const char *path) {
+static inline void directory_create(const char *path) {
     char part[PATH_SIZE];
     FORMAT(part, "%s", path);
     for (char *p = part + 1;; p++) {
         if (*p && *p != '/') continue;
         char end = *p;
         *p = 0;
-        int error = mkdir(part, 0777) == 0 ? 0 : errno; // is_directory sets errno too
-        CHECK(!error || is_directory(part), "cannot create the directory %s: %s", part, strerror(error));
+        int error = mkdir(part, 0777) == 0 ? 0 : errno; // directory_exists sets errno too
+        CHECK(!error || directory_exists(part), "cannot create the directory %s: %s", part, strerror(error));
         *p = end;
         if (!end) return;
     }
 }
 
-static inline bool remove_tree(const char *path) {
+static inline bool directory_remove(const char *path) {
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT;
     if (!S_ISDIR(st.st_mode)) return unlink(path) == 0;
@@ -169,9 +171,9 @@ static inline bool remove_tree(const char *path) {
         char child[PATH_SIZE];
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
         FORMAT(child, "%s/%s", path, e->d_name);
-        done = remove_tree(child);
+        done = directory_remove(child);
     }
     closedir(d);
-    return done && rmdir(path) == 0;
+    return done && !fault_point(FAULT_REMOVE, (void *)path, 0) && rmdir(path) == 0;
 }
 #endif

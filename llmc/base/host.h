@@ -1,14 +1,14 @@
 /*
-host.h: the cores and the memory of this machine that the process may use.
+host.h: CPU cores and memory of this machine that the process may use.
 
-  int  host_cores(root)          cores: of the affinity mask, and at most the CPU quota of the cgroups, rounded up
-  bool host_memory(root, &m)     bytes that can be allocated now without swapping, and the limit that decides it;
-                                 false where the system does not say
+  int  host_cores(root)          cores in the affinity mask, at most the CPU quota of the cgroups, rounded up
+  bool host_memory(root, &m)     bytes that can be allocated now without swapping, and what limits them; false if the
+                                 system does not report them
 
-A cgroup's limits hold for everything below it, so each level from the process's own cgroup to the root is read, of
-version 2 and of version 1. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; the levels
-that exist count. What the page cache holds of files can be reclaimed and counts as available.
-`root` is "" or, for tests, a directory with a proc/ and a sys/.
+A cgroup's limit applies to everything below it, so each level from the process's own cgroup to the root is read, in
+cgroup version 2 and version 1. In a container the path in /proc/self/cgroup may not exist under /sys/fs/cgroup; levels
+that do not exist are skipped. Reclaimable page cache counts as available.
+`root` is "" or, in tests, a directory that contains proc/ and sys/.
 Sources: Linux, Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst; proc(5).
 */
 #ifndef LLMC_HOST_H
@@ -22,18 +22,18 @@ typedef struct {
     const char *limit; // "this machine" or "its cgroup"
 } HostMemory;
 
-// Reads up to `size` - 1 bytes of a file of /proc or /sys, whose length stat does not know; false when it is not there.
+// Reads up to `size` - 1 bytes of a file in /proc or /sys, for which stat reports no length; false if it is missing.
 static inline bool host_read(const char *path, char *text, size_t size) {
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return false;
     size_t length = 0;
-    for (ssize_t n; length + 1 < size && (n = read(fd, text + length, size - 1 - length)) > 0;) length += (size_t)n;
+    for (ssize_t n; length + 1 < size && (n = read(fd, text + length, size - 1 - length)) > 0;) length += n;
     close(fd);
     text[length] = 0;
     return length > 0;
 }
 
-// The number after `key` at the beginning of a line; false when there is none.
+// The number that follows `key` at the start of a line; false if there is none.
 static inline bool host_number(const char *text, const char *key, uint64_t *value) {
     size_t length = strlen(key);
     for (const char *line = text; line && *line; line = strchr(line, '\n')) {
@@ -43,7 +43,7 @@ static inline bool host_number(const char *text, const char *key, uint64_t *valu
     return false;
 }
 
-// The path of this process in a hierarchy: of version 1 the one of `controller`, of version 2 (NULL) the unified one.
+// This process's path in the cgroup hierarchy of `controller` (version 1) or the unified one (version 2: NULL).
 static inline bool host_cgroup_path(const char *root, const char *controller, char *path, size_t size) {
     char file[PATH_SIZE], text[16384], *rest = text;
     FORMAT(file, "%s/proc/self/cgroup", root);
@@ -60,7 +60,7 @@ static inline bool host_cgroup_path(const char *root, const char *controller, ch
     return false;
 }
 
-// Calls `level` for the process's cgroup directory of a hierarchy and for each one above it.
+// Calls `level` for the process's cgroup directory in a hierarchy and for each of its parents.
 static inline void host_cgroup_levels(const char *root, const char *controller,
                                       void (*level)(const char *directory, void *into), void *into) {
     char path[PATH_SIZE], directory[2 * PATH_SIZE];
@@ -75,14 +75,14 @@ static inline void host_cgroup_levels(const char *root, const char *controller,
     }
 }
 
-// A number, or false for a file that is not there and for "max".
+// The number in a file; false if the file is missing or contains "max".
 static inline bool host_file_number(const char *directory, const char *name, uint64_t *value) {
     char path[HOST_PATH_SIZE], text[256];
     return snprintf(path, sizeof(path), "%s/%s", directory, name) < (int)sizeof(path) &&
            host_read(path, text, sizeof(text)) && sscanf(text, "%" SCNu64, value) == 1;
 }
 
-// Lowers the available memory to what this level of either version leaves.
+// Lowers the available memory to what this cgroup, of either version, leaves.
 static inline void host_memory_level(const char *directory, void *into) {
     HostMemory *m = (HostMemory *)into;
     char path[HOST_PATH_SIZE], stat[16384];
@@ -111,7 +111,7 @@ static inline bool host_memory(const char *root, HostMemory *m) {
     return true;
 }
 
-// Lowers the number of cores to what this level of either version leaves: microseconds of CPU time in a period.
+// Lowers the number of cores to what this cgroup, of either version, allows: CPU microseconds per period.
 static inline void host_cores_level(const char *directory, void *into) {
     char path[HOST_PATH_SIZE], text[256];
     uint64_t quota = 0, period = 0;

@@ -1,31 +1,31 @@
 /*
-json.h: JSON text that is exact and the same every time, around cJSON's trees and parser.
+json.h: exact, reproducible JSON text; cJSON provides the tree and the parser.
 
-  cJSON *json_parse(text, size)                the whole text is one value; NULL when not, or when it is not bounded.
+  cJSON *json_parse(text, size)                text that is one JSON value; NULL if it is not, or has too many values.
                                                text[size] must be 0
-  bool   json_bounded(text, size)              has at most JSON_VALUE_LIMIT values, so its tree a bounded size
+  bool   json_bounded(text, size)              whether it has at most JSON_VALUE_LIMIT values, which bounds the tree
   char  *json_text(item, &size)                two-space indent, arrays on one line, newline at the end; free()
-  char  *json_line(item, &size)                the same text on one line, with its newline
-  void   json_brief(item, out, out_size)       a value on one line, cut, for messages; no control characters
-  bool   printable(string)                     has no control characters
-  void   json_add_u64(object, key, value)      a number; beyond 2^53, where doubles have gaps, a decimal string
+  char  *json_line(item, &size)                the same text on one line, with a newline
+  void   json_brief(item, out, out_size)       a value for messages: one line, truncated, without control characters
+  bool   printable(string)                     whether it has no control characters
+  void   json_add_u64(object, key, value)      a number; above 2^53, where doubles are inexact, a decimal string
   bool   json_get_u64(object, key, &value)
   bool   json_get_number(object, key, &value)
   bool   json_size(item, &value)               a number that is an integer in [0, 2^53]
-  size_t json_escape(&text, out)               next piece of a string, escaped (at most 6 bytes)
+  size_t json_escape(&text, out)               the next character of a string, escaped (at most 6 bytes)
 
-cJSON's own printer takes 15 digits for enough when they are within one unit of the last place; here a number
-has as many digits as bring back the same double. NaN and infinities are null. Bytes that are not UTF-8
-(sampled text, odd file names) become U+FFFD.
+cJSON prints 15 digits where they are accurate to one unit in the last place. Here a number has as many digits as it
+takes to read back the same double. NaN and infinities are printed as null. Bytes that are not UTF-8 (sampled text, file
+names) become U+FFFD.
 */
 #ifndef LLMC_JSON_H
 #define LLMC_JSON_H
 #include "common.h"
 
-// A value takes some 100 bytes of a tree and 2 of a text. A header of 100,000 tensors has 1.2 million.
+// A value takes about 100 bytes in a tree and 2 in text. A safetensors header of 100,000 tensors has 1.2 million.
 enum { JSON_VALUE_LIMIT = 1 << 21 };
 
-// Counts what begins or separates values, without parsing: each value needs one of these characters.
+// Counts the characters that begin or separate values, without parsing. Each value needs one of them.
 static inline bool json_bounded(const char *text, size_t size) {
     size_t values = 1;
     bool string = false;
@@ -41,7 +41,7 @@ static inline bool json_bounded(const char *text, size_t size) {
 static inline cJSON *json_parse(const char *text, size_t size) {
     assert(text[size] == 0);
     if (memchr(text, 0, size) || !json_bounded(text, size)) return NULL;
-    // With the closing 0 inside the length, as the parser of old versions reads one byte too far without it.
+    // The length includes the closing 0: old versions of the parser otherwise read one byte past the end.
     const char *end = NULL;
     cJSON *item = cJSON_ParseWithLengthOpts(text, size + 1, &end, 0);
     for (; item && end < text + size; end++)
@@ -52,7 +52,7 @@ static inline cJSON *json_parse(const char *text, size_t size) {
     return item;
 }
 
-// Bytes of the UTF-8 character at s; 0 when it is none.
+// Bytes of the UTF-8 character at s; 0 if it is invalid.
 static inline int utf8_length(const unsigned char *s) {
     if (s[0] < 0x80) return 1;
     int length = s[0] >= 0xC2 && s[0] <= 0xDF ? 2 : (s[0] & 0xF0) == 0xE0 ? 3 : s[0] >= 0xF0 && s[0] <= 0xF4 ? 4 : 0;
@@ -70,12 +70,12 @@ static inline size_t json_escape(const char **text, char out[8]) {
     else if (c < 0x20 || c == 0x7F) length = snprintf(out, 8, "\\u%04x", c);
     else if (length == 0) length = snprintf(out, 8, "\xEF\xBF\xBD");
     else {
-        memcpy(out, *text, (size_t)length);
+        memcpy(out, *text, length);
         *text += length;
-        return (size_t)length;
+        return length;
     }
     *text += 1;
-    return (size_t)length;
+    return length;
 }
 
 static inline void json_print_string(FILE *f, const char *s) {
@@ -100,7 +100,7 @@ static inline void json_print_number(FILE *f, double x) {
     fputs(digits, f);
 }
 
-// depth -1: all on one line.
+// depth -1: on one line.
 static inline void json_print(FILE *f, const cJSON *item, int depth) {
     int inner = depth < 0 ? -1 : depth + 1;
     if (cJSON_IsString(item)) json_print_string(f, item->valuestring);
@@ -137,7 +137,7 @@ static inline char *json_printed(const cJSON *item, size_t *size, int depth) {
 static inline char *json_text(const cJSON *item, size_t *size) { return json_printed(item, size, 0); }
 static inline char *json_line(const cJSON *item, size_t *size) { return json_printed(item, size, -1); }
 
-// A name out of a file may go into a message of one line.
+// Whether a name from a file can be part of a one-line message.
 static inline bool printable(const char *s) {
     for (; *s; s++)
         if ((unsigned char)*s < 0x20 || *s == 0x7F) return false;

@@ -1,14 +1,14 @@
 /*
-keyed_hash.h: proof of a shared secret: a keyed hash, random keys and keys derived from others.
+keyed_hash.h: a keyed hash to prove knowledge of a shared secret, random keys and derived keys.
 
-  uint64_t keyed_hash(key, data, bytes)           who lacks the key can neither compute nor predict it
-  HashKey  hash_key_random()                      128 bits of the system's random numbers
-  HashKey  hash_key_derive(key, use, data, bytes) a key of its own for each use and data
-  bool     hash_key_parse(key, text)              32 hexadecimal digits, as they are in an environment variable
+  uint64_t keyed_hash(key, data, bytes)           cannot be computed or predicted without the key
+  HashKey  hash_key_random()                      128 bits from the system's random number generator
+  HashKey  hash_key_derive(key, use, data, bytes) a separate key for each use and data
+  bool     hash_key_parse(key, text)              reads 32 hexadecimal digits, the form in an environment variable
 
-The hash is SipHash-2-4, a pseudorandom function for short messages. XXH3 with a secret is none: its key can be computed
-from its hashes. A hash is 64 bits: each guess of one costs a connection and succeeds with probability 2^-64. Hashes are
-compared as two machine words, in one instruction, so the time of a comparison does not depend on how many bits agree.
+The hash is SipHash-2-4, a pseudorandom function for short messages. XXH3 with a secret is not one: its key can be
+recovered from hashes. A hash has 64 bits. Each guess requires a connection and succeeds with probability 2^-64. Hashes
+are compared as machine words in one instruction, so the duration does not depend on how many bits agree.
 
   source   J.-P. Aumasson, D. J. Bernstein, SipHash: a fast short-input PRF, 2012, sections 2 and 7, appendix A (vector)
 */
@@ -37,7 +37,7 @@ static inline uint64_t keyed_hash(const HashKey *key, const void *data, size_t b
     const unsigned char *at = (const unsigned char *)data;
     uint64_t v[4] = {key->word[0] ^ UINT64_C(0x736f6d6570736575), key->word[1] ^ UINT64_C(0x646f72616e646f6d),
                      key->word[0] ^ UINT64_C(0x6c7967656e657261), key->word[1] ^ UINT64_C(0x7465646279746573)};
-    for (size_t done = 0; done <= bytes; done += 8) { // little-endian words; the last one holds the length as well
+    for (size_t done = 0; done <= bytes; done += 8) { // little-endian words; the last one contains the length
         size_t n = min_size(8, bytes - done);
         uint64_t word = n < 8 ? (uint64_t)bytes << 56 : 0;
         for (size_t i = 0; i < n; i++) word |= (uint64_t)at[done + i] << (8 * i);
@@ -60,7 +60,7 @@ static inline HashKey hash_key_random(void) {
 static inline HashKey hash_key_derive(const HashKey *key, const char *use, const void *data, size_t bytes) {
     unsigned char text[512];
     HashKey derived;
-    size_t length = strlen(use) + 1; // its 0 keeps it apart from the data
+    size_t length = strlen(use) + 1; // the terminating 0 separates it from the data
     assert(1 + length + bytes <= sizeof(text));
     memcpy(text + 1, use, length);
     memcpy(text + 1 + length, data, bytes);

@@ -1,9 +1,10 @@
 /*
-permute.h: a permutation of [0, count) that is computed element by element, without a table.
+permute.h: a pseudorandom permutation of [0, count), computed element by element without a table.
 
-  8 Feistel rounds on an even number of bits that covers the count (at least 6, since fewer mix badly), applied again
-  while the result is not below it ("cycle walking": at most 4 times on average, 64/count for count < 16). Old
-  checkpoints depend on it: changing the rounds or the mixing changes the order of every run.
+  method  8 Feistel rounds on an even number of bits that covers the count (at least 6, since fewer mix badly). They are
+          repeated while the result is not below the count (cycle walking: at most 4 times on average, 64/count times
+          for count < 16).
+  fixed   Existing checkpoints depend on it: changing the rounds or the mixing changes the data order of every run.
 
   source  Black and Rogaway, "Ciphers with arbitrary finite domains" (2002). The mixing is the finalizer of splitmix64.
 */
@@ -11,8 +12,8 @@ permute.h: a permutation of [0, count) that is computed element by element, with
 #define LLMC_PERMUTE_H
 #include "random.h"
 
-// The place of `x` in a permutation of [0, count) that depends on (seed, epoch) alone.
-static inline uint64_t dataloader_permute(uint64_t x, uint64_t count, uint64_t seed, uint64_t epoch) {
+// The image of `x` under a permutation of [0, count) that depends only on (seed, epoch).
+static inline uint64_t permutation_at(uint64_t x, uint64_t count, uint64_t seed, uint64_t epoch) {
     assert(x < count && count <= 1ull << 62);
     int half_bits = 3;
     while ((1ull << (2 * half_bits)) < count) half_bits++;

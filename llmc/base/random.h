@@ -1,10 +1,10 @@
 /*
-random.h: random numbers as a function of (key, index), without state, so that any rank, thread,
-backend or resumed run draws the same ones.
+random.h: stateless random numbers, a function of (key, index). Every rank, thread, backend and resumed run draws the
+same numbers.
 
-  bits    two rounds of the splitmix64 finaliser over key + index * golden ratio
-  normal  Box-Muller on the bits of an index pair
-  key     XXH3 of a name, seeded: tensors are keyed by their names, so variants share what has one shape
+  bits    two rounds of the splitmix64 finalizer over key + index * golden ratio
+  normal  Box-Muller transform of the bits of an index pair
+  key     seeded XXH3 of a name. Tensors are keyed by name, so variants initialise equal tensors equally
   source  Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"
 */
 #ifndef LLMC_RANDOM_H
@@ -25,7 +25,7 @@ static inline uint64_t random_bits(uint64_t key, uint64_t index) {
     return random_mix(key ^ random_mix((index + 1) * 0x9E3779B97F4A7C15ull));
 }
 
-// uniform in (0, 1): never 0, so that its logarithm is finite
+// Uniform in (0, 1). Never 0, so that its logarithm is finite.
 static inline double random_uniform(uint64_t key, uint64_t index) {
     return ((double)(random_bits(key, index) >> 11) + 0.5) * 0x1p-53;
 }

@@ -1,8 +1,7 @@
 /*
-revision: the source revision that a program was linked from, for --version, run.json and the comparison of ranks.
+revision.h: the source revision of the program, for --version, run.json and the comparison of ranks.
 
-It is in an object of its own, which make compiles anew for each revision, so that a commit recompiles nothing else. A
-program that is linked without that object says "unknown".
+A separate object file contains it, so that a commit recompiles nothing else. Without that object it is "unknown".
 */
 #ifndef LLMC_REVISION_H
 #define LLMC_REVISION_H

@@ -11,7 +11,7 @@ checkpoint.h: checkpoints of a run: written whole or not at all, verified before
   void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
   void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that
                                                                    look whole, and broken ones newer than these
-  void    model_save_dump(path, tensors, grads, loss)              the file of --dump-grads
+  void    checkpoint_save_gradients(path, tensors, grads, loss)              the file of --dump-grads
 
 A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
 checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. Where it has a
@@ -48,13 +48,13 @@ static const int64_t CHECKPOINT_STEP_LIMIT = 99999999; // eight digits
 
 static inline cJSON *checkpoint_load_state(const char *dir) {
     Reason why;
-    cJSON *state = state_read(dir, why);
+    cJSON *state = checkpoint_state_read(dir, why);
     CHECK(state, "%s: %s", dir, why);
     return state;
 }
 
 static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) {
-    cJSON *state = state_read(dir, why);
+    cJSON *state = checkpoint_state_read(dir, why);
     double readable = state != NULL;
     comm_sum_f64(&readable, 1);
     if (readable < comm_ranks()) {
@@ -84,7 +84,7 @@ static inline cJSON *checkpoint_init_state(const char *dir, Reason why) {
     cJSON_Delete(any);
     free(text);
     why[0] = 0;
-    return missing || foreign ? NULL : state_read(dir, why);
+    return missing || foreign ? NULL : checkpoint_state_read(dir, why);
 }
 
 static inline void checkpoint_check_init(const char *dir) {
@@ -124,7 +124,7 @@ static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
         if (strlen(name) != 13 || strncmp(name, "step_", 5) != 0 || strspn(name + 5, "0123456789") != 8) continue;
         char child[PATH_SIZE];
         FORMAT(child, "%s/%s", path, name);
-        if (!is_directory(child)) continue;
+        if (!directory_exists(child)) continue;
         if (*count == room) {
             room = 2 * room + 16;
             steps = (int64_t *)realloc(steps, room * sizeof(int64_t));
@@ -177,7 +177,8 @@ static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[
 
 // What was renamed or left unfinished; it has no checkpoint's name.
 static inline void checkpoint_remove_leftover(const char *path) {
-    if (!remove_tree(path)) warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
+    if (!directory_remove(path))
+        warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
 }
 
 // First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name. false and errno:
@@ -186,7 +187,7 @@ static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
     char path[PATH_SIZE], old[PATH_SIZE];
     checkpoint_path(run_dir, step, "", path);
     checkpoint_path(run_dir, step, ".old.tmp", old);
-    if (!remove_tree(old) || rename(path, old) != 0) return false;
+    if (!directory_remove(old) || rename(path, old) != 0) return false;
     checkpoint_remove_leftover(old);
     return true;
 }
@@ -219,14 +220,14 @@ static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
 
 // Whether a checkpoint looks whole, without reading its tensors: its trainer_state.json has the checksum and the step
 // that it should have, and the other files have the sizes that it states. checkpoint_verify compares every byte.
-static inline bool checkpoint_looks_whole(const char *run_dir, int64_t step) {
+static inline bool checkpoint_looks_complete(const char *run_dir, int64_t step) {
     char dir[PATH_SIZE];
     Reason why;
     uint64_t saved = 0;
     checkpoint_path(run_dir, step, "", dir);
-    cJSON *state = state_read(dir, why);
+    cJSON *state = checkpoint_state_read(dir, why);
     bool whole = state && json_get_u64(state, "step", &saved) && saved == (uint64_t)step &&
-                 checksums_sizes_agree(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
+                 checksums_sizes_match(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
     cJSON_Delete(state);
     return whole;
 }
@@ -238,7 +239,7 @@ static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t s
     int64_t *steps = checkpoint_steps(run_dir, &count), kept = 0;
     for (size_t i = 0; i < count && keep > 0; i++) {
         if (steps[i] > step) continue;
-        if (kept < keep) kept += checkpoint_looks_whole(run_dir, steps[i]);
+        if (kept < keep) kept += checkpoint_looks_complete(run_dir, steps[i]);
         else if (!checkpoint_remove(run_dir, steps[i]))
             warn("cannot remove the checkpoint of step %" PRId64 " in %s: %s; trying again at the next checkpoint",
                  steps[i], run_dir, strerror(errno));
@@ -248,8 +249,8 @@ static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t s
 
 // Gives a complete checkpoint its name. One of the same step (that a resume passed over, that was replayed, or that a
 // rollback replaces) is exchanged in one move where the file system can, so that there is no moment without either.
-static inline void checkpoint_appear(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
-    if (is_directory(dir)) {
+static inline void checkpoint_publish(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
+    if (directory_exists(dir)) {
         if (renameat2(AT_FDCWD, temporary, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
             char parent[PATH_SIZE];
             directory_of(dir, parent, sizeof(parent));
@@ -259,7 +260,7 @@ static inline void checkpoint_appear(const char *run_dir, int64_t step, const ch
         }
         CHECK(checkpoint_remove(run_dir, step), "cannot replace the checkpoint %s: %s", dir, strerror(errno));
     }
-    rename_synced(temporary, dir);
+    file_rename_synced(temporary, dir);
 }
 
 // A checkpoint on its way to the disk: what checkpoint_save does at once, and checkpoint_background.h step by step.
@@ -275,22 +276,22 @@ typedef struct {
 } CheckpointSave;
 
 // An empty directory for the files, which gets its name at the end.
-static inline void save_make_directory(const CheckpointSave *s) {
+static inline void checkpoint_save_make_directory(const CheckpointSave *s) {
     char parent[PATH_SIZE], old[PATH_SIZE];
     FORMAT(parent, "%s/checkpoints", s->run_dir);
-    if (!is_directory(parent)) {
-        make_directories(parent);
+    if (!directory_exists(parent)) {
+        directory_create(parent);
         directory_sync(s->run_dir);
     }
     checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // where it goes for now if it cannot be removed
-    CHECK(remove_tree(s->temporary) || rename(s->temporary, old) == 0,
+    CHECK(directory_remove(s->temporary) || rename(s->temporary, old) == 0,
           "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", s->temporary, strerror(errno));
-    make_directories(s->temporary);
+    directory_create(s->temporary);
 }
 
 // First, on all ranks: the files that all write into.
-static inline void save_open(CheckpointSave *s, const char *run_dir, int64_t step, const CheckpointBuffers *b,
-                             const cJSON *state) {
+static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, int64_t step,
+                                        const CheckpointBuffers *b, const cJSON *state) {
     uint64_t state_step = 0;
     bool has_step = json_get_u64(state, "step", &state_step) && state_step == (uint64_t)step, first = comm_rank() == 0;
     assert(has_step);
@@ -306,7 +307,7 @@ static inline void save_open(CheckpointSave *s, const char *run_dir, int64_t ste
     memset(s, 0, sizeof(*s));
     s->run_dir = run_dir, s->step = step, s->buffers = b, s->state = state;
     checkpoint_path(run_dir, step, ".tmp", s->temporary);
-    if (first) save_make_directory(s);
+    if (first) checkpoint_save_make_directory(s);
     FORMAT(path[0], "%s/model.safetensors", s->temporary);
     FORMAT(path[1], "%s/optimizer.safetensors", s->temporary);
     for (int turn = 0; turn < 2; turn++) { // rank 0, then the others
@@ -319,16 +320,16 @@ static inline void save_open(CheckpointSave *s, const char *run_dir, int64_t ste
 }
 
 // Then, in any thread of each rank: its pieces of the tensors; of rank 0 the other files as well.
-static inline void save_write(CheckpointSave *s) {
+static inline void checkpoint_save_write(CheckpointSave *s) {
     const CheckpointBuffers *b = s->buffers;
     char path[PATH_SIZE];
     FORMAT(path, "%s/config.json", s->temporary);
     if (comm_rank() == 0) config_json_write(path, b->config, checkpoint_weights_dtype());
-    for (int i = CHECKPOINT_NEEDED; i < CHECKPOINT_FILE_COUNT && comm_rank() == 0; i++) {
-        if (!b->tokenizer[i - CHECKPOINT_NEEDED].data) continue;
+    for (int i = CHECKPOINT_REQUIRED; i < CHECKPOINT_FILE_COUNT && comm_rank() == 0; i++) {
+        if (!b->tokenizer[i - CHECKPOINT_REQUIRED].data) continue;
         FORMAT(path, "%s/%s", s->temporary, checkpoint_files[i]);
         int fd = file_create(path);
-        file_write(fd, b->tokenizer[i - CHECKPOINT_NEEDED].data, b->tokenizer[i - CHECKPOINT_NEEDED].size, path);
+        file_write(fd, b->tokenizer[i - CHECKPOINT_REQUIRED].data, b->tokenizer[i - CHECKPOINT_REQUIRED].size, path);
         file_close_synced(fd, path);
     }
     checkpoint_weights_write(s->weights, b);
@@ -338,22 +339,22 @@ static inline void save_write(CheckpointSave *s) {
 }
 
 // When all ranks have written, in any thread of each rank.
-static inline void save_read_back(CheckpointSave *s) { checksums_read(s->temporary, s->files); }
+static inline void checkpoint_save_read_back(CheckpointSave *s) { checksums_read(s->temporary, s->files); }
 
 // When all have read, on all ranks.
-static inline void save_gather(CheckpointSave *s) { s->checksums = checksums_build(s->temporary, s->files); }
+static inline void checkpoint_save_gather(CheckpointSave *s) { s->checksums = checksums_build(s->temporary, s->files); }
 
 // Last, in any thread of rank 0. The others: only frees.
-static inline void save_appear(CheckpointSave *s) {
+static inline void checkpoint_save_publish(CheckpointSave *s) {
     char dir[PATH_SIZE], path[PATH_SIZE];
     cJSON *all = cJSON_Duplicate(s->state, true);
     CHECK(all && cJSON_AddItemToObject(all, "checksums", s->checksums), "out of memory for %s", s->temporary);
     checkpoint_path(s->run_dir, s->step, "", dir);
     FORMAT(path, "%s/trainer_state.json", s->temporary);
     if (comm_rank() == 0) {
-        state_write(path, all);
+        checkpoint_state_write(path, all);
         directory_sync(s->temporary);
-        checkpoint_appear(s->run_dir, s->step, s->temporary, dir);
+        checkpoint_publish(s->run_dir, s->step, s->temporary, dir);
     }
     cJSON_Delete(all);
 }
@@ -361,12 +362,12 @@ static inline void save_appear(CheckpointSave *s) {
 // On all ranks. `state` stays the caller's.
 static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
     CheckpointSave s;
-    save_open(&s, run_dir, step, b, state);
-    save_write(&s);
+    checkpoint_save_open(&s, run_dir, step, b, state);
+    checkpoint_save_write(&s);
     comm_barrier();
-    save_read_back(&s);
-    save_gather(&s);
-    save_appear(&s);
+    checkpoint_save_read_back(&s);
+    checkpoint_save_gather(&s);
+    checkpoint_save_publish(&s);
     comm_barrier();
 }
 #endif

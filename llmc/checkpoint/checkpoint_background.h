@@ -28,7 +28,7 @@ agree, in what they exchange at each step anyway. One rank does all in a row.
 #include "../base/host.h"
 #include <sys/resource.h>
 
-enum { BACKGROUND_WRITE, BACKGROUND_READ_BACK, BACKGROUND_APPEAR }; // stages
+enum { BACKGROUND_WRITE, BACKGROUND_READ_BACK, BACKGROUND_PUBLISH }; // stages
 enum { BACKGROUND_NICE = 5 };
 
 static struct {
@@ -63,7 +63,7 @@ static inline bool background_open(const CheckpointBuffers *b) {
     bool room = !host_memory("", &host) || (uint64_t)comm_ranks_here() * bytes <= host.available;
     double missing = !room;
     comm_sum_f64(&missing, 1); // none allocates before all have looked
-    if (missing == 0) background.copy = (char *)download_alloc(bytes);
+    if (missing == 0 && !fault_point(FAULT_COPY, NULL, bytes)) background.copy = (char *)download_alloc(bytes);
     missing += background.copy == NULL;
     comm_sum_f64(&missing, 1);
     if (missing == 0) return true;
@@ -83,8 +83,8 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
     if (compact || s->ranks == 1) buffer_download(begin, from, s->own * size);
     for (int i = 0; i < s->count && !compact && s->ranks > 1; i++) {
         const Bucket *b = &s->buckets[i];
-        size_t at = b->begin + (size_t)s->rank * b->piece;
-        buffer_download(begin + b->begin / (size_t)s->ranks * size, (const char *)from + at * size, b->piece * size);
+        size_t at = b->begin + s->rank * b->piece;
+        buffer_download(begin + b->begin / s->ranks * size, (const char *)from + at * size, b->piece * size);
     }
     return begin;
 }
@@ -92,7 +92,7 @@ static inline void *background_copy_part(char **to, const void *from, size_t siz
 static inline CheckpointBuffers background_copy(const CheckpointBuffers *b) {
     CheckpointBuffers c = *b;
     char *to = background.copy;
-    bool compact = checkpoint_compact(b);
+    bool compact = checkpoint_is_compact(b);
     c.copied = true;
     c.m = (real *)background_copy_part(&to, b->m, sizeof(real), b->sharding, compact);
     c.v = (real *)background_copy_part(&to, b->v, sizeof(real), b->sharding, compact);
@@ -103,34 +103,34 @@ static inline CheckpointBuffers background_copy(const CheckpointBuffers *b) {
 
 // ---- the thread
 
-static inline void background_do(int stage) {
+static inline void background_run_stage(int stage) {
     CheckpointSave *s = &background.save;
     switch (stage) {
-    case BACKGROUND_WRITE: save_write(s); break;
-    case BACKGROUND_READ_BACK: save_read_back(s); break;
+    case BACKGROUND_WRITE: checkpoint_save_write(s); break;
+    case BACKGROUND_READ_BACK: checkpoint_save_read_back(s); break;
     default:
-        save_appear(s);
+        checkpoint_save_publish(s);
         if (comm_rank() == 0 && background.keep >= 0) checkpoint_prune(background.run_dir, background.keep, s->step);
     }
 }
 
-static inline void *background_work(void *unused) {
+static inline void *background_thread(void *unused) {
     failure_line = background.failure;
     omp_set_num_threads(1);                        // of this thread's loops
     setpriority(PRIO_PROCESS, 0, BACKGROUND_NICE); // of this thread; a failure costs speed alone
-    background_do(background.stage);
-    while (comm_ranks() == 1 && background.stage < BACKGROUND_APPEAR) {
-        if (background.stage == BACKGROUND_READ_BACK) save_gather(&background.save);
-        background_do(++background.stage);
+    background_run_stage(background.stage);
+    while (comm_ranks() == 1 && background.stage < BACKGROUND_PUBLISH) {
+        if (background.stage == BACKGROUND_READ_BACK) checkpoint_save_gather(&background.save);
+        background_run_stage(++background.stage);
     }
     background.end = now_seconds();
     return unused;
 }
 
-static inline void background_run(int stage) {
+static inline void background_start_stage(int stage) {
     background.stage = stage;
     background.running = true;
-    thread_start(&background.thread, background_work, NULL, "that writes a checkpoint");
+    thread_start(&background.thread, background_thread, NULL, "that writes a checkpoint");
 }
 
 // ---- the main thread
@@ -140,9 +140,9 @@ static inline void background_start(const char *run_dir, int64_t step, int64_t k
     assert(!background.on && background.copy);
     FORMAT(background.run_dir, "%s", run_dir);
     background.buffers = *b, background.keep = keep, background.state = state;
-    save_open(&background.save, background.run_dir, step, &background.buffers, state);
+    checkpoint_save_open(&background.save, background.run_dir, step, &background.buffers, state);
     background.on = true;
-    background_run(BACKGROUND_WRITE);
+    background_start_stage(BACKGROUND_WRITE);
 }
 
 // 0: in the stage; else one more than the stage that it has ended.
@@ -155,9 +155,9 @@ static inline int background_progress(void) {
 
 static inline bool background_advance(int least) {
     if (!background.on || background.running || least <= background.stage) return false;
-    if (background.stage < BACKGROUND_APPEAR) {
-        if (background.stage == BACKGROUND_READ_BACK) save_gather(&background.save);
-        background_run(background.stage + 1);
+    if (background.stage < BACKGROUND_PUBLISH) {
+        if (background.stage == BACKGROUND_READ_BACK) checkpoint_save_gather(&background.save);
+        background_start_stage(background.stage + 1);
         return false;
     }
     cJSON_Delete(background.state);

@@ -6,9 +6,9 @@ states its own.
   cJSON *checksums_build(dir, files)               "checksums" of a trainer_state.json; frees the digests
   bool   checksums_verify(dir, checksums, optimizer, why)   whether they are still the same; why: the first difference.
                                                    optimizer: also of its file
-  bool   checksums_sizes_agree(dir, checksums)     whether they still have their sizes, which costs next to nothing
-  void   state_write(path, state)                  with the digest of its own text, synced to the disk
-  cJSON *state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
+  bool   checksums_sizes_match(dir, checksums)     whether they still have their sizes, which costs next to nothing
+  void   checkpoint_state_write(path, state)                  with the digest of its own text, synced to the disk
+  cJSON *checkpoint_state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
 
 All ranks call checksums_build and checksums_verify together. The others are for any rank and any thread. Format:
 checkpoint.h.
@@ -31,7 +31,7 @@ enum { CHECKPOINT_STATE_LIMIT = 32 << 20 };
 static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                                "tokenizer.bin", "tokenizer.json"};
 // the others may be missing
-enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_NEEDED = 3 };
+enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_REQUIRED = 3 };
 
 // Why something is broken, for a message.
 typedef char Reason[512];
@@ -41,7 +41,7 @@ typedef char Reason[512];
 static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
-    *count = (size_t)((*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK);
+    *count = (*bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
     uint64_t *digests = (uint64_t *)checked_calloc(*count, sizeof(uint64_t)), size = *bytes;
     int64_t chunks = (int64_t)*count;
 #pragma omp parallel for schedule(dynamic) if (chunks > 1)
@@ -51,7 +51,7 @@ static inline uint64_t *file_digests(const char *path, int rank, int ranks, size
         CHECK(state && XXH3_64bits_reset(state) == XXH_OK, "out of memory for the checksum of %s", path);
         uint64_t at = (uint64_t)i * CHECKSUM_CHUNK, end = at + CHECKSUM_CHUNK < size ? at + CHECKSUM_CHUNK : size;
         while (at < end) {
-            size_t n = min_size((size_t)(end - at), CHECKSUM_PIECE);
+            size_t n = min_size(end - at, CHECKSUM_PIECE);
             if (!file_pread(fd, piece, n, at)) {
 #pragma omp atomic write
                 error = errno;
@@ -81,7 +81,7 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, si
     } own, *all = NULL;
     memset(&own, 0, sizeof(own));
     own.error = digests ? 0 : own_error, own.bytes = digests ? *bytes : 0;
-    all = (__typeof__(all))checked_calloc((size_t)comm_ranks(), sizeof(own));
+    all = (__typeof__(all))checked_calloc(comm_ranks(), sizeof(own));
     comm_gather(all, &own, sizeof(own));
     int error = 0;
     for (int r = 0; r < comm_ranks() && !error; r++)
@@ -92,9 +92,9 @@ static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, si
         errno = error;
         return NULL;
     }
-    uint64_t *everyone = (uint64_t *)checked_calloc((size_t)comm_ranks() * *count, sizeof(uint64_t));
+    uint64_t *everyone = (uint64_t *)checked_calloc(comm_ranks() * *count, sizeof(uint64_t));
     if (*count) comm_gather(everyone, digests, *count * sizeof(uint64_t));
-    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % (size_t)comm_ranks() * *count + i];
+    for (size_t i = 0; i < *count; i++) digests[i] = everyone[i % comm_ranks() * *count + i];
     free(everyone);
     return digests;
 }
@@ -120,7 +120,7 @@ static inline void checksums_read(const char *dir, FileDigests files[CHECKPOINT_
         char path[PATH_SIZE];
         FileDigests *f = &files[i];
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
-        f->there = i < CHECKPOINT_NEEDED || access(path, F_OK) == 0;
+        f->there = i < CHECKPOINT_REQUIRED || access(path, F_OK) == 0;
         if (f->there) f->digests = file_digests(path, comm_rank(), comm_ranks(), &f->count, &f->bytes);
         f->error = f->digests ? 0 : errno;
     }
@@ -155,7 +155,7 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, boo
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
         // not saved by us
-        if (i >= CHECKPOINT_NEEDED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
+        if (i >= CHECKPOINT_REQUIRED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
         uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
         if (!digests) {
             snprintf(why, sizeof(Reason), "cannot read its %s: %s", checkpoint_files[i], strerror(errno));
@@ -186,10 +186,10 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, boo
     return true;
 }
 
-static inline bool checksums_sizes_agree(const char *dir, const cJSON *checksums) {
+static inline bool checksums_sizes_match(const char *dir, const cJSON *checksums) {
     for (int i = 0; i < CHECKPOINT_FILE_COUNT; i++) {
         const cJSON *file = cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i]);
-        if (i >= CHECKPOINT_NEEDED && !file) continue;
+        if (i >= CHECKPOINT_REQUIRED && !file) continue;
         char path[PATH_SIZE];
         uint64_t bytes = 0;
         struct stat st;
@@ -201,18 +201,18 @@ static inline bool checksums_sizes_agree(const char *dir, const cJSON *checksums
 }
 
 // The last member of trainer_state.json, for the `size` bytes of text before it.
-static inline int state_tail(const char *text, size_t size, char out[64]) {
+static inline int checkpoint_state_tail(const char *text, size_t size, char out[64]) {
     return snprintf(out, 64, "\"checksum\": \"%016" PRIx64 "\"\n}\n", (uint64_t)XXH3_64bits(text, size));
 }
 
-static inline void state_write(const char *path, const cJSON *state) {
+static inline void checkpoint_state_write(const char *path, const cJSON *state) {
     size_t size = 0;
     char *object = json_text(state, &size), tail[64];
     assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
     char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
     memcpy(text, object, size - 3);
-    size_t length = size - 3 + (size_t)sprintf(text + size - 3, ",\n  ");
-    length += (size_t)state_tail(text, length, tail);
+    size_t length = size - 3 + sprintf(text + size - 3, ",\n  ");
+    length += checkpoint_state_tail(text, length, tail);
     strcat(text, tail);
     int fd = file_create(path);
     file_write(fd, text, length, path);
@@ -221,7 +221,7 @@ static inline void state_write(const char *path, const cJSON *state) {
     free(text);
 }
 
-static inline cJSON *state_read(const char *dir, Reason why) {
+static inline cJSON *checkpoint_state_read(const char *dir, Reason why) {
     char path[PATH_SIZE], tail[64];
     FORMAT(path, "%s/trainer_state.json", dir);
     size_t size = 0;
@@ -233,7 +233,7 @@ static inline cJSON *state_read(const char *dir, Reason why) {
     size_t length = strlen("\"checksum\": \"0123456789abcdef\"\n}\n");
     cJSON *state = NULL;
     if (size > length) {
-        state_tail(text, size - length, tail);
+        checkpoint_state_tail(text, size - length, tail);
         if (memcmp(text + size - length, tail, length) == 0) state = json_parse(text, size);
     }
     if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not have the checksum that it states");

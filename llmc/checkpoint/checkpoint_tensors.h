@@ -8,7 +8,7 @@ checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and 
                                                 a file for checkpoint_weights_write or checkpoint_optimizer_write, which
                                                 write this rank's pieces; checkpoint_file_close(writer)
   bool checkpoint_weights_finite(buffers)       of all ranks
-  void model_save_dump(path, tensors, grads, loss)
+  void checkpoint_save_gradients(path, tensors, grads, loss)
 
 A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
 (sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
@@ -68,19 +68,19 @@ static inline CheckpointPart checkpoint_part(const char *prefix, void *buffer, D
     p.prefix = prefix, p.buffer = buffer, p.dtype = dtype, p.compact = compact, p.on_host = false;
     return p;
 }
-static inline bool checkpoint_compact(const CheckpointBuffers *b) {
+static inline bool checkpoint_is_compact(const CheckpointBuffers *b) {
     return b->copied || (b->sharding && b->sharding->level > 0);
 }
 
-static inline CheckpointPart weights_part(const CheckpointBuffers *b) {
+static inline CheckpointPart checkpoint_weights_part(const CheckpointBuffers *b) {
     CheckpointPart p = checkpoint_part("", b->params, DTYPE_OF(floatX), b->copied);
     p.on_host = b->copied;
     return p;
 }
 
-static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
+static inline int checkpoint_optimizer_parts(const CheckpointBuffers *b, CheckpointPart parts[CHECKPOINT_PARTS]) {
     int n = 0;
-    bool compact = checkpoint_compact(b);
+    bool compact = checkpoint_is_compact(b);
     parts[n++] = checkpoint_part("exp_avg.", b->m, DTYPE_OF(real), compact);
     parts[n++] = checkpoint_part("exp_avg_sq.", b->v, DTYPE_OF(real), compact);
     if (b->master) parts[n++] = checkpoint_part("master.", b->master, DTYPE_OF(real), compact);
@@ -91,8 +91,7 @@ static inline int optimizer_parts(const CheckpointBuffers *b, CheckpointPart par
 // [list->count][part_count]; free()
 static inline SafeTensorSpec *checkpoint_specs(const TensorList *list, const CheckpointPart *parts, int part_count,
                                                DType dtype) {
-    SafeTensorSpec *specs =
-        (SafeTensorSpec *)checked_calloc((size_t)list->count * (size_t)part_count, sizeof(SafeTensorSpec));
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count * part_count, sizeof(SafeTensorSpec));
     for (int i = 0; i < list->count * part_count; i++) {
         const Tensor *t = &list->tensors[i / part_count];
         FORMAT(specs[i].name, "%s%s", parts[i % part_count].prefix, t->name);
@@ -133,21 +132,20 @@ static inline SafeTensorsWriter *checkpoint_open_parts(const char *path, const T
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, dtype);
     int count = list->count * part_count;
     SafeTensorsWriter *w =
-        create ? safetensors_create(path, specs, count, true) : safetensors_join(path, specs, count, true);
+        create ? safetensors_create(path, specs, count, true) : safetensors_open_existing(path, specs, count, true);
     free(specs);
     return w;
 }
 
 static inline void checkpoint_file_close(SafeTensorsWriter *w) {
     if (comm_ranks() == 1) safetensors_finish(w);
-    else safetensors_leave(w);
+    else safetensors_close_writer(w);
 }
 
 static inline void shape_text(int ndim, const size_t *shape, char out[160]) {
     int at = snprintf(out, 160, "[");
-    for (int d = 0; d < ndim && at < 140; d++)
-        at += snprintf(out + at, 160 - (size_t)at, "%s%zu", d ? "," : "", shape[d]);
-    snprintf(out + at, 160 - (size_t)at, "]");
+    for (int d = 0; d < ndim && at < 140; d++) at += snprintf(out + at, 160 - at, "%s%zu", d ? "," : "", shape[d]);
+    snprintf(out + at, 160 - at, "]");
 }
 
 static inline int compare_spec_name(const void *a, const void *b) {
@@ -155,9 +153,9 @@ static inline int compare_spec_name(const void *a, const void *b) {
 }
 
 // The file has the tensors of `specs` in their shapes, and no others; `reason` is why it might not.
-static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, int count,
+static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, size_t count,
                                       const char *reason) {
-    for (int i = 0; i < count; i++) {
+    for (size_t i = 0; i < count; i++) {
         const SafeTensor *t = safetensors_find(s, specs[i].name);
         CHECK(t, "%s: tensor %s is missing; %s", s->path, specs[i].name, reason);
         char want[160], have[160];
@@ -167,12 +165,12 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
         for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
         CHECK(same, "%s: tensor %s has the shape %s; %s follows from config.json", s->path, t->name, have, want);
     }
-    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
-    memcpy(sorted, specs, (size_t)count * sizeof(SafeTensorSpec));
-    qsort(sorted, (size_t)count, sizeof(SafeTensorSpec), compare_spec_name);
+    SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
+    memcpy(sorted, specs, count * sizeof(SafeTensorSpec));
+    qsort(sorted, count, sizeof(SafeTensorSpec), compare_spec_name);
     for (size_t i = 0, k = 0; i < s->count; i++) {
         const char *name = s->tensors[i].name;
-        if (k < (size_t)count && strcmp(name, sorted[k].name) == 0) {
+        if (k < count && strcmp(name, sorted[k].name) == 0) {
             k++;
             continue;
         }
@@ -212,22 +210,22 @@ static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList 
 }
 
 static inline SafeTensorsWriter *checkpoint_weights_open(const char *path, const CheckpointBuffers *b, bool create) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     return checkpoint_open_parts(path, b->tensors, &part, 1, checkpoint_weights_dtype(), create);
 }
 static inline SafeTensorsWriter *checkpoint_optimizer_open(const char *path, const CheckpointBuffers *b, bool create) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     return checkpoint_open_parts(path, b->tensors, parts, count, DTYPE_F32, create);
 }
 
 static inline void checkpoint_weights_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     checkpoint_write_parts(w, 0, b->tensors, b->sharding, &part, 1);
 }
 static inline void checkpoint_optimizer_write(SafeTensorsWriter *w, const CheckpointBuffers *b) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     checkpoint_write_parts(w, 0, b->tensors, b->sharding, parts, count);
 }
 
@@ -245,7 +243,7 @@ static inline double checkpoint_count_broken(const floatX *x, size_t count) {
 }
 
 static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
-    CheckpointPart part = weights_part(b);
+    CheckpointPart part = checkpoint_weights_part(b);
     double broken = 0;
     for (int i = 0; i < b->tensors->count; i++) {
         const Tensor *t = &b->tensors->tensors[i];
@@ -279,7 +277,7 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     if (b->master && !with_optimizer) { // from the file, not from the rounded weights
-        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_compact(b));
+        parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_is_compact(b));
         checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     }
     safetensors_close(s);
@@ -287,12 +285,13 @@ static inline void checkpoint_load_weights(const char *dir, const CheckpointBuff
     char path[PATH_SIZE];
     FORMAT(path, "%s/optimizer.safetensors", dir);
     s = safetensors_open(path);
-    int count = optimizer_parts(b, parts);
+    int count = checkpoint_optimizer_parts(b, parts);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, count, other_build);
     safetensors_close(s);
 }
 
-static inline void model_save_dump(const char *path, const TensorList *list, const grad_t *grads, double loss) {
+static inline void checkpoint_save_gradients(const char *path, const TensorList *list, const grad_t *grads,
+                                             double loss) {
     char temporary[PATH_SIZE];
     struct stat st;
     bool direct = stat(path, &st) == 0 && !S_ISREG(st.st_mode); // a device or a pipe cannot be renamed to
@@ -301,18 +300,18 @@ static inline void model_save_dump(const char *path, const TensorList *list, con
 
     CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // is only read
     SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
-    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc((size_t)list->count + 1, sizeof(SafeTensorSpec));
+    SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count + 1, sizeof(SafeTensorSpec));
     FORMAT(specs[0].name, "loss");
     specs[0].dtype = DTYPE_F32;
     specs[0].ndim = 1;
     specs[0].shape[0] = 1;
-    memcpy(specs + 1, tensors, (size_t)list->count * sizeof(SafeTensorSpec));
+    memcpy(specs + 1, tensors, list->count * sizeof(SafeTensorSpec));
     SafeTensorsWriter *w = safetensors_create(temporary, specs, list->count + 1, true);
     safetensors_write(w, 0, 0, &loss, DTYPE_F64, 1);
     checkpoint_write_parts(w, 1, list, NULL, &part, 1);
     safetensors_finish(w);
     free(specs);
     free(tensors);
-    if (!direct) rename_synced(temporary, path);
+    if (!direct) file_rename_synced(temporary, path);
 }
 #endif

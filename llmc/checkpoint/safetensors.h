@@ -78,9 +78,9 @@ static inline SafeTensor safetensors_parse_entry(const char *path, const cJSON *
         CHECK(json_size(d, &size) && !__builtin_mul_overflow(count, size, &count),
               "%s: tensor %.100s: dimension %d of its shape is not a possible size; the file is damaged", path, t.name,
               t.ndim);
-        t.shape[t.ndim++] = (size_t)size;
+        t.shape[t.ndim++] = size;
     }
-    t.count = (size_t)count;
+    t.count = count;
     CHECK(offsets->child && offsets->child->next && !offsets->child->next->next &&
               json_size(offsets->child, &t.begin) && json_size(offsets->child->next, &t.end) && t.begin <= t.end &&
               t.end <= data_bytes,
@@ -105,7 +105,7 @@ static inline int compare_tensor_name(const void *a, const void *b) {
 }
 
 static inline void safetensors_add_file(SafeTensors *s, const char *path) {
-    s->files = (SafeTensorsFile *)realloc(s->files, (size_t)(s->file_count + 1) * sizeof(SafeTensorsFile));
+    s->files = (SafeTensorsFile *)realloc(s->files, (s->file_count + 1) * sizeof(SafeTensorsFile));
     CHECK(s->files != NULL, "out of memory for the header of %s", path);
     SafeTensorsFile *f = &s->files[s->file_count];
     FORMAT(f->path, "%s", path);
@@ -121,14 +121,14 @@ static inline void safetensors_add_file(SafeTensors *s, const char *path) {
           "%s: a header of %" PRIu64
           " bytes: headers of up to %d bytes are read; split the file, or look at what made it",
           path, length, (int)SAFETENSORS_HEADER_LIMIT);
-    char *text = (char *)checked_calloc((size_t)length + 8, 1);
-    CHECK(file_pread(f->fd, text, (size_t)length, 8), "cannot read %s: %s", path, strerror(errno));
+    char *text = (char *)checked_calloc(length + 8, 1);
+    CHECK(file_pread(f->fd, text, length, 8), "cannot read %s: %s", path, strerror(errno));
     CHECK(
-        json_bounded(text, (size_t)length),
+        json_bounded(text, length),
         "%s: the header has more than %d JSON values, and that of 100,000 tensors 1.2 million: split the file, or look "
         "at what made it",
         path, (int)JSON_VALUE_LIMIT);
-    f->header = text[0] == '{' ? json_parse(text, (size_t)length) : NULL;
+    f->header = text[0] == '{' ? json_parse(text, length) : NULL;
     free(text);
     CHECK(cJSON_IsObject(f->header), "%s: the header is not a JSON object: no safetensors file, or a damaged one",
           path);
@@ -166,7 +166,7 @@ static inline const SafeTensor *safetensors_find(const SafeTensors *s, const cha
 static inline void safetensors_sort(SafeTensors *s) {
     if (s->count) qsort(s->tensors, s->count, sizeof(SafeTensor), compare_tensor_name);
     for (size_t i = 1; i < s->count; i++)
-        CHECK(strcmp(s->tensors[i - 1].name, s->tensors[i].name) != 0, "%s: tensor %.100s is there twice", s->path,
+        CHECK(strcmp(s->tensors[i - 1].name, s->tensors[i].name) != 0, "%s: duplicate tensor %.100s", s->path,
               s->tensors[i].name);
 }
 
@@ -218,7 +218,7 @@ static inline SafeTensors *safetensors_open(const char *path) {
     char file[PATH_SIZE], index[PATH_SIZE];
     FORMAT(file, "%s/model.safetensors", path);
     FORMAT(index, "%s/model.safetensors.index.json", path);
-    if (!is_directory(path)) safetensors_add_file(s, path);
+    if (!directory_exists(path)) safetensors_add_file(s, path);
     else if (access(file, F_OK) == 0) safetensors_add_file(s, file);
     else {
         CHECK(access(index, F_OK) == 0, "%s has neither model.safetensors nor model.safetensors.index.json", path);

@@ -2,11 +2,11 @@
 safetensors_writer.h: tensors written to a file in the format that safetensors.h states.
 
   SafeTensorsWriter *safetensors_create(path, specs, count, metadata)   `metadata`: with {"format":"pt"}
-  SafeTensorsWriter *safetensors_join(path, specs, count, metadata)     one that another process has created; regular
+  SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)     one that another process has created; regular
                                                                         files
   void safetensors_write(w, tensor, first, host, dtype, count)          converted to the tensor's type
   void safetensors_finish(w)                                            all must have been written; fsync, close
-  void safetensors_leave(w)                                             likewise, when others write the rest
+  void safetensors_close_writer(w)                                             likewise, when others write the rest
 
 The header depends on the list of tensors alone, and its length is a multiple of 8, so that data are aligned.
 Parts of a regular file may be written in any order; a device or a pipe takes them in order only. Failures,
@@ -33,7 +33,7 @@ typedef struct {
     void *staging;
 } SafeTensorsWriter;
 
-static inline size_t spec_count(const SafeTensorSpec *s) {
+static inline size_t safetensors_spec_elements(const SafeTensorSpec *s) {
     size_t count = 1;
     for (int d = 0; d < s->ndim; d++) count *= s->shape[d];
     return count;
@@ -47,7 +47,7 @@ static inline char *safetensors_header(const SafeTensorSpec *specs, int count, b
     uint64_t begin = 0;
     for (int i = 0; i < count; i++) {
         const SafeTensorSpec *s = &specs[i];
-        uint64_t end = begin + spec_count(s) * dtype_size(s->dtype);
+        uint64_t end = begin + safetensors_spec_elements(s) * dtype_size(s->dtype);
         json_print_string(f, s->name);
         fprintf(f, ":{\"dtype\":\"%s\",\"shape\":[", dtype_table[s->dtype].name);
         for (int d = 0; d < s->ndim; d++) fprintf(f, "%s%zu", d ? "," : "", s->shape[d]);
@@ -66,8 +66,8 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     SafeTensorsWriter *w = (SafeTensorsWriter *)checked_calloc(1, sizeof(SafeTensorsWriter));
     FORMAT(w->path, "%s", path);
     w->count = count;
-    w->specs = (SafeTensorSpec *)checked_calloc((size_t)count, sizeof(SafeTensorSpec));
-    if (count) memcpy(w->specs, specs, (size_t)count * sizeof(SafeTensorSpec));
+    w->specs = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
+    if (count) memcpy(w->specs, specs, count * sizeof(SafeTensorSpec));
     w->staging = checked_calloc(SAFETENSORS_STAGING, 1);
     w->fd = create ? file_create(path) : open(path, O_WRONLY | O_CLOEXEC);
     CHECK(w->fd >= 0, "cannot open %s, which rank 0 has created: %s; all ranks must see the same --out directory", path,
@@ -82,17 +82,18 @@ static inline SafeTensorsWriter *safetensors_open_writer(const char *path, const
     }
     free(header);
     w->written = 8 + size;
-    w->begin = (uint64_t *)checked_calloc((size_t)count + 1, sizeof(uint64_t));
+    w->begin = (uint64_t *)checked_calloc(count + 1, sizeof(uint64_t));
     w->begin[0] = w->written;
-    for (int i = 0; i < count; i++) w->begin[i + 1] = w->begin[i] + spec_count(&specs[i]) * dtype_size(specs[i].dtype);
+    for (int i = 0; i < count; i++)
+        w->begin[i + 1] = w->begin[i] + safetensors_spec_elements(&specs[i]) * dtype_size(specs[i].dtype);
     return w;
 }
 static inline SafeTensorsWriter *safetensors_create(const char *path, const SafeTensorSpec *specs, int count,
                                                     bool metadata) {
     return safetensors_open_writer(path, specs, count, metadata, true);
 }
-static inline SafeTensorsWriter *safetensors_join(const char *path, const SafeTensorSpec *specs, int count,
-                                                  bool metadata) {
+static inline SafeTensorsWriter *safetensors_open_existing(const char *path, const SafeTensorSpec *specs, int count,
+                                                           bool metadata) {
     return safetensors_open_writer(path, specs, count, metadata, false);
 }
 
@@ -100,7 +101,7 @@ static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t fi
                                      size_t count) {
     assert(tensor >= 0 && tensor < w->count);
     const SafeTensorSpec *s = &w->specs[tensor];
-    assert(first + count <= spec_count(s));
+    assert(first + count <= safetensors_spec_elements(s));
     size_t size = dtype_size(s->dtype), chunk = SAFETENSORS_STAGING / size;
     bool direct = s->dtype == dtype;
     for (size_t done = 0; done < count;) {
@@ -116,7 +117,7 @@ static inline void safetensors_write(SafeTensorsWriter *w, int tensor, size_t fi
     }
 }
 
-static inline void safetensors_leave(SafeTensorsWriter *w) {
+static inline void safetensors_close_writer(SafeTensorsWriter *w) {
     file_close_synced(w->fd, w->path);
     free(w->specs);
     free(w->begin);
@@ -125,6 +126,6 @@ static inline void safetensors_leave(SafeTensorsWriter *w) {
 }
 static inline void safetensors_finish(SafeTensorsWriter *w) {
     assert(w->written == w->begin[w->count]);
-    safetensors_leave(w);
+    safetensors_close_writer(w);
 }
 #endif

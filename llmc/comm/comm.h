@@ -30,21 +30,7 @@ comm.h: what the ranks of a run say to each other.
 */
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
-#include "../base/common.h"
-#include "../ops/ops.h"
-#include "watchdog.h"
-
-static struct {
-    bool on;
-    int rank, ranks, ranks_here;
-    double wait_seconds; // that operations and host have waited for other ranks
-} comm = {false, 0, 1, 1, 0};
-
-static inline int comm_rank(void) { return comm.rank; }
-static inline int comm_ranks(void) { return comm.ranks; }
-static inline int comm_ranks_here(void) { return comm.ranks_here; }
-
-#include "comm_launch.h"
+#include "comm_state.h"
 #if defined(DEVICE_OPS) && defined(USE_NCCL)
 #include "comm_nccl.cuh"
 #elif !defined(DEVICE_OPS) && defined(USE_MPI)
@@ -54,8 +40,8 @@ static inline int comm_ranks_here(void) { return comm.ranks_here; }
 #endif
 
 static inline void comm_sum_f64(double *x, int count) {
-    double *all = (double *)checked_calloc((size_t)comm.ranks * (size_t)count, sizeof(double));
-    comm_gather(all, x, (size_t)count * sizeof(double));
+    double *all = (double *)checked_calloc(comm.ranks, count * sizeof(double));
+    comm_gather(all, x, count * sizeof(double));
     for (int i = 0; i < count; i++) {
         x[i] = all[i];
         for (int r = 1; r < comm.ranks; r++) x[i] += all[r * count + i];
@@ -63,33 +49,23 @@ static inline void comm_sum_f64(double *x, int count) {
     free(all);
 }
 static inline void comm_barrier(void) {
-    char none = 0, *all = (char *)checked_calloc((size_t)comm.ranks, 1);
+    char none = 0, *all = (char *)checked_calloc(comm.ranks, 1);
     comm_gather(all, &none, 1);
     free(all);
 }
 
-// Memory of a rank, also for a --dry-run of more ranks than there are: pieces of gradients from other ranks, which MPI
-// leaves for us to add and NCCL adds itself, but for the last addition of --zero 2; and what the library takes.
-static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level) {
-    if (ranks == 1) return 0;
-#ifdef DEVICE_OPS
-    return level == 2 ? bucket_bytes / (size_t)ranks : 0;
-#else
-    (void)level;
-    return bucket_bytes;
-#endif
-}
-static inline size_t comm_own_bytes(int ranks, const char **of) {
+// Memory of a rank that the library itself takes, and its name for the memory report.
+static inline size_t comm_library_bytes(int ranks, const char **of) {
 #ifdef DEVICE_OPS
 #ifdef USE_NCCL
     *of = "NCCL";
     if (nccl.own_bytes) return nccl.own_bytes; // measured
 #endif
-    *of = "NCCL, roughly"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
-    return ranks > 1 ? (size_t)320 << 20 : 0;
+    *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
+    return ranks > 1 ? 320 << 20 : 0;
 #else
     *of = "MPI, about"; // measured: tests/ranks.h
-    return ranks > 1 ? (size_t)12 << 20 : 0;
+    return ranks > 1 ? 12 << 20 : 0;
 #endif
 }
 #endif

@@ -1,8 +1,8 @@
 /*
 comm_launch.h: who started this process, which rank it is, and where rank 0 is to be found.
 
-  int    launch_count()            processes that the launcher says it has started: 1 also without one
-  bool   launch_started()          whether a launcher started this process, be it the only one
+  int    launch_process_count()            processes that the launcher says it has started: 1 also without one
+  bool   launch_has_launcher()          whether a launcher started this process, be it the only one
   int    launch_rank()             of this process, as the launcher's environment has it
   Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
   Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first
@@ -15,7 +15,7 @@ it the program refuses: what Slurm itself tells all ranks, such as the job id, i
 */
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
-#include "watchdog.h"
+#include "comm_state.h"
 
 typedef struct {
     int rank, ranks;
@@ -28,12 +28,12 @@ enum { LAUNCH_LIMIT = 1 << 20 }; // processes
 static const char *const launch_mpi_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
 
 // A step of srun; a batch script alone is no step with a number.
-static inline bool launch_is_step(void) {
+static inline bool launch_in_slurm_step(void) {
     const char *id = getenv("SLURM_STEP_ID");
     return id && isdigit((unsigned char)id[0]) && getenv("SLURM_STEP_NUM_TASKS");
 }
 
-static inline int launch_number(const char *name, int low, int high) {
+static inline int launch_environment_int(const char *name, int low, int high) {
     const char *text = getenv(name);
     bool digits = text && *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 18;
     long long value = digits ? strtoll(text, NULL, 10) : -1;
@@ -42,29 +42,29 @@ static inline int launch_number(const char *name, int low, int high) {
     return (int)value;
 }
 
-static inline int launch_count(void) {
+static inline int launch_process_count(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
-        if (getenv(launch_mpi_variables[i])) return launch_number(launch_mpi_variables[i], 1, LAUNCH_LIMIT);
-    return launch_is_step() ? launch_number("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT) : 1;
+        if (getenv(launch_mpi_variables[i])) return launch_environment_int(launch_mpi_variables[i], 1, LAUNCH_LIMIT);
+    return launch_in_slurm_step() ? launch_environment_int("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT) : 1;
 }
 
 // Whether mpirun or srun started this process, be it the only one.
-static inline bool launch_started(void) {
+static inline bool launch_has_launcher(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
         if (getenv(launch_mpi_variables[i])) return true;
-    return launch_is_step();
+    return launch_in_slurm_step();
 }
 
 static inline int launch_rank(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK"};
     for (size_t i = 0; i < sizeof(variables) / sizeof(variables[0]); i++)
         if (getenv(variables[i])) return atoi(getenv(variables[i]));
-    return launch_is_step() && getenv("SLURM_PROCID") ? atoi(getenv("SLURM_PROCID")) : 0;
+    return launch_in_slurm_step() && getenv("SLURM_PROCID") ? atoi(getenv("SLURM_PROCID")) : 0;
 }
 
 // Whether srun's own variables say all. Where mpirun has been started within a step, they speak of mpirun.
-static inline bool launch_is_slurms(void) {
-    return launch_is_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
+static inline bool launch_uses_slurm(void) {
+    return launch_in_slurm_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
 }
 
 #ifdef USE_MPI
@@ -96,13 +96,13 @@ static inline Launch launch_by_mpi(int launched) {
 
 // GPUs that srun gives each process of a step, by --gpus-per-task=[TYPE:]N; 1 where that is not said.
 static inline int launch_gpus_per_task(void) {
-    const char *text = launch_is_slurms() ? getenv("SLURM_GPUS_PER_TASK") : NULL,
+    const char *text = launch_uses_slurm() ? getenv("SLURM_GPUS_PER_TASK") : NULL,
                *colon = text ? strrchr(text, ':') : NULL;
     return text ? atoi(colon ? colon + 1 : text) : 1;
 }
 
 // The number of this machine in a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
-static inline int launch_from_counts(const char *list, int machine) {
+static inline int launch_tasks_on_node(const char *list, int machine) {
     for (const char *at = list; *at;) {
         char *end = NULL;
         long count = strtol(at, &end, 10), times = 1;
@@ -120,7 +120,7 @@ static inline int launch_from_counts(const char *list, int machine) {
 }
 
 // The first machine of a list such as "gpu[003-007,9]-x,login": "gpu003-x".
-static inline void launch_first_machine(const char *list, char *name, size_t size) {
+static inline void launch_first_host(const char *list, char *name, size_t size) {
     size_t length = 0;
     for (const char *at = list; *at && *at != ','; at++) {
         if (*at == '[') {
@@ -141,13 +141,13 @@ static inline HashKey launch_slurm_secret(void) {
     HashKey key;
     for (size_t i = 0; i < sizeof(step) / sizeof(step[0]); i++) {
         const char *value = getenv(step[i]);
-        length += snprintf(text + length, sizeof(text) - (size_t)length, "%.90s.", value ? value : "");
+        length += snprintf(text + length, sizeof(text) - length, "%.90s.", value ? value : "");
     }
     CHECK(secret && hash_key_parse(&key, secret), // its value is not for a log
           "DIFFV2_SECRET, by which the ranks know each other, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
           "/dev/urandom | tr -d ' ')",
           secret ? "is not 32 hexadecimal digits" : "is not set");
-    return hash_key_derive(&key, "step", text, (size_t)length);
+    return hash_key_derive(&key, "step", text, length);
 }
 
 // The same on all ranks, from what they all know.
@@ -162,10 +162,10 @@ static inline WatchAddress launch_slurm_address(void) {
     a.secret = launch_slurm_secret();
     // below those that systems hand out, and not to be guessed
     int own_port = (int)(20000 + keyed_hash(&a.secret, "port", 4) % 10000);
-    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_number("MASTER_PORT", 1, 65535) : own_port);
+    a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_environment_int("MASTER_PORT", 1, 65535) : own_port);
     a.later = true;
     if (chosen) FORMAT(host, "%s", chosen);
-    else launch_first_machine(machines ? machines : "", host, sizeof(host));
+    else launch_first_host(machines ? machines : "", host, sizeof(host));
     watch_clean_text(host, sizeof(host), false);
     CHECK(host[0], "neither SLURM_STEP_NODELIST nor MASTER_ADDR says where rank 0 is: srun sets the former");
     want.ai_family = AF_INET;
@@ -189,9 +189,9 @@ static inline Launch launch_by_slurm(int launched) {
     Launch l;
     memset(&l, 0, sizeof(l));
     l.ranks = launched;
-    l.rank = launch_number("SLURM_PROCID", 0, launched - 1);
-    l.local_rank = launch_number("SLURM_LOCALID", 0, launched - 1);
-    l.ranks_here = counts ? launch_from_counts(counts, launch_number("SLURM_NODEID", 0, launched - 1)) : -1;
+    l.rank = launch_environment_int("SLURM_PROCID", 0, launched - 1);
+    l.local_rank = launch_environment_int("SLURM_LOCALID", 0, launched - 1);
+    l.ranks_here = counts ? launch_tasks_on_node(counts, launch_environment_int("SLURM_NODEID", 0, launched - 1)) : -1;
     CHECK(l.ranks_here > l.local_rank,
           "SLURM_STEP_TASKS_PER_NODE is '%s', in which machine SLURM_NODEID has no process %d: srun sets both",
           counts ? counts : "", l.local_rank);

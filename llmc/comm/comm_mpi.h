@@ -9,6 +9,8 @@ comm_mpi.h: comm.h for operations on the CPU, over MPI.
 */
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
+#ifdef USE_MPI
+#include "comm_launch.h"
 
 #ifndef COMM_QUEUE
 #define COMM_QUEUE 4096 // operations begun and not done; beyond that the beginner waits
@@ -47,7 +49,7 @@ static struct {
               PTHREAD_COND_INITIALIZER};
 
 // Looks again and again, first at once and then after short sleeps.
-static inline void comm_finish_request(MPI_Request *request) {
+static inline void comm_wait_request(MPI_Request *request) {
     int done = 0;
     for (int looks = 0; !done; looks++) {
         MPI_OK(MPI_Test(request, &done, MPI_STATUS_IGNORE));
@@ -64,7 +66,7 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
         size_t n = min_size(COMM_BLOCK, piece - begin);
         memcpy(sum, pieces + begin, n * sizeof(grad_t));
         for (int r = 1; r < ranks; r++) {
-            const grad_t *next = pieces + (size_t)r * piece + begin;
+            const grad_t *next = pieces + r * piece + begin;
 #pragma omp simd
             for (size_t i = 0; i < n; i++) sum[i] += next[i];
         }
@@ -76,17 +78,19 @@ static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks,
     }
 }
 
-static inline void comm_do(const CommOp *op) {
+static inline void comm_execute(const CommOp *op) {
     MPI_Request request;
     int count = (int)op->count;
     MPI_Datatype type = sizeof(grad_t) == sizeof(double) ? MPI_DOUBLE : MPI_FLOAT;
     switch (op->kind) {
     case COMM_REDUCE_SCATTER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Ialltoall(op->buffer, count, type, comm_mpi.staging, count, type, MPI_COMM_WORLD, &request));
-        comm_finish_request(&request);
+        comm_wait_request(&request);
         comm_sum_pieces(op->out, comm_mpi.staging, comm.ranks, op->count, op->add);
         return;
     case COMM_ALL_GATHER:
+        fault_point(FAULT_RECEIVE, NULL, op->count);
         MPI_OK(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_BYTE, op->buffer, count, MPI_BYTE, MPI_COMM_WORLD, &request));
         break;
     case COMM_GATHER:
@@ -94,10 +98,10 @@ static inline void comm_do(const CommOp *op) {
         break;
     case COMM_BROADCAST: MPI_OK(MPI_Ibcast(op->buffer, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request)); break;
     }
-    comm_finish_request(&request);
+    comm_wait_request(&request);
 }
 
-static inline void *comm_loop(void *unused) {
+static inline void *comm_thread(void *unused) {
     (void)unused;
     pthread_mutex_lock(&comm_mpi.lock);
     for (;;) {
@@ -105,7 +109,7 @@ static inline void *comm_loop(void *unused) {
         if (comm_mpi.done == comm_mpi.begun) break;
         CommOp op = comm_mpi.queue[comm_mpi.done % COMM_QUEUE];
         pthread_mutex_unlock(&comm_mpi.lock);
-        comm_do(&op);
+        comm_execute(&op);
         pthread_mutex_lock(&comm_mpi.lock);
         comm_mpi.done++;
         pthread_cond_broadcast(&comm_mpi.changed);
@@ -114,7 +118,8 @@ static inline void *comm_loop(void *unused) {
     return NULL;
 }
 
-static inline uint64_t comm_begin(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out, bool add) {
+static inline uint64_t comm_enqueue(CommKind kind, void *buffer, const void *mine, size_t count, grad_t *out,
+                                    bool add) {
     assert(count <= INT_MAX);
     CommOp op = {kind, buffer, mine, count, out, add};
     pthread_mutex_lock(&comm_mpi.lock);
@@ -140,19 +145,19 @@ static inline void comm_wait(uint64_t ticket) {
 }
 
 static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t *out, bool add) {
-    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= (size_t)comm.ranks * piece * sizeof(grad_t));
-    return comm_begin(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
+    assert(comm.ranks > 1 && comm_mpi.staging_bytes >= comm.ranks * piece * sizeof(grad_t));
+    return comm_enqueue(COMM_REDUCE_SCATTER, bucket, NULL, piece, out, add);
 }
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
-    return comm_begin(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
+    return comm_enqueue(COMM_ALL_GATHER, bucket, NULL, piece_bytes, NULL, false);
 }
 
 static inline void comm_gather(void *all, const void *mine, size_t bytes) {
     if (comm.ranks == 1) memcpy(all, mine, bytes);
-    else comm_wait(comm_begin(COMM_GATHER, all, mine, bytes, NULL, false));
+    else comm_wait(comm_enqueue(COMM_GATHER, all, mine, bytes, NULL, false));
 }
 static inline void comm_broadcast(void *data, size_t bytes) {
-    if (comm.ranks > 1) comm_wait(comm_begin(COMM_BROADCAST, data, NULL, bytes, NULL, false));
+    if (comm.ranks > 1) comm_wait(comm_enqueue(COMM_BROADCAST, data, NULL, bytes, NULL, false));
 }
 
 static inline void comm_alloc(size_t bucket_bytes, int level) {
@@ -164,7 +169,7 @@ static inline void comm_alloc(size_t bucket_bytes, int level) {
 
 static inline const char *comm_library(void) { return NULL; }
 
-static inline void comm_barrier(void);
+static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
     watch_phase(PHASE_END);
@@ -181,12 +186,13 @@ static inline void comm_close(void) {
 }
 
 static inline void comm_open(double start_timeout) {
-    int launched = launch_count();
+    int launched = launch_process_count();
     if (launched == 1) return;
     Launch l = launch_by_mpi(launched);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
-    thread_start(&comm_mpi.thread, comm_loop, NULL, "that speaks to other ranks");
+    thread_start(&comm_mpi.thread, comm_thread, NULL, "that speaks to other ranks");
     comm.on = true;
 }
+#endif // USE_MPI
 #endif

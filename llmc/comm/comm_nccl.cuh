@@ -59,7 +59,7 @@ static inline void nccl_refuse_shared_devices(void) {
 }
 
 static inline Launch nccl_launch(int launched) {
-    if (launch_is_slurms()) return launch_by_slurm(launched);
+    if (launch_uses_slurm()) return launch_by_slurm(launched);
 #ifdef USE_MPI
     Launch l = launch_by_mpi(launched);
     MPI_OK(MPI_Finalize()); // all that it was for
@@ -76,7 +76,7 @@ static inline Launch nccl_launch(int launched) {
 }
 
 static inline void comm_open(double start_timeout) {
-    int launched = launch_count();
+    int launched = launch_process_count();
     if (launched == 1) return;
     Launch l = nccl_launch(launched);
     cudaError_t status;
@@ -115,9 +115,9 @@ static inline size_t nccl_free_bytes(void) {
 }
 
 // Before the first collective; all ranks come here.
-static inline void nccl_start(void) {
+static inline void nccl_init(void) {
     int least = 0, greatest = 0;
-    size_t bytes = (size_t)(comm.ranks + 1) * NCCL_HOST_BYTES;
+    size_t bytes = (comm.ranks + 1) * NCCL_HOST_BYTES;
     if (nccl.handle) return;
     assert(comm.on);
     device_start();
@@ -137,8 +137,8 @@ static inline void nccl_start(void) {
     watch_wait_end();
     nccl.handle = handle;
     nccl.own_bytes = before - min_size(before, nccl_free_bytes());
-    thread_start(&nccl.thread, nccl_loop, NULL, "that watches the collectives");
-    watch_last_act = nccl_last_act;
+    thread_start(&nccl.thread, nccl_watch_thread, NULL, "that watches the collectives");
+    watch_exit_hook = nccl_abort_at_exit;
 }
 
 static inline const char *comm_library(void) {
@@ -171,7 +171,7 @@ static inline void nccl_read_waits(bool all) {
         uint64_t slot = nccl.waits_read % NCCL_WAITS;
         float ms = 0;
         if (all) CUDA_CHECK(cudaEventSynchronize(nccl.wait_end[slot]));
-        else if (!nccl_reached(nccl.wait_end[slot])) return;
+        else if (!nccl_event_done(nccl.wait_end[slot])) return;
         CUDA_CHECK(cudaEventElapsedTime(&ms, nccl.wait_begin[slot], nccl.wait_end[slot]));
         comm.wait_seconds += 1e-3 * ms;
     }
@@ -211,8 +211,8 @@ static inline uint64_t comm_reduce_scatter(grad_t *bucket, size_t piece, grad_t 
 
 static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
     uint64_t ticket = nccl_begin(main_stream);
-    NCCL_CHECK(ncclAllGather((char *)bucket + (size_t)comm.rank * piece_bytes, bucket, piece_bytes, ncclChar,
-                             nccl.handle, nccl.stream));
+    NCCL_CHECK(ncclAllGather((char *)bucket + comm.rank * piece_bytes, bucket, piece_bytes, ncclChar, nccl.handle,
+                             nccl.stream));
     return nccl_end(ticket);
 }
 
@@ -228,22 +228,22 @@ static inline void comm_gather(void *all, const void *mine, size_t bytes) {
     if (comm.ranks == 1) memcpy(all, mine, bytes);
     for (size_t at = 0, n; comm.ranks > 1 && at < bytes; at += n) {
         n = min_size(NCCL_HOST_BYTES, bytes - at);
-        nccl_start();
+        nccl_init();
         uint64_t ticket = nccl_begin(nccl.stream);
         char *host_all = nccl.host + NCCL_HOST_BYTES, *device_all = nccl.memory + NCCL_HOST_BYTES;
         memcpy(nccl.host, (const char *)mine + at, n);
         CUDA_CHECK(cudaMemcpyAsync(nccl.memory, nccl.host, n, cudaMemcpyHostToDevice, nccl.stream));
         NCCL_CHECK(ncclAllGather(nccl.memory, device_all, n, ncclChar, nccl.handle, nccl.stream));
-        CUDA_CHECK(cudaMemcpyAsync(host_all, device_all, n * (size_t)comm.ranks, cudaMemcpyDeviceToHost, nccl.stream));
+        CUDA_CHECK(cudaMemcpyAsync(host_all, device_all, n * comm.ranks, cudaMemcpyDeviceToHost, nccl.stream));
         nccl_host_wait(nccl_end(ticket));
-        for (size_t r = 0; r < (size_t)comm.ranks; r++) memcpy((char *)all + r * bytes + at, host_all + r * n, n);
+        for (int r = 0; r < comm.ranks; r++) memcpy((char *)all + r * bytes + at, host_all + r * n, n);
     }
 }
 
 static inline void comm_broadcast(void *data, size_t bytes) {
     for (size_t at = 0, n; comm.ranks > 1 && at < bytes; at += n) {
         n = min_size(NCCL_HOST_BYTES, bytes - at);
-        nccl_start();
+        nccl_init();
         uint64_t ticket = nccl_begin(nccl.stream);
         memcpy(nccl.host, (char *)data + at, n);
         CUDA_CHECK(cudaMemcpyAsync(nccl.memory, nccl.host, n, cudaMemcpyHostToDevice, nccl.stream));
@@ -258,14 +258,14 @@ static inline void comm_broadcast(void *data, size_t bytes) {
 
 // NCCL connects ranks when they first need it, which may take seconds and memory: now, with a bucket of the size that
 // there will be. Machines that are set up wrongly (an IOMMU between two GPUs, say) deliver other bytes than were sent.
-static inline void nccl_try(size_t bucket_bytes) {
-    size_t piece = bucket_bytes / sizeof(grad_t) / (size_t)comm.ranks, count = piece * (size_t)comm.ranks, wrong = 0;
+static inline void nccl_self_test(size_t bucket_bytes) {
+    size_t piece = bucket_bytes / sizeof(grad_t) / comm.ranks, count = piece * comm.ranks, wrong = 0;
     size_t before = nccl_free_bytes();
     grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for trying the collectives");
     grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
     buffer_upload(bucket, host, count * sizeof(grad_t));
-    comm_reduce_scatter(bucket, piece, bucket + (size_t)comm.rank * piece, false);
+    comm_reduce_scatter(bucket, piece, bucket + comm.rank * piece, false);
     comm_wait(comm_all_gather(bucket, piece * sizeof(grad_t)));
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
@@ -280,16 +280,15 @@ static inline void nccl_try(size_t bucket_bytes) {
            (double)nccl.own_bytes / 1048576);
 }
 
-static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level);
 static inline void comm_alloc(size_t bucket_bytes, int level) {
     if (comm.ranks == 1) return;
-    nccl_start();
+    nccl_init();
     nccl.received_bytes = comm_received_bytes(bucket_bytes, comm.ranks, level);
     if (nccl.received_bytes) nccl.received = (grad_t *)buffer_alloc(nccl.received_bytes, "gradients of other ranks");
-    nccl_try(bucket_bytes);
+    nccl_self_test(bucket_bytes);
 }
 
-static inline void comm_barrier(void);
+static inline void comm_barrier(void); // comm.h
 static inline void comm_close(void) {
     if (!comm.on) return;
     watch_phase(PHASE_END);
@@ -298,7 +297,7 @@ static inline void comm_close(void) {
     comm_barrier();
     NCCL_SET(stop, true);
     pthread_join(nccl.thread, NULL);
-    watch_last_act = NULL;
+    watch_exit_hook = NULL;
     buffer_free(nccl.received);
     buffer_free(nccl.memory);
     CUDA_CHECK(cudaFreeHost(nccl.host));

@@ -7,6 +7,7 @@ call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the 
 */
 #ifndef LLMC_COMM_NCCL_WATCH_CUH
 #define LLMC_COMM_NCCL_WATCH_CUH
+#include "comm_launch.h"
 #include <nccl.h>
 
 #ifndef NCCL_HOST_BYTES // a rank's part of the host's collectives, and the lengths of two rings; less in tests
@@ -55,16 +56,21 @@ static inline void nccl_failed(const char *call, ncclResult_t status) {
 
 static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __ATOMIC_SEQ_CST); }
 
-// The main thread's calls. One that is begun while the program ends does not come back.
-#define NCCL_CHECK(call)                                                 \
-    do {                                                                 \
-        NCCL_SET(inside, true);                                          \
-        if (nccl_ending()) NCCL_SET(inside, false);                      \
-        device_hold();                                                   \
-        ncclResult_t nccl_status = (call);                               \
-        NCCL_SET(inside, false);                                         \
-        device_hold();                                                   \
-        if (nccl_status != ncclSuccess) nccl_failed(#call, nccl_status); \
+static inline void nccl_call_begin(void) {
+    NCCL_SET(inside, true);
+    if (nccl_ending()) NCCL_SET(inside, false);
+    device_hold();
+}
+static inline void nccl_call_end(const char *call, ncclResult_t status) {
+    NCCL_SET(inside, false);
+    device_hold();
+    if (status != ncclSuccess) nccl_failed(call, status);
+}
+// Around the main thread's calls. While the program ends, device_hold does not return.
+#define NCCL_CHECK(call)              \
+    do {                              \
+        nccl_call_begin();            \
+        nccl_call_end(#call, (call)); \
     } while (0)
 
 static inline void *nccl_abort(void *done) {
@@ -75,7 +81,7 @@ static inline void *nccl_abort(void *done) {
 
 // The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself. It must not
 // meet a call of the main thread, which comes out of one soon, unless it is stuck there.
-static inline void nccl_last_act(void) {
+static inline void nccl_abort_at_exit(void) {
     static bool done;
     pthread_t thread;
     __atomic_store_n(&device_ending, true, __ATOMIC_SEQ_CST);
@@ -87,7 +93,7 @@ static inline void nccl_last_act(void) {
 
 // ---- how far the device has come
 
-static inline bool nccl_reached(cudaEvent_t event) {
+static inline bool nccl_event_done(cudaEvent_t event) {
     cudaError_t status = cudaEventQuery(event);
     if (status != cudaSuccess)
         cudaGetLastError(); // not ready is remembered as if it were an error; a true one comes again, to the main
@@ -95,25 +101,26 @@ static inline bool nccl_reached(cudaEvent_t event) {
     return status == cudaSuccess;
 }
 
-static inline void nccl_look(void) {
+static inline void nccl_update_progress(void) {
     // should a call here never return, the device is stuck, which counts as waiting
     if (watch_wait_start() <= 0) watch_wait_begin();
     uint64_t come = nccl.come_count, end = nccl.end_count, begun = NCCL_GET(begun);
-    while (nccl.end_count < begun && nccl_reached(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
+    while (nccl.end_count < begun && nccl_event_done(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
     nccl.come_count = nccl.come_count < nccl.end_count ? nccl.end_count : nccl.come_count;
-    while (nccl.come_count < begun && nccl_reached(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS])) nccl.come_count++;
+    while (nccl.come_count < begun && nccl_event_done(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS]))
+        nccl.come_count++;
     bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
     if (moves || !waits) watch_device(nccl.come_count, waits); // waiting since now, or not at all
 }
 
-static inline void *nccl_loop(void *unused) {
+static inline void *nccl_watch_thread(void *unused) {
     (void)unused;
     if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
     while (!NCCL_GET(stop) && !nccl_ending()) {
         ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
         if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))
             nccl_failed("in the background", asked != ncclSuccess ? asked : status);
-        nccl_look();
+        nccl_update_progress();
         usleep(20000);
     }
     return NULL;

@@ -4,7 +4,6 @@ be one of several: each would be rank 0 and write the same files.
 */
 #ifndef LLMC_COMM_SINGLE_H
 #define LLMC_COMM_SINGLE_H
-#include "../ops/ops.h"
 #include "comm_launch.h"
 
 #ifdef DEVICE_OPS
@@ -17,7 +16,7 @@ static const char *const comm_missing = "MPI and knows no others: scripts/instal
 static inline const char *comm_library(void) { return NULL; }
 static inline void comm_open(double start_timeout) {
     (void)start_timeout;
-    int launched = launch_count();
+    int launched = launch_process_count();
     CHECK(launched == 1, "started as one of %d processes, but this program was built without %s", launched,
           comm_missing);
 }

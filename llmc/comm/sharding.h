@@ -23,8 +23,8 @@ b.begin / ranks, exactly, as buckets lie without gaps.
 // average. A piece of 2 MiB takes 42 us at 50 GB/s, so that latency is about a tenth. Few ranks: 32 MiB, which is less
 // memory where received pieces are kept (comm_received_bytes). Many: 256 MiB, which is more than most layers have.
 static inline size_t bucket_elements(int ranks) {
-    const size_t piece = (size_t)512 << 10, least = (size_t)8 << 20, most = (size_t)64 << 20;
-    return min_size(most, max_size(least, (size_t)ranks * piece));
+    const size_t piece = 512 << 10, least = 8 << 20, most = 64 << 20;
+    return min_size(most, max_size(least, ranks * piece));
 }
 #ifndef BUCKET_ELEMENTS
 #define BUCKET_ELEMENTS bucket_elements // of the number of ranks
@@ -49,9 +49,9 @@ static inline Sharding sharding_build(const TensorList *list, int rank, int leve
     memset(&s, 0, sizeof(s));
     s.rank = rank, s.ranks = list->ranks, s.level = list->ranks > 1 ? level : 0;
     s.groups = list->L + 2;
-    s.own = list->buffer_count / (size_t)list->ranks;
-    s.first = (int *)checked_calloc((size_t)s.groups + 1, sizeof(int));
-    size_t step = (size_t)list->ranks * TENSOR_ALIGN;
+    s.own = list->buffer_count / list->ranks;
+    s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));
+    size_t step = list->ranks * TENSOR_ALIGN;
     // alone a group is one bucket
     size_t limit = list->ranks == 1 ? list->buffer_count : max_size(step, bucket_limit / step * step);
     for (int pass = 0; pass < 2; pass++) { // counts, then fills
@@ -64,13 +64,13 @@ static inline Sharding sharding_build(const TensorList *list, int rank, int leve
                 if (pass) {
                     s.buckets[s.count].group = g;
                     s.buckets[s.count].begin = at;
-                    s.buckets[s.count].piece = n / (size_t)list->ranks;
+                    s.buckets[s.count].piece = n / list->ranks;
                 }
                 at += n;
             }
         }
         s.first[s.groups] = s.count;
-        if (!pass) s.buckets = (Bucket *)checked_calloc((size_t)s.count, sizeof(Bucket));
+        if (!pass) s.buckets = (Bucket *)checked_calloc(s.count, sizeof(Bucket));
     }
     return s;
 }
@@ -102,11 +102,11 @@ static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r
     }
     while (++r->bucket < s->first[t->layer + 2]) {
         const Bucket *b = &s->buckets[r->bucket];
-        size_t piece = b->begin + (size_t)s->rank * b->piece;
+        size_t piece = b->begin + s->rank * b->piece;
         size_t low = max_size(piece, t->offset), high = min_size(piece + b->piece, t->offset + t->count);
         if (low >= high) continue;
         r->begin = low - t->offset, r->count = high - low;
-        r->at = low, r->compact_at = b->begin / (size_t)s->ranks + (low - piece);
+        r->at = low, r->compact_at = b->begin / s->ranks + (low - piece);
         return true;
     }
     return false;

@@ -10,16 +10,28 @@ have been checked. Control characters in texts become '?', so that a peer cannot
 #include "../base/json.h"
 #include "../base/keyed_hash.h"
 
+// What a rank is doing: constant, short name, description in messages.
 // clang-format off
-typedef enum {
-    PHASE_START, PHASE_DATA, PHASE_FORWARD, PHASE_BACKWARD, PHASE_GRADIENTS, PHASE_UPDATE, PHASE_PARAMETERS,
-    PHASE_VALIDATION, PHASE_CHECK, PHASE_SAVE, PHASE_LOG, PHASE_END, PHASE_COUNT
-} Phase;
+#define PHASES(PHASE)                                             \
+    PHASE(PHASE_START, "start", "starting")                       \
+    PHASE(PHASE_DATA, "data", "reading data")                     \
+    PHASE(PHASE_FORWARD, "forward", "in the forward")             \
+    PHASE(PHASE_BACKWARD, "backward", "in the backward")          \
+    PHASE(PHASE_GRADIENTS, "gradients", "reducing gradients")     \
+    PHASE(PHASE_UPDATE, "update", "updating weights")             \
+    PHASE(PHASE_PARAMETERS, "parameters", "gathering parameters") \
+    PHASE(PHASE_VALIDATION, "validation", "validating")           \
+    PHASE(PHASE_CHECK, "check", "comparing ranks")                \
+    PHASE(PHASE_SAVE, "save", "saving a checkpoint")              \
+    PHASE(PHASE_LOG, "log", "writing the log")                    \
+    PHASE(PHASE_END, "end", "ending")
 // clang-format on
-static const char *const phase_names[] = {
-    "starting",           "reading data",        "in the forward",       "in the backward",
-    "reducing gradients", "updating weights",    "gathering parameters", "validating",
-    "comparing ranks",    "saving a checkpoint", "writing the log",      "ending"};
+#define PHASE_CONSTANT(constant, name, description) constant,
+#define PHASE_ROW(constant, name, description) {name, description},
+typedef enum { PHASES(PHASE_CONSTANT) PHASE_COUNT } Phase;
+static const struct { const char *name, *description; } phases[PHASE_COUNT] = {PHASES(PHASE_ROW)};
+#undef PHASE_CONSTANT
+#undef PHASE_ROW
 
 enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_ADDRESSES = 8, WATCH_LINES = 64 };
 static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; the latter to hear of other ranks' failures
@@ -38,8 +50,8 @@ typedef enum {
     WATCH_WELCOME,
     WATCH_REFUSED,
     WATCH_START,
-    WATCH_BEAT,
-    WATCH_BYE,
+    WATCH_HEARTBEAT,
+    WATCH_GOODBYE,
     WATCH_FAILED,
     WATCH_END
 } WatchKind;
@@ -72,7 +84,7 @@ typedef struct {
 } WatchPeer;
 
 static struct {
-    bool on, leaving;
+    bool exiting;
     int rank, ranks, status, listener;
     uint64_t device;
     double start_timeout, timeout, resumed; // the last: when this process was last found to have been stopped; 0: never
@@ -90,11 +102,14 @@ static struct {
     pthread_t thread;
     WatchPeer *peers; // rank 0: of each rank; else one, rank 0
     int peer_count;
-} watch = {false, false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
+} watch = {false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
 #define WATCH_SET(field, value) __atomic_store_n(&watch.field, (value), __ATOMIC_RELAXED)
 #define WATCH_GET(field) __atomic_load_n(&watch.field, __ATOMIC_RELAXED)
-static inline void watch_phase(Phase phase) { WATCH_SET(phase, (int)phase); }
+static inline void watch_phase(Phase phase) {
+    WATCH_SET(phase, (int)phase);
+    fault_point(FAULT_PHASE, NULL, (size_t)phase);
+}
 static inline void watch_step(int64_t step) { WATCH_SET(step, step); }
 static inline double watch_wait_start(void) { // doubles have no atomic builtins for the load of a value
     double t;
@@ -144,7 +159,7 @@ static inline uint64_t watch_hash(const HashKey *key, const WatchMessage *m) {
 // A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
 static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
     enum { BACKLOG = 2048 }; // bytes; a heartbeat that might fit in part only is left out
-    bool beat = m->kind == WATCH_BEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
+    bool beat = m->kind == WATCH_HEARTBEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
     int queued = 0;
     pthread_mutex_lock(&watch.lock);
     if (p->fd >= 0 && !(beat && ioctl(p->fd, SIOCOUTQ, &queued) == 0 && queued > BACKLOG)) {
@@ -174,10 +189,10 @@ static inline bool watch_clean_text(char *text, size_t size, bool lines) {
 }
 
 // The kinds that a rank sends at this place of a connection.
-static inline bool watch_kind_fits(bool from_rank_0, uint64_t number, int kind) {
+static inline bool watch_is_expected_kind(bool from_rank_0, uint64_t number, int kind) {
     if (number == 0) return from_rank_0 ? kind == WATCH_WELCOME || kind == WATCH_REFUSED : kind == WATCH_HELLO;
     if (number == 1 && from_rank_0) return kind == WATCH_START;
-    return kind == WATCH_BEAT || kind == WATCH_BYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
+    return kind == WATCH_HEARTBEAT || kind == WATCH_GOODBYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
 }
 
 // Whether this can be the next message of this peer. An introduction may come from any rank: who takes it looks.
@@ -185,21 +200,22 @@ static inline bool watch_is_valid(const WatchPeer *p, WatchMessage *m) {
     bool fails = m->kind == WATCH_FAILED || m->kind == WATCH_END, hello = m->kind == WATCH_HELLO;
     bool good_end = m->status == EXIT_DONE || m->status == EXIT_SIGNALLED;
     if (m->hash != watch_hash(&p->key_in, m) || m->number != p->received) return false;
-    if (!watch_kind_fits(watch.rank != 0, m->number, m->kind)) return false;
+    if (!watch_is_expected_kind(watch.rank != 0, m->number, m->kind)) return false;
     bool alike = m->ranks == watch.ranks || m->kind == WATCH_REFUSED;
     if (!hello && (m->rank != p->last.rank || !alike)) return false;
-    if (m->status < 0 || m->status > 255 || (fails && good_end) || (m->kind == WATCH_BYE && !good_end)) return false;
+    if (m->status < 0 || m->status > 255 || (fails && good_end) || (m->kind == WATCH_GOODBYE && !good_end))
+        return false;
     if (m->phase < 0 || m->phase >= PHASE_COUNT || m->step < 0) return false;
     if (!(m->waiting >= 0 && m->waiting < 1e9)) return false;
     if (!watch_clean_text(m->host, WATCH_HOST, false)) return false;
     return m->kind == WATCH_START || watch_clean_text(m->text, WATCH_TEXT, true);
 }
 
-typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceipt;
+typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceiveStatus;
 
 // Takes what has come and waits for nothing: *m is set when a message is complete.
-static inline WatchReceipt watch_receive(WatchPeer *p, WatchMessage *m) {
-    const size_t least = watch_bytes(WATCH_BEAT);
+static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
+    const size_t least = watch_bytes(WATCH_HEARTBEAT);
     for (;;) {
         size_t want = p->have < least ? least : watch_bytes(p->incoming.kind);
         if (p->have == want) break;
@@ -207,7 +223,7 @@ static inline WatchReceipt watch_receive(WatchPeer *p, WatchMessage *m) {
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return WATCH_NOTHING;
         if (n <= 0) return WATCH_CLOSED;
-        p->have += (size_t)n;
+        p->have += n;
     }
     memset(m, 0, sizeof(*m));
     memcpy(m, &p->incoming, p->have);

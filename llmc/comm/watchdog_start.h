@@ -3,8 +3,8 @@ watchdog_start.h: how the watchdogs of ranks find each other and prove to each o
 
   void watch_listen(address, port)   rank 0 first: listens at `port`; with 0 at any, and fills the whole address, with a
                                      random secret, for the others to be told
-  void watch_accept(secret)          rank 0: returns when all ranks have proved themselves; the port is closed then
-  void watch_join(address)           the other ranks: returns when rank 0 has proved itself and has accepted this one
+  void watch_accept_ranks(secret)          rank 0: returns when all ranks have proved themselves; the port is closed then
+  void watch_connect(address)           the other ranks: returns when rank 0 has proved itself and has accepted this one
   void watch_send_payload(payload, bytes), watch_receive_payload(payload, bytes)   what rank 0 knows and all others are to know
 
   secret     128 random bits. By mpirun rank 0 draws them and MPI broadcasts them. By srun they are in the environment
@@ -33,21 +33,21 @@ Whom it does not stop
 #include "watchdog_peers.h"
 
 enum { WATCH_PENDING = 128 };
-static const double WATCH_PROOF_SECONDS = 5, WATCH_CROWDED_SECONDS = 0.2;
+static const double WATCH_AUTH_SECONDS = 5, WATCH_PENDING_MIN_SECONDS = 0.2;
 
 typedef struct {
     uint64_t word[2];
-} WatchNumber; // random, for one connection
+} WatchNonce; // random, for one connection
 
-static inline WatchNumber watch_number(void) {
+static inline WatchNonce watch_random_nonce(void) {
     HashKey random = hash_key_random();
-    WatchNumber n = {{random.word[0], random.word[1]}};
+    WatchNonce n = {{random.word[0], random.word[1]}};
     return n;
 }
 
 // Keys of a connection, from the random numbers of both ends.
-static inline void watch_set_keys(WatchPeer *p, const HashKey *secret, WatchNumber of_rank_0, WatchNumber of_rank) {
-    WatchNumber both[2] = {of_rank_0, of_rank};
+static inline void watch_set_keys(WatchPeer *p, const HashKey *secret, WatchNonce of_rank_0, WatchNonce of_rank) {
+    WatchNonce both[2] = {of_rank_0, of_rank};
     HashKey by_rank_0 = hash_key_derive(secret, "from rank 0", both, sizeof(both));
     HashKey by_rank = hash_key_derive(secret, "to rank 0", both, sizeof(both));
     p->key_out = watch.rank == 0 ? by_rank_0 : by_rank;
@@ -95,24 +95,24 @@ static inline void watch_listen(WatchAddress *a, uint16_t port) {
 // A connection whose other end has proved nothing yet.
 typedef struct {
     WatchPeer peer;
-    WatchNumber own, other;
+    WatchNonce own, other;
     size_t have; // bytes of `other`
     double since;
 } WatchPending;
 
-typedef enum { PROOF_AWAITED, PROOF_GIVEN, PROOF_FAILED } WatchProof;
+typedef enum { AUTH_PENDING, AUTH_PASSED, AUTH_FAILED } WatchAuth;
 
-static inline WatchProof watch_examine(WatchPending *c, const HashKey *secret, WatchMessage *hello) {
+static inline WatchAuth watch_authenticate(WatchPending *c, const HashKey *secret, WatchMessage *hello) {
     while (c->have < sizeof(c->other)) {
         ssize_t n = recv(c->peer.fd, (char *)&c->other + c->have, sizeof(c->other) - c->have, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EAGAIN) return PROOF_AWAITED;
-        if (n <= 0) return PROOF_FAILED;
-        c->have += (size_t)n;
+        if (n < 0 && errno == EAGAIN) return AUTH_PENDING;
+        if (n <= 0) return AUTH_FAILED;
+        c->have += n;
         if (c->have == sizeof(c->other)) watch_set_keys(&c->peer, secret, c->own, c->other);
     }
-    WatchReceipt receipt = watch_receive(&c->peer, hello);
-    return receipt == WATCH_MESSAGE ? PROOF_GIVEN : receipt == WATCH_NOTHING ? PROOF_AWAITED : PROOF_FAILED;
+    WatchReceiveStatus receipt = watch_receive(&c->peer, hello);
+    return receipt == WATCH_MESSAGE ? AUTH_PASSED : receipt == WATCH_NOTHING ? AUTH_PENDING : AUTH_FAILED;
 }
 
 static inline bool watch_has_closed(int fd) {
@@ -123,7 +123,7 @@ static inline bool watch_has_closed(int fd) {
 
 // A process of the run. It is refused when it cannot be the rank that it says it is. A rank that has come before and is
 // gone has come again.
-static inline bool watch_admit(WatchPeer *p, const WatchMessage *hello) {
+static inline bool watch_admit_rank(WatchPeer *p, const WatchMessage *hello) {
     WatchMessage answer = watch_message(WATCH_WELCOME);
     bool is_rank = hello->rank > 0 && hello->rank < watch.ranks && hello->ranks == watch.ranks;
     WatchPeer *place = is_rank ? &watch.peers[hello->rank] : NULL;
@@ -149,31 +149,31 @@ static inline bool watch_admit(WatchPeer *p, const WatchMessage *hello) {
 typedef struct {
     WatchPending *of[WATCH_PENDING]; // in the order in which they came
     int count, turned_away;
-} WatchCrowd;
+} WatchPendingList;
 
-static inline void watch_forget(WatchCrowd *crowd, int i, bool turn_away) {
+static inline void watch_drop_pending(WatchPendingList *crowd, int i, bool turn_away) {
     if (turn_away) close(crowd->of[i]->peer.fd), crowd->turned_away++;
     free(crowd->of[i]);
     crowd->count--;
-    memmove(&crowd->of[i], &crowd->of[i + 1], (size_t)(crowd->count - i) * sizeof(crowd->of[0]));
+    memmove(&crowd->of[i], &crowd->of[i + 1], (crowd->count - i) * sizeof(crowd->of[0]));
 }
 
 // Takes a new connection and sends it this end's number. When too many are waiting, the oldest goes, unless it has
 // just come.
-static inline void watch_take_connection(WatchCrowd *crowd) {
+static inline void watch_accept_connection(WatchPendingList *crowd) {
     if (crowd->count == WATCH_PENDING) {
-        if (now_seconds() - crowd->of[0]->since < WATCH_CROWDED_SECONDS) return;
-        watch_forget(crowd, 0, true);
+        if (now_seconds() - crowd->of[0]->since < WATCH_PENDING_MIN_SECONDS) return;
+        watch_drop_pending(crowd, 0, true);
     }
     int fd = accept4(watch.listener, NULL, NULL, SOCK_CLOEXEC);
     bool full = fd < 0 && (errno == EMFILE || errno == ENFILE);
     CHECK(!full || crowd->count > 0, "cannot accept the connections of %d ranks: %s; raise ulimit -n", watch.ranks,
           strerror(errno));
-    if (full) watch_forget(crowd, 0, true);
+    if (full) watch_drop_pending(crowd, 0, true);
     if (fd < 0) return;
     WatchPending *c = (WatchPending *)checked_calloc(1, sizeof(WatchPending));
     c->peer.fd = fd;
-    c->own = watch_number();
+    c->own = watch_random_nonce();
     c->since = now_seconds();
     crowd->of[crowd->count++] = c;
     ssize_t n = send(fd, &c->own, sizeof(c->own), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -181,7 +181,7 @@ static inline void watch_take_connection(WatchCrowd *crowd) {
 }
 
 // Waits for the listener or a connection, at most until the next time limit.
-static inline void watch_poll_crowd(const WatchCrowd *crowd) {
+static inline void watch_poll_pending(const WatchPendingList *crowd) {
     struct pollfd fds[WATCH_PENDING + 1];
     bool full = crowd->count == WATCH_PENDING;
     fds[0].fd = full ? -1 : watch.listener, fds[0].events = POLLIN;
@@ -189,7 +189,7 @@ static inline void watch_poll_crowd(const WatchCrowd *crowd) {
     poll(fds, (nfds_t)crowd->count + 1, full ? 20 : 200);
 }
 
-static inline void watch_check_start(const WatchCrowd *crowd, int missing, double until) {
+static inline void watch_check_start(const WatchPendingList *crowd, int missing, double until) {
     char strangers[100] = "";
     int first = 1;
     if (now_seconds() < until) return;
@@ -201,24 +201,24 @@ static inline void watch_check_start(const WatchCrowd *crowd, int missing, doubl
           missing, watch.ranks, first, watch.start_timeout, strangers);
 }
 
-static inline void watch_accept(const HashKey *secret) {
-    WatchCrowd crowd;
+static inline void watch_accept_ranks(const HashKey *secret) {
+    WatchPendingList crowd;
     double until = now_seconds() + watch.start_timeout;
     memset(&crowd, 0, sizeof(crowd));
     for (int missing = watch.ranks - 1; missing > 0;) {
         watch_check_start(&crowd, missing, until);
-        watch_poll_crowd(&crowd);
+        watch_poll_pending(&crowd);
         for (int i = 0; i < crowd.count;) {
             WatchMessage hello;
-            WatchProof proof = watch_examine(crowd.of[i], secret, &hello);
-            if (proof == PROOF_GIVEN) missing -= watch_admit(&crowd.of[i]->peer, &hello);
-            bool late = now_seconds() - crowd.of[i]->since > WATCH_PROOF_SECONDS;
-            if (proof != PROOF_AWAITED || late) watch_forget(&crowd, i, proof != PROOF_GIVEN);
+            WatchAuth proof = watch_authenticate(crowd.of[i], secret, &hello);
+            if (proof == AUTH_PASSED) missing -= watch_admit_rank(&crowd.of[i]->peer, &hello);
+            bool late = now_seconds() - crowd.of[i]->since > WATCH_AUTH_SECONDS;
+            if (proof != AUTH_PENDING || late) watch_drop_pending(&crowd, i, proof != AUTH_PASSED);
             else i++;
         }
-        watch_take_connection(&crowd);
+        watch_accept_connection(&crowd);
     }
-    while (crowd.count > 0) watch_forget(&crowd, 0, true);
+    while (crowd.count > 0) watch_drop_pending(&crowd, 0, true);
     close(watch.listener);
     watch.listener = -1;
 }
@@ -233,7 +233,7 @@ static inline void watch_send_payload(const void *payload, size_t bytes) {
 
 // ---- the other ranks
 
-static inline bool watch_connect_to(uint32_t ip, uint16_t port, int *fd) {
+static inline bool watch_connect_socket(uint32_t ip, uint16_t port, int *fd) {
     struct sockaddr_in in;
     memset(&in, 0, sizeof(in));
     in.sin_family = AF_INET;
@@ -254,22 +254,22 @@ static inline bool watch_poll_until(int fd, double until) {
 }
 
 // The next message from rank 0; false when the connection ends, time is up or the message is not rank 0's.
-static inline bool watch_await(WatchPeer *p, WatchMessage *m, double until) {
+static inline bool watch_receive_until(WatchPeer *p, WatchMessage *m, double until) {
     for (;;) {
-        WatchReceipt receipt = watch_receive(p, m);
+        WatchReceiveStatus receipt = watch_receive(p, m);
         if (receipt != WATCH_NOTHING) return receipt == WATCH_MESSAGE;
         if (!watch_poll_until(p->fd, until)) return false;
     }
 }
 
 // Proves to the other end of a new connection that this is a rank, and sees that it is rank 0.
-static inline bool watch_introduce(WatchPeer *p, const WatchAddress *a, double until, WatchMessage *answer) {
-    WatchNumber own = watch_number(), other;
+static inline bool watch_handshake(WatchPeer *p, const WatchAddress *a, double until, WatchMessage *answer) {
+    WatchNonce own = watch_random_nonce(), other;
     size_t have = 0;
     while (have < sizeof(other)) {
         ssize_t n = recv(p->fd, (char *)&other + have, sizeof(other) - have, MSG_DONTWAIT);
         if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) return false;
-        if (n > 0) have += (size_t)n;
+        if (n > 0) have += n;
         else if (!watch_poll_until(p->fd, until)) return false;
     }
     WatchMessage hello = watch_message(WATCH_HELLO);
@@ -280,15 +280,16 @@ static inline bool watch_introduce(WatchPeer *p, const WatchAddress *a, double u
     watch_set_keys(p, &a->secret, other, own);
     if (send(p->fd, &own, sizeof(own), MSG_NOSIGNAL) != (ssize_t)sizeof(own)) return false;
     watch_send(p, &hello);
-    return watch_await(p, answer, until);
+    return watch_receive_until(p, answer, until);
 }
 
 // Tries an address of rank 0; `reached` counts those where somebody listens, whoever it is.
-static inline bool watch_join_at(WatchPeer *p, const WatchAddress *a, uint32_t ip, double patience, int *reached) {
+static inline bool watch_connect_address(WatchPeer *p, const WatchAddress *a, uint32_t ip, double patience,
+                                         int *reached) {
     WatchMessage answer;
-    if (!watch_connect_to(ip, a->port, &p->fd)) return false;
+    if (!watch_connect_socket(ip, a->port, &p->fd)) return false;
     ++*reached;
-    if (watch_introduce(p, a, now_seconds() + patience, &answer)) {
+    if (watch_handshake(p, a, now_seconds() + patience, &answer)) {
         CHECK(answer.kind == WATCH_WELCOME, "rank %d on %s is refused by rank 0 on %s: %s", watch.rank, watch.host,
               answer.host, answer.text);
         return true;
@@ -298,16 +299,17 @@ static inline bool watch_join_at(WatchPeer *p, const WatchAddress *a, uint32_t i
     return false;
 }
 
-static inline void watch_join(const WatchAddress *a) {
+static inline void watch_connect(const WatchAddress *a) {
     WatchPeer *p = &watch.peers[0];
-    double until = now_seconds() + watch.start_timeout, patience = WATCH_PROOF_SECONDS;
+    double until = now_seconds() + watch.start_timeout, patience = WATCH_AUTH_SECONDS;
     int reached = 0, before, error;
     do {
         before = reached;
         patience = fmin(patience, fmax(until - now_seconds(), 0));
-        if (strcmp(a->host, watch.host) == 0 && watch_join_at(p, a, htonl(INADDR_LOOPBACK), patience, &reached)) return;
+        if (strcmp(a->host, watch.host) == 0 && watch_connect_address(p, a, htonl(INADDR_LOOPBACK), patience, &reached))
+            return;
         for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
-            if (watch_join_at(p, a, a->ip[i], patience, &reached)) return;
+            if (watch_connect_address(p, a, a->ip[i], patience, &reached)) return;
         error = errno;
         if (reached > before) patience *= 2; // it may be rank 0, which is busy
         else if (!a->later) break;
@@ -319,7 +321,7 @@ static inline void watch_join(const WatchAddress *a) {
 static inline void watch_receive_payload(void *payload, size_t bytes) {
     WatchMessage m;
     // rank 0 waits that long for the last of them
-    CHECK(watch_await(&watch.peers[0], &m, now_seconds() + watch.start_timeout + 5),
+    CHECK(watch_receive_until(&watch.peers[0], &m, now_seconds() + watch.start_timeout + 5),
           "rank %d has lost rank 0 at the start", watch.rank);
     assert(bytes <= WATCH_TEXT && m.kind == WATCH_START);
     if (bytes) memcpy(payload, m.text, bytes);

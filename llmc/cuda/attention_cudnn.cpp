@@ -18,7 +18,7 @@ A description becomes a graph of one node, the graph a plan, once for each shape
             backward. Deterministic on 10.x from cuDNN 9.18.
   bugs      9.8.0, 9.10.0 and 9.10.1 are refused (cudnn_version_usable). Frontends below 1.16 do not compile: 1.13 to
             1.14.1 give NaN where T % 128 != 0. A backward on 9.x that gives NaN where T % 128 = 64 and lse < -88.7 is
-            found by running it (attention_probe.cuh)
+            found by running it (attention_plans.cuh)
   source    docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html (support matrix), and the
             frontend's node/sdpa_support_surface.h and node/scaled_dot_product_flash_attention.h
 */
@@ -177,7 +177,7 @@ extern "C" void cudnn_attention_close(void) {
     handle = nullptr;
 }
 
-extern "C" const char *cudnn_attention_library(void) {
+extern "C" const char *cudnn_attention_version(void) {
     static char text[64];
     size_t version = cudnnGetVersion(); // 91900: 9.19.0
     snprintf(text, sizeof(text), "cuDNN %zu.%zu.%zu, frontend %d.%d.%d", version / 10000, version / 100 % 100,
@@ -241,7 +241,7 @@ extern "C" CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *work
     return plan.release();
 }
 
-extern "C" void cudnn_attention_forget(CudnnPlan *plan) { delete plan; }
+extern "C" void cudnn_attention_free(CudnnPlan *plan) { delete plan; }
 
 extern "C" bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *t, void *workspace, void *stream, char *why,
                                     size_t size) {

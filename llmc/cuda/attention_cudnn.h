@@ -71,14 +71,14 @@ bool cudnn_attention_open(char *why, size_t size);
 // After all plans are forgotten.
 void cudnn_attention_close(void);
 // Name and version of the library, which need not be open.
-const char *cudnn_attention_library(void);
+const char *cudnn_attention_version(void);
 
 // The device's compute capability; 90 is 9.0. The library is open.
 int cudnn_attention_capability(void);
 
 // What computes this; NULL where cuDNN does not. It takes *workspace_bytes of device memory while it runs.
 CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size);
-void cudnn_attention_forget(CudnnPlan *plan);
+void cudnn_attention_free(CudnnPlan *plan);
 
 // On the stream (a cudaStream_t).
 bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
@@ -100,7 +100,7 @@ static inline bool cudnn_attention_open(char *why, size_t size) {
 }
 static inline void cudnn_attention_close(void) {}
 static inline int cudnn_attention_capability(void) { return 0; }
-static inline const char *cudnn_attention_library(void) { return "no cuDNN"; }
+static inline const char *cudnn_attention_version(void) { return "no cuDNN"; }
 static inline CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why,
                                               size_t size) {
     (void)a;
@@ -108,7 +108,7 @@ static inline CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *w
     cudnn_attention_open(why, size);
     return NULL;
 }
-static inline void cudnn_attention_forget(CudnnPlan *plan) { (void)plan; }
+static inline void cudnn_attention_free(CudnnPlan *plan) { (void)plan; }
 static inline bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream,
                                        char *why, size_t size) {
     (void)plan, (void)tensors, (void)workspace, (void)stream;

@@ -1,64 +1,156 @@
 /*
-gemm.cuh: the one seam to a library for matrix products.
+gemm.cuh: matrix products.
 
   gemm(shape, C, A, B)     C = op(A) op(B), or C += op(A) op(B);  op(A) is M x K, op(B) K x N, C M x N, all row-major
 
-  types      A and B floatX; C floatX, or fp32 where shape.fp32_out
+  types      A and B floatX; C floatX, or fp32 with shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
-  behind it  gemm_plans.cuh and gemm_table.cuh choose how; cuBLASLt computes (gemm_cublaslt.cuh), or where kernels run
-             on the CPU a C twin (dev/cuda_on_cpu/gemm.h); gemm_plain.cuh is a kernel of our own for what the library
-             refuses
+  plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. The choice is the entry of a
+             table (gemm_table.cuh), otherwise the library's first choice, so that identical runs are identical.
+             A product that the library refuses is computed by gemm_plain, with a warning.
+  measuring  With --tune-gemm the library's first algorithms are timed on the operands of the product. The product is
+             repeated, so its output is invalid.
+  split K    A library may divide the sum over K among several blocks. In cuBLASLt 12.8 to 13.1 on H100, GB200 and GB300
+             such algorithms omit the last K % tile products (reproducer: facebookexperimental/triton, pull request
+             2767). K is therefore split only if it is a multiple of the deepest tile.
+  workspace  GEMM_WORKSPACE_BYTES of device memory, the size that Hopper's kernels need, allocated before the first step
 */
 #ifndef LLMC_GEMM_CUH
 #define LLMC_GEMM_CUH
+#include "gemm_plain.cuh"
+#include "gemm_table.cuh"
+
+enum { GEMM_PLANS = 256, GEMM_TRIES = 3 };
 
 typedef struct {
-    bool transpose_a, transpose_b; // how op reads what is stored
-    bool add, fp32_out;
-    int M, N, K, lda, ldb, ldc; // row strides of what is stored
-} GemmShape;
+    GemmProblem problem;
+    GemmAlgorithm algorithm;
+    GemmHandles handles; // the library's
+    bool refused;
+} GemmPlan;
 
-typedef struct {
-    GemmShape shape;
-    unsigned alignment[3]; // bytes, of A, B and C: powers of two
-} GemmProblem;
-typedef struct {
-    uint64_t data[8];
-} GemmAlgorithm; // how a library computes a product, in its own words
+static struct {
+    void *workspace;
+    int count; // of all plans made; of more than GEMM_PLANS the oldest are forgotten
+    GemmPlan plans[GEMM_PLANS];
+} gemm_state;
 
-enum { GEMM_WORKSPACE_BYTES = 32 << 20, GEMM_CANDIDATES = 8 };
-
-// gemm_plans.cuh
-static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B);
-// gemm_start and gemm_stop: with ops_init and ops_free. The first allocates GEMM_WORKSPACE_BYTES of device memory.
-// gemm_started: between the two.
-static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const floatX *B); // gemm_plain.cuh
-
-// The library defines GemmHandles, its own description of a shape, gemm_library_start and gemm_library_stop, and:
-static inline const char *gemm_library(void); // name and version
-//   void gemm_describe(GemmHandles *, GemmShape), void gemm_forget(GemmHandles *)
-//   int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *, const GemmProblem *, bool may_split, const char
-//       **why)                        up to `limit` algorithms, the fastest by its estimate first; why: there is none
-//   int gemm_parts_of_k(const GemmAlgorithm *)                      in how many parts the algorithm sums over K
-//   bool gemm_accepts(const GemmHandles *, const GemmAlgorithm *)   whether an algorithm out of a file is one for it
-//   void gemm_multiply(const GemmHandles *, GemmShape, const GemmAlgorithm *, C, A, B, workspace)
-
-enum { GEMM_DEEPEST_TILE = 128 };
-// Whether the sum over K may be divided into `parts`: see gemm_plans.cuh.
-static inline bool gemm_may_split(int K, int parts) { return parts <= 1 || K % GEMM_DEEPEST_TILE == 0; }
-
-static inline double gemm_flops(GemmShape s) { return 2.0 * s.M * s.N * s.K; }
-static inline size_t gemm_bytes(GemmShape s) {
-    size_t M = (size_t)s.M, N = (size_t)s.N, K = (size_t)s.K, out = s.fp32_out ? sizeof(float) : sizeof(floatX);
-    return (M * K + K * N) * sizeof(floatX) + M * N * out * (s.add ? 2 : 1);
+static inline bool gemm_started(void) { return gemm_state.workspace != NULL; }
+static inline void gemm_start(void) {
+    gemm_library_start();
+    gemm_state.workspace = buffer_alloc(GEMM_WORKSPACE_BYTES, "cuBLASLt's workspace");
 }
 
-#include "gemm_plain.cuh"
-#ifdef CUDA_ON_CPU
-#include <cuda_on_cpu/gemm.h>
-#else
-#include "gemm_cublaslt.cuh"
-#endif
-#include "gemm_table.cuh"
-#include "gemm_plans.cuh"
+static inline void gemm_forget_plans(void) {
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++) gemm_forget(&gemm_state.plans[i].handles);
+    gemm_state.count = 0;
+}
+
+static inline void gemm_stop(void) {
+    if (!gemm_started()) return;
+    gemm_forget_plans();
+    buffer_free(gemm_state.workspace);
+    gemm_library_stop();
+    memset(&gemm_state, 0, sizeof(gemm_state));
+}
+
+// The largest power of two, up to 256, that divides the address.
+static inline unsigned gemm_alignment(const void *p) {
+    unsigned alignment = 256;
+    while ((uintptr_t)p % alignment) alignment /= 2;
+    return alignment;
+}
+
+static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b) {
+    const GemmShape *s = &a->shape, *t = &b->shape;
+    return s->transpose_a == t->transpose_a && s->transpose_b == t->transpose_b && s->add == t->add &&
+           s->fp32_out == t->fp32_out && s->M == t->M && s->N == t->N && s->K == t->K && s->lda == t->lda &&
+           s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
+}
+
+// The library's algorithms for a problem, the fastest by its estimate first; returns how many.
+static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const GemmPlan *plan, const char **why) {
+    const GemmShape *s = &plan->problem.shape;
+    int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, &plan->problem, gemm_may_split(s->K, 2), why);
+    int sound = 0;
+    for (int i = 0; i < count; i++)
+        if (gemm_may_split(s->K, gemm_parts_of_k(&found[i]))) found[sound++] = found[i];
+    return sound;
+}
+
+// Milliseconds of the fastest of a few, after one that loads the kernel.
+static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C, const floatX *A,
+                               const floatX *B) {
+    cudaEvent_t begin, end;
+    double best = INFINITY;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    for (int i = 0; i <= GEMM_TRIES; i++) {
+        float ms = 0;
+        CUDA_CHECK(cudaEventRecord(begin, main_stream));
+        gemm_multiply(&plan->handles, plan->problem.shape, algorithm, C, A, B, gemm_state.workspace);
+        CUDA_CHECK(cudaEventRecord(end, main_stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
+        if (i > 0) best = fmin(best, (double)ms);
+    }
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return best;
+}
+
+// The fastest of the candidates becomes the table's entry; another than the library's first by more than 1%.
+static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C, const floatX *A,
+                                const floatX *B) {
+    if (gemm_table.count == GEMM_TABLE_ENTRIES) return;
+    GemmEntry *entry = &gemm_table.entries[gemm_table.count++];
+    entry->problem = plan->problem;
+    for (int i = 0; i < count; i++) {
+        double ms = gemm_time(plan, &found[i], C, A, B);
+        if (i == 0) entry->first_ms = ms;
+        if (i > 0 && !(ms < 0.99 * entry->ms)) continue;
+        entry->algorithm = found[i], entry->place = i, entry->ms = ms;
+    }
+    plan->algorithm = entry->algorithm;
+}
+
+static inline void gemm_choose(GemmPlan *plan, void *C, const floatX *A, const floatX *B) {
+    const GemmShape *s = &plan->problem.shape;
+    GemmAlgorithm found[GEMM_CANDIDATES];
+    const char *why = "no algorithm is safe";
+    plan->refused = false;
+    for (int i = 0; i < gemm_table.count; i++)
+        if (gemm_same_problem(&gemm_table.entries[i].problem, &plan->problem)) {
+            plan->algorithm = gemm_table.entries[i].algorithm;
+            return;
+        }
+    gemm_table.missed++;
+    int count = gemm_candidates(found, plan, &why);
+    plan->refused = count == 0;
+    if (plan->refused)
+        warn("cuBLASLt does not multiply %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel does", s->M,
+             s->N, s->K, s->lda, s->ldb, s->ldc, why);
+    else if (gemm_table.measuring) gemm_measure(plan, found, count, C, A, B);
+    else plan->algorithm = found[0];
+}
+
+static inline const GemmPlan *gemm_plan(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+    GemmProblem problem = {shape, {gemm_alignment(A), gemm_alignment(B), gemm_alignment(C)}};
+    for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++)
+        if (gemm_same_problem(&gemm_state.plans[i].problem, &problem)) return &gemm_state.plans[i];
+    GemmPlan *plan = &gemm_state.plans[gemm_state.count % GEMM_PLANS];
+    if (gemm_state.count++ >= GEMM_PLANS) gemm_forget(&plan->handles);
+    if (gemm_state.count == 2 * GEMM_PLANS) gemm_state.count = GEMM_PLANS;
+    plan->problem = problem;
+    gemm_describe(&plan->handles, shape);
+    gemm_choose(plan, C, A, B);
+    return plan;
+}
+
+static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+    CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", shape.M, shape.N, shape.K);
+    const GemmPlan *plan = gemm_plan(shape, C, A, B);
+    if (plan->refused) gemm_plain(shape, C, A, B);
+    else gemm_multiply(&plan->handles, shape, &plan->algorithm, C, A, B, gemm_state.workspace);
+}
 #endif

@@ -1,5 +1,5 @@
 /*
-gemm_cublaslt: matrix products by cuBLASLt, behind gemm_plans.cuh.
+gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
 
   layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A; our rows are its
              columns
@@ -8,6 +8,8 @@ gemm_cublaslt: matrix products by cuBLASLt, behind gemm_plans.cuh.
 */
 #ifndef LLMC_GEMM_CUBLASLT_CUH
 #define LLMC_GEMM_CUBLASLT_CUH
+#include "device.cuh"
+#include "gemm_shape.cuh"
 #include <cublasLt.h>
 
 #define CUBLAS_CHECK(call)                                                               \

@@ -1,13 +1,14 @@
 /*
 gemm_plain: matrix products of any shape, stride and alignment, behind gemm.cuh, for what the library does not take.
 
-  mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of attention_tile.cuh; no tensor cores
+  mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of tile.cuh; no tensor cores
   numerics  products and sums in fp32, in the order of k, one rounding at the store
   traffic   A is read N/64 times, B M/64 times
 */
 #ifndef LLMC_GEMM_PLAIN_CUH
 #define LLMC_GEMM_PLAIN_CUH
-#include "attention_tile.cuh"
+#include "gemm_shape.cuh"
+#include "tile.cuh"
 
 // to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. It is stored so,
 // or, if by_columns, transposed.
@@ -25,7 +26,7 @@ static __device__ inline void gemm_plain_load(float *to, const floatX *x, int ld
 
 static __device__ inline void gemm_plain_store(GemmShape s, void *C, int m, int n, float sum) {
     if (m >= s.M || n >= s.N) return;
-    size_t at = (size_t)m * (size_t)s.ldc + (size_t)n;
+    size_t at = (size_t)m * s.ldc + n;
     if (s.fp32_out) {
         float *to = (float *)C + at;
         *to = sum + (s.add ? *to : 0);
@@ -56,9 +57,9 @@ static __global__ void __launch_bounds__(TILE_THREADS)
 
 static inline void gemm_plain(GemmShape s, void *C, const floatX *A, const floatX *B) {
     assert(s.M > 0 && s.N > 0 && s.K > 0);
-    bool wide_a = packed((size_t)s.lda, A) && packed((size_t)(s.transpose_a ? s.M : s.K));
-    bool wide_b = packed((size_t)s.ldb, B) && packed((size_t)(s.transpose_b ? s.K : s.N));
-    size_t pieces = (size_t)((s.M + TILE - 1) / TILE) * (size_t)((s.N + TILE - 1) / TILE);
+    bool wide_a = packed(s.lda, A) && packed((s.transpose_a ? s.M : s.K));
+    bool wide_b = packed(s.ldb, B) && packed((s.transpose_b ? s.K : s.N));
+    size_t pieces = (size_t)((s.M + TILE - 1) / TILE) * ((s.N + TILE - 1) / TILE);
     LAUNCH(gemm_plain_kernel, blocks_of(pieces, 1), TILE_THREADS, 0, s, C, A, B, wide_a, wide_b);
 }
 #endif

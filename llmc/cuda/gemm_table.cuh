@@ -14,6 +14,13 @@ gemm_table: a file that says which of the library's algorithms computes which pr
 #ifndef LLMC_GEMM_TABLE_CUH
 #define LLMC_GEMM_TABLE_CUH
 #include "../base/json.h"
+#include "device.cuh"
+#include "gemm_shape.cuh"
+#ifdef CUDA_ON_CPU
+#include <cuda_on_cpu/gemm.h>
+#else
+#include "gemm_cublaslt.cuh"
+#endif
 
 typedef struct {
     GemmProblem problem;
@@ -28,8 +35,6 @@ static struct {
     int count, missed; // missed: products that were not in the table
     GemmEntry entries[GEMM_TABLE_ENTRIES];
 } gemm_table;
-
-static inline cudaDeviceProp device_properties(void); // device_facts.cuh
 
 // What a table holds for: its keys and their values here.
 typedef struct {

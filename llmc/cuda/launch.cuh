@@ -14,9 +14,32 @@ give it a 16-byte type.
 */
 #ifndef LLMC_LAUNCH_CUH
 #define LLMC_LAUNCH_CUH
-
 #include "../base/common.h"
 #include <cuda_runtime.h>
+#if !defined(CUDA_ON_CPU) && __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#else
+#define nvtxRangePushA(name) ((void)(name))
+#define nvtxRangePop() ((void)0)
+#endif
+
+// OPERATION() is the first statement of each CUDA operation. It names a range after the function, which Nsight shows. A
+// program that measures operations defines OPERATION_HOOK(name) before it includes any header of llmc/ops or llmc/cuda;
+// the hook is called with the name at the beginning and with NULL at the end. It is empty in the trainer.
+#ifndef OPERATION_HOOK
+#define OPERATION_HOOK(name) ((void)(name))
+#endif
+struct OperationRange {
+    explicit OperationRange(const char *name) {
+        nvtxRangePushA(name);
+        OPERATION_HOOK(name);
+    }
+    ~OperationRange() {
+        OPERATION_HOOK((const char *)NULL);
+        nvtxRangePop();
+    }
+};
+#define OPERATION() const OperationRange operation_range(__func__)
 
 // Faults of kernels (illegal address, misaligned address and the like) are reported by whatever call comes next.
 static inline const char *launch_remark(cudaError_t error) {
@@ -49,20 +72,9 @@ static inline const char *launch_remark(cudaError_t error) {
 
 #else
 
-// A range for Nsight, named by the operation that launches. Without a profiler it is a test of two pointers.
-#if __has_include(<nvtx3/nvToolsExt.h>)
-#include <nvtx3/nvToolsExt.h>
-#define LAUNCH_RANGE_BEGIN(name) nvtxRangePushA(name)
-#define LAUNCH_RANGE_END() nvtxRangePop()
-#else
-#define LAUNCH_RANGE_BEGIN(name) (void)0
-#define LAUNCH_RANGE_END() (void)0
-#endif
 #define LAUNCH_ON(stream, kernel, grid, block, shared_bytes, ...)           \
     do {                                                                    \
-        LAUNCH_RANGE_BEGIN(__func__);                                       \
         kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__); \
-        LAUNCH_RANGE_END();                                                 \
         LAUNCH_CHECK(cudaGetLastError(), #kernel);                          \
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]

@@ -10,8 +10,8 @@ corpus.h: what --train-data and --val-data name: shards, corpus directories, or 
   corpus.json read here: "vocab_size" (every token id is below it), "separator" {"token", "place": "before" or
               "after" a document}, and "shards" [{"file", "tokens"}], which are those that must be there
 
-  CorpusList corpus_parse(text)                ends the program with one line when it cannot be read
-  bool       corpus_describe(path, &about)     false when `path` is no directory with a corpus.json
+  CorpusSpecs corpus_parse(text)                ends the program with one line when it cannot be read
+  bool       corpus_read_info(path, &about)     false when `path` is no directory with a corpus.json
   void       corpus_check_shards(...)          whether a directory has the shards that its corpus.json lists
   void       document_starts(...)              where the document of each token begins
 */
@@ -32,17 +32,17 @@ typedef struct {
     char name[CORPUS_NAME]; // empty for the only one
     char path[PATH_MAX];
     double weight;
-} CorpusItem;
+} CorpusSpec;
 
 typedef struct {
     int count;
-    CorpusItem *items;
-} CorpusList;
+    CorpusSpec *items;
+} CorpusSpecs;
 
 typedef struct {
     int vocab_size; // 0: not known
     Separator separator;
-} CorpusAbout;
+} CorpusInfo;
 
 #define CORPUS_LETTERS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 static inline size_t corpus_name_length(const char *text) { return strspn(text, CORPUS_LETTERS); }
@@ -54,7 +54,7 @@ static inline bool corpus_is_mixture(const char *text) {
 }
 
 // One NAME=PATH:WEIGHT; returns what follows it.
-static inline const char *corpus_parse_item(CorpusItem *item, const char *text, const char *whole) {
+static inline const char *corpus_parse_spec(CorpusSpec *item, const char *text, const char *whole) {
     size_t name = corpus_name_length(text), n = 0, colon = SIZE_MAX;
     CHECK(text[name] == '=' && name > 0 && name < CORPUS_NAME,
           "'%s': '%.*s' does not begin with NAME=, a name of 1 to %d letters, digits, - or _: several corpora are "
@@ -82,8 +82,8 @@ static inline const char *corpus_parse_item(CorpusItem *item, const char *text, 
 }
 
 // Weights add up to 1. free(items).
-static inline CorpusList corpus_parse(const char *text) {
-    CorpusList list = {0, (CorpusItem *)checked_calloc(CORPUS_LIMIT, sizeof(CorpusItem))};
+static inline CorpusSpecs corpus_parse(const char *text) {
+    CorpusSpecs list = {0, (CorpusSpec *)checked_calloc(CORPUS_LIMIT, sizeof(CorpusSpec))};
     if (!corpus_is_mixture(text)) {
         CHECK(strlen(text) < PATH_MAX, "a path of %zu bytes is too long", strlen(text));
         strcpy(list.items[0].path, text);
@@ -93,8 +93,8 @@ static inline CorpusList corpus_parse(const char *text) {
     double sum = 0;
     for (const char *at = text + strspn(text, " \t\n"); *at;) {
         CHECK(list.count < CORPUS_LIMIT, "'%s': more than %d corpora", text, CORPUS_LIMIT);
-        CorpusItem *item = &list.items[list.count++];
-        at = corpus_parse_item(item, at, text);
+        CorpusSpec *item = &list.items[list.count++];
+        at = corpus_parse_spec(item, at, text);
         sum += item->weight;
         for (int i = 0; i + 1 < list.count; i++)
             CHECK(strcmp(list.items[i].name, item->name) != 0, "'%s': '%s' is there twice; add its weights up", text,
@@ -123,7 +123,7 @@ static inline Separator corpus_separator(const cJSON *json, const char *path, ui
 
 // Ends the program when a directory without corpus.json has what data/prepare.py (progress.json) and text_to_shards
 // (files under temporary names) leave when they are interrupted, or is being written.
-static inline void corpus_refuse_unfinished(const char *path) {
+static inline void corpus_check_finished(const char *path) {
     DIR *directory = opendir(path);
     CHECK(directory != NULL, "cannot read the directory %s: %s", path, strerror(errno));
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
@@ -147,7 +147,7 @@ static inline cJSON *corpus_read(const char *path) {
     FORMAT(name, "%s/corpus.json", path);
     if (stat(name, &file) != 0) {
         CHECK(errno == ENOENT, "cannot examine %s: %s", name, strerror(errno));
-        corpus_refuse_unfinished(path);
+        corpus_check_finished(path);
         return NULL;
     }
     char *text = file_read(name, 64 << 20, &size);
@@ -163,7 +163,7 @@ static inline cJSON *corpus_read(const char *path) {
     return json;
 }
 
-static inline bool corpus_describe(const char *path, CorpusAbout *about) {
+static inline bool corpus_read_info(const char *path, CorpusInfo *about) {
     char name[PATH_MAX + 32];
     uint64_t vocab = 0;
     about->vocab_size = 0;
@@ -213,11 +213,11 @@ static inline void corpus_check_shards(const char *path, const char *split, cons
 
 // The vocabulary that the corpora of `text` need; `otherwise` is that of one that does not say it.
 static inline int corpus_vocabulary(const char *text, int otherwise) {
-    CorpusList list = corpus_parse(text);
+    CorpusSpecs list = corpus_parse(text);
     int vocabulary = 0;
     for (int i = 0; i < list.count; i++) {
-        CorpusAbout about;
-        vocabulary = max_int(vocabulary, corpus_describe(list.items[i].path, &about) ? about.vocab_size : otherwise);
+        CorpusInfo about;
+        vocabulary = max_int(vocabulary, corpus_read_info(list.items[i].path, &about) ? about.vocab_size : otherwise);
     }
     free(list.items);
     return vocabulary;

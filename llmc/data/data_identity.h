@@ -11,12 +11,12 @@ differs, and what it is in words.
 #endif
 
 // out[0..count) = the first tokens of the shards in file order, across shards, each token once.
-static inline void dataloader_first_tokens(const DataLoader *l, int *out, size_t count) {
+static inline void dataloader_read_first_tokens(const DataLoader *l, int *out, size_t count) {
     CHECK(count <= l->token_count,
           "%zu tokens are wanted and the shards (%s ...) have %zu: use a smaller --batch-size or "
           "--seq-len",
           count, l->shards[0].path, l->token_count);
-    char error[DATALOADER_ERROR_BYTES];
+    char error[SHARD_ERROR_BYTES];
     void *raw = checked_calloc(FIRST_TOKENS_PIECE, sizeof(uint32_t));
     for (size_t i = 0, done = 0; done < count; i++) {
         const Shard *s = &l->shards[i];
@@ -32,24 +32,24 @@ static inline void dataloader_first_tokens(const DataLoader *l, int *out, size_t
     free(raw);
 }
 
-// XXH3 over the number of a source's shards and, for each in order, token width, token count and 16 evenly spread
+// XXH3 over the number of a corpus's shards and, for each in order, token width, token count and 16 evenly spread
 // blocks of 4 KiB (all of a shard up to 64 KiB): tells other data from the same data elsewhere, at a cost that does not
 // grow with it.
-static inline uint64_t source_fingerprint(const DataLoader *l, const Source *source) {
-    char error[DATALOADER_ERROR_BYTES];
+static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *corpus) {
+    char error[SHARD_ERROR_BYTES];
     unsigned char block[4096];
     XXH3_state_t *state = XXH3_createState();
     CHECK(state != NULL, "out of memory for the data's fingerprint");
     XXH3_64bits_reset(state);
-    uint64_t number = source->shard_count;
+    uint64_t number = corpus->shard_count;
     XXH3_64bits_update(state, &number, sizeof(number));
-    for (size_t i = 0; i < source->shard_count; i++) {
-        const Shard *s = &l->shards[source->first_shard + i];
+    for (size_t i = 0; i < corpus->shard_count; i++) {
+        const Shard *s = &l->shards[corpus->first_shard + i];
         uint64_t shape[2] = {(uint64_t)s->token_bytes, s->token_count};
         XXH3_64bits_update(state, shape, sizeof(shape));
         int fd = shard_open(s, error);
         CHECK(fd >= 0, "%s", error);
-        size_t bytes = s->token_count * (size_t)s->token_bytes, block_bytes = min_size(sizeof(block), bytes);
+        size_t bytes = s->token_count * s->token_bytes, block_bytes = min_size(sizeof(block), bytes);
         for (size_t k = 0; k < 16; k++) {
             size_t offset = (bytes - block_bytes) * k / 15;
             CHECK(shard_pread(s, fd, block, block_bytes, SHARD_HEADER_BYTES + (int64_t)offset, error), "%s", error);
@@ -62,30 +62,30 @@ static inline uint64_t source_fingerprint(const DataLoader *l, const Source *sou
     return fingerprint;
 }
 
-// Of all sources, each of which keeps its own: of one source that, of several also their names and weights.
+// Of all corpora, each of which keeps its own: of one corpus that, of several also their names and weights.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
     uint64_t all = 0;
-    for (int i = 0; i < l->source_count; i++) {
-        Source *s = &l->sources[i];
-        s->fingerprint = source_fingerprint(l, s);
-        const uint64_t parts[3] = {s->fingerprint, s->up_to, XXH3_64bits(s->name, strlen(s->name))};
-        all = i == 0 && l->source_count == 1 ? s->fingerprint : XXH3_64bits_withSeed(parts, sizeof(parts), all);
+    for (int i = 0; i < l->corpus_count; i++) {
+        Corpus *s = &l->corpora[i];
+        s->fingerprint = corpus_fingerprint(l, s);
+        const uint64_t parts[3] = {s->fingerprint, s->weight_end, XXH3_64bits(s->name, strlen(s->name))};
+        all = i == 0 && l->corpus_count == 1 ? s->fingerprint : XXH3_64bits_withSeed(parts, sizeof(parts), all);
     }
     return all;
 }
 
-// What a source is called where it need not be told from others: one alone has no name.
-static inline const char *source_name(const DataLoader *l, const Source *s) {
-    return l->source_count > 1 ? s->name : "";
+// What a corpus is called where it need not be told from others: one alone has no name.
+static inline const char *corpus_shown_name(const DataLoader *l, const Corpus *s) {
+    return l->corpus_count > 1 ? s->name : "";
 }
 
 // What a checkpoint says of the data beside its fingerprint, so that a resume can name what differs.
 static inline cJSON *dataloader_identity(const DataLoader *l) {
     cJSON *list = cJSON_CreateArray();
-    for (int i = 0; i < l->source_count; i++) {
-        const Source *s = &l->sources[i];
+    for (int i = 0; i < l->corpus_count; i++) {
+        const Corpus *s = &l->corpora[i];
         cJSON *item = cJSON_CreateObject();
-        cJSON_AddStringToObject(item, "name", source_name(l, s));
+        cJSON_AddStringToObject(item, "name", corpus_shown_name(l, s));
         cJSON_AddNumberToObject(item, "weight", s->weight);
         json_add_u64(item, "shards", s->shard_count);
         json_add_u64(item, "tokens", s->token_count);
@@ -95,9 +95,11 @@ static inline cJSON *dataloader_identity(const DataLoader *l) {
     return list;
 }
 
-// How a source differs from an item of dataloader_identity; `text` stays as it is when it does not.
-static inline void source_difference(const DataLoader *l, const Source *s, const cJSON *item, char *text, size_t size) {
-    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name")), *shown = source_name(l, s);
+// How a corpus differs from an item of dataloader_identity; `text` stays as it is when it does not.
+static inline void corpus_describe_difference(const DataLoader *l, const Corpus *s, const cJSON *item, char *text,
+                                              size_t size) {
+    const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name")),
+               *shown = corpus_shown_name(l, s);
     uint64_t shards = 0, tokens = 0, fingerprint = 0;
     double weight = 0;
     if (!name || !json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) ||
@@ -117,35 +119,35 @@ static inline void source_difference(const DataLoader *l, const Source *s, const
 
 // The first difference between the data and that of a checkpoint, as the end of a sentence. `text` stays empty when
 // the checkpoint says no more than its fingerprint.
-static inline void dataloader_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
+static inline void dataloader_describe_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
     int count = cJSON_GetArraySize(identity);
     text[0] = 0;
-    if (count > 0 && count != l->source_count)
+    if (count > 0 && count != l->corpus_count)
         snprintf(text, size, ": it had %d cor%s and there %s %d now", count, count == 1 ? "pus" : "pora",
-                 l->source_count == 1 ? "is" : "are", l->source_count);
-    for (int i = 0; !text[0] && count > 0 && i < l->source_count; i++)
-        source_difference(l, &l->sources[i], cJSON_GetArrayItem(identity, i), text, size);
+                 l->corpus_count == 1 ? "is" : "are", l->corpus_count);
+    for (int i = 0; !text[0] && count > 0 && i < l->corpus_count; i++)
+        corpus_describe_difference(l, &l->corpora[i], cJSON_GetArrayItem(identity, i), text, size);
 }
 
-// Ends the program when two sources share a file: its windows would be read by both, each in an order of its own.
-static inline void dataloader_refuse_shared(const DataLoader *l) {
-    for (int i = 1; i < l->source_count; i++)
-        for (size_t a = l->sources[i].first_shard; a < l->sources[i].first_shard + l->sources[i].shard_count; a++)
-            for (size_t b = 0; b < l->sources[i].first_shard; b++)
+// Ends the program when two corpora share a file: its windows would be read by both, each in an order of its own.
+static inline void dataloader_check_distinct_files(const DataLoader *l) {
+    for (int i = 1; i < l->corpus_count; i++)
+        for (size_t a = l->corpora[i].first_shard; a < l->corpora[i].first_shard + l->corpora[i].shard_count; a++)
+            for (size_t b = 0; b < l->corpora[i].first_shard; b++)
                 CHECK(l->shards[a].device != l->shards[b].device || l->shards[a].inode != l->shards[b].inode,
                       "token shard %s is in '%s' and in a corpus before it: name it in one and add the weights up",
-                      l->shards[a].path, l->sources[i].name);
+                      l->shards[a].path, l->corpora[i].name);
 }
 
-static inline double source_epochs(const Source *s, double windows) {
+static inline double corpus_epochs(const Corpus *s, double windows) {
     return windows * s->weight / (double)s->window_count;
 }
 
 // For run.json, after dataloader_fingerprint; `windows` are those that the run reads, 0 when that is not known.
-static inline cJSON *dataloader_description(const DataLoader *l, double windows) {
+static inline cJSON *dataloader_describe(const DataLoader *l, double windows) {
     cJSON *list = cJSON_CreateArray();
-    for (int i = 0; i < l->source_count; i++) {
-        const Source *s = &l->sources[i];
+    for (int i = 0; i < l->corpus_count; i++) {
+        const Corpus *s = &l->corpora[i];
         cJSON *item = cJSON_CreateObject(), *separator = NULL;
         cJSON_AddStringToObject(item, "name", s->name);
         cJSON_AddStringToObject(item, "path", s->path);
@@ -154,7 +156,7 @@ static inline cJSON *dataloader_description(const DataLoader *l, double windows)
         cJSON_AddNumberToObject(item, "tokens", (double)s->token_count);
         cJSON_AddNumberToObject(item, "windows", (double)s->window_count);
         json_add_u64(item, "fingerprint", s->fingerprint);
-        if (windows > 0) cJSON_AddNumberToObject(item, "epochs", source_epochs(s, windows));
+        if (windows > 0) cJSON_AddNumberToObject(item, "epochs", corpus_epochs(s, windows));
         if (s->vocab_size) cJSON_AddNumberToObject(item, "vocab_size", s->vocab_size);
         if (s->separator.token >= 0) separator = cJSON_AddObjectToObject(item, "separator");
         if (separator) cJSON_AddNumberToObject(separator, "token", s->separator.token);
@@ -166,12 +168,12 @@ static inline cJSON *dataloader_description(const DataLoader *l, double windows)
 
 // The start-up print of training data.
 static inline void dataloader_print(const DataLoader *l, double windows) {
-    for (int i = 0; i < l->source_count; i++) {
-        const Source *s = &l->sources[i];
-        if (l->source_count > 1) printf("%-12s %6.2f%% of the windows, ", s->name, 100 * s->weight);
+    for (int i = 0; i < l->corpus_count; i++) {
+        const Corpus *s = &l->corpora[i];
+        if (l->corpus_count > 1) printf("%-12s %6.2f%% of the windows, ", s->name, 100 * s->weight);
         else printf("training data: ");
         printf("%zu tokens in %zu shard%s, %.2f epochs in this run (%s)\n", s->token_count, s->shard_count,
-               s->shard_count == 1 ? "" : "s", source_epochs(s, windows), s->path);
+               s->shard_count == 1 ? "" : "s", corpus_epochs(s, windows), s->path);
     }
 }
 #endif

@@ -1,23 +1,23 @@
 /*
 dataloader.h: batches of token windows out of token shards, read ahead of the step that uses them.
 
-  source    a corpus: the shards (shards.h) that one path of the data text (corpus.h) names, in the byte order of their
+  corpus    the shards (shards.h) that one path of the data text (corpus.h) names, in the byte order of their
             names, whole (a GLOB, with ~ and {a,b}) or the train_*.bin or val_*.bin of a corpus directory
   window    T+1 tokens of one shard: T inputs and, shifted by one, T targets. Windows start every T tokens,
-            so a shard of n tokens has floor((n-1)/T) of them. They are numbered through all shards of a source,
+            so a shard of n tokens has floor((n-1)/T) of them. They are numbered through all shards of a corpus,
             0 .. W-1; a shard without a window is refused.
-  order     A run reads windows by a global index g = 0, 1, 2, ... that never restarts. Of one source:
+  order     A run reads windows by a global index g = 0, 1, 2, ... that never restarts. Of one corpus:
                 shuffled (training):   window = permutation(seed, epoch = g / W)[g % W]
                 not (validation):      window = g % W, that is, the first windows of the shards in order
             Micro-batch m of rank r takes g = base + m*(ranks*B) + r*B + b, b in [0,B). So the windows of an
             update are the indices [base, base + windows per update), whatever the micro-batch and the rank
             count; the index of the next window is all that a resume needs; and a batch may lie across an
             epoch's end.
-  mixture   Of several sources with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
+  mixture   Of several corpora with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
-            windows of source i: at every block's end less than one window from its weight, and less than two within
+            windows of corpus i: at every block's end less than one window from its weight, and less than two within
             a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the
-            order that the source has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
+            order that the corpus has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
   reading   One thread fills DATALOADER_SLOTS batches ahead. Descriptors are bounded, so thousands
             of shards work. What goes wrong in the thread is kept and reported by the dataloader_next that
             would have returned that batch, in the caller's thread; so nothing waits for ever.
@@ -30,20 +30,20 @@ dataloader.h: batches of token windows out of token shards, read ahead of the st
 #include "shards.h"
 
 enum { DATALOADER_SLOTS = 2, DATALOADER_OPEN_FILES = 64, MIXTURE_BLOCK = 4096 };
-#define MIXTURE_WHOLE (1ull << 32)
+#define MIXTURE_ONE (1ull << 32)
 
 typedef struct {
     char name[CORPUS_NAME]; // empty for the only one
     const char *path;       // owned by the loader's list
     double weight;
-    uint64_t up_to;             // its weight and those of the sources before it, in units of 2^-32
+    uint64_t weight_end;        // its weight and those of the corpora before it, in units of 2^-32
     uint64_t seed, fingerprint; // the latter by dataloader_fingerprint
     uint64_t window_count;      // W: one epoch
     size_t first_shard, shard_count, token_count;
     bool described; // by a corpus.json
     int vocab_size; // of corpus.json; 0: not known
     Separator separator;
-} Source;
+} Corpus;
 
 // Fields above the line are for everyone to read; wait_seconds may be reset. Do not move it between open and close.
 typedef struct {
@@ -51,13 +51,13 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     bool documents; // dataloader_next gives the places where documents begin; set before dataloader_start
-    int source_count;
-    Source *sources;
+    int corpus_count;
+    Corpus *corpora;
     size_t shard_count, token_count;
     uint64_t window_count; // of all shards
     double wait_seconds;   // that dataloader_next has waited for a batch since dataloader_open
     // ---- private
-    CorpusList corpora;
+    CorpusSpecs specs;
     Shard *shards;
     struct {
         int fd; // -1: free
@@ -70,91 +70,91 @@ typedef struct {
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    char error[DATALOADER_ERROR_BYTES];
+    char error[SHARD_ERROR_BYTES];
 } DataLoader;
 
 typedef struct {
-    const Source *source;
-    uint64_t window; // within the source
-} DataPlace;
+    const Corpus *corpus;
+    uint64_t window; // within the corpus
+} CorpusWindow;
 
-// The windows of the sources up to one in the blocks before `block`: up_to / 2^32 * block * MIXTURE_BLOCK, rounded down
+// The windows of the corpora up to one in the blocks before `block`: weight_end / 2^32 * block * MIXTURE_BLOCK, rounded down
 // (in two parts, since the product would overflow).
-static inline uint64_t mixture_windows(uint64_t up_to, uint64_t block) {
-    uint64_t unit = MIXTURE_WHOLE / MIXTURE_BLOCK;
-    return block / unit * up_to + block % unit * up_to / unit;
+static inline uint64_t mixture_windows(uint64_t weight_end, uint64_t block) {
+    uint64_t unit = MIXTURE_ONE / MIXTURE_BLOCK;
+    return block / unit * weight_end + block % unit * weight_end / unit;
 }
 
 // What is at global index `index` of the run.
-static inline DataPlace dataloader_place(const DataLoader *l, uint64_t index) {
-    DataPlace p = {l->sources, 0};
-    if (l->source_count > 1) {
-        // places in the block and windows of the sources before
+static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
+    CorpusWindow p = {l->corpora, 0};
+    if (l->corpus_count > 1) {
+        // places in the block and windows of the corpora before
         uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0;
-        uint64_t place = dataloader_permute(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
-        for (;; p.source++) { // the last one's ends at MIXTURE_BLOCK
-            uint64_t done = mixture_windows(p.source->up_to, block),
-                     high = mixture_windows(p.source->up_to, block + 1) - done;
+        uint64_t place = permutation_at(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
+        for (;; p.corpus++) { // the last one's ends at MIXTURE_BLOCK
+            uint64_t done = mixture_windows(p.corpus->weight_end, block),
+                     high = mixture_windows(p.corpus->weight_end, block + 1) - done;
             index = done - before + (place - low);
             if (place < high) break;
             low = high, before = done;
         }
     }
-    uint64_t W = p.source->window_count;
-    p.window = l->shuffle ? dataloader_permute(index % W, W, p.source->seed, index / W) : index % W;
+    uint64_t W = p.corpus->window_count;
+    p.window = l->shuffle ? permutation_at(index % W, W, p.corpus->seed, index / W) : index % W;
     return p;
 }
 
-// Rounds the weights to units of 2^-32. One window of a block is the least: with less, a source's places in a block
+// Rounds the weights to units of 2^-32. One window of a block is the least: with less, a corpus's places in a block
 // could begin behind their end.
-static inline void dataloader_share(DataLoader *l) {
+static inline void dataloader_set_weights(DataLoader *l) {
     double sum = 0;
     uint64_t before = 0;
-    for (int i = 0; i < l->source_count; i++) {
-        Source *s = &l->sources[i];
+    for (int i = 0; i < l->corpus_count; i++) {
+        Corpus *s = &l->corpora[i];
         sum += s->weight;
-        s->up_to = i + 1 < l->source_count ? (uint64_t)(sum * (double)MIXTURE_WHOLE + 0.5) : MIXTURE_WHOLE;
-        CHECK(s->up_to >= before + MIXTURE_WHOLE / MIXTURE_BLOCK,
+        s->weight_end = i + 1 < l->corpus_count ? (uint64_t)(sum * (double)MIXTURE_ONE + 0.5) : MIXTURE_ONE;
+        CHECK(s->weight_end >= before + MIXTURE_ONE / MIXTURE_BLOCK,
               "the weight of '%s' is less than 1/%d of all: leave it out", s->name, MIXTURE_BLOCK);
-        s->weight = (double)(s->up_to - before) / (double)MIXTURE_WHOLE;
-        before = s->up_to;
+        s->weight = (double)(s->weight_end - before) / (double)MIXTURE_ONE;
+        before = s->weight_end;
     }
 }
 
-static inline void dataloader_open_source(DataLoader *l, Source *source, const CorpusItem *item) {
-    CorpusAbout about;
-    bool described = corpus_describe(item->path, &about);
+static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const CorpusSpec *item) {
+    CorpusInfo about;
+    bool described = corpus_read_info(item->path, &about);
     CHECK(about.vocab_size <= l->V,
           "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more, or with --init "
           "data of the model's tokenizer",
           item->path, about.vocab_size - 1, l->V, about.vocab_size);
-    memcpy(source->name, item->name, sizeof(source->name));
-    source->path = item->path;
-    source->weight = item->weight;
-    source->seed = l->source_count > 1 ? random_key(item->name, l->seed) : l->seed;
-    source->vocab_size = about.vocab_size;
-    source->separator = about.separator;
+    memcpy(corpus->name, item->name, sizeof(corpus->name));
+    corpus->path = item->path;
+    corpus->weight = item->weight;
+    corpus->seed = l->corpus_count > 1 ? random_key(item->name, l->seed) : l->seed;
+    corpus->vocab_size = about.vocab_size;
+    corpus->separator = about.separator;
     ShardList found = shards_find(item->path, l->shuffle ? "train" : "val");
-    source->described = described;
-    source->first_shard = l->shard_count;
-    source->shard_count = found.count;
+    corpus->described = described;
+    corpus->first_shard = l->shard_count;
+    corpus->shard_count = found.count;
     Shard *all = (Shard *)realloc(l->shards, (l->shard_count + found.count) * sizeof(Shard));
     CHECK(all != NULL, "out of memory: %zu shards", l->shard_count + found.count);
     l->shards = all;
     for (size_t i = 0; i < found.count; i++) {
         Shard *s = &l->shards[l->shard_count++];
         *s = found.shards[i];
-        shard_examine(s, l->T);
-        s->first_window = source->window_count;
-        source->window_count += (s->token_count - 1) / (size_t)l->T;
-        source->token_count += s->token_count;
+        shard_examine(s, l->T + 1);
+        s->first_window = corpus->window_count;
+        corpus->window_count += (s->token_count - 1) / l->T;
+        corpus->token_count += s->token_count;
     }
     free(found.shards);
     if (described)
-        corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + source->first_shard,
-                            source->shard_count);
-    l->window_count += source->window_count;
-    l->token_count += source->token_count;
+        corpus_check_shards(item->path, l->shuffle ? "train" : "val", l->shards + corpus->first_shard,
+                            corpus->shard_count);
+    l->window_count += corpus->window_count;
+    l->token_count += corpus->token_count;
 }
 
 // Finds and checks the shards. Ends the program with one line when there are none or one of them is not right.
@@ -163,14 +163,14 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
     assert(B > 0 && T > 0 && V > 0 && rank >= 0 && rank < ranks);
     memset(l, 0, sizeof(*l));
     l->B = B, l->T = T, l->V = V, l->rank = rank, l->ranks = ranks, l->seed = seed, l->shuffle = shuffle;
-    l->corpora = corpus_parse(text);
-    l->source_count = l->corpora.count;
-    l->sources = (Source *)checked_calloc((size_t)l->source_count, sizeof(Source));
-    for (int i = 0; i < l->source_count; i++) dataloader_open_source(l, &l->sources[i], &l->corpora.items[i]);
-    dataloader_share(l);
+    l->specs = corpus_parse(text);
+    l->corpus_count = l->specs.count;
+    l->corpora = (Corpus *)checked_calloc(l->corpus_count, sizeof(Corpus));
+    for (int i = 0; i < l->corpus_count; i++) dataloader_open_corpus(l, &l->corpora[i], &l->specs.items[i]);
+    dataloader_set_weights(l);
     for (int i = 0; i < DATALOADER_OPEN_FILES; i++) l->open_files[i].fd = -1;
-    l->slots = (int *)checked_calloc((size_t)DATALOADER_SLOTS * (size_t)B * (2 * (size_t)T + 1), sizeof(int));
-    l->raw = checked_calloc((size_t)T + 1, sizeof(uint32_t));
+    l->slots = (int *)checked_calloc(DATALOADER_SLOTS * B, (2 * T + 1) * sizeof(int));
+    l->raw = checked_calloc(T + 1, sizeof(uint32_t));
     CHECK(pthread_mutex_init(&l->lock, NULL) == 0 && pthread_cond_init(&l->changed, NULL) == 0,
           "out of memory for the data loader's lock");
 }
@@ -178,8 +178,8 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
 // tokens[0..T] = the window at global index `index`, tokens[T+1..2T] = where their documents begin, if that is asked
 // for. Called by the thread alone.
 static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
-    DataPlace at = dataloader_place(l, index);
-    size_t low = at.source->first_shard, high = low + at.source->shard_count; // the last shard that begins no later
+    CorpusWindow at = dataloader_locate(l, index);
+    size_t low = at.corpus->first_shard, high = low + at.corpus->shard_count; // the last shard that begins no later
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         if (l->shards[middle].first_window <= at.window) low = middle;
@@ -196,16 +196,15 @@ static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *to
         l->open_files[place].shard = low;
     }
     if (l->open_files[place].fd < 0) return false;
-    size_t first = (size_t)(at.window - s->first_window) * (size_t)l->T;
-    if (!shard_read_tokens(s, l->open_files[place].fd, first, (size_t)l->T + 1, l->V, l->raw, tokens, l->error))
-        return false;
-    if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.source->separator);
+    size_t first = (at.window - s->first_window) * l->T;
+    if (!shard_read_tokens(s, l->open_files[place].fd, first, l->T + 1, l->V, l->raw, tokens, l->error)) return false;
+    if (l->documents) document_starts(tokens + l->T + 1, tokens, l->T, at.corpus->separator);
     return true;
 }
 
 static inline void *dataloader_thread(void *argument) {
     DataLoader *l = (DataLoader *)argument;
-    size_t row = 2 * (size_t)l->T + 1, B = (size_t)l->B;
+    size_t row = 2 * l->T + 1, B = l->B;
     pthread_mutex_lock(&l->lock);
     while (!l->failed) {
         while (!l->stop && l->produced - l->consumed == DATALOADER_SLOTS) pthread_cond_wait(&l->changed, &l->lock);
@@ -256,7 +255,7 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     pthread_mutex_unlock(&l->lock);
     if (!ready) dataloader_stop(l); // the thread has ended
     CHECK(ready, "%s", l->error);
-    size_t T = (size_t)l->T, B = (size_t)l->B;
+    size_t T = l->T, B = l->B;
     const int *row = l->slots + (l->consumed % DATALOADER_SLOTS) * B * (2 * T + 1);
     for (size_t b = 0; b < B; b++, row += 2 * T + 1) {
         memcpy(inputs + b * T, row, T * sizeof(int));
@@ -280,8 +279,8 @@ static inline void dataloader_close(DataLoader *l) {
         if (l->open_files[i].fd >= 0) close(l->open_files[i].fd);
     for (size_t i = 0; i < l->shard_count; i++) free(l->shards[i].path);
     free(l->shards);
-    free(l->sources);
-    free(l->corpora.items);
+    free(l->corpora);
+    free(l->specs.items);
     free(l->slots);
     free(l->raw);
     pthread_mutex_destroy(&l->lock);

@@ -43,7 +43,7 @@ static inline int recall_symbols(int symbols[RECALL_SYMBOLS], const int64_t *cou
         while (at > 0 && counts[symbols[at - 1]] < counts[v]) at--;
         if (counts[v] == 0 || at == RECALL_SYMBOLS) continue;
         count = min_int(count + 1, RECALL_SYMBOLS);
-        memmove(symbols + at + 1, symbols + at, (size_t)(count - 1 - at) * sizeof(int));
+        memmove(symbols + at + 1, symbols + at, (count - 1 - at) * sizeof(int));
         symbols[at] = v;
     }
     return count;
@@ -74,7 +74,7 @@ static inline void recall_generate(int *tokens, RecallCell c, const int *symbols
     int drawn_symbols[RECALL_SYMBOLS], order[RECALL_PAIRS], P = c.pairs;
     uint64_t drawn = 0;
     assert(P <= RECALL_PAIRS && count <= RECALL_SYMBOLS && 2 * P + (c.noise > 0) <= count);
-    memcpy(drawn_symbols, symbols, (size_t)count * sizeof(int));
+    memcpy(drawn_symbols, symbols, count * sizeof(int));
     recall_shuffle(drawn_symbols, count, 2 * P, key, &drawn); // keys, then values, then the rest
     for (int i = 0; i < P; i++) {
         order[i] = i;

@@ -17,7 +17,7 @@ enum {
     SHARD_VERSION_U16 = 1,
     SHARD_MAGIC_U32 = 20240801,
     SHARD_VERSION_U32 = 7,
-    DATALOADER_ERROR_BYTES = PATH_MAX + 512, // a path and a sentence
+    SHARD_ERROR_BYTES = PATH_MAX + 512, // a path and a sentence
 };
 
 typedef struct {
@@ -25,16 +25,16 @@ typedef struct {
     int token_bytes;       // 2 or 4
     int64_t file_bytes;    // as it was at the start; a change during the run is an error
     size_t token_count;    // n
-    uint64_t first_window; // number of this shard's window 0 within its source
+    uint64_t first_window; // number of this shard's window 0 within its corpus
     dev_t device;          // and inode: which file it is
     ino_t inode;
 } Shard;
 
 PRINTF_LIKE(2, 3)
-static inline bool dataloader_fail(char *error, const char *fmt, ...) {
+static inline bool shard_fail(char *error, const char *fmt, ...) {
     va_list args;
     va_start(args, fmt);
-    vsnprintf(error, DATALOADER_ERROR_BYTES, fmt, args);
+    vsnprintf(error, SHARD_ERROR_BYTES, fmt, args);
     va_end(args);
     return false;
 }
@@ -43,35 +43,34 @@ static inline bool dataloader_fail(char *error, const char *fmt, ...) {
 static inline int shard_open(const Shard *s, char *error) {
     int fd = open(s->path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        dataloader_fail(error,
-                        "cannot open token shard %s: %s; it was there when the run began, put it back and "
-                        "use --resume",
-                        s->path, strerror(errno));
+        shard_fail(error,
+                   "cannot open token shard %s: %s; it was there when the run began, put it back and "
+                   "use --resume",
+                   s->path, strerror(errno));
     return fd;
 }
 
 // Exactly `bytes` bytes at `offset` of a file that must still be what it was at the start.
 static inline bool shard_pread(const Shard *s, int fd, void *to, size_t bytes, int64_t offset, char *error) {
     struct stat now;
-    if (fstat(fd, &now) != 0) return dataloader_fail(error, "cannot examine %s: %s", s->path, strerror(errno));
+    if (fstat(fd, &now) != 0) return shard_fail(error, "cannot examine %s: %s", s->path, strerror(errno));
     if (now.st_nlink == 0)
-        return dataloader_fail(error,
-                               "token shard %s was removed or replaced during the run; put it back and use "
-                               "--resume",
-                               s->path);
+        return shard_fail(error,
+                          "token shard %s was removed or replaced during the run; put it back and use "
+                          "--resume",
+                          s->path);
     if ((int64_t)now.st_size != s->file_bytes)
-        return dataloader_fail(error,
-                               "token shard %s had %lld bytes when the run began and has %lld now; put it back "
-                               "and use --resume",
-                               s->path, (long long)s->file_bytes, (long long)now.st_size);
+        return shard_fail(error,
+                          "token shard %s had %lld bytes when the run began and has %lld now; put it back "
+                          "and use --resume",
+                          s->path, (long long)s->file_bytes, (long long)now.st_size);
     for (size_t done = 0; done < bytes;) {
         ssize_t n = pread(fd, (char *)to + done, bytes - done, (off_t)(offset + (int64_t)done));
         if (n < 0 && errno == EINTR) continue;
         if (n <= 0)
-            return dataloader_fail(error, "cannot read %s at byte %lld: %s", s->path,
-                                   (long long)offset + (long long)done,
-                                   n < 0 ? strerror(errno) : "the file has become shorter");
-        done += (size_t)n;
+            return shard_fail(error, "cannot read %s at byte %lld: %s", s->path, (long long)offset + (long long)done,
+                              n < 0 ? strerror(errno) : "the file has become shorter");
+        done += n;
     }
     return true;
 }
@@ -80,21 +79,21 @@ static inline bool shard_pread(const Shard *s, int fd, void *to, size_t bytes, i
 static inline bool shard_read_tokens(const Shard *s, int fd, size_t first, size_t count, int V, void *raw, int *tokens,
                                      char *error) {
     int64_t offset = SHARD_HEADER_BYTES + (int64_t)first * s->token_bytes;
-    if (!shard_pread(s, fd, raw, count * (size_t)s->token_bytes, offset, error)) return false;
+    if (!shard_pread(s, fd, raw, count * s->token_bytes, offset, error)) return false;
     for (size_t i = 0; i < count; i++) {
         uint32_t token = s->token_bytes == 2 ? ((const uint16_t *)raw)[i] : ((const uint32_t *)raw)[i];
         if (token >= (uint32_t)V)
-            return dataloader_fail(error,
-                                   "token %zu of %s is %u, outside the vocabulary of %d: use --vocab with the "
-                                   "size of the tokenizer that made the shards",
-                                   first + i, s->path, token, V);
+            return shard_fail(error,
+                              "token %zu of %s is %u, outside the vocabulary of %d: use --vocab with the "
+                              "size of the tokenizer that made the shards",
+                              first + i, s->path, token, V);
         tokens[i] = (int)token;
     }
     return true;
 }
 
 // Takes the file's size and header into `s`, or ends the program.
-static inline void shard_examine(Shard *s, int T) {
+static inline void shard_examine(Shard *s, size_t window_tokens) {
     const char *advice = "text_to_shards makes token shards from text";
     struct stat file;
     int fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // a pipe with no writer must not block
@@ -106,7 +105,7 @@ static inline void shard_examine(Shard *s, int T) {
     CHECK(s->file_bytes >= SHARD_HEADER_BYTES, "%s is no token shard: it has %lld bytes and a header has %d; %s",
           s->path, (long long)s->file_bytes, SHARD_HEADER_BYTES, advice);
     int32_t header[SHARD_HEADER_BYTES / 4];
-    char error[DATALOADER_ERROR_BYTES];
+    char error[SHARD_ERROR_BYTES];
     CHECK(shard_pread(s, fd, header, sizeof(header), 0, error), "%s", error);
     close(fd);
     bool narrow = header[0] == SHARD_MAGIC_U16;
@@ -122,10 +121,10 @@ static inline void shard_examine(Shard *s, int T) {
           "token shard %s has %lld bytes, but %lld for the %zu tokens that its header states: it "
           "is not whole, copy or convert it again",
           s->path, (long long)s->file_bytes, (long long)want, s->token_count);
-    CHECK(s->token_count > (size_t)T,
-          "token shard %s has %zu tokens and a window has %d: use a shorter --seq-len, or "
+    CHECK(s->token_count >= window_tokens,
+          "token shard %s has %zu tokens and a window has %zu: use a shorter --seq-len, or "
           "leave the shard out",
-          s->path, s->token_count, T + 1);
+          s->path, s->token_count, window_tokens);
 }
 
 static inline int shard_compare_paths(const void *a, const void *b) {

@@ -1,18 +1,18 @@
 /*
-config_json.h: the architecture of a model as config.json, as programs of the Hub have it.
+config_json.h: the architecture of a model as config.json, in the format of Hugging Face's Transformers.
 
-  void        config_json_write(path, config, dtype)   atomically; `dtype` of the weights beside it
-  ModelConfig config_json_read(directory)              of DIRECTORY/config.json, complete and checked, or the
-                                                       program ends with one line that names key and value
+  void        config_json_write(path, config, dtype)   atomic; `dtype` is that of the weights beside it
+  ModelConfig config_json_read(directory)              from DIRECTORY/config.json, complete and checked. Exits with one
+                                                       line that names the key and its value
 
-  format   one object; keys in the order of config_json_build. The variant is the value of "attention". A baseline
-           is a Llama and is written as one, without "attention", so that other programs load it as it stands.
-  reading  "attention" decides when it is there, else model_type must be "llama". A key that stands for something
-           that this model does not have must have the value that means "absent" (absent_features), else it is
-           refused; other keys are ignored. null is the same as no key. Defaults are those of Llama's
-           configurations: num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads,
-           rope_theta 10000 (at the top or inside rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false.
-           rope_parameters and rope_scaling may say in so many words that angles are not scaled, and nothing else.
+  format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline is
+           a Llama and is written as one, without "attention", so that other programs can load it.
+  reading  The variant is "attention" if present; otherwise model_type must be "llama". A key for a feature that this
+           model does not have must have the value that disables it (absent_features), otherwise the file is rejected.
+           Other keys are ignored. null is the same as a missing key. Defaults are those of Llama configurations:
+           num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads, rope_theta 10000
+           (at the top level or in rope_parameters), rms_norm_eps 1e-6, tie_word_embeddings false. rope_parameters and
+           rope_scaling must not scale angles.
 */
 #ifndef LLMC_CONFIG_JSON_H
 #define LLMC_CONFIG_JSON_H
@@ -23,7 +23,7 @@ config_json.h: the architecture of a model as config.json, as programs of the Hu
 #include "model_config.h"
 
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
-    bool llama = c->attention == find_variant("baseline");
+    bool llama = c->attention == variant_find("baseline");
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
     bool ok = cJSON_AddItemToArray(list, cJSON_CreateString(llama ? "LlamaForCausalLM" : "DiffV2ForCausalLM")) &&
               cJSON_AddStringToObject(o, "model_type", llama ? "llama" : "diffv2");
@@ -38,7 +38,7 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
-    if (llama) // what a reader might take for granted otherwise; Llama's own tokens 1 and 2 are no markers here
+    if (llama) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
              cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
              cJSON_AddNullToObject(o, "eos_token_id");
@@ -55,7 +55,7 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
     cJSON_Delete(object);
 }
 
-// Keys for what this model does not have, and the JSON value that says so; null always does.
+// Keys of features that this model does not have, with the JSON value that disables them; null always does.
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
@@ -70,58 +70,59 @@ typedef struct {
     const cJSON *object;
 } ConfigReader;
 
-// A value in a message.
+// A JSON value as text for a message.
 typedef struct {
     char text[80];
-} Brief;
-static inline Brief brief(const cJSON *item) {
-    Brief b;
+} ConfigValueText;
+static inline ConfigValueText config_value_text(const cJSON *item) {
+    ConfigValueText b;
     json_brief(item, b.text, sizeof(b.text));
     return b;
 }
 
-// The value of a key; NULL when it is not there or null.
+// The value of a key; NULL if it is missing or null.
 static inline const cJSON *config_item(const ConfigReader *r, const char *key) {
     const cJSON *found = NULL;
     for (const cJSON *e = r->object->child; e; e = e->next) {
         if (strcmp(e->string, key) != 0) continue;
-        CHECK(!found, "%s: the key %s is there twice", r->path, key);
+        CHECK(!found, "%s: duplicate key %s", r->path, key);
         found = e;
     }
     return cJSON_IsNull(found) ? NULL : found;
 }
 
-// `otherwise` 0: the key must be there.
-static inline int config_int(const ConfigReader *r, const char *key, int otherwise) {
+// fallback 0: the key is required.
+static inline int config_int(const ConfigReader *r, const char *key, int fallback) {
     const cJSON *item = config_item(r, key);
-    CHECK(item || otherwise, "%s: the key %s is missing", r->path, key);
-    if (!item) return otherwise;
+    CHECK(item || fallback, "%s: the key %s is missing", r->path, key);
+    if (!item) return fallback;
     uint64_t value = 0;
     CHECK(json_size(item, &value) && value >= 1 && value <= INT_MAX, "%s: %s is %s; it must be an integer from 1 to %d",
-          r->path, key, brief(item).text, INT_MAX);
+          r->path, key, config_value_text(item).text, INT_MAX);
     return (int)value;
 }
 
-static inline double config_number(const ConfigReader *r, const char *key, double otherwise) {
+static inline double config_number(const ConfigReader *r, const char *key, double fallback) {
     const cJSON *item = config_item(r, key);
-    if (!item) return otherwise;
+    if (!item) return fallback;
     CHECK(cJSON_IsNumber(item) && isfinite(item->valuedouble), "%s: %s is %s; it must be a number", r->path, key,
-          brief(item).text);
+          config_value_text(item).text);
     return item->valuedouble;
 }
 
-static inline bool config_bool(const ConfigReader *r, const char *key, bool otherwise) {
+static inline bool config_bool(const ConfigReader *r, const char *key, bool fallback) {
     const cJSON *item = config_item(r, key);
-    CHECK(!item || cJSON_IsBool(item), "%s: %s is %s; it must be true or false", r->path, key, brief(item).text);
-    return item ? cJSON_IsTrue(item) : otherwise;
+    CHECK(!item || cJSON_IsBool(item), "%s: %s is %s; it must be true or false", r->path, key,
+          config_value_text(item).text);
+    return item ? cJSON_IsTrue(item) : fallback;
 }
 
 static inline void config_refuse_features(const ConfigReader *r) {
     for (int i = 0; i < ABSENT_FEATURE_COUNT; i++) {
         const cJSON *item = config_item(r, absent_features[i].key);
         cJSON *absent = cJSON_Parse(absent_features[i].absent);
-        CHECK(!item || cJSON_Compare(item, absent, true), "%s: %s is %s; this program has models with %s only", r->path,
-              absent_features[i].key, brief(item).text, absent_features[i].absent);
+        CHECK(!item || cJSON_Compare(item, absent, true), "%s: %s is %s; this program supports only %s", r->path,
+              absent_features[i].key, config_value_text(item).text, absent_features[i].absent);
         cJSON_Delete(absent);
     }
 }
@@ -129,33 +130,35 @@ static inline void config_refuse_features(const ConfigReader *r) {
 static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     const cJSON *attention = config_item(r, "attention"), *type = config_item(r, "model_type");
     if (!attention) {
-        CHECK(type, "%s: the key model_type is missing; \"llama\" is read, and any with the key attention", r->path);
+        CHECK(type, "%s: the key model_type is missing; supported are \"llama\", and models with the key attention",
+              r->path);
         CHECK(cJSON_IsString(type) && strcmp(type->valuestring, "llama") == 0,
-              "%s: model_type is %s; without the key attention only \"llama\" is read", r->path, brief(type).text);
-        return find_variant("baseline");
+              "%s: model_type is %s; without the key attention only \"llama\" is supported", r->path,
+              config_value_text(type).text);
+        return variant_find("baseline");
     }
-    const AttentionVariant *v = cJSON_IsString(attention) ? find_variant(attention->valuestring) : NULL;
+    const AttentionVariant *v = cJSON_IsString(attention) ? variant_find(attention->valuestring) : NULL;
     char known[1024] = "";
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++) {
         size_t length = strlen(known);
         snprintf(known + length, sizeof(known) - length, "%s%s", i ? ", " : "", attention_variants[i].name);
     }
-    CHECK(v, "%s: attention is %s; known are %s", r->path, brief(attention).text, known);
+    CHECK(v, "%s: attention is %s; supported are %s", r->path, config_value_text(attention).text, known);
     return v;
 }
 
-// An object that says how angles are scaled: not at all. Returns the rope_theta in it; NAN when there is none.
+// Checks an object that describes the scaling of angles: there must be none. Returns its rope_theta, or NAN.
 static inline double config_unscaled_rope(const ConfigReader *r, const char *key) {
     const cJSON *rope = config_item(r, key);
     if (!rope) return NAN;
-    CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, brief(rope).text);
+    CHECK(cJSON_IsObject(rope), "%s: %s is %s; it must be an object", r->path, key, config_value_text(rope).text);
     for (const cJSON *e = rope->child; e; e = e->next) {
         if (strcmp(e->string, "rope_theta") == 0 || cJSON_IsNull(e)) continue;
         bool type = strcmp(e->string, "rope_type") == 0 || strcmp(e->string, "type") == 0;
-        bool whole = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
-        CHECK(whole || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
-              "%s: %s has %s = %s; only rope_type \"default\" is known here", r->path, key,
-              printable(e->string) ? e->string : "a key", brief(e).text);
+        bool full = strcmp(e->string, "partial_rotary_factor") == 0 && e->valuedouble == 1;
+        CHECK(full || (type && cJSON_IsString(e) && strcmp(e->valuestring, "default") == 0),
+              "%s: %s has %s = %s; only rope_type \"default\" is supported", r->path, key,
+              printable(e->string) ? e->string : "a key", config_value_text(e).text);
     }
     ConfigReader inner;
     inner.path = r->path;
@@ -163,14 +166,14 @@ static inline double config_unscaled_rope(const ConfigReader *r, const char *key
     return config_number(&inner, "rope_theta", NAN);
 }
 
-// rope_theta, or the newer {"rope_parameters": {"rope_type": "default", "rope_theta": ...}}, once called rope_scaling.
+// rope_theta, or the newer {"rope_parameters": {"rope_type": "default", "rope_theta": ...}}, formerly rope_scaling.
 static inline double config_rope_theta(const ConfigReader *r) {
     const char *const objects[] = {"rope_parameters", "rope_scaling"};
     double theta = config_number(r, "rope_theta", NAN);
     for (int i = 0; i < 2; i++) {
         double inside = config_unscaled_rope(r, objects[i]);
-        CHECK(isnan(theta) || isnan(inside) || inside == theta, "%s: rope_theta is %g, but %g inside %s", r->path,
-              theta, inside, objects[i]);
+        CHECK(isnan(theta) || isnan(inside) || inside == theta, "%s: rope_theta is %g, but %g in %s", r->path, theta,
+              inside, objects[i]);
         if (!isnan(inside)) theta = inside;
     }
     return isnan(theta) ? 10000 : theta;
@@ -181,8 +184,9 @@ static inline ModelConfig config_json_read(const char *directory) {
     size_t size = 0;
     FORMAT(path, "%s/config.json", directory);
     char *text = file_read(path, 16 << 20, &size);
-    CHECK(text != NULL, "cannot read %s: %s; a checkpoint directory with config.json is wanted", path, strerror(errno));
-    CHECK(json_bounded(text, size), "%s has more than %d JSON values: it is no config.json of a model", path,
+    CHECK(text != NULL, "cannot read %s: %s; the directory must be a checkpoint with config.json", path,
+          strerror(errno));
+    CHECK(json_bounded(text, size), "%s has more than %d JSON values and cannot be the config.json of a model", path,
           (int)JSON_VALUE_LIMIT);
     cJSON *object = json_parse(text, size);
     free(text);
@@ -206,14 +210,14 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.rope_theta = config_rope_theta(r);
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);
     c.tied = config_bool(r, "tie_word_embeddings", false);
-    const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // each tensor says its own type; this is for others
+    const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
     for (int k = 0; k < 2; k++) {
         const cJSON *item = config_item(r, dtype_keys[k]);
         bool known = !item;
         for (int t = 0; item && t < DTYPE_COUNT; t++)
             known = known || (cJSON_IsString(item) && strcmp(item->valuestring, dtype_table[t].torch_name) == 0);
-        CHECK(known, "%s: %s is %s; float32, bfloat16, float16 and float64 are read", path, dtype_keys[k],
-              brief(item).text);
+        CHECK(known, "%s: %s is %s; supported are float32, bfloat16, float16 and float64", path, dtype_keys[k],
+              config_value_text(item).text);
     }
     cJSON_Delete(object);
     Problem problem;

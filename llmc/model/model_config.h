@@ -1,9 +1,9 @@
 /*
-model_config.h: the architecture of one model, what follows from it, and the list of its tensors.
+model_config.h: the architecture of a model, derived dimensions, and the list of its tensors.
 
-The table of tensors (tensor_rows) is the one place that knows the names, shapes, order, initial
-values and weight decay of parameters; allocation, init, optimizer, checkpoint, gradient dump and
-tests walk the list that tensor_list_build makes of it.
+The table tensor_rows defines the names, shapes, order, initial values and weight decay of all parameters.
+tensor_list_build turns it into the list that allocation, initialisation, the optimizer, checkpoints, gradient dumps and
+tests iterate over.
 */
 #ifndef LLMC_MODEL_CONFIG_H
 #define LLMC_MODEL_CONFIG_H
@@ -13,27 +13,27 @@ tests walk the list that tensor_list_build makes of it.
 typedef struct {
     const AttentionVariant *attention;
     int V, C, L, NH, NKV, D, F;
-    int T; // context: max_position_embeddings
+    int T; // max_position_embeddings
     double rope_theta, rms_norm_eps;
     bool tied; // the LM head is the embedding
 } ModelConfig;
 
-// cuBLAS's fastest kernels for bf16 require widths of whole 16 bytes, 8 elements, of what is stored in rows (cuBLAS
-// documentation, "Tensor Core Usage"). So products with outputs of any width (q, k, v, lambda; the logits) compute up to
-// 7 columns more, whose weights and gradients are zero.
+// The fastest bf16 kernels of cuBLAS require row widths that are multiples of 16 bytes, 8 elements (cuBLAS
+// documentation, "Tensor Core Usage"). Products of arbitrary output width (q, k, v, lambda; the logits) therefore compute
+// up to 7 more columns, whose weights and gradients are zero.
 enum { MATRIX_ROWS = 8 };
 
-// What the attention of a configuration comes to; see variants.h for the equations.
+// Dimensions of the attention of a configuration; variants.h has the equations.
 typedef struct {
     int OH, DV, NQ, QD, NK, NV;
     int q_rows, k_rows, v_rows, lambda_rows, gate_rows; // rows of the fused input matrix, in this order
-    int k_at, v_at, lambda_at, gate_at;                 // where each begins; q is at 0
-    int fused_rows;                                     // all of them
+    int k_at, v_at, lambda_at, gate_at;                 // first row of each; q is at 0
+    int fused_rows;                                     // their sum
     int gate_width;                                     // gates per output head; 0: none
-    int norm_width;  // elements of the context that are normalised together; 0: no norm
+    int norm_width;  // elements of the attention output that are normalised together; 0: no norm
     int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
-    int fused_width; // of its rows, what products write and read: fused_rows rounded up to MATRIX_ROWS
+    int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
     int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
 
@@ -59,13 +59,13 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.lambda_at = d.v_at + d.v_rows;
     d.gate_at = d.lambda_at + d.lambda_rows;
     d.fused_rows = d.gate_at + d.gate_rows;
-    d.fused_ld = (int)round_up((size_t)d.fused_rows, 64);
-    d.fused_width = (int)round_up((size_t)d.fused_rows, MATRIX_ROWS);
+    d.fused_ld = (int)round_up(d.fused_rows, 64);
+    d.fused_width = (int)round_up(d.fused_rows, MATRIX_ROWS);
     d.pair_stride = a->pair == PAIR_NEXT ? 1 : a->pair == PAIR_HALF ? c->NH : 0;
     return d;
 }
 
-// Problems of an architecture, each as one line into `out` (at most `limit`); returns their count.
+// Writes the problems of an architecture to `out`, one line each, at most `limit`; returns their number.
 typedef char Problem[256];
 static inline int model_config_problems(const ModelConfig *c, Problem *out, int limit) {
     int n = 0;
@@ -93,7 +93,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
-    // sizes are computed in int for one row and size_t beyond
+    // the size of one row is an int; larger sizes are size_t
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
                 c->T > 1 << 24,
             "a dimension is too large for this program");
@@ -102,7 +102,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 }
 
 // clang-format off
-typedef enum { // names a tensor of a layer, or one of the whole model
+typedef enum { // a tensor of a layer, or of the whole model
     T_EMBED,
     T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
     T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
@@ -115,17 +115,17 @@ typedef enum {
     DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT
 } Dim;
 // clang-format on
-// 0; 1; normal(0, 0.02); the same over sqrt(2L); normal(0, 0.1); lambda_init of the layer
+// 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_LAMBDA } Init;
 
 typedef struct {
     TensorKind kind;
     bool per_layer;
     const char *name;
-    Dim shape[2]; // the second is DIM_NONE for a vector; a tensor with a dimension of 0 does not exist
+    Dim shape[2]; // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
-    bool joined; // directly behind the previous tensor: the two are one matrix for a fused GEMM
+    bool joined; // stored directly after the previous tensor, as one matrix for a fused GEMM
 } TensorRow;
 
 // clang-format off
@@ -159,37 +159,37 @@ enum { TENSOR_ROW_COUNT = sizeof(tensor_rows) / sizeof(tensor_rows[0]) };
 typedef struct {
     char name[96];
     const TensorRow *row;
-    int layer; // 0 .. L-1; -1 for the tensors before and L for those after the layers
+    int layer; // 0 .. L-1; -1 for tensors before the layers, L for tensors after them
     int ndim;  // 1 or 2
     size_t shape[2];
     size_t count;  // elements
-    size_t offset; // first element in the buffers of parameters, gradients and moments
+    size_t offset; // of its first element in the buffers of parameters, gradients and moments
 } Tensor;
 
-// The tensors of a model in the order of checkpoints and of the buffers: layer-major. In memory each group of tensors
-// (before the layers, each layer, behind them) begins and ends so that `ranks` ranks can own equal pieces of it. A
-// matrix, with what is joined to it, is followed by rows of zeros up to a multiple of MATRIX_ROWS.
+// The tensors of a model in the order of checkpoints and buffers: layer by layer. Each group of tensors (before the
+// layers, each layer, after the layers) is padded so that `ranks` ranks can own equal pieces of it. A matrix, including
+// the tensors joined to it, is padded with rows of zeros to a multiple of MATRIX_ROWS.
 typedef struct {
     Tensor *tensors;
     int count;
     size_t parameter_count; // elements of all tensors
-    size_t buffer_count;    // the same with padding: what a buffer of parameters holds
-    // [L+3]: what stands before the layers begins at [0], layer l at [1+l], what follows at [L+1]
+    size_t buffer_count;    // the same with padding: elements of a parameter buffer
+    // [L+3]: offset of the tensors before the layers at [0], of layer l at [1+l], of those after the layers at [L+1]
     size_t *group_offset;
     int ranks;  // groups are padded to a multiple of ranks * TENSOR_ALIGN elements
-    int *index; // [L][TENSOR_KINDS]: which tensor, or -1; see tensor_of
+    int *index; // [L][TENSOR_KINDS]: index into tensors, or -1; see tensor_of
     int L;
 } TensorList;
 
 enum { TENSOR_ALIGN = 64 }; // elements; 256 bytes of fp32
 
-// NULL when the model has no such tensor. `layer` is ignored for tensors of the whole model.
+// NULL if the model has no such tensor. `layer` is ignored for tensors of the whole model.
 static inline const Tensor *tensor_of(const TensorList *list, TensorKind kind, int layer) {
-    int i = list->index[(size_t)layer * TENSOR_KINDS + kind];
+    int i = list->index[layer * TENSOR_KINDS + kind];
     return i < 0 ? NULL : &list->tensors[i];
 }
 
-// Whether rows that the model has are joined to row r of the table.
+// Whether the matrix of row r of the table continues in later rows.
 static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
     for (int i = r + 1; i < TENSOR_ROW_COUNT && tensor_rows[i].joined; i++)
         if (dims[tensor_rows[i].shape[0]] > 0) return true;
@@ -199,34 +199,35 @@ static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     AttentionDims a = attention_dims(c);
     size_t dims[DIM_COUNT] = {0};
-    dims[DIM_V] = (size_t)c->V;
-    dims[DIM_C] = (size_t)c->C;
-    dims[DIM_F] = (size_t)c->F;
-    dims[DIM_Q] = (size_t)a.q_rows;
-    dims[DIM_K] = (size_t)a.k_rows;
-    dims[DIM_VALUE] = (size_t)a.v_rows;
-    dims[DIM_LAMBDA] = (size_t)a.lambda_rows;
-    dims[DIM_GATE] = (size_t)a.gate_rows;
-    dims[DIM_O] = (size_t)c->NH * (size_t)c->D;
-    dims[DIM_SUBLN] = (size_t)a.norm_width;
-    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? (size_t)c->D : 0;
+    dims[DIM_V] = c->V;
+    dims[DIM_C] = c->C;
+    dims[DIM_F] = c->F;
+    dims[DIM_Q] = a.q_rows;
+    dims[DIM_K] = a.k_rows;
+    dims[DIM_VALUE] = a.v_rows;
+    dims[DIM_LAMBDA] = a.lambda_rows;
+    dims[DIM_GATE] = a.gate_rows;
+    dims[DIM_O] = c->NH * c->D;
+    dims[DIM_SUBLN] = a.norm_width;
+    dims[DIM_LAMBDA_VECTOR] = c->attention->lambda == LAMBDA_EXP ? c->D : 0;
     dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
-    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? (size_t)a.NQ : 0;
-    dims[DIM_HEAD] = c->tied ? 0 : (size_t)c->V;
+    dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
+    dims[DIM_HEAD] = c->tied ? 0 : c->V;
 
     TensorList list;
     memset(&list, 0, sizeof(list));
     list.L = c->L;
-    list.tensors = (Tensor *)checked_calloc((size_t)TENSOR_ROW_COUNT * (size_t)c->L, sizeof(Tensor));
-    list.index = (int *)checked_calloc((size_t)c->L * TENSOR_KINDS, sizeof(int));
+    int index_count = c->L * TENSOR_KINDS;
+    list.tensors = (Tensor *)checked_calloc(TENSOR_ROW_COUNT * c->L, sizeof(Tensor));
+    list.index = (int *)checked_calloc(index_count, sizeof(int));
     list.ranks = ranks;
-    list.group_offset = (size_t *)checked_calloc((size_t)c->L + 3, sizeof(size_t));
-    for (size_t i = 0; i < (size_t)c->L * TENSOR_KINDS; i++) list.index[i] = -1;
+    list.group_offset = (size_t *)checked_calloc(c->L + 3, sizeof(size_t));
+    for (int i = 0; i < index_count; i++) list.index[i] = -1;
 
-    size_t offset = 0, matrix = 0, rows = 0; // where the matrix under way begins, and its rows so far
-    bool after = false; // the rows before the per-layer rows, then the layers, then the rows after them
+    size_t offset = 0, matrix = 0, rows = 0; // the current matrix: its offset, and its rows so far
+    bool after = false;                      // the layers are done
     for (int r = 0; r < TENSOR_ROW_COUNT;) {
-        int group_end = r; // rows r .. group_end-1 are all per layer or all not
+        int group_end = r; // rows r .. group_end-1 are either all per layer or all not
         while (group_end < TENSOR_ROW_COUNT && tensor_rows[group_end].per_layer == tensor_rows[r].per_layer)
             group_end++;
         bool per_layer = tensor_rows[r].per_layer;
@@ -252,10 +253,10 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
                 offset = ends ? matrix + round_up(rows, MATRIX_ROWS) * t->shape[1] : offset + count;
                 list.parameter_count += count;
                 for (int k = per_layer ? l : 0; k < (per_layer ? l + 1 : c->L); k++)
-                    list.index[(size_t)k * TENSOR_KINDS + row->kind] = list.count;
+                    list.index[k * TENSOR_KINDS + row->kind] = list.count;
                 list.count++;
             }
-            offset = round_up(offset, (size_t)TENSOR_ALIGN * (size_t)ranks);
+            offset = round_up(offset, TENSOR_ALIGN * ranks);
         }
         after = after || per_layer;
         r = group_end;
@@ -278,19 +279,19 @@ static inline size_t model_parameter_count(const ModelConfig *c) {
     return count;
 }
 
-// The same model as a baseline.
+// The same model with the baseline's attention.
 static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     ModelConfig plain = *c;
-    plain.attention = find_variant("baseline");
+    plain.attention = variant_find("baseline");
     return plain;
 }
 
-// The MLP width that gives the model the parameters of the baseline with width c->F, to within half of what one more
-// costs, 3/2 C L parameters; of two that are as close the wider. Below 1: there is none.
-static inline int model_matched_ffn(const ModelConfig *c) {
+// The MLP width with which the model has as many parameters as the baseline with width c->F, to within 3/2 C L
+// parameters, half of the cost of one more. Of two equally close widths, the larger. Below 1: there is none.
+static inline int model_match_ffn(const ModelConfig *c) {
     ModelConfig plain = model_as_baseline(c), wider = *c;
     wider.F++;
-    // modulo 2^64, so may be negative
+    // modulo 2^64: the difference may be negative
     size_t own = model_parameter_count(c), more = model_parameter_count(&plain) - own;
     return c->F + (int)floor((double)(int64_t)more / (double)(model_parameter_count(&wider) - own) + 0.5);
 }

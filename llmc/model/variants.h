@@ -1,16 +1,16 @@
 /*
-variants.h: the attention variants as data. A trait is a number that becomes a loop bound or a size;
-nothing outside find_variant compares names.
+variants.h: the table of attention variants. A trait is a number that becomes a loop bound or a size; only variant_find
+compares names.
 
-  maps      attention maps per output head: 1, or 2 that are subtracted
+  maps      attention maps per output head: 1, or 2 of which the second is subtracted
   key_sets  sets of keys; with 2, map m reads key set m
-  merge     neighbouring heads merged into one output head of width merge*D (value width merge*D)
+  merge     number of adjacent heads merged into one output head; its width and its value width are merge*D
   split     query and key heads have width D/split
-  pair      which query heads form a pair: neighbours (2i, 2i+1), or (i, i+NH)
-  lambda    where the factor of the second map comes from
+  pair      query heads of a pair: adjacent (2i, 2i+1) or across groups (i, i+NH)
+  lambda    origin of the factor of the second map
   norm      normalisation of the output heads before o_proj
   norm_eps  epsilon of that norm; 0: rms_norm_eps of the configuration
-  gate      sigmoid gate on the output, from the input
+  gate      sigmoid gate on the output, computed from the input
   sink      extra logit in the softmax denominator
 
   OH = NH/merge output heads of width DV = merge*D;  NQ = maps*OH query heads of width QD = D/split;
@@ -21,10 +21,10 @@ nothing outside find_variant compares names.
 #include "../base/common.h"
 
 typedef enum { PAIR_NONE, PAIR_NEXT, PAIR_HALF } Pair;
-// projected from the input, then a sigmoid or not; the constant 1; or one number per layer, learned itself or by
-// exp(q1.k1) - exp(q2.k2) + lambda_init
+// Projected from the input, with or without a sigmoid; the constant 1; or one number per layer, a parameter or
+// exp(q1.k1) - exp(q2.k2) + lambda_init.
 typedef enum { LAMBDA_NONE, LAMBDA_SIGMOID, LAMBDA_LINEAR, LAMBDA_ONE, LAMBDA_SCALAR, LAMBDA_EXP } Lambda;
-// rmsnorm over all NH*D elements; over each head, times 1 - lambda_init
+// RMSNorm over all NH*D elements, or over each head and then times 1 - lambda_init.
 typedef enum { NORM_NONE, NORM_ALL, NORM_HEAD } Norm;
 typedef enum { GATE_NONE, GATE_HEAD, GATE_ELEMENT } Gate;
 typedef enum { SINK_NONE, SINK_ZERO, SINK_LEARNED } Sink;
@@ -58,11 +58,11 @@ static const AttentionVariant attention_variants[] = {
 // clang-format on
 enum { ATTENTION_VARIANT_COUNT = sizeof(attention_variants) / sizeof(attention_variants[0]) };
 
-// The first value of a layer's own lambda (layer from 0).
+// The initial lambda of a layer (layers from 0).
 static inline double lambda_init(int layer) { return 0.8 - 0.6 * exp(-0.3 * layer); }
 
-// NULL when there is no such variant.
-static inline const AttentionVariant *find_variant(const char *name) {
+// NULL if there is no such variant.
+static inline const AttentionVariant *variant_find(const char *name) {
     for (int i = 0; i < ATTENTION_VARIANT_COUNT; i++)
         if (strcmp(attention_variants[i].name, name) == 0) return &attention_variants[i];
     return NULL;

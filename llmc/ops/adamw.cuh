@@ -8,6 +8,8 @@ adamw: one step of Adam with decoupled weight decay. Equations in adamw.h.
 */
 #ifndef LLMC_ADAMW_CUH
 #define LLMC_ADAMW_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 typedef struct {
     float scale, b1, b2, rest1, rest2, rsqrt_correction2, rate, keep, epsilon;
@@ -40,6 +42,7 @@ static __global__ void adamw_kernel(size_t begin, size_t end, floatX *params, re
 static inline void adamw_update(floatX *params, real *master, const grad_t *grads, real *m, real *v, size_t count,
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step) {
+    OPERATION();
     AdamwScalars s;
     s.scale = (float)grad_scale;
     s.b1 = (float)beta1;

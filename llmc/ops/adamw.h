@@ -34,5 +34,6 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
         if (master) master[i] = w;
         params[i] = w;
     }
+    fault_point(FAULT_UPDATE, params, count);
 }
 #endif

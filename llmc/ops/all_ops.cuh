@@ -3,7 +3,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 */
 #ifndef LLMC_ALL_OPS_CUH
 #define LLMC_ALL_OPS_CUH
-#include "../cuda/device.cuh"
 #include "embedding.cuh"
 #include "rmsnorm.cuh"
 #include "matmul.cuh"
@@ -20,5 +19,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "adamw.cuh"
 #include "sum_of_squares.cuh"
 #include "stats.cuh"
-#include "../cuda/device_facts.cuh"
+#include "attention_stats.cuh"
+#include "runtime.cuh"
 #endif

@@ -8,7 +8,7 @@ all_ops.h: what ops.h declares, defined: the CUDA twins with DEVICE_OPS, otherwi
 #ifdef DEVICE_OPS
 #include "all_ops.cuh"
 #else
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 #include "embedding.h"
 #include "rmsnorm.h"

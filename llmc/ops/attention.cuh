@@ -1,161 +1,252 @@
 /*
-attention: causal grouped-query attention, tile by tile. Equations in attention.h; what differs here:
+attention.cuh: the CUDA twin of attention: attention_forward and attention_backward, by cuDNN or the built-in kernels as
+the plan of the shape says (attention_plans.cuh), and the text that names the backend. Equations in attention.h.
 
-  forward   a block per 64 queries of one head, over tiles of 64 keys with a running softmax; the scores exist only as
-            one tile in registers and shared memory
-  backward  no atomics: delta = rowsum(dO O) first, then a block per 64 queries for dQ, and blocks per 64 keys of a
-            key/value head for dK and for dV, which add over the queries of all heads of the group in order. The scores
-            are computed three times in all; in exchange each block needs registers for one result only, so heads of any
-            width to 512 fit.
-  shapes    any D and DV to 512, any strides; packs where widths, strides and addresses allow it
-  numerics  products, softmax and sums in fp32, P and dS too; out, dq, dk, dv rounded once (with add_dv, dv + the sum).
-            Sums run in one order, so results are the same bits in every run.
-  traffic   q, out and per tile of queries k, v, from the cache
-  flops     as counted by attention_forward_flops and attention_backward_flops; computed besides: the masked halves of
-            the tiles on the diagonal and, in the backward, Q K^T twice and dO V^T once more
-  use       the fp32 build, and what a library's kernel does not take (attention_library.cuh decides, and has
-            attention_forward and attention_backward); it uses no tensor cores
+  traffic   besides the backend's own: what is added is read once more, and its sum read and written
 */
 #ifndef LLMC_ATTENTION_CUH
 #define LLMC_ATTENTION_CUH
-#include "../cuda/attention_tile.cuh"
+#include "attention_kernels.cuh"
+#include "attention_plans.cuh"
 
-// of the backward: delta (B,NQ,T)
-static inline size_t attention_own_workspace_bytes(AttentionShape s) {
-    return (size_t)s.B * (size_t)s.NQ * (size_t)s.T * sizeof(real);
+static inline const char *attention_library_version(void) { return cudnn_attention_version(); }
+
+// Removes environment variables with which cuDNN's frontend would choose another algorithm, and so other rounding,
+// without a record in the run's files.
+static inline void attention_configure(AttentionOptions options) {
+    static const char *const names[] = {"CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", "CUDNN_RESCALE_THRESHOLD"};
+    attention_state.options = options;
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        if (!getenv(names[i])) continue;
+        attention_state.ignored = names[i];
+        CHECK(unsetenv(names[i]) == 0, "cannot remove %s from the environment", names[i]);
+    }
 }
 
-// What a block works on: head h of sequence b, and its tensors from the sequence's first row on.
-typedef struct {
-    int b, h;
-    size_t q, kv_k, kv_v, o, lse; // offsets
-} AttentionPlace;
-
-static __device__ inline AttentionPlace attention_place(AttentionShape s, int b, int h) {
-    AttentionPlace p;
-    size_t row = (size_t)b * (size_t)s.T; // keys and values have first + T rows, but then B is 1
-    int kv = h / (s.NQ / s.NKV);
-    p.b = b;
-    p.h = h;
-    p.q = row * (size_t)s.ldq + (size_t)h * (size_t)s.q_head;
-    p.kv_k = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head;
-    p.kv_v = row * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head;
-    p.o = row * (size_t)s.ldo + (size_t)h * (size_t)s.o_head;
-    p.lse = ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T;
-    return p;
+// The limit depends on the total memory of the device, so that runs on devices of one kind make the same calls.
+static inline void attention_reserve(size_t bytes) {
+    enum { LEAST = 64 << 20 };
+    size_t free_bytes = 0, total = 0;
+    if (!attention_has_device()) return;
+    device_start();
+    CUDA_CHECK(cudaMemGetInfo(&free_bytes, &total));
+    attention_limit = max_size(LEAST, total > bytes ? (total - bytes) / 2 : 0);
 }
 
-// The first key that query row t of sequence b sees; beyond the last row: more than any.
-static __device__ inline int attention_low(AttentionShape s, int b, int t) {
-    if (t >= s.T) return INT_MAX;
-    return s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+static inline void attention_stop(void) {
+    for (int i = 0; i < attention_state.count; i++) attention_free_plans(&attention_state.plans[i]);
+    attention_state.count = attention_state.warned = 0;
+    cudnn_attention_close();
 }
 
-// P = exp(scale S - lse), 0 where row t does not see the key.
-static __device__ inline float attention_probability(float score, float lse, int t, int low, int key,
-                                                     AttentionShape s) {
-    return key >= low && key <= s.first + t ? expf(s.scale * score - lse) : 0;
+static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
+    attention_state.no_device = memory_is_short || !attention_has_device();
+    if (!attention_state.no_device) device_start();
+    s.first_key = NULL; // AttentionOptions.documents decides
+    attention_prepare_one(s, false, false);
+    if (backward) attention_prepare_one(s, true, false);
+    if (backward && add_dv) attention_prepare_one(s, true, true);
+}
+
+static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
+    (void)threads; // of the host
+    size_t bytes = attention_builtin_workspace_bytes(s);
+    s.first_key = NULL;
+    for (int i = 0; i < attention_state.count; i++) {
+        const AttentionPlan *p = &attention_state.plans[i];
+        if (attention_same_shape(p->shape, s)) bytes = max_size(bytes, p->plan_bytes + p->scratch_bytes);
+    }
+    return bytes;
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Forward
+// Forward and backward
 
-// One tile of scores joins the running softmax of the thread's four rows; acc becomes P, out is brought to the new
-// maximum.
-template <int PIECES>
-static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)[PIECES][4][4], float (&max)[4],
-                                                float (&sum)[4], const int (&low)[4], int t, int key,
-                                                AttentionShape s) {
-    UNROLL
-    for (int r = 0; r < 4; r++) {
-        float largest = max[r], total = 0;
+// to[n,h,:] += from[n,h,:]                      from (N,heads,width) contiguous, to with strides of rows and heads
+template <int W>
+static __global__ void attention_add_kernel(int lanes, floatX *to, const floatX *from, unsigned rows, unsigned heads,
+                                            int width, int ld, int head) {
+    unsigned row = row_index(lanes);
+    if (row >= rows) return;
+    floatX *sum = to + (row / heads) * (size_t)ld + (row % heads) * (size_t)head;
+    const floatX *x = from + row * (size_t)width;
+    float a[W], b[W];
+    for (int i = row_lane(lanes) * W; i < width; i += lanes * W) {
+        load<W>(a, sum + i);
+        load<W>(b, x + i);
         UNROLL
-        for (int c = 0; c < 4; c++) {
-            bool visible = key + c >= low[r] && key + c <= s.first + t + r;
-            acc[r][c] = visible ? s.scale * acc[r][c] : -INFINITY;
-            largest = fmaxf(largest, acc[r][c]);
+        for (int k = 0; k < W; k++) a[k] += b[k];
+        store<W>(sum + i, a);
+    }
+}
+
+static inline void attention_add(floatX *to, const floatX *from, size_t N, int heads, int width, int ld, int head) {
+    size_t rows = N * heads;
+    LAUNCH_ROWS(attention_add_kernel, packed(width, to, from), rows, width, to, from, (unsigned)rows, (unsigned)heads,
+                width, ld, head);
+}
+
+// Offsets of a call's first elements in q, k, v, the output and lse; `part` selects the columns of v and the output.
+typedef struct {
+    size_t q, k, v, o, lse;
+} AttentionOffsets;
+static inline AttentionOffsets attention_offsets(const AttentionPlan *p, int call, int part) {
+    AttentionShape s = p->shape;
+    int shares = s.NKV / p->groups;
+    size_t b = call / shares * p->sequences, row = b * s.T, kv = call % shares * p->groups, h = kv * (s.NQ / s.NKV),
+           column = part * (s.DV / p->parts);
+    AttentionOffsets at;
+    at.q = row * s.ldq + h * s.q_head;
+    at.k = row * s.ldkv + kv * s.k_head;
+    at.v = row * s.ldkv + kv * s.v_head + column;
+    at.o = row * s.ldo + h * s.o_head + column;
+    at.lse = (b * s.NQ + h) * s.T;
+    return at;
+}
+static inline int attention_calls(const AttentionPlan *p) {
+    return p->shape.B / p->sequences * (p->shape.NKV / p->groups);
+}
+
+static inline void attention_run_cudnn(CudnnPlan *plan, const CudnnTensors *t, const AttentionPlan *p,
+                                       void *workspace) {
+    char why[ATTENTION_WHY];
+    AttentionShape s = p->shape;
+    CHECK(cudnn_attention_run(plan, t, workspace, main_stream, why, sizeof(why)),
+          "attention's %s of %d sequences of %d, %d and %d heads of width %d and %d: %s; --sdpa own avoids cuDNN",
+          p->backward ? "backward" : "forward", p->sequences, s.T, attention_queries(p), p->groups, s.D,
+          s.DV / p->parts, why);
+}
+
+static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                     AttentionShape s) {
+    OPERATION();
+    const AttentionPlan *p = lse ? attention_plan(s, false, false) : NULL;
+    if (!p || !p->parts) {
+        attention_builtin_forward(out, lse, q, k, v, s);
+        return;
+    }
+    assert(packed(0, out, lse, q, k, v));
+    char *workspace = (char *)(void *)ops_workspace_take(p->plan_bytes);
+    for (int call = 0; call < attention_calls(p); call++)
+        for (int part = 0; part < p->parts; part++) {
+            AttentionOffsets at = attention_offsets(p, call, part);
+            CudnnTensors t;
+            memset(&t, 0, sizeof(t));
+            t.q = q + at.q;
+            t.k = k + at.k;
+            t.v = v + at.v;
+            t.out = out + at.o;
+            t.lse = lse + at.lse; // the same from each part
+            attention_run_cudnn(p->cudnn[0], &t, p, workspace);
         }
-        largest = lanes_max(largest, 16); // the row's other columns
-        UNROLL
-        for (int c = 0; c < 4; c++) total += acc[r][c] = expf(acc[r][c] - largest);
-        float factor = expf(max[r] - largest);
-        sum[r] = sum[r] * factor + lanes_sum(total, 16);
-        max[r] = largest;
-        UNROLL
-        for (int piece = 0; piece < PIECES; piece++) {
-            UNROLL
-            for (int c = 0; c < 4; c++) out[piece][r][c] *= factor;
-        }
+}
+
+// The gradients of one part of the value columns in one call.
+static inline void attention_backward_part(const AttentionPlan *p, int part, int call, floatX *dq, floatX *dk,
+                                           floatX *dv, const floatX *dout, const floatX *out, const real *lse,
+                                           const floatX *q, const floatX *k, const floatX *v) {
+    AttentionShape s = p->shape;
+    AttentionScratch scratch;
+    char *workspace = (char *)(void *)ops_workspace_take(p->plan_bytes + p->scratch_bytes);
+    attention_scratch(p, workspace + p->plan_bytes, &scratch);
+    AttentionOffsets at = attention_offsets(p, call, part);
+    int queries = attention_queries(p);
+    size_t N = (size_t)p->sequences * s.T;
+    CudnnTensors t;
+    t.q = q + at.q;
+    t.k = k + at.k;
+    t.v = v + at.v;
+    t.out = const_cast<floatX *>(out) + at.o;
+    t.lse = const_cast<real *>(lse) + at.lse;
+    t.dout = dout + at.o;
+    t.dq = part ? scratch.dq : dq + at.q;
+    t.dk = part ? scratch.dk : dk + at.k;
+    t.dv = p->add_dv ? scratch.dv : dv + at.v;
+    attention_run_cudnn(p->cudnn[part], &t, p, workspace);
+    if (part) attention_add(dq + at.q, scratch.dq, N, queries, s.D, s.ldq, s.q_head);
+    if (part) attention_add(dk + at.k, scratch.dk, N, p->groups, s.D, s.ldkv, s.k_head);
+    if (p->add_dv) attention_add(dv + at.v, scratch.dv, N, p->groups, s.DV / p->parts, s.ldkv, s.v_head);
+}
+
+static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
+                                      const real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                      AttentionShape s, bool add_dv) {
+    OPERATION();
+    const AttentionPlan *p = attention_plan(s, true, add_dv);
+    if (!p || !p->parts) {
+        attention_builtin_backward(dq, dk, dv, dout, out, lse, q, k, v, s, add_dv);
+        return;
     }
+    assert(packed(0, dq, dk, dv, dout, out, lse, q, k, v));
+    for (int call = 0; call < attention_calls(p); call++)
+        for (int part = 0; part < p->parts; part++)
+            attention_backward_part(p, part, call, dq, dk, dv, dout, out, lse, q, k, v);
 }
 
-template <int PIECES>
-static __global__ void __launch_bounds__(TILE_THREADS)
-    attention_forward_kernel(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                             AttentionShape s, bool wide_qk, bool wide_v) {
-    SHARED(float4, operands4, TILE_OPERANDS / 4);
-    SHARED(float4, scores4, TILE_SCORES / 4);
-    float *operands = (float *)(void *)operands4, *scores = (float *)(void *)scores4;
-    int heads = s.B * s.NQ, tiles = (s.T + TILE - 1) / TILE, head = (int)blockIdx.x % heads;
-    int t0 = (tiles - 1 - (int)blockIdx.x / heads) * TILE; // the longest first
-    int t = t0 + (int)threadIdx.x / 16 * 4, rows = min(TILE, s.T - t0), keys = s.first + t0 + rows, low[4];
-    AttentionPlace at = attention_place(s, head / s.NQ, head % s.NQ);
-    float o[PIECES][4][4], max[4], sum[4], inverse[4];
-    tile_clear<PIECES>(o);
-    for (int r = 0; r < 4; r++) {
-        max[r] = -8e37f; // below any score; finite, so that a row that sees no key of a tile stays right
-        sum[r] = 0;
-        low[r] = attention_low(s, at.b, t + r);
+// ---------------------------------------------------------------------------------------------------
+// Texts
+
+// The backend of the first shape that was prepared.
+static inline const char *attention_backend(void) {
+    static char text[2 * ATTENTION_WHY];
+    const AttentionPlan *forward = NULL, *backward = NULL;
+    for (int i = attention_state.count - 1; i >= 0; i--) {
+        const AttentionPlan *p = &attention_state.plans[i];
+        if (p->backward) backward = p;
+        else forward = p;
     }
-    TileRows queries = tile_rows(q + at.q, t0, s.T, s.ldq, s.D, wide_qk);
-    for (int k0 = attention_low(s, at.b, t0) / TILE * TILE; k0 < keys; k0 += TILE) {
-        float acc[1][4][4];
-        tile_clear<1>(acc);
-        tile_dot(acc[0], queries, tile_rows(k + at.kv_k, k0, keys, s.ldkv, s.D, wide_qk), operands);
-        attention_softmax<PIECES>(acc[0], o, max, sum, low, t, k0 + (int)threadIdx.x % 16 * 4, s);
-        tile_store_scores(scores, acc[0]);
-        tile_accumulate<PIECES>(o, scores, tile_rows(v + at.kv_v, k0, keys, s.ldkv, s.DV, wide_v), operands);
+    if (!forward) return NULL;
+    const AttentionPlan *refused = !forward->parts ? forward : backward && !backward->parts ? backward : NULL;
+    const AttentionPlan *cudnn = backward && backward->parts ? backward : forward;
+    if (!cudnn->parts) {
+        FORMAT(text, "the built-in kernel (%s)", forward->why);
+        return text;
     }
-    for (int r = 0; r < 4; r++) inverse[r] = 1 / sum[r];
-    tile_write<PIECES>(out + at.o + (size_t)t0 * (size_t)s.ldo, s.ldo, rows, s.DV, o, inverse, false);
-    if (lse && threadIdx.x % 16 == 0)
-        for (int r = 0; r < 4; r++)
-            if (t + r < s.T) lse[at.lse + (size_t)(t + r)] = max[r] + logf(sum[r]);
+    FORMAT(text, "%s%s", cudnn_attention_version(), cudnn->parts > 1 ? ", values in two parts" : "");
+    size_t used = strlen(text);
+    if (cudnn->backward)
+        used += snprintf(text + used, sizeof(text) - used, ", %s backward",
+                         attention_state.options.deterministic ? "deterministic" : "nondeterministic");
+    if (cudnn->sequences < cudnn->shape.B)
+        used += snprintf(text + used, sizeof(text) - used, ", %d sequence%s per call", cudnn->sequences,
+                         cudnn->sequences == 1 ? "" : "s");
+    if (cudnn->groups < cudnn->shape.NKV)
+        used += snprintf(text + used, sizeof(text) - used, ", %d of %d groups of heads per call", cudnn->groups,
+                         cudnn->shape.NKV);
+    if (refused)
+        snprintf(text + used, sizeof(text) - used, "; %s by the built-in kernel (%s)",
+                 refused->backward ? "backward" : "forward", refused->why);
+    return text;
 }
 
-// Calls CALL(PIECES) for the least number of 64-column pieces that hold the width.
-#define ATTENTION_PIECES(width, CALL)          \
-    do {                                       \
-        if ((width) <= TILE) CALL(1);          \
-        else if ((width) <= 2 * TILE) CALL(2); \
-        else if ((width) <= 4 * TILE) CALL(4); \
-        else CALL(8);                          \
-    } while (0)
-
-static inline unsigned attention_blocks(size_t heads, int T) {
-    return blocks_of(heads * (size_t)((T + TILE - 1) / TILE), 1);
+// One line about the plans that were made since the last call; NULL: no further warning.
+static inline const char *attention_warning(void) {
+    static char text[2 * ATTENTION_WHY];
+    const AttentionPlan *first = NULL;
+    if (attention_state.ignored) {
+        FORMAT(text,
+               "%s is ignored, since it would change cuDNN's algorithm without a record; use --sdpa-linear or "
+               "--no-deterministic",
+               attention_state.ignored);
+        attention_state.ignored = NULL;
+        return text;
+    }
+    bool slow[2] = {false, false}; // forward, backward
+    for (int i = attention_state.warned; i < attention_state.count; i++) {
+        const AttentionPlan *p = &attention_state.plans[i];
+        if (p->parts || !p->remedy) continue;
+        first = first ? first : p;
+        slow[p->backward] = true;
+    }
+    attention_state.warned = attention_state.count;
+    if (!first) return NULL;
+    FORMAT(text,
+           "attention%s is computed by the built-in kernel, without tensor cores and several times slower: %s; %s; "
+           "--sdpa own requests the built-in kernel without this warning",
+           slow[0] && slow[1] ? ""
+           : slow[0]          ? "'s forward"
+                              : "'s backward",
+           first->why, first->remedy);
+    return text;
 }
-static inline bool attention_wide_qk(AttentionShape s, const void *q, const void *k) {
-    return packed((size_t)s.D, q, k) && packed((size_t)s.ldq) && packed((size_t)s.ldkv) && packed((size_t)s.q_head) &&
-           packed((size_t)s.k_head);
-}
-static inline void attention_check(AttentionShape s) {
-    assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
-    CHECK(s.D > 0 && s.DV > 0 && s.D <= 8 * TILE && s.DV <= 8 * TILE,
-          "attention: heads of width %d and %d; up to %d can be computed", s.D, s.DV, 8 * TILE);
-}
-
-static inline void attention_own_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                         AttentionShape s) {
-    attention_check(s);
-    bool wide_qk = attention_wide_qk(s, q, k),
-         wide_v = packed((size_t)s.DV, v) && packed((size_t)s.ldkv) && packed((size_t)s.v_head);
-    unsigned blocks = attention_blocks((size_t)s.B * (size_t)s.NQ, s.T);
-#define ATTENTION_FORWARD(PIECES) \
-    LAUNCH((attention_forward_kernel<PIECES>), blocks, TILE_THREADS, 0, out, lse, q, k, v, s, wide_qk, wide_v)
-    ATTENTION_PIECES(s.DV, ATTENTION_FORWARD);
-#undef ATTENTION_FORWARD
-}
-#include "attention_backward.cuh"
-#include "attention_library.cuh"
 #endif

@@ -25,7 +25,7 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 #ifndef LLMC_ATTENTION_H
 #define LLMC_ATTENTION_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 #include "tile.h"
 
@@ -43,33 +43,33 @@ typedef struct {
     real *dk, *dv; // (B, NQ, padded, D | DV): of one query head alone
     real *own;     // (threads, own_count)
     size_t own_count, total;
-} AttentionPlan;
+} AttentionWorkspace;
 
 // What a thread has for a block of queries of one head.
 typedef struct {
     real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
     real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
-} AttentionOwn;
+} AttentionBlock;
 
 // The next `count` elements; NULL when memory is, and sizes are only counted.
-static inline real *attention_piece(AttentionPlan *a, real *memory, size_t count) {
+static inline real *attention_piece(AttentionWorkspace *a, real *memory, size_t count) {
     real *piece = memory ? memory + a->total : NULL;
     a->total += round_up(count, TILE_LANES);
     return piece;
 }
 
-static inline AttentionPlan attention_plan(AttentionShape s, int threads, bool backward, real *memory) {
-    AttentionPlan a;
-    size_t heads = (size_t)s.B * (size_t)s.NKV, queries = (size_t)s.B * (size_t)s.NQ;
-    a.keys = (size_t)s.first + (size_t)s.T;
+static inline AttentionWorkspace attention_workspace(AttentionShape s, int threads, bool backward, real *memory) {
+    AttentionWorkspace a;
+    size_t heads = (size_t)s.B * s.NKV, queries = (size_t)s.B * s.NQ;
+    a.keys = (size_t)s.first + s.T;
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
-    a.D = round_up((size_t)s.D, TILE_LANES);
-    a.DV = round_up((size_t)s.DV, TILE_LANES);
+    a.D = round_up(s.D, TILE_LANES);
+    a.DV = round_up(s.DV, TILE_LANES);
     a.own_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
     a.total = 0;
     a.kt = attention_piece(&a, memory, heads * a.padded * a.D);
     a.v = attention_piece(&a, memory, heads * a.padded * a.DV);
-    a.own = attention_piece(&a, memory, (size_t)threads * a.own_count);
+    a.own = attention_piece(&a, memory, threads * a.own_count);
     a.k = attention_piece(&a, memory, backward ? heads * a.padded * a.D : 0);
     a.vt = attention_piece(&a, memory, backward ? heads * a.padded * a.DV : 0);
     a.dk = attention_piece(&a, memory, backward ? queries * a.padded * a.D : 0);
@@ -77,9 +77,9 @@ static inline AttentionPlan attention_plan(AttentionShape s, int threads, bool b
     return a;
 }
 
-static inline AttentionOwn attention_own(const AttentionPlan *a) {
-    AttentionOwn own;
-    own.q = a->own + (size_t)omp_get_thread_num() * a->own_count;
+static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
+    AttentionBlock own;
+    own.q = a->own + omp_get_thread_num() * a->own_count;
     own.dout = own.q + ATTENTION_ROWS * a->D;
     own.acc = own.dout + ATTENTION_ROWS * a->DV;
     own.p = own.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
@@ -88,19 +88,19 @@ static inline AttentionOwn attention_own(const AttentionPlan *a) {
 }
 
 // The CPU's attention is all here: no library does it, and its sums have one order.
-static inline void attention_use(AttentionUse use) {
-    CHECK(!use.library, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
+static inline void attention_configure(AttentionOptions use) {
+    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
 }
-static inline void attention_leave(size_t bytes) { (void)bytes; }
+static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
-static inline const char *attention_library(void) { return NULL; }
-static inline const char *attention_build(void) { return "none"; }
+static inline const char *attention_backend(void) { return NULL; }
+static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
-    return attention_plan(s, threads, s.first == 0, NULL).total * sizeof(real);
+    return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
 // rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
@@ -121,16 +121,15 @@ static inline void attention_copy_panels(real *to, const floatX *x, size_t count
             for (size_t c = 0; c < width; c++) to[c * TILE_COLUMNS + t] = t0 + t < count ? x[(t0 + t) * ld + c] : 0;
 }
 
-static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, const floatX *v, AttentionShape s,
+static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX *k, const floatX *v, AttentionShape s,
                                        bool backward) {
     int parts = backward ? 4 : 2;
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < s.B * s.NKV * parts; item++) {
-        size_t head = (size_t)(item / parts), b = head / (size_t)s.NKV, kv = head % (size_t)s.NKV;
-        const floatX *kh = k + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.k_head;
-        const floatX *vh = v + b * (size_t)s.T * (size_t)s.ldkv + kv * (size_t)s.v_head;
-        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = (size_t)s.D, DV = (size_t)s.DV,
-               ld = (size_t)s.ldkv;
+        size_t head = (item / parts), b = head / s.NKV, kv = head % s.NKV;
+        const floatX *kh = k + b * s.T * s.ldkv + kv * s.k_head;
+        const floatX *vh = v + b * s.T * s.ldkv + kv * s.v_head;
+        size_t at_k = head * a->padded * a->D, at_v = head * a->padded * a->DV, D = s.D, DV = s.DV, ld = s.ldkv;
         switch (item % parts) {
         case 0: attention_copy_panels(a->kt + at_k, kh, a->keys, a->padded, D, a->D, ld); break;
         case 1: attention_copy_rows(a->v + at_v, vh, a->keys, a->padded, DV, a->DV, ld, 1); break;
@@ -142,7 +141,7 @@ static inline void attention_copy_keys(const AttentionPlan *a, const floatX *k, 
 
 // The first key that query row t of sequence b sees.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
-    return s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+    return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
 }
 
 // How many keys of the block that starts at key k0 a tile of rows reads whose last row is t.
@@ -155,8 +154,8 @@ static inline int attention_reach(AttentionShape s, int t, int k0) {
 static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
                                     size_t width_padded) {
     for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
-        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((size_t)(n - j), TILE_LANES)), width, a, lda, panels,
-                      TILE_COLUMNS, scores + j, SCORES_LD, false);
+        tile_multiply(min_int(TILE_COLUMNS, (int)round_up((n - j), TILE_LANES)), width, a, lda, panels, TILE_COLUMNS,
+                      scores + j, SCORES_LD, false);
 }
 
 // One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
@@ -179,34 +178,32 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
 
 // The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
 static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
-                                           int t0, const AttentionPlan *a, AttentionShape s) {
+                                           int t0, const AttentionWorkspace *a, AttentionShape s) {
     const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
-    AttentionOwn own = attention_own(a);
+    AttentionBlock own = attention_block(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
-    attention_copy_rows(own.q, q, (size_t)rows, (size_t)(tiles * TILE_ROWS), (size_t)s.D, a->D, (size_t)s.ldq, s.scale);
-    memset(own.acc, 0, (size_t)(tiles * TILE_ROWS) * a->DV * sizeof(real));
+    attention_copy_rows(own.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
+    memset(own.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
     int k0 = attention_first_key(s, b, t0) / ATTENTION_KEYS * ATTENTION_KEYS;
     for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS)
         for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
             int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
             if (n == 0) continue;
-            attention_scores(own.p, own.q + (size_t)i0 * a->D, a->D, kt + (size_t)k0 * a->D, n, s.D, a->D);
+            attention_scores(own.p, own.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
             for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
                 int visible = attention_reach(s, t0 + i, k0), low = max_int(0, attention_first_key(s, b, t0 + i) - k0);
-                real *p = own.p + (i - i0) * SCORES_LD, *acc = own.acc + (size_t)i * a->DV;
+                real *p = own.p + (i - i0) * SCORES_LD, *acc = own.acc + i * a->DV;
                 real factor = attention_softmax(p, &max[i], &sum[i], min_int(low, n), visible, n);
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + (size_t)k0 * a->DV, a->DV, own.acc + (size_t)i0 * a->DV,
-                          a->DV, true);
+            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + k0 * a->DV, a->DV, own.acc + i0 * a->DV, a->DV, true);
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++)
-            o[(size_t)i * (size_t)s.ldo + (size_t)c] = own.acc[(size_t)i * a->DV + (size_t)c] * inverse;
+        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = own.acc[i * a->DV + c] * inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
 }
@@ -214,10 +211,11 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
 // A single query, straight from the definition; scores (keys) is scratch.
 static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k,
                                          const floatX *v, int low, int keys, AttentionShape s) {
+    size_t ld = s.ldkv;
     for (int j = low; j < keys; j++) {
         real dot = 0;
 #pragma omp simd reduction(+ : dot)
-        for (int c = 0; c < s.D; c++) dot += q[c] * k[(size_t)j * (size_t)s.ldkv + (size_t)c];
+        for (int c = 0; c < s.D; c++) dot += q[c] * k[j * ld + c];
         scores[j] = s.scale * dot;
     }
     real max = scores[low], sum = 0;
@@ -225,7 +223,7 @@ static inline void attention_forward_row(floatX *o, real *l, real *scores, const
     for (int j = low; j < keys; j++) sum += scores[j] = real_exp(scores[j] - max);
     for (int c = 0; c < s.DV; c++) o[c] = 0;
     for (int j = low; j < keys; j++)
-        for (int c = 0; c < s.DV; c++) o[c] += scores[j] * v[(size_t)j * (size_t)s.ldkv + (size_t)c];
+        for (int c = 0; c < s.DV; c++) o[c] += scores[j] * v[j * ld + c];
     for (int c = 0; c < s.DV; c++) o[c] /= sum;
     if (l) *l = max + (real)log((double)sum);
 }
@@ -235,23 +233,22 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
     int group = s.NQ / s.NKV, blocks = (s.T + ATTENTION_ROWS - 1) / ATTENTION_ROWS, heads = s.B * s.NQ;
     real *workspace = ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads()));
-    AttentionPlan a = attention_plan(s, omp_get_max_threads(), false, workspace);
+    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), false, workspace);
     if (s.T > 1) attention_copy_keys(&a, k, v, s, false);
 #pragma omp parallel for schedule(dynamic)
     for (int item = 0; item < heads * blocks; item++) {
         int t0 = (blocks - 1 - item / heads) * ATTENTION_ROWS; // the longest blocks first
         int b = item % heads / s.NQ, h = item % heads % s.NQ, kv = h / group;
-        size_t row = (size_t)b * (size_t)s.T + (size_t)t0, key_head = (size_t)(b * s.NKV + kv);
-        floatX *oh = out + row * (size_t)s.ldo + (size_t)h * (size_t)s.o_head;
-        const floatX *qh = q + row * (size_t)s.ldq + (size_t)h * (size_t)s.q_head;
-        real *l = lse ? lse + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t0 : NULL;
+        size_t row = (size_t)b * s.T + t0, key_head = b * s.NKV + kv;
+        floatX *oh = out + row * s.ldo + h * s.o_head;
+        const floatX *qh = q + row * s.ldq + h * s.q_head;
+        real *l = lse ? lse + ((size_t)b * s.NQ + h) * s.T + t0 : NULL;
         if (s.T > 1)
             attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b,
                                     t0, &a, s);
         else
-            attention_forward_row(oh, l, workspace + (size_t)omp_get_thread_num() * a.keys, qh,
-                                  k + (size_t)b * (size_t)s.ldkv + (size_t)kv * (size_t)s.k_head,
-                                  v + (size_t)b * (size_t)s.ldkv + (size_t)kv * (size_t)s.v_head,
+            attention_forward_row(oh, l, workspace + omp_get_thread_num() * a.keys, qh,
+                                  k + (size_t)b * s.ldkv + kv * s.k_head, v + (size_t)b * s.ldkv + kv * s.v_head,
                                   attention_first_key(s, b, 0), s.first + 1, s);
     }
 }

@@ -4,7 +4,7 @@ attention_backward.h: the backward of attention.h, which derives it and says its
 #ifndef LLMC_ATTENTION_BACKWARD_H
 #define LLMC_ATTENTION_BACKWARD_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 #include "attention.h"
 
@@ -19,16 +19,16 @@ typedef struct {
 } AttentionHead;
 
 // P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
-static inline void attention_backward_scores(const AttentionOwn *own, const AttentionHead *h, const int *low,
-                                             const real *delta, int t0, int rows, int k0, const AttentionPlan *a,
+static inline void attention_backward_scores(const AttentionBlock *own, const AttentionHead *h, const int *low,
+                                             const real *delta, int t0, int rows, int k0, const AttentionWorkspace *a,
                                              AttentionShape s) {
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
         real *p0 = own->p + i0 * SCORES_LD, *ds0 = own->ds + i0 * SCORES_LD;
         // S = scale Q K^T
-        attention_scores(p0, own->q + (size_t)i0 * a->D, a->D, h->kt + (size_t)k0 * a->D, n, s.D, a->D);
+        attention_scores(p0, own->q + i0 * a->D, a->D, h->kt + k0 * a->D, n, s.D, a->D);
         // O = P V
-        attention_scores(ds0, own->dout + (size_t)i0 * a->DV, a->DV, h->vt + (size_t)k0 * a->DV, n, s.DV, a->DV);
+        attention_scores(ds0, own->dout + i0 * a->DV, a->DV, h->vt + k0 * a->DV, n, s.DV, a->DV);
         for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
             int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
             real *p = own->p + i * SCORES_LD, *ds = own->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
@@ -44,24 +44,23 @@ static inline void attention_backward_scores(const AttentionOwn *own, const Atte
     }
 }
 
-static inline void attention_backward_head(const AttentionHead *h, const AttentionPlan *a, AttentionShape s) {
-    AttentionOwn own = attention_own(a);
+static inline void attention_backward_head(const AttentionHead *h, const AttentionWorkspace *a, AttentionShape s) {
+    AttentionBlock own = attention_block(a);
     for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
         int rows = min_int(ATTENTION_ROWS, s.T - t0), low[ATTENTION_ROWS];
-        size_t padded = round_up((size_t)rows, TILE_ROWS);
-        const floatX *out = h->out + (size_t)t0 * (size_t)s.ldo, *dout = h->dout + (size_t)t0 * (size_t)s.ldo;
+        size_t padded = round_up(rows, TILE_ROWS);
+        const floatX *out = h->out + (size_t)t0 * s.ldo, *dout = h->dout + (size_t)t0 * s.ldo;
         real delta[ATTENTION_ROWS];
         for (int i = 0; i < rows; i++) {
-            const floatX *o = out + (size_t)i * (size_t)s.ldo, *g = dout + (size_t)i * (size_t)s.ldo;
+            const floatX *o = out + (size_t)i * s.ldo, *g = dout + (size_t)i * s.ldo;
             real dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int c = 0; c < s.DV; c++) dot += o[c] * g[c];
             delta[i] = dot;
             low[i] = attention_first_key(s, h->b, t0 + i);
         }
-        attention_copy_rows(own.q, h->q + (size_t)t0 * (size_t)s.ldq, (size_t)rows, padded, (size_t)s.D, a->D,
-                            (size_t)s.ldq, s.scale);
-        attention_copy_rows(own.dout, dout, (size_t)rows, padded, (size_t)s.DV, a->DV, (size_t)s.ldo, 1);
+        attention_copy_rows(own.q, h->q + (size_t)t0 * s.ldq, rows, padded, s.D, a->D, s.ldq, s.scale);
+        attention_copy_rows(own.dout, dout, rows, padded, s.DV, a->DV, s.ldo, 1);
         memset(own.acc, 0, padded * a->D * sizeof(real));
         int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
         for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
@@ -70,21 +69,20 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
             for (int j0 = 0; j0 < keys; j0 += TILE_ROWS) {
                 int r0 = max_int(0, k0 + j0 - t0); // the first row that sees key j0
                 bool add = k0 + j0 < t0;           // else the first rows that see these keys, which set dk and dv
-                size_t at = (size_t)(k0 + j0);
+                size_t at = (k0 + j0);
                 const real *p = own.p + r0 * SCORES_LD + j0, *ds = own.ds + r0 * SCORES_LD + j0;
-                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, own.dout + (size_t)r0 * a->DV, a->DV,
+                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, own.dout + r0 * a->DV, a->DV,
                                          h->dv + at * a->DV, a->DV, add); // O = P V
-                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, own.q + (size_t)r0 * a->D, a->D,
+                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, own.q + r0 * a->D, a->D,
                                          h->dk + at * a->D, a->D, add); // S = scale Q K^T; own.q has the scale
             }
             for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
                 tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD,
-                              SCORES_LD, h->k + (size_t)k0 * a->D, a->D, own.acc + (size_t)i0 * a->D, a->D,
+                              SCORES_LD, h->k + k0 * a->D, a->D, own.acc + i0 * a->D, a->D,
                               true); // S = scale Q K^T
         }
         for (int i = 0; i < rows; i++)
-            for (int c = 0; c < s.D; c++)
-                h->dq[(size_t)(t0 + i) * (size_t)s.ldq + (size_t)c] = s.scale * own.acc[(size_t)i * a->D + (size_t)c];
+            for (int c = 0; c < s.D; c++) h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * own.acc[i * a->D + c];
     }
 }
 
@@ -92,9 +90,9 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
 static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded,
                                        size_t stride, bool add) {
     for (int t = 0; t < T; t++) {
-        floatX *to = dst + (size_t)t * (size_t)ld;
+        floatX *to = dst + (size_t)t * ld;
         for (int g = 0; g < group; g++) {
-            const real *from = src + ((size_t)g * padded + (size_t)t) * stride;
+            const real *from = src + (g * padded + t) * stride;
             if (g > 0 || add)
                 for (int c = 0; c < width; c++) to[c] += from[c];
             else
@@ -108,17 +106,16 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
                                       AttentionShape s, bool add_dv) {
     assert(s.NQ % s.NKV == 0 && s.first == 0);
     int group = s.NQ / s.NKV;
-    size_t T = (size_t)s.T, heads = (size_t)s.B * (size_t)s.NQ;
-    AttentionPlan a = attention_plan(s, omp_get_max_threads(), true,
-                                     ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
+    size_t T = s.T, heads = (size_t)s.B * s.NQ;
+    AttentionWorkspace a = attention_workspace(s, omp_get_max_threads(), true,
+                                               ops_workspace_take(attention_workspace_bytes(s, omp_get_max_threads())));
     attention_copy_keys(&a, k, v, s, true);
 #pragma omp parallel
     {
 #pragma omp for schedule(dynamic)
         for (size_t bh = 0; bh < heads; bh++) {
-            size_t b = bh / (size_t)s.NQ, j = bh % (size_t)s.NQ, key_head = b * (size_t)s.NKV + j / (size_t)group;
-            size_t q_at = b * T * (size_t)s.ldq + j * (size_t)s.q_head,
-                   o_at = b * T * (size_t)s.ldo + j * (size_t)s.o_head;
+            size_t b = bh / s.NQ, j = bh % s.NQ, key_head = b * s.NKV + j / group;
+            size_t q_at = b * T * s.ldq + j * s.q_head, o_at = b * T * s.ldo + j * s.o_head;
             size_t k_at = key_head * a.padded * a.D, v_at = key_head * a.padded * a.DV;
             AttentionHead h = {(int)b,
                                dq + q_at,
@@ -135,13 +132,13 @@ static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const 
             attention_backward_head(&h, &a, s);
         }
 #pragma omp for schedule(static)
-        for (size_t i = 0; i < (size_t)s.B * (size_t)s.NKV; i++) {
-            size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * (size_t)s.ldkv;
-            size_t first = (b * (size_t)s.NQ + kv * (size_t)group) * a.padded;
-            attention_sum_group(dk + row + kv * (size_t)s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded,
-                                a.D, false);
-            attention_sum_group(dv + row + kv * (size_t)s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv,
-                                a.padded, a.DV, add_dv);
+        for (size_t i = 0; i < (size_t)s.B * s.NKV; i++) {
+            size_t b = i / (size_t)s.NKV, kv = i % (size_t)s.NKV, row = b * T * s.ldkv;
+            size_t first = (b * s.NQ + kv * group) * a.padded;
+            attention_sum_group(dk + row + kv * s.k_head, a.dk + first * a.D, group, s.T, s.D, s.ldkv, a.padded, a.D,
+                                false);
+            attention_sum_group(dv + row + kv * s.v_head, a.dv + first * a.DV, group, s.T, s.DV, s.ldkv, a.padded, a.DV,
+                                add_dv);
         }
     }
 }

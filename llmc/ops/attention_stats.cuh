@@ -7,6 +7,8 @@ attention_stats: the attention statistics of stats.h.
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
 #define LLMC_ATTENTION_STATS_CUH
+#include "ops.h"
+#include "stats.cuh"
 
 enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
 static size_t attention_stats_limit = SCRATCH_BYTES; // of the results of a launch; less in tests
@@ -46,12 +48,11 @@ typedef struct {
 static __device__ inline StatsMap stats_map(const AttentionStatsInput *in, int b, int t, int head) {
     const AttentionShape s = in->shape;
     int set = head % in->key_sets, h = head / in->key_sets, kv = h / (s.NQ / s.NKV);
-    size_t sequence = (size_t)b * (size_t)s.T;
+    size_t sequence = (size_t)b * s.T;
     StatsMap m;
-    m.q = in->q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
-    m.k = in->k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    m.lse =
-        (double)in->lse[(size_t)set * in->lse_set + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+    m.q = in->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
+    m.k = in->k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
+    m.lse = (double)in->lse[set * in->lse_set + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
 
@@ -65,19 +66,16 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
     int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.stride ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
-    int low = s.first_key ? s.first_key[(size_t)b * (size_t)s.T + (size_t)t] : 0;
+    int low = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
-    double lambda =
-        in.stride ? stats_lambda(in.l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)in.ldl + (size_t)h], in.sigmoid)
-                  : 0;
+    double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
     double sum = 0, own = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
             StatsMap map = stats_map(&in, b, t, head + m * in.stride);
             float dot = 0;
-            for (int i = 0; i < s.D; i++)
-                dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * (size_t)s.ldkv + (size_t)i]);
+            for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
             own = larger_or_nan(own, fabs(logit));
             a[m] = exp(logit - map.lse);
@@ -121,17 +119,17 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
                                              AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid) {
     int maps = stride ? 2 : 1, NH = s.NQ * key_sets / maps, rows = attention_stats_rows(s.B, s.T);
     AttentionStatsInput in = {q, k, l, lse, s, lse_set_stride(s), key_sets, ldl, stride, rows, NH, sigmoid};
-    size_t row_bytes = (size_t)NH * sizeof(AttentionHeadStats);
+    size_t row_bytes = NH * sizeof(AttentionHeadStats);
     int at_once = (int)min_size(ATTENTION_STATS_ROWS, attention_stats_limit / row_bytes); // rows per launch
-    AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch((size_t)at_once * row_bytes);
-    AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc((size_t)at_once, row_bytes);
+    AttentionHeadStats *results = (AttentionHeadStats *)ops_scratch(at_once * row_bytes);
+    AttentionHeadStats *host = (AttentionHeadStats *)checked_calloc(at_once, row_bytes);
     AttentionStatsTotal total;
     memset(&total, 0, sizeof(total));
     for (int row = 0; row < rows; row += at_once) {
         int now = min_int(at_once, rows - row);
         LAUNCH(attention_stats_kernel, dim3((unsigned)NH, (unsigned)now), ATTENTION_STATS_THREADS, 0, results, in, row);
-        buffer_download(host, results, (size_t)now * row_bytes);
-        for (int i = 0; i < now; i++) attention_stats_add(&total, host + (size_t)i * (size_t)NH, NH);
+        buffer_download(host, results, now * row_bytes);
+        for (int i = 0; i < now; i++) attention_stats_add(&total, host + (size_t)i * NH, NH);
     }
     free(host);
     AttentionStats stats = total.sums;
@@ -140,10 +138,5 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
     stats.first_effective = total.count ? stats.first_effective / total.count : NAN;
     if (!total.used) stats.largest_logit = NAN;
     return stats;
-}
-
-static inline size_t attention_stats_bytes(AttentionShape s, int key_sets) {
-    size_t rows = (size_t)max_int(0, attention_stats_rows(s.B, s.T)); // T/2 keys on average
-    return rows * (size_t)(s.NQ * key_sets) * (size_t)s.D * (size_t)(s.T / 2 + 1) * sizeof(floatX);
 }
 #endif

@@ -10,6 +10,8 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient. Equat
 */
 #ifndef LLMC_CROSS_ENTROPY_CUH
 #define LLMC_CROSS_ENTROPY_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // (max, sum) of what a thread has seen: sum counts exp(x - max)
 typedef struct {
@@ -76,10 +78,10 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
 }
 
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
+    OPERATION();
     assert(V > 0 && Vp >= V);
     int threads = V >= 4096 ? 512 : V >= 1024 ? 256 : 64;
-    if (packed((size_t)Vp, logits))
-        LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
+    if (packed(Vp, logits)) LAUNCH((cross_entropy_kernel<PACK>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
     else LAUNCH((cross_entropy_kernel<1>), N, threads, 0, losses, logits, targets, V, Vp, dloss);
 }
 #endif

@@ -15,7 +15,7 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient with r
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        floatX *x = logits + (size_t)n * (size_t)Vp;
+        floatX *x = logits + (size_t)n * Vp;
         real max = x[0], sum = 0;
 #pragma omp simd reduction(max : max)
         for (int v = 0; v < V; v++) max = x[v] > max ? x[v] : max;

@@ -8,6 +8,8 @@ diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; wha
 */
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 static __device__ inline float diff_factor(floatX l, bool sigmoid) {
     return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
@@ -15,7 +17,7 @@ static __device__ inline float diff_factor(floatX l, bool sigmoid) {
 
 // Where the pair of output head h of row n begins in a.
 static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int stride) {
-    return (n * (size_t)(2 * NH) + (size_t)(2 * stride * (h / stride) + h % stride)) * (size_t)D;
+    return (n * (size_t)(2 * NH) + (2 * stride * (h / stride) + h % stride)) * D;
 }
 
 template <int W>
@@ -24,8 +26,8 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
     unsigned row = row_index(lanes), n = row / (unsigned)NH;
     int h = (int)(row % (unsigned)NH);
     if (n >= (unsigned)N) return;
-    const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * (size_t)D;
-    floatX factor = l[n * (size_t)ldl + (size_t)h];
+    const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * D;
+    floatX factor = l[n * (size_t)ldl + h];
     float v1[W], v2[W];
     int i = row_lane(lanes) * W;
     if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // under way before the factor is there
@@ -41,9 +43,10 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         int stride, bool sigmoid) {
+    OPERATION();
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_forward_kernel, packed((size_t)D, o, a), (size_t)N * (size_t)NH, D, o, a, l, N, NH, D, ldl,
-                stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_forward_kernel, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH, D, ldl, stride,
+                sigmoid);
 }
 
 template <int W>
@@ -52,7 +55,7 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
                                                     int stride, bool sigmoid) {
     unsigned row = row_index(lanes), n = row / (unsigned)NH;
     size_t at = n * (size_t)ldl + row % (unsigned)NH;
-    size_t first = diff_first(n, (int)(row % (unsigned)NH), NH, D, stride), second = first + (size_t)stride * (size_t)D;
+    size_t first = diff_first(n, (int)(row % (unsigned)NH), NH, D, stride), second = first + (size_t)stride * D;
     bool active = n < (unsigned)N; // the others take part in the exchange
     int lane = row_lane(lanes), i = active ? lane * W : D;
     float dot = 0, g[W] = {0}, v[W] = {0};
@@ -76,8 +79,9 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
                                          int N, int NH, int D, int ldl, int stride, bool sigmoid) {
+    OPERATION();
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_backward_kernel, packed((size_t)D, da, do_, a), (size_t)N * (size_t)NH, D, da, dl, do_, a,
-                l, N, NH, D, ldl, stride, sigmoid);
+    LAUNCH_ROWS(diff_combine_backward_kernel, packed(D, da, do_, a), (size_t)N * NH, D, da, dl, do_, a, l, N, NH, D,
+                ldl, stride, sigmoid);
 }
 #endif

@@ -26,10 +26,10 @@ static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
-            const floatX *a1 = a + ((size_t)n * 2 * (size_t)NH + (size_t)diff_first_head(h, stride)) * (size_t)D;
-            const floatX *a2 = a1 + (size_t)stride * (size_t)D;
-            floatX *out = o + ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
-            real s = diff_factor(l[(size_t)n * (size_t)ldl + (size_t)h], sigmoid);
+            const floatX *a1 = a + ((size_t)n * 2 * NH + diff_first_head(h, stride)) * D;
+            const floatX *a2 = a1 + (size_t)stride * D;
+            floatX *out = o + ((size_t)n * NH + h) * D;
+            real s = diff_factor(l[(size_t)n * ldl + h], sigmoid);
             for (int i = 0; i < D; i++) out[i] = a1[i] - s * a2[i];
         }
 }
@@ -39,16 +39,16 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
-            size_t first = ((size_t)n * 2 * (size_t)NH + (size_t)diff_first_head(h, stride)) * (size_t)D;
-            size_t second = first + (size_t)stride * (size_t)D;
-            const floatX *g = do_ + ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
-            size_t at = (size_t)n * (size_t)ldl + (size_t)h;
+            size_t first = ((size_t)n * 2 * NH + diff_first_head(h, stride)) * D;
+            size_t second = first + (size_t)stride * D;
+            const floatX *g = do_ + ((size_t)n * NH + h) * D;
+            size_t at = (size_t)n * ldl + h;
             real s = diff_factor(l[at], sigmoid), dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < D; i++) {
-                da[first + (size_t)i] = g[i];       // + a1 in o = a1 - s a2
-                da[second + (size_t)i] = -s * g[i]; // - s a2
-                dot += g[i] * a[second + (size_t)i];
+                da[first + i] = g[i];       // + a1 in o = a1 - s a2
+                da[second + i] = -s * g[i]; // - s a2
+                dot += g[i] * a[second + i];
             }
             dl[at] = -dot * (sigmoid ? s * (1 - s) : 1); // s = sigmoid(l), or l
         }

@@ -13,18 +13,21 @@ embedding: a row of the table per token. Equations in embedding.h; what differs 
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W>
 static __global__ void embedding_forward_kernel(floatX *x, const int *tokens, const floatX *weight, int C) {
     unsigned n = blockIdx.x, c = column_index<W>();
     if (c >= (unsigned)C) return;
     float v[W];
-    load<W>(v, weight + (size_t)tokens[n] * (size_t)C + c);
+    load<W>(v, weight + (size_t)tokens[n] * C + c);
     store<W>(x + n * (size_t)C + c, v);
 }
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
-    LAUNCH_COLUMNS(embedding_forward_kernel, packed((size_t)C, x, weight), N, C, x, tokens, weight, C);
+    OPERATION();
+    LAUNCH_COLUMNS(embedding_forward_kernel, packed(C, x, weight), N, C, x, tokens, weight, C);
 }
 
 enum {
@@ -46,15 +49,15 @@ static inline EmbeddingSort embedding_sort_plan(int N, int *memory) {
     s.N = N;
     s.warps = (N + SORT_ROWS - 1) / SORT_ROWS;
     for (int i = 0; i < 2; i++) {
-        s.tokens[i] = memory + (size_t)(2 * i) * (size_t)N;
-        s.rows[i] = memory + (size_t)(2 * i + 1) * (size_t)N;
+        s.tokens[i] = memory + (size_t)(2 * i) * N;
+        s.rows[i] = memory + (size_t)(2 * i + 1) * N;
     }
     s.counts = memory + 4 * (size_t)N;
     return s;
 }
 
 static inline size_t embedding_workspace_bytes(int N) {
-    return (4 * (size_t)N + (size_t)SORT_DIGITS * (size_t)((N + SORT_ROWS - 1) / SORT_ROWS)) * sizeof(int);
+    return (4 * (size_t)N + SORT_DIGITS * ((N + SORT_ROWS - 1) / SORT_ROWS)) * sizeof(int);
 }
 
 // The lanes whose digit is that of the calling lane, among those in `active`, which all call it.
@@ -123,7 +126,7 @@ static __device__ inline void embedding_add_rows(grad_t *dweight, const floatX *
     int lane = (int)threadIdx.x % WARP, token = tokens[first], i = first + lane;
     bool active = c < C; // the others help with the rows
     float sum[W] = {0}, v[AHEAD][W];
-    grad_t *dw = dweight + (size_t)token * (size_t)C + c;
+    grad_t *dw = dweight + (size_t)token * C + c;
     const floatX *d = dx + (active ? c : 0);
     if (active) load_fp32<W>(sum, dw);
     int row = i < N && tokens[i] == token ? rows[i] : -1;
@@ -167,6 +170,7 @@ static __global__ void embedding_add_often_kernel(grad_t *dweight, const floatX 
 }
 
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C) {
+    OPERATION();
     EmbeddingSort s = embedding_sort_plan(N, (int *)(void *)ops_workspace_take(embedding_workspace_bytes(N)));
     int *none = nullptr;
     for (int pass = 0; pass < SORT_PASSES; pass++) {
@@ -178,7 +182,7 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
                true);
     }
     const int *sorted = s.tokens[(SORT_PASSES - 1) % 2], *rows = s.rows[(SORT_PASSES - 1) % 2];
-    LAUNCH_COLUMNS(embedding_add_kernel, packed((size_t)C, dx, dweight), N, C, dweight, dx, sorted, rows, N, C);
+    LAUNCH_COLUMNS(embedding_add_kernel, packed(C, dx, dweight), N, C, dweight, dx, sorted, rows, N, C);
     dim3 often((unsigned)(N + WARP - 1) / WARP, (unsigned)(C + WARP - 1) / WARP);
     LAUNCH(embedding_add_often_kernel, often, WARP, 0, dweight, dx, sorted, rows, N, C);
 }

@@ -14,8 +14,7 @@ embedding: a row of the table per token.
 
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C) {
 #pragma omp parallel for schedule(static)
-    for (int n = 0; n < N; n++)
-        memcpy(x + (size_t)n * (size_t)C, weight + (size_t)tokens[n] * (size_t)C, (size_t)C * sizeof(floatX));
+    for (int n = 0; n < N; n++) memcpy(x + (size_t)n * C, weight + (size_t)tokens[n] * C, C * sizeof(floatX));
 }
 
 static inline size_t embedding_workspace_bytes(int N) {
@@ -29,10 +28,11 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
         int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
         int c0 = (int)(C * thread / threads), c1 = (int)(C * (thread + 1) / threads);
         for (int n = 0; n < N; n++) {
-            grad_t *dw = dweight + (size_t)tokens[n] * (size_t)C;
-            const floatX *d = dx + (size_t)n * (size_t)C;
+            grad_t *dw = dweight + (size_t)tokens[n] * C;
+            const floatX *d = dx + (size_t)n * C;
             for (int c = c0; c < c1; c++) dw[c] += d[c]; // x[n,c] = weight[tokens[n],c]
         }
     }
+    fault_point(FAULT_GRADIENT, dweight, (size_t)C);
 }
 #endif

@@ -7,6 +7,8 @@ gate: a sigmoid gate on the output heads. Equations in gate.h.
 */
 #ifndef LLMC_GATE_CUH
 #define LLMC_GATE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // The gates of a pack: one for all of it, or one each.
 template <int W> static __device__ inline void gate_load(float *s, const floatX *g, int i, int width) {
@@ -36,14 +38,15 @@ static __global__ void gate_forward_kernel(int lanes, floatX *y, const floatX *x
 }
 
 static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
-    return width == 1 || (packed((size_t)D, g) && packed((size_t)ldg));
+    return width == 1 || (packed(D, g) && packed(ldg));
 }
 
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
                                 int width) {
+    OPERATION();
     assert(width == 1 || width == D);
-    bool wide = packed((size_t)D, y, x) && gate_packed(g, D, ldg, width);
-    LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * (size_t)heads, D, y, x, g, N, heads, D, ldg, width);
+    bool wide = packed(D, y, x) && gate_packed(g, D, ldg, width);
+    LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * heads, D, y, x, g, N, heads, D, ldg, width);
 }
 
 template <int W>
@@ -77,8 +80,9 @@ static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, c
 
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
                                  int heads, int D, int ldg, int width) {
+    OPERATION();
     assert(width == 1 || width == D);
-    bool wide = packed((size_t)D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
-    LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * (size_t)heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);
+    bool wide = packed(D, dx, dy, x) && gate_packed(g, D, ldg, width) && gate_packed(dg, D, ldg, width);
+    LAUNCH_ROWS(gate_backward_kernel, wide, (size_t)N * heads, D, dx, dg, dy, x, g, N, heads, D, ldg, width);
 }
 #endif

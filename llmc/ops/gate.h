@@ -18,13 +18,13 @@ static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < heads; h++) {
-            size_t at = ((size_t)n * (size_t)heads + (size_t)h) * (size_t)D;
-            const floatX *gate = g + (size_t)n * (size_t)ldg + (size_t)h * (size_t)width;
+            size_t at = ((size_t)n * heads + h) * D;
+            const floatX *gate = g + (size_t)n * ldg + h * width;
             if (width == 1) {
                 real s = real_sigmoid(gate[0]);
-                for (int i = 0; i < D; i++) y[at + (size_t)i] = x[at + (size_t)i] * s;
+                for (int i = 0; i < D; i++) y[at + i] = x[at + i] * s;
             } else {
-                for (int i = 0; i < D; i++) y[at + (size_t)i] = x[at + (size_t)i] * real_sigmoid(gate[i]);
+                for (int i = 0; i < D; i++) y[at + i] = x[at + i] * real_sigmoid(gate[i]);
             }
         }
 }
@@ -35,8 +35,8 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < heads; h++) {
-            size_t at = ((size_t)n * (size_t)heads + (size_t)h) * (size_t)D;
-            size_t gate = (size_t)n * (size_t)ldg + (size_t)h * (size_t)width;
+            size_t at = ((size_t)n * heads + h) * D;
+            size_t gate = (size_t)n * ldg + h * width;
             const floatX *xh = x + at, *dyh = dy + at;
             floatX *dxh = dx + at;
             if (width == 1) {
@@ -49,9 +49,9 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
                 dg[gate] = s * (1 - s) * dot; // s = sigmoid(g)
             } else {
                 for (int i = 0; i < D; i++) {
-                    real s = real_sigmoid(g[gate + (size_t)i]);
+                    real s = real_sigmoid(g[gate + i]);
                     dxh[i] = dyh[i] * s;
-                    dg[gate + (size_t)i] = s * (1 - s) * dyh[i] * xh[i];
+                    dg[gate + i] = s * (1 - s) * dyh[i] * xh[i];
                 }
             }
         }

@@ -8,6 +8,8 @@ layer_lambda: a factor of the second map that is one number for a layer. Equatio
 */
 #ifndef LLMC_LAYER_LAMBDA_CUH
 #define LLMC_LAYER_LAMBDA_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // l[:] = source[0], or value where there is no source
 template <int W, typename Source>
@@ -29,10 +31,12 @@ static __global__ void fill_from_parameter_kernel(size_t begin, size_t end, floa
 }
 
 static inline void fill_forward(floatX *l, real value, size_t count) {
+    OPERATION();
     const real *none = nullptr;
     LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, value, none);
 }
 static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count) {
+    OPERATION();
     LAUNCH_ELEMENTS(fill_from_parameter_kernel, packed(0, l), count, l, lambda);
 }
 
@@ -71,6 +75,7 @@ static inline const double *lambda_partial_sums(const floatX *dl, size_t count) 
 }
 
 static inline void lambda_scalar_backward(grad_t *dlambda, const floatX *dl, size_t count) {
+    OPERATION();
     const double *partial = lambda_partial_sums(dl, count);
     LAUNCH(lambda_scalar_backward_kernel, 1, 1, 0, dlambda, partial);
 }
@@ -84,6 +89,7 @@ static __global__ void lambda_exp_forward_kernel(real *lambda, const floatX *q1,
 
 static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2,
                                       int D, real init, size_t count) {
+    OPERATION();
     real *lambda = (real *)ops_scratch(sizeof(real));
     const real *source = lambda;
     LAUNCH(lambda_exp_forward_kernel, 1, LAMBDA_THREADS, 0, lambda, q1, k1, q2, k2, D, init);
@@ -107,6 +113,7 @@ static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad
 static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2, const floatX *dl,
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count) {
+    OPERATION();
     const double *partial = lambda_partial_sums(dl, count);
     LAUNCH(lambda_exp_backward_kernel, 1, LAMBDA_THREADS, 0, dq1, dk1, dq2, dk2, partial, q1, k1, q2, k2, D);
 }

@@ -7,6 +7,8 @@ matmul: a linear layer without bias. Equations in matmul.h; the products are tho
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 #include "../cuda/gemm.cuh"
+#include "ops.h"
+#include "traffic.h"
 
 static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the library's own is made by ops_init
     (void)N, (void)IC, (void)OC;
@@ -16,12 +18,14 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the libr
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
 
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
+    OPERATION();
     GemmShape forward = {false, true, false, false, N, OC, IC, IC, IC, ldy};
     gemm(forward, y, x, weight);
 }
 
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
                                    int N, int IC, int OC, int ldy, bool add) {
+    OPERATION();
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
     GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
     gemm(to_input, dx, dy, weight);  // y = x weight^T

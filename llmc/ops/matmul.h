@@ -16,7 +16,7 @@ newer than itself, where AVX-512 ones would run twice as fast; environment.h the
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "matmul_bf16.h"
 
 #ifdef __cplusplus
@@ -66,16 +66,16 @@ static inline void matmul_use_bf16(bool on) {
 }
 
 static inline size_t bf16_size(void) { return matmul_bf16_native ? sizeof(bf16_t) : sizeof(float); }
-static inline int bf16_stride(int columns) { return (int)round_up((size_t)columns, 32); } // whole cache lines
+static inline int bf16_stride(int columns) { return (int)round_up(columns, 32); } // whole cache lines
 
 static inline size_t matmul_workspace_bytes(int N, int IC, int OC) {
     if (!matmul_in_bf16) return 0;
-    size_t in = (size_t)bf16_stride(IC), out = (size_t)bf16_stride(OC);
-    return bf16_size() * ((size_t)N * in + (size_t)OC * in + (size_t)N * out);
+    size_t in = bf16_stride(IC), out = bf16_stride(OC);
+    return bf16_size() * (N * in + OC * in + N * out);
 }
 
 // 64 MiB of them keep the GEMM at full speed (dev/BENCH.md).
-static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, ((size_t)64 << 20) / row_bytes); }
+static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
 
 // Rounds a matrix into `to`; returns where the next one may go.
 static inline char *matmul_round(char *to, const real *in, int ld, int rows, int columns) {
@@ -83,7 +83,7 @@ static inline char *matmul_round(char *to, const real *in, int ld, int rows, int
     const float *from = (const float *)(const void *)in;
     if (matmul_bf16_native) bf16_round_matrix((bf16_t *)(void *)to, ldo, from, ld, rows, columns);
     else bf16_round_matrix_wide((float *)(void *)to, ldo, from, ld, rows, columns);
-    return to + (size_t)rows * (size_t)ldo * bf16_size();
+    return to + (size_t)rows * ldo * bf16_size();
 }
 
 static inline void matmul_rounded(Bf16Shape s, const char *A, const char *B, real *C) {

@@ -32,16 +32,16 @@ static inline uint32_t bf16_bits(float x) { // in the upper half; the lower one 
 static inline void bf16_round_matrix(bf16_t *out, int ldo, const float *in, int ld, int rows, int columns) {
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
-        const float *from = in + (size_t)r * (size_t)ld;
-        bf16_t *to = out + (size_t)r * (size_t)ldo;
+        const float *from = in + (size_t)r * ld;
+        bf16_t *to = out + (size_t)r * ldo;
         for (int c = 0; c < columns; c++) to[c] = (bf16_t)(bf16_bits(from[c]) >> 16);
     }
 }
 static inline void bf16_round_matrix_wide(float *out, int ldo, const float *in, int ld, int rows, int columns) {
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
-        const float *from = in + (size_t)r * (size_t)ld;
-        float *to = out + (size_t)r * (size_t)ldo;
+        const float *from = in + (size_t)r * ld;
+        float *to = out + (size_t)r * ldo;
         for (int c = 0; c < columns; c++) {
             uint32_t bits = bf16_bits(from[c]) & 0xFFFF0000;
             memcpy(&to[c], &bits, 4);

@@ -1,20 +1,21 @@
 /*
 ops.h: the contract between the trainer and the operations.
 
-Every operation is declared here once, with its shapes, and defined twice under the same name: in
-`NAME.h` (C, this build) and in `NAME.cuh` (CUDA, selected by DEVICE_OPS). An operation
-that is declared and not defined is a compiler warning, hence an error.
+Every operation is declared here once, with its shapes, and defined twice under the same name: in `NAME.h` (C) and in
+`NAME.cuh` (CUDA, selected by DEVICE_OPS). An operation that is declared but not defined is a compiler warning, which is
+treated as an error.
 
-  floatX   storage of parameters and activations      real   statistics, moments, arithmetic
+  floatX   storage of parameters and activations
   grad_t   storage of gradients
-  On the CPU all three are `float`, or `double` when compiled with -DREAL=double.
+  real     statistics, moments, arithmetic
+  On the CPU all three are `float`, or `double` with -DREAL=double.
 
-  B sequences, T positions, N = B*T rows, C hidden size, L layers, V vocabulary, Vp row stride of the
-  logits, F MLP width, D head dimension, NH output heads, NKV key/value heads, NQ query heads.
+  B sequences, T positions, N = B*T rows, C hidden size, L layers, V vocabulary, Vp row stride of the logits, F MLP
+  width, D head dimension, NH output heads, NKV key/value heads, NQ query heads.
   Matrices are row-major; weights are [out, in]. `ld` is a row stride in elements.
-  "=" overwrites, "+=" accumulates: gradients of vectors and of the embedding do, and others where `add` says so.
+  "=" overwrites, "+=" accumulates. Gradients of vectors and of the embedding accumulate; others do if `add` is true.
 
-Pointers are to operation memory (buffer_alloc). Only operations dereference them.
+Pointers refer to memory of buffer_alloc. Only operations dereference them.
 */
 #ifndef LLMC_OPS_H
 #define LLMC_OPS_H
@@ -34,7 +35,7 @@ typedef REAL grad_t;
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
 static inline void embedding_backward(grad_t *dweight, const floatX *dx, const int *tokens, int N, int C); // +=
-static inline size_t embedding_workspace_bytes(int N); // of the backward
+static inline size_t embedding_workspace_bytes(int N); // for the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
@@ -42,8 +43,8 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C,
                                     bool add);       // dx =, or with add +=; dweight +=
-static inline size_t rmsnorm_workspace_bytes(int C); // of the backward
-// sum = a + b, y = rmsnorm(sum): bit for bit residual_forward, then rmsnorm_forward of what it stored
+static inline size_t rmsnorm_workspace_bytes(int C); // for the backward
+// sum = a + b, y = rmsnorm(sum): bitwise equal to rmsnorm_forward of the stored sum
 static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
 
@@ -51,28 +52,28 @@ static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, 
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
                                    int N, int IC, int OC, int ldy, bool add); // dx =; dweight =, or with add +=
-static inline size_t matmul_workspace_bytes(int N, int IC, int OC);           // of both
-// Rows of a product with a wide output, the logits, that are worth computing at a time; row_bytes: of one of them.
-// Sums over rows depend on it, so it is a function of its argument alone.
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC);           // for both
+// The number of rows of the logits to compute per call; row_bytes is the size of one row. Sums over rows depend on it,
+// so it depends on its argument alone.
 static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
-// Which algorithm of a library computes which product, as a text (gemm_table.cuh); where the build has such a choice:
-// matmul_has_algorithms. From _measure on, every product that is new is repeated to time what the library offers, so
-// outputs are wrong; _table ends that and returns what was found, free(). _read takes a table over, or says why not.
-// _missed: how many products since then were not in it.
+// The table of the library's algorithm for each product (gemm_table.cuh), if the build has a choice of algorithms
+// (matmul_has_algorithms). After _measure each new product is repeated to time the library's algorithms, so outputs are
+// invalid. _table ends the measurement and returns the table as text, to be freed. _read loads a table; on failure
+// `why` is the reason. _missed returns the number of products since then that were not in the table.
 static inline void matmul_tune_measure(void);
 static inline char *matmul_tune_table(size_t *size);
 static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size);
 static inline int matmul_tune_missed(void);
 
-// rotate `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
+// rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first);
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first);
 
-// Causal attention of NQ query heads over NKV key/value heads, query head j with key/value head j / (NQ/NKV).
-// Rows of q, k, v and of the output have strides of their own, and so have the heads within a row: q, k and v
-// are read where the fused GEMM left them. Query row t has position first + t and sees the keys 0 .. first + t;
+// Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
+// q, k, v and of the output have separate strides, and so do the heads within a row, so that q, k and v are read
+// directly from the output of the fused GEMM. Query row t has position first + t and attends to the keys 0 .. first+t;
 // keys and values have first + T rows (first > 0 only in generation, with B = 1).
 typedef struct {
     int B, T, first;
@@ -80,42 +81,42 @@ typedef struct {
     int ldq, ldkv, ldo;                 // row strides
     int q_head, k_head, v_head, o_head; // head strides
     real scale;
-    const int *first_key; // (B,T): the first key that a row sees, not decreasing along T; NULL: 0 everywhere
+    const int *first_key; // (B,T): the first key that a row attends to, nondecreasing in T; NULL: 0
 } AttentionShape;
 
-// Elements of lse from a key set to the next one: a multiple of 16 bytes, as cuDNN requires of its arguments.
-static inline size_t lse_set_stride(AttentionShape s) {
-    return round_up((size_t)s.B * (size_t)s.NQ * (size_t)s.T, 16 / sizeof(float));
-}
+// Elements of lse per key set: a multiple of 16 bytes, the alignment that cuDNN requires.
+static inline size_t lse_set_stride(AttentionShape s) { return round_up((size_t)s.B * s.NQ * s.T, 16 / sizeof(float)); }
 
-// out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL when there is none
+// out (N, NQ, DV), lse (B, NQ, T): log of the sum of exp(scale q.k), kept for the backward; NULL: no backward follows
 static inline void attention_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
                                      AttentionShape s);
 static inline void attention_backward(floatX *dq, floatX *dk, floatX *dv, const floatX *dout, const floatX *out,
                                       const real *lse, const floatX *q, const floatX *k, const floatX *v,
-                                      AttentionShape s, bool add_dv); // =, or with add_dv dv +=: a second key set reads
-                                                                      // the same values; strides: of q, k, v and out
-static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // of both, of what is prepared
-// A library may compute it. Plans for a shape are made in attention_prepare (backward: for that too, add_dv: with
-// either add_dv), before its workspace_bytes are asked for. attention_library: who computes, in words; NULL where there
-// is no choice. attention_warning: what of the shapes that were prepared since the last call is slower than the user
-// may expect, and the remedy, one line a call; NULL when all is said.
+                                      AttentionShape s, bool add_dv); // =; with add_dv dv += (a second key set reads
+                                                                      // the same values); strides of q, k, v and out
+static inline size_t attention_workspace_bytes(AttentionShape s, int threads); // for both, of the plans so far
+
+// The backend of attention: the built-in kernels, or a library (cuDNN).
 typedef struct {
-    bool own, library;  // demanded; neither: the library where it can
-    bool deterministic; // the same bits in every run
-    bool documents;     // first_key will be set
-    bool linear;        // a deterministic backward whose memory is linear in T
-} AttentionUse;
-static inline void attention_use(AttentionUse use);
-static inline void
-attention_leave(size_t bytes); // that the run needs besides; a library's workspace follows what is left
+    bool builtin, cudnn; // required; neither: cuDNN for the shapes that it supports
+    bool deterministic;  // bitwise reproducible
+    bool documents;      // first_key will be set
+    bool linear;         // a deterministic backward whose memory is linear in T
+} AttentionOptions;
+static inline void attention_configure(AttentionOptions options);
+// `bytes` is the device memory that the rest of the run needs. It limits the workspace of the library.
+static inline void attention_reserve(size_t bytes);
+// Makes the plans for a shape, before attention_workspace_bytes is called. backward: also for the backward, with
+// add_dv for both values of that argument.
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv);
-static inline const char *attention_library(void);
-static inline const char *attention_build(void); // the library and its version, used or not
+static inline const char *attention_backend(void);         // a description; NULL: there is no choice
+static inline const char *attention_library_version(void); // of the library, used or not
+// A line about a shape, prepared since the last call, that is slower than the user may expect, with the remedy; NULL:
+// no further warning.
 static inline const char *attention_warning(void);
 
-// Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one more logit per head,
-// sinks (NH) or 0 (NULL), whose column is dropped; attention_backward with them is then the right one.
+// Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one additional logit per head,
+// sinks (NH) or 0 (NULL), whose column is dropped. attention_backward with these gives the correct gradients.
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D);
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D); // +=
@@ -129,7 +130,7 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
                                          int N, int NH, int D, int ldl, int stride,
                                          bool sigmoid); // =; dl with the stride of l
 
-// l[:] = value                                               a lambda that is not projected; see layer_lambda.h
+// l[:] = value                                               a lambda that is the same for all rows: layer_lambda.h
 static inline void fill_forward(floatX *l, real value, size_t count);
 // l[:] = lambda[0]; dlambda (1)
 static inline void lambda_scalar_forward(floatX *l, const floatX *lambda, size_t count);
@@ -159,7 +160,7 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
 static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count);
 
 // losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
-// with dloss != 0 the logits are then overwritten by their gradient, dloss * (softmax - onehot), padding by 0
+// if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss);
 
 // One AdamW step (decoupled decay) over `count` elements, g = grad_scale * grads:
@@ -169,12 +170,12 @@ static inline void adamw_update(floatX *params, real *master, const grad_t *grad
                                 double grad_scale, double lr, double beta1, double beta2, double eps,
                                 double weight_decay, int64_t step);
 
-// sum[0] = sum of squares, in double and in an order that does not depend on the number of threads; sum is operation
-// memory, so that the program need not wait for each of several
+// sum[0] = sum of squares, in double and in an order that does not depend on the number of threads; sum is memory of
+// buffer_alloc, so that the program does not wait for each of several sums
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count);
 
-// Statistics of what a layer has computed, for the log: small results on the host, equal for any number of threads. A
-// NaN among the values gives NaN. stats.h has the equations.
+// Statistics of a layer's activations, for the log: a few numbers on the host, independent of the number of threads. A
+// NaN among the values gives NaN. Equations in stats.h.
 typedef struct {
     double min, mean, max;
 } Range;
@@ -182,37 +183,37 @@ typedef struct {
     double largest, median; // of |x|
 } Magnitudes;
 typedef struct {
-    // mass on position 0 (of the row's document), of the first and the second map of each output head; NaN without one
+    // probability of position 0 (of the row's document) in the first and the second map of each head; NaN: no map
     double first[2];
-    double first_effective; // of A1 - s A2, in absolute value, normalised; with one map first[0]
+    double first_effective; // the same of |A1 - s A2|, normalised; with one map first[0]
     double largest_logit;   // |scale q.k|
 } AttentionStats;
 
-// the factors of the second maps as diff_combine_forward uses them     l (N,NH) with row stride ldl
+// the factors of the second maps, as in diff_combine_forward         l (N,NH) with row stride ldl
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid);
 // root mean squares of rows                                            x (rows,D), rows > 0
 static inline Range rms_stats(const floatX *x, size_t rows, int D);
 // count > 0
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count);
-// On sampled query rows that see more than themselves, all NaN without any. s describes key set 0 of `key_sets`, whose
-// heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, stride and sigmoid as for diff_combine_forward;
-// stride 0: one map, no l
+// On sampled query rows that attend to more than themselves; NaN if there are none. s describes key set 0 of
+// `key_sets`, whose heads alternate within q and k; lse (key_sets, lse_set_stride). l, ldl, stride and sigmoid as in
+// diff_combine_forward; stride 0: one map, no l
 static inline AttentionStats attention_stats(const floatX *q, const floatX *k, const real *lse, const floatX *l,
                                              AttentionShape s, int key_sets, int ldl, int stride, bool sigmoid);
 
-// Called once before the first operation: threads to use, and the scratch memory that operations may share.
+// Called before the first operation; allocates the workspace that the operations share, the maximum of
+// *_workspace_bytes.
 static inline void ops_init(size_t workspace_bytes);
 static inline void ops_free(void);
-// Returns when all operations so far are done: a device works through them while the program goes on.
+// Waits for all operations called so far. On a device they run asynchronously.
 static inline void ops_wait(void);
 
-// Facts for run.json, --dry-run and messages. The device that operations run on, and what drives it, in words; false
-// where that is the CPU.
+// Facts for run.json, --dry-run and messages: descriptions of the device and its driver; false on the CPU.
 static inline bool ops_device(char *device, char *driver, size_t size);
-// GFLOP/s of its matrix products by its maker's document, and which; 0 where that is not known, and is to be measured.
+// Rated GFLOP/s of its matrix products and the document that states them; 0: unknown, to be measured.
 static inline double ops_rated_gflops(const char **document);
 
-// A part of what a process takes.
+// A part of the memory of a process.
 typedef struct {
     const char *what;
     size_t bytes;
@@ -222,13 +223,13 @@ static inline MemoryPart memory_part(const char *what, size_t bytes, bool about)
     MemoryPart part = {what, bytes, about};
     return part;
 }
-// Fills in what operations and their libraries take besides the buffers that the program asks for; how many parts.
-static inline int ops_own_memory(MemoryPart *parts);
+// Lists the memory of operations and their libraries besides the program's buffers; returns the number of parts.
+static inline int ops_memory_parts(MemoryPart *parts);
 
 typedef struct {
-    size_t used, total, at_start; // bytes in use, by all processes; at_start: before this one's first buffer
+    size_t used, total, at_start; // bytes, used by all processes; at_start: used before this process's first buffer
 } DeviceMemory;
-// ops_use_host_memory: a constant, whether buffers are in the memory of this machine.
-// Of the device that operations run on; false where that is the CPU, or none is there.
+// ops_use_host_memory: a constant, true if buffers are in host memory.
+// The memory of the device; false on the CPU, or if there is no device.
 static inline bool ops_memory(DeviceMemory *m);
 #endif

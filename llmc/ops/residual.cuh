@@ -4,6 +4,8 @@ residual: y = a + b, a thread per pack, one rounding. See residual_rmsnorm_forwa
 */
 #ifndef LLMC_RESIDUAL_CUH
 #define LLMC_RESIDUAL_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W>
 static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, const floatX *a, const floatX *b) {
@@ -18,6 +20,7 @@ static __global__ void residual_kernel(size_t begin, size_t end, floatX *y, cons
 }
 
 static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count) {
+    OPERATION();
     LAUNCH_ELEMENTS(residual_kernel, packed(0, y, a, b), count, y, a, b);
 }
 #endif

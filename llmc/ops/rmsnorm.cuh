@@ -14,6 +14,8 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
 */
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // y_sum and b NULL: the row is a itself.
 template <int W>
@@ -53,14 +55,16 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
 
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
                                    real eps) {
-    bool wide = packed((size_t)C, y, x, weight);
+    OPERATION();
+    bool wide = packed(C, y, x, weight);
     floatX *none = nullptr;
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, none, y, rstd, x, (const floatX *)none, weight, N, C, eps);
 }
 
 static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps) {
-    bool wide = packed((size_t)C, y_sum, norm, a, b, weight);
+    OPERATION();
+    bool wide = packed(C, y_sum, norm, a, b, weight);
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
 }
 
@@ -104,7 +108,7 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
     for (int base = begin, turn = 0; base < end; base += groups, turn = WARP - turn) {
         int n = base + group;
         bool active = n < end && c < C; // the others take part in the reduction
-        size_t row = (size_t)n * (size_t)C;
+        size_t row = (size_t)n * C;
         float d[W] = {0}, v[W] = {0}, g[W] = {0}, r = 0, dot = 0;
         if (active) {
             r = rstd[n];
@@ -144,12 +148,13 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C, bool add) {
+    OPERATION();
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
-    bool wide = packed((size_t)C, dx, dy, x, weight);
+    bool wide = packed(C, dx, dy, x, weight);
     int width = wide ? PACK : 1, packs = C / width;
     int lanes = min_int(RMSNORM_LANES, (packs + WARP - 1) / WARP * WARP), groups = max_int(1, RMSNORM_THREADS / lanes);
     int parts = min_int(RMSNORM_BLOCKS, (N + groups - 1) / groups);
-    size_t bytes = (size_t)(groups - 1) * (size_t)(lanes * width) * sizeof(float);
+    size_t bytes = (size_t)(groups - 1) * (lanes * width) * sizeof(float);
     dim3 grid((unsigned)parts, (unsigned)((packs + lanes - 1) / lanes)), block((unsigned)lanes, (unsigned)groups);
     if (!wide)
         LAUNCH((rmsnorm_backward_kernel<1, true>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);

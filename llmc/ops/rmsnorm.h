@@ -19,7 +19,7 @@ rmsnorm: divide a row by its root mean square; also of a sum, where a residual i
 #ifndef LLMC_RMSNORM_H
 #define LLMC_RMSNORM_H
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 
 // One row; returns its rstd. Not inlined: the two forwards then run the same instructions.
 __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, const floatX *weight, int C, real eps) {
@@ -35,7 +35,7 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
                                    real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        size_t row = (size_t)n * (size_t)C;
+        size_t row = (size_t)n * C;
         rstd[n] = rmsnorm_row(y + row, x + row, weight, C, eps);
     }
 }
@@ -44,8 +44,8 @@ static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, 
                                             const floatX *weight, int N, int C, real eps) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        size_t row = (size_t)n * (size_t)C;
-        for (int c = 0; c < C; c++) sum[row + (size_t)c] = a[row + (size_t)c] + b[row + (size_t)c];
+        size_t row = (size_t)n * C;
+        for (int c = 0; c < C; c++) sum[row + c] = a[row + c] + b[row + c];
         rstd[n] = rmsnorm_row(y + row, sum + row, weight, C, eps);
     }
 }
@@ -61,11 +61,11 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     {
 #pragma omp for schedule(static)
         for (int part = 0; part < RMSNORM_PARTS; part++) {
-            real *dw = partial + (size_t)part * (size_t)C;
+            real *dw = partial + (size_t)part * C;
             int begin = (int)((int64_t)N * part / RMSNORM_PARTS), end = (int)((int64_t)N * (part + 1) / RMSNORM_PARTS);
-            memset(dw, 0, (size_t)C * sizeof(real));
+            memset(dw, 0, C * sizeof(real));
             for (int n = begin; n < end; n++) {
-                size_t row = (size_t)n * (size_t)C;
+                size_t row = (size_t)n * C;
                 const floatX *xn = x + row, *dyn = dy + row;
                 floatX *dxn = dx + row;
                 real r = rstd[n], dot = 0;
@@ -83,7 +83,7 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
 #pragma omp for schedule(static)
         for (int c = 0; c < C; c++) {
             real sum = 0;
-            for (int part = 0; part < RMSNORM_PARTS; part++) sum += partial[(size_t)part * (size_t)C + (size_t)c];
+            for (int part = 0; part < RMSNORM_PARTS; part++) sum += partial[(size_t)part * C + c];
             dweight[c] += sum;
         }
     }

@@ -8,6 +8,8 @@ rope: rotate pairs of elements of a query or key head by an angle that grows wit
 */
 #ifndef LLMC_ROPE_CUH
 #define LLMC_ROPE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 // Fills a host table for `positions` positions: positions * D reals.
 static inline void rope_table(real *table, int positions, int D, double theta) {
@@ -45,8 +47,7 @@ static __global__ void rope_kernel(floatX *x, const real *table, int T, int head
 static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
                                real sign) {
     int rows = B * T, columns = heads * (D / 2);
-    uintptr_t places =
-        (uintptr_t)x | (size_t)ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
+    uintptr_t places = (uintptr_t)x | ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
     if (places % 16 == 0 && packed(0, table))
         LAUNCH_COLUMNS_OF(PACK, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
     else if (D % 8 == 0 && places % (4 * sizeof(floatX)) == 0 && packed(0, table)) // D = 40 or 72 in bf16
@@ -54,9 +55,11 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     else LAUNCH_COLUMNS_OF(1, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    OPERATION();
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);
 }
 static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+    OPERATION();
     rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
 }
 #endif

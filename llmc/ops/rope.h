@@ -28,9 +28,9 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     int half = D / 2;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
-        const real *cosines = table + (size_t)(first + n % T) * (size_t)D, *sines = cosines + half;
+        const real *cosines = table + (size_t)(first + n % T) * D, *sines = cosines + half;
         for (int h = 0; h < heads; h++) {
-            floatX *x1 = x + (size_t)n * (size_t)ldx + (size_t)h * (size_t)D, *x2 = x1 + half;
+            floatX *x1 = x + (size_t)n * ldx + h * D, *x2 = x1 + half;
 #pragma omp simd
             for (int i = 0; i < half; i++) {
                 real c = cosines[i], s = sign * sines[i], a = x1[i], b = x2[i];

@@ -4,6 +4,8 @@ scale: x[:] *= factor, a thread per pack.
 */
 #ifndef LLMC_SCALE_CUH
 #define LLMC_SCALE_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W> static __global__ void scale_kernel(size_t begin, size_t end, floatX *x, real factor) {
     size_t i = element_index<W>(begin);
@@ -16,6 +18,7 @@ template <int W> static __global__ void scale_kernel(size_t begin, size_t end, f
 }
 
 static inline void scale_inplace(floatX *x, real factor, size_t count) {
+    OPERATION();
     LAUNCH_ELEMENTS(scale_kernel, packed(0, x), count, x, factor);
 }
 #endif

@@ -8,6 +8,8 @@ sink: an extra logit in the softmax of each head, whose column is dropped. Equat
 */
 #ifndef LLMC_SINK_CUH
 #define LLMC_SINK_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W>
 static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, const floatX *sinks, int N, int T, int NH,
@@ -15,7 +17,7 @@ static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, co
     unsigned row = row_index(lanes), n = row / (unsigned)NH, h = row % (unsigned)NH;
     int lane = row_lane(lanes);
     bool active = n < (unsigned)N;
-    real *at = lse + (n / (unsigned)T * (size_t)NH + h) * (size_t)T + n % (unsigned)T;
+    real *at = lse + (n / (unsigned)T * (size_t)NH + h) * T + n % (unsigned)T;
     float l = active ? *at : 0, s = active && sinks ? to_float(sinks[h]) : 0, v[W];
     __syncwarp(); // all lanes of the head have read *at
     if (!active) return;
@@ -30,8 +32,9 @@ static __global__ void sink_forward_kernel(int lanes, floatX *out, real *lse, co
 }
 
 static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int B, int T, int NH, int D) {
+    OPERATION();
     int N = B * T;
-    LAUNCH_ROWS(sink_forward_kernel, packed((size_t)D, out), (size_t)N * (size_t)NH, D, out, lse, sinks, N, T, NH, D);
+    LAUNCH_ROWS(sink_forward_kernel, packed(D, out), (size_t)N * NH, D, out, lse, sinks, N, T, NH, D);
 }
 
 enum { SINK_PARTS = 64, SINK_THREADS = 256 };
@@ -45,7 +48,7 @@ static __global__ void sink_backward_kernel(int lanes, float *partial, const flo
     int begin = (int)((int64_t)N * blockIdx.y / gridDim.y), end = (int)((int64_t)N * (blockIdx.y + 1) / gridDim.y);
     float s = to_float(sinks[h]), sum = 0, g[W], o[W];
     for (int n = begin + ((int)threadIdx.x >> shift); n < end; n += SINK_THREADS >> shift) {
-        size_t at = ((size_t)n * (size_t)NH + (size_t)h) * (size_t)D;
+        size_t at = ((size_t)n * NH + h) * D;
         float dot = 0;
         for (int i = lane * W; i < D; i += lanes * W) {
             load<W>(g, dout + at + i);
@@ -53,20 +56,21 @@ static __global__ void sink_backward_kernel(int lanes, float *partial, const flo
             UNROLL
             for (int k = 0; k < W; k++) dot += g[k] * o[k];
         }
-        float l = lse[((size_t)(n / T) * (size_t)NH + (size_t)h) * (size_t)T + (size_t)(n % T)];
+        float l = lse[((size_t)(n / T) * NH + h) * T + (n % T)];
         sum -= expf(s - l) * dot; // O' = sigmoid(L - s) O; the lanes' parts of the dot are added below
     }
     sum = block_sum(sum, memory);
-    if (threadIdx.x == 0) partial[blockIdx.y * (size_t)NH + (size_t)h] = sum;
+    if (threadIdx.x == 0) partial[blockIdx.y * (size_t)NH + h] = sum;
 }
 
 static inline void sink_backward(grad_t *dsinks, const floatX *dout, const floatX *out, const real *lse,
                                  const floatX *sinks, int B, int T, int NH, int D) {
+    OPERATION();
     int N = B * T, parts = max_int(1, min_int(SINK_PARTS, (N + 15) / 16));
-    while (parts > 1 && (size_t)parts * (size_t)NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
-    float *partial = (float *)ops_scratch((size_t)parts * (size_t)NH * sizeof(float));
+    while (parts > 1 && (size_t)parts * NH * sizeof(float) > SCRATCH_BYTES) parts /= 2;
+    float *partial = (float *)ops_scratch((size_t)parts * NH * sizeof(float));
     dim3 grid((unsigned)NH, (unsigned)parts);
-    bool wide = packed((size_t)D, dout, out);
+    bool wide = packed(D, dout, out);
     int lanes = row_lanes(wide ? D / PACK : D, wide);
     if (wide)
         LAUNCH((sink_backward_kernel<PACK>), grid, SINK_THREADS, 0, lanes, partial, dout, out, lse, sinks, N, T, NH, D);

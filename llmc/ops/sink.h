@@ -24,8 +24,8 @@ static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int
     for (int b = 0; b < B; b++)
         for (int h = 0; h < NH; h++)
             for (int t = 0; t < T; t++) {
-                real *l = lse + ((size_t)b * (size_t)NH + (size_t)h) * (size_t)T + (size_t)t;
-                floatX *o = out + (((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h) * (size_t)D;
+                real *l = lse + ((size_t)b * NH + h) * T + t;
+                floatX *o = out + (((size_t)b * T + t) * (size_t)NH + h) * D;
                 real s = sinks ? sinks[h] : 0, keep = real_sigmoid(*l - s);
                 for (int i = 0; i < D; i++) o[i] *= keep;
                 double larger = (double)(*l > s ? *l : s), smaller = (double)(*l > s ? s : *l);
@@ -41,10 +41,10 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
         real sum = 0;
         for (int b = 0; b < B; b++)
             for (int t = 0; t < T; t++) {
-                size_t at = (((size_t)b * (size_t)T + (size_t)t) * (size_t)NH + (size_t)h) * (size_t)D;
-                real l = lse[((size_t)b * (size_t)NH + (size_t)h) * (size_t)T + (size_t)t], dot = 0;
+                size_t at = (((size_t)b * T + t) * (size_t)NH + h) * D;
+                real l = lse[((size_t)b * NH + h) * T + t], dot = 0;
 #pragma omp simd reduction(+ : dot)
-                for (int i = 0; i < D; i++) dot += dout[at + (size_t)i] * out[at + (size_t)i];
+                for (int i = 0; i < D; i++) dot += dout[at + i] * out[at + i];
                 sum -= real_exp(sinks[h] - l) * dot; // O' = sigmoid(L - s) O
             }
         dsinks[h] += sum;

@@ -11,6 +11,8 @@ stats: what a layer's activations look like, as a few numbers for the log. Equat
 */
 #ifndef LLMC_STATS_CUH
 #define LLMC_STATS_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 enum { STATS_PARTS = 256, STATS_THREADS = 256 };
 
@@ -68,13 +70,13 @@ static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t
     Range own = stats_no_range();
     size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
-        stats_range_add(&own, stats_lambda(l[i / (size_t)NH * (size_t)ldl + i % (size_t)NH], sigmoid));
+        stats_range_add(&own, stats_lambda(l[i / NH * ldl + i % NH], sigmoid));
     stats_write_range(parts, own);
 }
 
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
-    size_t count = (size_t)N * (size_t)NH;
+    size_t count = (size_t)N * NH;
     LAUNCH(lambda_stats_kernel, STATS_PARTS, STATS_THREADS, 0, parts, l, count, NH, ldl, sigmoid);
     return stats_range(parts, count);
 }
@@ -89,7 +91,7 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
         double sum = 0;
         float v[W];
         for (int i = row < end ? lane * W : D; i < D; i += lanes * W) {
-            load<W>(v, x + row * (size_t)D + i);
+            load<W>(v, x + row * D + i);
             UNROLL
             for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
         }
@@ -101,7 +103,7 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
 
 static inline Range rms_stats(const floatX *x, size_t rows, int D) {
     Range *parts = (Range *)ops_scratch(STATS_PARTS * sizeof(Range));
-    bool wide = packed((size_t)D, x);
+    bool wide = packed(D, x);
     int lanes = row_lanes(wide ? D / PACK : D, wide);
     if (wide) LAUNCH((rms_stats_kernel<PACK>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
     else LAUNCH((rms_stats_kernel<1>), STATS_PARTS, STATS_THREADS, 0, lanes, parts, x, rows, D);
@@ -155,7 +157,7 @@ static __global__ void magnitude_sum_kernel(MagnitudeCounts *total, const unsign
     if (value > MAGNITUDE_VALUES) return;
     unsigned long long sum = 0, largest = 0;
     for (int part = 0; part < MAGNITUDE_PARTS; part++) {
-        unsigned n = parts[(size_t)part * (MAGNITUDE_VALUES + 1) + (size_t)value];
+        unsigned n = parts[(size_t)part * (MAGNITUDE_VALUES + 1) + value];
         sum += n;
         largest = max(largest, (unsigned long long)n);
     }
@@ -193,9 +195,4 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     m.median = magnitude_of_bits((uint32_t)median);
     return m;
 }
-
-static inline size_t lambda_stats_bytes(int N, int NH) { return (size_t)N * (size_t)NH * sizeof(floatX); }
-static inline size_t rms_stats_bytes(size_t rows, int D) { return rows * (size_t)D * sizeof(floatX); }
-static inline size_t magnitude_stats_bytes(size_t count) { return 3 * count * sizeof(floatX); }
-#include "attention_stats.cuh"
 #endif

@@ -29,7 +29,7 @@ stats: what a layer's activations look like, as a few numbers for the log.
 #define LLMC_STATS_H
 #include "attention.h"
 #include "ops.h"
-#include "workspace.h"
+#include "runtime.h"
 #include "vecmath.h"
 
 enum { STATS_PARTS = 64, ATTENTION_STATS_ROWS = 64 };
@@ -62,13 +62,13 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool s
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
         range_start(&parts[p]);
-        for (size_t n = (size_t)N * (size_t)p / STATS_PARTS; n < (size_t)N * (size_t)(p + 1) / STATS_PARTS; n++)
+        for (size_t n = (size_t)N * p / STATS_PARTS; n < (size_t)N * (p + 1) / STATS_PARTS; n++)
             for (int h = 0; h < NH; h++) {
-                double s = stats_lambda(l[n * (size_t)ldl + (size_t)h], sigmoid);
+                double s = stats_lambda(l[n * ldl + h], sigmoid);
                 range_add(&parts[p], s, s, s);
             }
     }
-    return range_finish(parts, (size_t)N * (size_t)NH);
+    return range_finish(parts, (size_t)N * NH);
 }
 
 static inline Range rms_stats(const floatX *x, size_t rows, int D) {
@@ -76,8 +76,8 @@ static inline Range rms_stats(const floatX *x, size_t rows, int D) {
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < STATS_PARTS; p++) {
         range_start(&parts[p]);
-        for (size_t n = rows * (size_t)p / STATS_PARTS; n < rows * (size_t)(p + 1) / STATS_PARTS; n++) {
-            const floatX *row = x + n * (size_t)D;
+        for (size_t n = rows * p / STATS_PARTS; n < rows * (p + 1) / STATS_PARTS; n++) {
+            const floatX *row = x + n * D;
             double sum = 0;
 #pragma omp simd reduction(+ : sum)
             for (int i = 0; i < D; i++) sum += (double)row[i] * (double)row[i];
@@ -143,12 +143,11 @@ typedef struct {
 static inline StatsMap stats_map(const floatX *q, const floatX *k, const real *lse, AttentionShape s, int key_sets,
                                  int b, int t, int head) {
     int set = head % key_sets, h = head / key_sets, kv = h / (s.NQ / s.NKV);
-    size_t sequence = (size_t)b * (size_t)s.T;
+    size_t sequence = (size_t)b * s.T;
     StatsMap m;
-    m.q = q + (sequence + (size_t)t) * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
-    m.k = k + sequence * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    m.lse =
-        (double)lse[(size_t)set * lse_set_stride(s) + ((size_t)b * (size_t)s.NQ + (size_t)h) * (size_t)s.T + (size_t)t];
+    m.q = q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D);
+    m.k = k + sequence * s.ldkv + (kv * s.k_head + set * s.D);
+    m.lse = (double)lse[set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t];
     return m;
 }
 
@@ -166,7 +165,7 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
     for (int j = low; j < high; j++) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < map_count; m++) {
-            const floatX *q = maps[m].q, *k = maps[m].k + (size_t)j * (size_t)s.ldkv;
+            const floatX *q = maps[m].q, *k = maps[m].k + (size_t)j * s.ldkv;
             real dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < s.D; i++) dot += q[i] * k[i];
@@ -199,8 +198,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         parts[r].used = true;
         for (int h = 0; h < NH; h++) {
             int head = stride ? 2 * stride * (h / stride) + h % stride : h; // as in diff_combine
-            double lambda =
-                stride ? stats_lambda(l[((size_t)b * (size_t)s.T + (size_t)t) * (size_t)ldl + (size_t)h], sigmoid) : 0;
+            double lambda = stride ? stats_lambda(l[((size_t)b * s.T + t) * ldl + h], sigmoid) : 0;
             StatsMap map[2];
             for (int m = 0; m < maps; m++) map[m] = stats_map(q, k, lse, s, key_sets, b, t, head + m * stride);
             attention_stats_head(&parts[r], map, maps, lambda, low, t + 1, s);

@@ -8,6 +8,8 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH
 #define LLMC_SUM_OF_SQUARES_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 #ifndef SQUARES_PARTS // blocks, a multiple of a warp, and elements that are worth a block; fewer in tests
 #define SQUARES_PARTS 512
@@ -38,6 +40,7 @@ static __global__ void sum_of_parts_kernel(double *total, const double *partial,
 }
 
 static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
+    OPERATION();
     double *partial = (double *)ops_scratch(SQUARES_PARTS * sizeof(double));
     int parts = (int)max_size(1, min_size(SQUARES_PARTS, (count + SQUARES_LEAST - 1) / SQUARES_LEAST));
     if ((uintptr_t)x % 16 == 0) LAUNCH((sum_of_squares_kernel<4>), parts, SQUARES_THREADS, 0, partial, x, count);

@@ -14,7 +14,7 @@ static inline void sum_of_squares(double *sum, const grad_t *x, size_t count) {
     size_t size = round_up((count + PARTS - 1) / PARTS, 16);
 #pragma omp parallel for schedule(static)
     for (int p = 0; p < PARTS; p++) {
-        size_t begin = min_size(count, (size_t)p * size), end = min_size(count, begin + size);
+        size_t begin = min_size(count, p * size), end = min_size(count, begin + size);
         double squares = 0;
 #pragma omp simd reduction(+ : squares)
         for (size_t i = begin; i < end; i++) squares += (double)x[i] * (double)x[i];

@@ -6,6 +6,8 @@ swiglu: the gated activation of the MLP. Equations in swiglu.h.
 */
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
+#include "../cuda/kernel_utils.cuh"
+#include "ops.h"
 
 template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
     unsigned n = blockIdx.x, i = column_index<W>();
@@ -20,7 +22,8 @@ template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const f
 }
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
-    LAUNCH_COLUMNS(swiglu_forward_kernel, packed((size_t)F, y, gate_up), N, F, y, gate_up, F);
+    OPERATION();
+    LAUNCH_COLUMNS(swiglu_forward_kernel, packed(F, y, gate_up), N, F, y, gate_up, F);
 }
 
 template <int W>
@@ -43,6 +46,7 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
 }
 
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
-    LAUNCH_COLUMNS(swiglu_backward_kernel, packed((size_t)F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
+    OPERATION();
+    LAUNCH_COLUMNS(swiglu_backward_kernel, packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
 }
 #endif

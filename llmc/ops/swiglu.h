@@ -15,8 +15,8 @@ swiglu: the gated activation of the MLP.
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        const floatX *g = gate_up + 2 * (size_t)n * (size_t)F, *u = g + F;
-        floatX *yn = y + (size_t)n * (size_t)F;
+        const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
+        floatX *yn = y + (size_t)n * F;
         for (int i = 0; i < F; i++) yn[i] = g[i] * real_sigmoid(g[i]) * u[i];
     }
 }
@@ -24,9 +24,9 @@ static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
-        const floatX *g = gate_up + 2 * (size_t)n * (size_t)F, *u = g + F;
-        const floatX *d = dy + (size_t)n * (size_t)F;
-        floatX *dg = dgate_up + 2 * (size_t)n * (size_t)F, *du = dg + F;
+        const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
+        const floatX *d = dy + (size_t)n * F;
+        floatX *dg = dgate_up + 2 * (size_t)n * F, *du = dg + F;
         for (int i = 0; i < F; i++) {
             real p = real_sigmoid(g[i]);
             du[i] = d[i] * g[i] * p;                        // u in y = g p u

@@ -34,7 +34,7 @@ static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K
     for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
-            const TileVector *c = (const TileVector *)(const void *)(C + (size_t)i * ldc + (size_t)(j * TILE_LANES));
+            const TileVector *c = (const TileVector *)(const void *)(C + i * ldc + j * TILE_LANES);
             sum[i][j] = add ? *c : (TileVector){0};
         }
     for (int k = 0; k < K; k++, A += a_k, B += ldb) {
@@ -44,13 +44,12 @@ static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K
 #pragma GCC unroll 6
         for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 4
-            for (int j = 0; j < vectors; j++) sum[i][j] += A[(size_t)i * a_row] * b[j];
+            for (int j = 0; j < vectors; j++) sum[i][j] += A[i * a_row] * b[j];
     }
 #pragma GCC unroll 6
     for (int i = 0; i < TILE_ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < vectors; j++)
-            *(TileVector *)(void *)(C + (size_t)i * ldc + (size_t)(j * TILE_LANES)) = sum[i][j];
+        for (int j = 0; j < vectors; j++) *(TileVector *)(void *)(C + i * ldc + j * TILE_LANES) = sum[i][j];
 }
 
 // `columns` columns of C, any multiple of TILE_LANES: tile after tile

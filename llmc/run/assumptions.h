@@ -80,7 +80,7 @@ static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
 // What CUDA's context, the libraries' kernels and the workspaces of matrix products take, and NCCL's buffers: as
-// device_facts.cuh and comm.h assume.
+// ops/runtime.cuh and comm.h assume.
 static const size_t PREDICTED_CUDA_BYTES = (size_t)593 << 20, PREDICTED_NCCL_BYTES = (size_t)320 << 20;
 
 // GPUs that share a machine's links: 8, or those of an NVL72.

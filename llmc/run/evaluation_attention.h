@@ -222,7 +222,7 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
     }
     if (dump_path) {
         safetensors_finish(writer);
-        rename_synced(temporary, dump_path);
+        file_rename_synced(temporary, dump_path);
     }
     cJSON *attention = cJSON_AddObjectToObject(json, "attention");
     cJSON_AddNumberToObject(attention, "windows", windows);

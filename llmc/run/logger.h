@@ -12,7 +12,7 @@ logger.h: the directory of a run: run.json and log.jsonl.
   void   log_close(log)
 
   A record is log_begin(log, kind, step), its values, log_end(log): nothing is allocated.
-  log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)   log_null(log, key)
+  log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)
   log_string(log, key, text)
   log_record(log, record)              a whole record of any length, as JSON
 
@@ -115,7 +115,7 @@ static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSO
     CHECK(ftruncate(fd, 0) == 0, "cannot write %s: %s", temporary, strerror(errno));
     file_write(fd, text, size, temporary);
     CHECK(fsync(fd) == 0, "cannot bring %s to the disk: %s", temporary, strerror(errno));
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
     free(text);
     if (log->lock.held) close(log->lock.fd);
     log->lock.held = true;
@@ -141,7 +141,7 @@ static inline void log_open(Log *log, const char *dir, int flags) {
 static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     static const char *const names[] = {"log.jsonl", "checkpoints"};
     char temporary[PATH_SIZE], remains[2][PATH_SIZE];
-    make_directories(dir);
+    directory_create(dir);
     log_path(dir, "run.json.tmp", temporary);
     bool is_run = log_run_exists(dir);
     int fd = is_run ? -1 : log_lock_file(dir, temporary, O_CREAT);
@@ -203,7 +203,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
     free(line);
     CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", temporary,
           strerror(errno));
-    rename_synced(temporary, path);
+    file_rename_synced(temporary, path);
 }
 
 static inline void log_resume(Log *log, const char *dir, int64_t step) {
@@ -245,7 +245,6 @@ static inline void log_value(Log *log, const char *key, const char *text) {
     log_append(log, text, strlen(text));
 }
 
-static inline void log_null(Log *log, const char *key) { log_value(log, key, "null"); }
 static inline void log_bool(Log *log, const char *key, bool value) { log_value(log, key, value ? "true" : "false"); }
 static inline void log_integer(Log *log, const char *key, int64_t value) {
     char digits[24];

@@ -1,75 +1,83 @@
 /*
-memory_report.h: what a run takes of memory, part by part: for --dry-run, for a run that finds too little, and beside
-what is in use once a step has been done. Part of train_diffv2.c, which includes it.
+memory_report.h: the memory of a process, part by part: for --dry-run, for the checks at the start of a run, for the
+message of an allocation that fails, and for the log, beside the memory in use after the first step.
 
-On a GPU it is device memory: the parts that the program allocates are exact, what CUDA and NCCL take is estimated.
+On a GPU this is device memory. The parts that the program allocates are exact; those of CUDA and NCCL are estimates.
 */
 #ifndef LLMC_MEMORY_REPORT_H
 #define LLMC_MEMORY_REPORT_H
+#include "assumptions.h"
+#include "logger.h"
+#include "model_memory.h"
+#include "progress.h"
+#include "../base/host.h"
+#include "../checkpoint/checkpoint_background.h"
+#include "../comm/comm.h"
 
 enum { MEMORY_PARTS = 16 };
 
-// The parts of what a process takes, those of no bytes left out. `sampling_model` NULL, or the model that speaks samples.
-static int model_memory(const ModelPlan *model, const ModelPlan *sampling_model, MemoryPart parts[MEMORY_PARTS]) {
+// Lists the parts that are not empty, and returns their number. `sampling`: the plan of the model that generates
+// samples, or NULL.
+static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling, MemoryPart parts[MEMORY_PARTS]) {
     const MemoryPart all[] = {
-        memory_part("parameters", model->params_bytes, false),
-        memory_part("gradients", model->grads_bytes, false),
-        memory_part("Adam's moments", model->moments_bytes, false),
-        memory_part("master weights", model->master_bytes, false),
-        memory_part("activations", model->activations_bytes, false),
-        memory_part("activations of samples", sampling_model ? sampling_model->activations_bytes : 0, false),
-        memory_part("gradients received from other ranks", model->received_bytes, false),
-        memory_part("workspace", model->workspace_bytes, false),
+        memory_part("parameters", plan->params_bytes, false),
+        memory_part("gradients", plan->grads_bytes, false),
+        memory_part("optimizer states", plan->moments_bytes, false),
+        memory_part("master weights", plan->master_bytes, false),
+        memory_part("activations", plan->activations_bytes, false),
+        memory_part("activations for samples", sampling ? sampling->activations_bytes : 0, false),
+        memory_part("gradients received from other ranks", plan->received_bytes, false),
+        memory_part("workspace", plan->workspace_bytes, false),
     };
     int count = 0;
     for (size_t i = 0; i < sizeof(all) / sizeof(all[0]); i++)
         if (all[i].bytes) parts[count++] = all[i];
-    bool elsewhere = model->device && ops_use_host_memory; // --device, in the program for the CPU
-    if (elsewhere) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
-    else count += ops_own_memory(parts + count);
-    const char *comm_of = "NCCL, roughly";
-    size_t comm_bytes = elsewhere ? (model->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
-                                  : comm_own_bytes(model->sharding.ranks, &comm_of);
-    if (comm_bytes) parts[count++] = memory_part(comm_of, comm_bytes, true);
+    bool predicted = plan->device && ops_use_host_memory; // --device in the CPU program
+    if (predicted) parts[count++] = memory_part("CUDA and its libraries, about", PREDICTED_CUDA_BYTES, true);
+    else count += ops_memory_parts(parts + count);
+    const char *comm_name = "NCCL, about";
+    size_t comm_bytes = predicted ? (plan->sharding.ranks > 1 ? PREDICTED_NCCL_BYTES : 0)
+                                  : comm_library_bytes(plan->sharding.ranks, &comm_name);
+    if (comm_bytes) parts[count++] = memory_part(comm_name, comm_bytes, true);
     return count;
 }
 
-static size_t memory_total(const MemoryPart *parts, int count) {
+static inline size_t memory_total(const MemoryPart *parts, int count) {
     size_t sum = 0;
     for (int i = 0; i < count; i++) sum += parts[i].bytes;
     return sum;
 }
 
-// All that a process takes.
-static size_t model_bytes(const ModelPlan *model, const ModelPlan *sampling_model) {
+// Bytes of a whole process.
+static inline size_t process_bytes(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
-    return memory_total(parts, model_memory(model, sampling_model, parts));
+    return memory_total(parts, memory_parts(plan, sampling, parts));
 }
 
-// Of it what is estimated: what CUDA and NCCL take themselves.
-static size_t memory_about(const MemoryPart *parts, int count) {
+// The estimated part of the total: memory of CUDA and NCCL.
+static inline size_t memory_estimated(const MemoryPart *parts, int count) {
     size_t sum = 0;
     for (int i = 0; i < count; i++) sum += parts[i].about ? parts[i].bytes : 0;
     return sum;
 }
 
-// What a process may still take of a device: what is free, and what is in use already that the estimates are for.
-static size_t memory_room(const DeviceMemory *now, size_t about) {
-    return now->total - now->used + min_size(now->used, about);
+// Device memory available to a process: what is free, and the part in use that the estimate already covers.
+static inline size_t memory_available(const DeviceMemory *now, size_t estimated) {
+    return now->total - now->used + min_size(now->used, estimated);
 }
 
-static double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
+static inline double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
 
-static void print_memory(const ModelPlan *model, const ModelPlan *sampling_model) {
+static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
-    int count = model_memory(model, sampling_model, parts);
+    int count = memory_parts(plan, sampling, parts);
     for (int i = 0; i < count; i++) printf("  %-44s %10.1f MiB\n", parts[i].what, in_mib(parts[i].bytes));
     size_t needed = memory_total(parts, count), on_host = ops_use_host_memory ? needed : 0;
-    size_t copy = model->purpose == FOR_TRAINING ? background_copy_bytes(&model->sharding) : 0;
+    size_t copy = plan->purpose == FOR_TRAINING ? background_copy_bytes(&plan->sharding) : 0;
     printf("  %-44s %10.1f MiB\n", "total", in_mib(needed));
-    if (model->device) {
-        double has = device_memory_bytes(model->device);
-        printf("%s has about %.1f MiB: %s\n", model->device->name, has / 1048576,
+    if (plan->device) {
+        double has = device_memory_bytes(plan->device);
+        printf("%s has about %.1f MiB: %s\n", plan->device->name, has / 1048576,
                (double)needed <= has ? "enough" : "too little");
         return;
     }
@@ -79,47 +87,46 @@ static void print_memory(const ModelPlan *model, const ModelPlan *sampling_model
     if (host_memory("", &host) && on_host + copy)
         printf("%s has %.1f MiB available: %s\n", host.limit, in_mib(host.available),
                on_host > host.available          ? "too little"
-               : on_host + copy > host.available ? "enough, but not for the copy: training stops for checkpoints"
+               : on_host + copy > host.available ? "enough, except for the copy: training waits while checkpoints are "
+                                                   "written"
                                                  : "enough");
     if (!ops_memory(&now)) return;
-    size_t room = memory_room(&now, memory_about(parts, count));
+    size_t available = memory_available(&now, memory_estimated(parts, count));
     printf("this device has %.1f MiB, of which %.1f MiB are free now: %s\n", in_mib(now.total),
            in_mib(now.total - now.used),
-           needed <= room        ? "enough"
+           needed <= available   ? "enough"
            : needed <= now.total ? "too little until other processes end"
                                  : "too little");
 }
 
-// ---------------------------------------------------------------------------------------------------
-// Too little memory
+// ---- too little memory
 
-static struct { const ModelPlan *model, *sampling_model; } memory_of; // what is being allocated
+static struct { const ModelPlan *plan, *sampling; } announced; // what is being allocated
 
-// Appends to the text what a change of an option would save, when it saves anything.
-static void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
-                         Recompute recompute, int zero) {
-    const ModelPlan *m = memory_of.model;
+// Appends to the text what a different batch size, recomputation or --zero would save, if it saves anything.
+static inline void memory_offer(char *text, size_t size, size_t now, const char *option, int64_t value, int B,
+                                Recompute recompute, int zero) {
+    const ModelPlan *m = announced.plan;
     ModelPlan other;
     plan_build(&other, &m->config, B, m->T, m->purpose, recompute, m->sharding.rank, m->sharding.ranks, zero);
-    size_t then = model_bytes(&other, memory_of.sampling_model), used = strlen(text);
+    size_t then = process_bytes(&other, announced.sampling), used = strlen(text);
     plan_free(&other);
     if (then < now)
         snprintf(text + used, size - used, "%s --%s %" PRId64 " (%.1f MiB)", strchr(text, '(') ? "," : "", option,
                  value, in_mib(now - then));
 }
 
-// The rest of the line that ends a program whose memory is short: what the run needs, part by part, and what would need
-// less.
-static void memory_advice_text(char *text, size_t size) {
-    const ModelPlan *m = memory_of.model;
+// Completes the message of an allocation that fails: the memory of the run, part by part, and the options that save
+// memory.
+static inline void memory_advice_text(char *text, size_t size) {
+    const ModelPlan *m = announced.plan;
     MemoryPart parts[MEMORY_PARTS];
-    int count = model_memory(m, memory_of.sampling_model, parts), used = 0;
-    size_t now = memory_total(parts, count);
+    int count = memory_parts(m, announced.sampling, parts);
+    size_t now = memory_total(parts, count), used = 0;
     char offers[512] = "";
-    used = snprintf(text, size, "the run needs %.1f MiB:", in_mib(now));
+    used += snprintf(text, size, "the run needs %.1f MiB:", in_mib(now));
     for (int i = 0; i < count; i++)
-        used += snprintf(text + used, size - (size_t)used, "%s %s %.1f", i ? "," : "", parts[i].what,
-                         in_mib(parts[i].bytes));
+        used += snprintf(text + used, size - used, "%s %s %.1f", i ? "," : "", parts[i].what, in_mib(parts[i].bytes));
     int level = m->sharding.level, B = m->B / 2;
     while (B > 0 && m->B % B) B--; // a divisor, so that --total-batch stays a multiple
     if (m->purpose == FOR_TRAINING) {
@@ -130,73 +137,76 @@ static void memory_advice_text(char *text, size_t size) {
     }
     if (B > 0 && m->purpose != FOR_GENERATION)
         memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
-    if (offers[0]) snprintf(text + used, size - (size_t)used, "; less with%s", offers);
-    else snprintf(text + used, size - (size_t)used, "; a smaller --seq-len or model needs less");
+    if (offers[0]) snprintf(text + used, size - used, "; options that save memory:%s", offers);
+    else snprintf(text + used, size - used, "; use a smaller --seq-len or model");
 }
 
-// From here on a failing allocation says what this run needs.
-static void memory_announce(const ModelPlan *model, const ModelPlan *sampling_model) {
-    memory_of.model = model;
-    memory_of.sampling_model = sampling_model;
+// From now on the message of a failing allocation contains the memory of this run.
+static inline void memory_announce(const ModelPlan *plan, const ModelPlan *sampling) {
+    announced.plan = plan;
+    announced.sampling = sampling;
     memory_advice = memory_advice_text;
 }
 
-// Ends the program when the memory of this machine is too little for what all ranks on it are about to allocate. A
-// system that promises more memory than it has would otherwise end the run, or another process, in the middle.
-static void memory_check_host(const ModelPlan *model, const ModelPlan *sampling_model) {
+// Fails if this machine has too little memory for all of its ranks. A system that overcommits memory would otherwise
+// kill this run, or another process, later.
+static inline void memory_check_host(const ModelPlan *plan, const ModelPlan *sampling) {
     HostMemory host;
     int ranks = comm_ranks_here();
-    size_t needed = (size_t)ranks * model_bytes(model, sampling_model);
+    size_t needed = ranks * process_bytes(plan, sampling);
     if (!ops_use_host_memory || !host_memory("", &host) || needed <= host.available) return;
     char advice[2048], of_ranks[64] = "";
     memory_advise(advice, sizeof(advice));
     if (ranks > 1) FORMAT(of_ranks, ", %d times on this machine", ranks);
-    CHECK(false, "too little memory: %.1f MiB needed, %s has %.1f MiB available; %s%s; --no-memory-check starts anyway",
-          in_mib(needed), host.limit, in_mib(host.available), advice, of_ranks);
+    CHECK(
+        false,
+        "too little memory: %.1f MiB needed, %s has %.1f MiB available; %s%s; --no-memory-check starts the run anyway",
+        in_mib(needed), host.limit, in_mib(host.available), advice, of_ranks);
 }
 
-// The same for a device, which other processes may use. What CUDA and NCCL take is estimated: it warns, and does not
-// refuse.
-static void memory_check_device(const ModelPlan *model, const ModelPlan *sampling_model) {
+// The same for a device, which other processes may use. Fails only if the exact parts do not fit; warns if the
+// estimated total does not.
+static inline void memory_check_device(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;
-    int count = model_memory(model, sampling_model, parts);
-    size_t needed = memory_total(parts, count), about = memory_about(parts, count), available = now.total - now.used;
+    int count = memory_parts(plan, sampling, parts);
+    size_t needed = memory_total(parts, count), estimated = memory_estimated(parts, count);
+    size_t available = now.total - now.used;
     char advice[2048];
-    if (needed - about > available) {
+    if (needed - estimated > available) {
         memory_advise(advice, sizeof(advice));
         CHECK(false,
-              "too little device memory: %.1f MiB needed besides what CUDA takes, %.1f of %.1f MiB free; %s; "
-              "--no-memory-check starts anyway",
-              in_mib(needed - about), in_mib(available), in_mib(now.total), advice);
+              "too little device memory: %.1f MiB needed without CUDA's own memory, %.1f of %.1f MiB free; %s; "
+              "--no-memory-check starts the run anyway",
+              in_mib(needed - estimated), in_mib(available), in_mib(now.total), advice);
     }
-    if (needed > memory_room(&now, about))
-        warn("device memory may be too little: %.1f MiB needed, %.1f of them estimated, %.1f of %.1f MiB free",
-             in_mib(needed), in_mib(about), in_mib(available), in_mib(now.total));
+    if (needed > memory_available(&now, estimated))
+        warn("device memory may be too little: %.1f MiB needed (%.1f MiB estimated), %.1f of %.1f MiB free",
+             in_mib(needed), in_mib(estimated), in_mib(available), in_mib(now.total));
 }
 
-// ---------------------------------------------------------------------------------------------------
-// What is in use
+// ---- memory in use
 
-// Of a device, once a step has been done: the plan beside it, as a record of the log and a line. Nothing on the CPU.
-static void memory_log(Log *log, int64_t step, const ModelPlan *model, const ModelPlan *sampling_model) {
+// After the first step: logs and prints the device memory in use beside the plan. Does nothing on the CPU.
+static inline void memory_log(Log *log, int64_t step, const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
     DeviceMemory now;
     if (!ops_memory(&now)) return;
-    int count = model_memory(model, sampling_model, parts);
-    size_t planned = memory_total(parts, count), about = memory_about(parts, count);
+    int count = memory_parts(plan, sampling, parts);
+    size_t planned = memory_total(parts, count), estimated = memory_estimated(parts, count);
     log_begin(log, "event", step);
     log_string(log, "what", "device_memory");
     log_integer(log, "used_bytes", (int64_t)now.used);
     log_integer(log, "at_start_bytes", (int64_t)now.at_start);
     log_integer(log, "total_bytes", (int64_t)now.total);
     log_integer(log, "planned_bytes", (int64_t)planned);
-    log_integer(log, "estimated_bytes", (int64_t)about);
+    log_integer(log, "estimated_bytes", (int64_t)estimated);
     log_end(log);
     progress_break();
-    printf("device memory: %.1f of %.1f MiB in use, %.1f of them before the first buffer; planned %.1f, %.1f of them "
-           "estimated\n",
-           in_mib(now.used), in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(about));
+    printf(
+        "device memory: %.1f of %.1f MiB in use, %.1f MiB of it before the first buffer; planned: %.1f MiB, %.1f MiB "
+        "of it estimated\n",
+        in_mib(now.used), in_mib(now.total), in_mib(now.at_start), in_mib(planned), in_mib(estimated));
 }
 #endif

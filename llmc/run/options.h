@@ -303,6 +303,6 @@ static inline void options_parse(Options *o, int argc, char **argv) {
         options_derive(&trial, ranks);
         problems.count += options_number_problems(&trial, ranks);
     }
-    if (problems.count) exit(EXIT_USAGE);
+    if (problems.count) program_exit(EXIT_USAGE);
 }
 #endif

@@ -1,9 +1,8 @@
 /*
-options_json.h: options as JSON, for run.json and trainer_state.json, and back for --resume.
+options_json.h: writes options as JSON for run.json and trainer_state.json, and reads them for --resume.
 
-An object with the options' names as keys, in table order; null when an option has no value. A seed
-beyond 2^53, which a double does not hold, is a decimal string. Reals come back exactly when they are
-written by json_text (json.h).
+An object with the options' names as keys, in table order; null for an option without a value. A seed beyond 2^53, which
+a double cannot represent, is a decimal string. json_text (json.h) writes reals so that reading restores them exactly.
 */
 #ifndef LLMC_OPTIONS_JSON_H
 #define LLMC_OPTIONS_JSON_H
@@ -31,7 +30,8 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
         const OptionRow *row = &option_rows[r];
         if (row->kind == OPTION_ACTION || (row->on_resume == OPTION_LOCAL && !local_too)) continue;
         cJSON *item = option_to_json(o, r);
-        CHECK(json && item && cJSON_AddItemToObject(json, row->name, item), "out of memory: options as JSON wanted");
+        CHECK(json && item && cJSON_AddItemToObject(json, row->name, item),
+              "out of memory: cannot write the options as JSON");
     }
     return json;
 }
@@ -39,11 +39,11 @@ static inline cJSON *options_json(const Options *o, bool local_too) {
 // Every option (run.json). The caller deletes it.
 static inline cJSON *options_to_json(const Options *o) { return options_json(o, true); }
 
-// The options that belong to the run and not to one start of it (trainer_state.json): without --out, --resume,
-// --threads, ..., so that identical runs in two directories, or resumed and not, write identical checkpoints.
+// The options of the run (trainer_state.json), without those of one start such as --out, --resume and --threads, so
+// that identical runs write identical checkpoints in any directory, resumed or not.
 static inline cJSON *options_state_to_json(const Options *o) { return options_json(o, false); }
 
-// Reads one saved value; false when the type or the value is not one that this option can have.
+// Reads one saved value. Returns false if its type or value is invalid for the option.
 static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     OptionKind kind = option_rows[r].kind;
     bool number = kind == OPTION_INT || kind == OPTION_U64 || kind == OPTION_REAL;
@@ -57,9 +57,9 @@ static inline bool option_from_json(Options *o, int r, const cJSON *item) {
     return option_set(o, r, text);
 }
 
-// For --resume: options that are not given take the saved value; those that are given and differ are printed, one
-// line each, and win, unless they must not change (then exit 2). Returns the number of differences. Options of
-// this start alone are passed over. A saved object that this program cannot have written ends it with status 1.
+// For --resume: options that are not given adopt the saved value. Given options override it; each difference is printed
+// on one line. Exits with status 2 if such an option must not change, and with status 1 if this program cannot have
+// written the object. Ignores OPTION_LOCAL options. Returns the number of differences.
 static inline int options_adopt_json(Options *o, const cJSON *saved) {
     static const char *const where = "the checkpoint's options";
     CHECK(cJSON_IsObject(saved), "%s are not a JSON object: the checkpoint is damaged", where);
@@ -75,15 +75,15 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
         int r = option_find(name, strlen(name));
         if (r < 0 && cJSON_IsNull(item)) continue;
         if (r < 0 || option_rows[r].kind == OPTION_ACTION || seen[r]) {
-            warn("%s have --%s %s", where, shown_name,
-                 r >= 0 && seen[r] ? "twice" : "which this version does not know");
+            warn("%s contain --%s%s", where, shown_name,
+                 r >= 0 && seen[r] ? " twice" : ", which this version does not support");
             damaged++;
             continue;
         }
         seen[r] = true;
         if (option_rows[r].on_resume == OPTION_LOCAL) continue;
         if (!cJSON_IsNull(item) && !option_from_json(&checkpoint, r, item)) {
-            warn("%s have a value of --%s that is not %s", where, shown_name,
+            warn("%s contain an invalid value of --%s: it must be %s", where, shown_name,
                  option_accepts(text_old, &option_rows[r]));
             damaged++;
             continue;
@@ -99,16 +99,17 @@ static inline int options_adopt_json(Options *o, const cJSON *saved) {
         new_value = option_shown(shown_new, new_value ? new_value : "none");
         differences++;
         if (option_rows[r].on_resume == OPTION_FIXED) {
-            warn("--%s: %s in the checkpoint, %s now; a resumed run cannot change it", name, old_value, new_value);
+            warn("--%s: %s in the checkpoint, %s now; a resumed run cannot change this option", name, old_value,
+                 new_value);
             refused++;
         } else {
             printf("option --%s: %s in the checkpoint, %s now\n", name, old_value, new_value);
         }
     }
     options_free(&checkpoint);
-    CHECK(!damaged, "%s cannot be read: was the checkpoint written by another version?", where);
+    CHECK(!damaged, "%s cannot be read; another version may have written the checkpoint", where);
     fflush(stdout);
-    if (refused) exit(EXIT_USAGE);
+    if (refused) program_exit(EXIT_USAGE);
     return differences;
 }
 #endif

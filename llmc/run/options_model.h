@@ -1,6 +1,5 @@
 /*
-options_model.h: what follows from several options: the model's shape, defaults that depend on other
-options, and combinations that are refused.
+options_model.h: the model's shape, defaults that depend on other options, and checks of combinations of options.
 */
 #ifndef LLMC_OPTIONS_MODEL_H
 #define LLMC_OPTIONS_MODEL_H
@@ -13,7 +12,7 @@ options, and combinations that are refused.
 #include "options_table.h"
 #include "rollback.h"
 
-// A usage error: one line. All of them are reported before the program ends with status 2.
+// Reports a usage error on one line. The program reports all errors, then exits with status 2.
 #define REFUSE(count, ...) (warn(__VA_ARGS__), (count)++)
 
 typedef struct {
@@ -32,10 +31,10 @@ enum { MODEL_DIM_COUNT = sizeof(model_dims) / sizeof(model_dims[0]) };
 
 static inline int64_t *option_int(Options *o, size_t field) { return (int64_t *)((char *)o + field); }
 
-// Ranks of the run that the options are about: those that are there, or of --dry-run.
+// Number of ranks of the run: those running, or those of --dry-run --ranks.
 static inline int options_ranks(const Options *o) { return o->dry_run && o->ranks ? (int)o->ranks : comm_ranks(); }
 
-// Gives every option that has no value the one that follows from the others.
+// Sets every option without a value to the value that follows from the others.
 static inline void options_derive(Options *o, int ranks) {
     const Preset *preset = &presets[o->preset];
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
@@ -62,18 +61,19 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
-    if (o->match_params) c.F = model_matched_ffn(&c); // --ffn stays what was asked for
+    if (o->match_params) c.F = model_match_ffn(&c); // --ffn stays what was asked for
     return c;
 }
 
-// True when none of the named options was given a value that is not accepted; the list ends in NULL.
+// Whether none of the named options was given an invalid value. The list ends in NULL.
 static inline bool options_usable(const Options *o, const char *const *names) {
     for (; *names; names++)
         if (o->refused[option_row(*names)]) return false;
     return true;
 }
 
-// The ranges of single options leave only what heads must be to each other, and an MLP that cannot make up for them.
+// Checks what the ranges of single options do not: the relations between heads, and whether --match-params has a
+// solution.
 static inline int options_model_problems(const Options *o) {
     static const char *const widths[] = {"hidden", "ffn", NULL};
     ModelConfig c = options_config(o);
@@ -82,8 +82,8 @@ static inline int options_model_problems(const Options *o) {
     if (narrow) c.F = 1;
     int count = model_config_problems(&c, problems, 8);
     if (narrow && options_usable(o, widths))
-        warn("--match-params: %s has more parameters than baseline with --ffn %" PRId64
-             " at any MLP width: raise --ffn",
+        warn("--match-params: %s has more parameters than the baseline with --ffn %" PRId64
+             " at any MLP width; use a larger --ffn",
              c.attention->name, o->ffn);
     for (int i = 0; i < count; i++)
         warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
@@ -91,14 +91,14 @@ static inline int options_model_problems(const Options *o) {
     return count + (narrow && options_usable(o, widths));
 }
 
-// The largest --batch-size below the present one that divides --total-batch; 0: none does.
+// The largest --batch-size below the current one that divides --total-batch; 0: none.
 static inline int64_t options_smaller_batch(const Options *o, int ranks) {
     int64_t row = o->seq_len * ranks, B = o->total_batch % row ? 0 : o->batch_size - 1;
     while (B > 0 && o->total_batch / row % B) B--;
     return B;
 }
 
-// Checks of numbers against each other, for options that all have their values.
+// Checks numbers against each other. All options have values.
 static inline int options_number_problems(const Options *o, int ranks) {
     static const char *const shape[] = {"attention", "preset", "heads", "kv-heads", "head-dim", NULL};
     static const char *const length[] = {"steps", "warmup", NULL};
@@ -109,22 +109,23 @@ static inline int options_number_problems(const Options *o, int ranks) {
     if (!options_usable(o, batch)) return problems;
     int64_t N = o->batch_size * o->seq_len, micro_step = N * ranks; // at most 2^48 each
     if (N > INT_MAX)
-        REFUSE(problems, "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens: lower one",
+        REFUSE(problems,
+               "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens; use a smaller one",
                o->batch_size, o->seq_len, INT_MAX);
     else if (o->total_batch % micro_step) {
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
-        OptionText batch_size = ""; // first what leaves the updates as they are
-        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 ", or else ", smaller);
+        OptionText batch_size = ""; // suggested first: it does not change the updates
+        if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
         REFUSE(problems,
                "--total-batch %" PRId64 " is not a multiple of --batch-size %" PRId64 " times --seq-len %" PRId64
-               " times %d rank%s: give %s--total-batch %" PRId64,
+               " times %d rank%s; use %s--total-batch %" PRId64,
                o->total_batch, o->batch_size, o->seq_len, ranks, ranks == 1 ? "" : "s", batch_size, larger);
     }
     return problems;
 }
 
-// Reads the next of token numbers with commas between them, and moves *at to the one after it, or the end; false where
-// there is no such number.
+// Reads the next token ID of a comma-separated list and advances *at to the following one, or the end. Returns false
+// if there is no valid ID.
 static inline bool prompt_number(const char **at, int *id) {
     char *end = NULL;
     errno = 0;
@@ -143,27 +144,27 @@ static inline bool prompt_numbers_valid(const char *text) {
     return true;
 }
 
-// Options that a mode needs. `adopted`: those of the checkpoint have been read, if there is one.
+// Checks the options that a mode requires. `adopted`: the checkpoint's options have been read, if there is one.
 static inline int options_missing(const Options *o, bool adopted) {
     int problems = 0;
     if (o->resume && !o->out && !o->refused[option_row("out")])
-        REFUSE(problems, "--resume needs --out DIR, the directory of the run");
+        REFUSE(problems, "--resume requires --out DIR, the run directory");
     if (o->resume && !adopted) return problems;
     static const char *const modes[] = {"dump-grads", "generate", "eval", "dry-run", NULL};
     bool training = options_usable(o, modes) && !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
     if ((training || o->dump_grads) && !o->train_data && !o->refused[option_row("train-data")])
-        REFUSE(problems, "%s needs --train-data GLOB", training ? "training" : "--dump-grads");
+        REFUSE(problems, "%s requires --train-data DATA", training ? "training" : "--dump-grads");
     Separator separator;
     if (o->separator && !separator_parse(o->separator, &separator))
-        REFUSE(problems, "--separator %s: a token's number, or one with :before or :after", o->separator);
+        REFUSE(problems, "--separator %s has an invalid format: it must be ID, ID:before or ID:after", o->separator);
     if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
-        REFUSE(problems, "--eval needs --val-data GLOB");
+        REFUSE(problems, "--eval requires --val-data DATA");
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     return problems;
 }
 
-// Reports a --device that is in no row; returns 1.
+// Reports a --device that no row matches. Returns 1.
 static inline int options_unknown_device(const char *name) {
     char list[2048] = "";
     size_t used = 0;
@@ -172,7 +173,7 @@ static inline int options_unknown_device(const char *name) {
         if (i == 0 || strcmp(device_peaks[i].name, device_peaks[i - 1].name) != 0)
             used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", i ? ", " : "", device_peaks[i].name);
     assert(used < sizeof(list));
-    warn("--device '%s' is not known: it must be one of %s, or the beginning of one", option_shown(shown, name), list);
+    warn("--device '%s' is unknown: it must be one of %s, or a prefix of one", option_shown(shown, name), list);
     return 1;
 }
 
@@ -180,27 +181,27 @@ static inline int options_exclusions(const Options *o) {
     OptionText shown;
     int problems = 0, modes = 0;
     if (o->init && o->resume)
-        REFUSE(problems, "--init and --resume exclude each other: a run that is resumed has weights already");
+        REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
-        REFUSE(problems, "--prompt and --prompt-tokens exclude each other: they say the same thing");
+        REFUSE(problems, "--prompt and --prompt-tokens are mutually exclusive: both specify the prompt");
     if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
-        REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token numbers with commas between them",
+        REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token IDs separated by commas",
                option_shown(shown, o->prompt_tokens));
     if (o->ranks && !o->dry_run)
         REFUSE(problems,
-               "--ranks is for --dry-run; to start %" PRId64 " ranks: mpirun -n %" PRId64 " or srun -n %" PRId64,
+               "--ranks requires --dry-run; to start %" PRId64 " ranks, use mpirun -n %" PRId64 " or srun -n %" PRId64,
                o->ranks, o->ranks, o->ranks);
     if (options_given(o, "link-gbs") && !(o->dry_run && o->ranks > 1))
-        REFUSE(problems, "--link-gbs is for --dry-run --ranks W, W above 1");
+        REFUSE(problems, "--link-gbs requires --dry-run --ranks W with W above 1");
     if (o->device && !o->dry_run) REFUSE(problems, "--device requires --dry-run");
     if (o->device && !ops_use_host_memory && sizeof(floatX) != 2)
-        REFUSE(problems, "--device predicts the bf16 program, and this one is compiled for fp32");
+        REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
     if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
-        REFUSE(problems, "--eval-out and --dump-attention are for one process, not for %d ranks", comm_ranks());
+        REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
-        REFUSE(problems, "--dump-grads, --generate and --dry-run are for one process, not for %d ranks", comm_ranks());
+        REFUSE(problems, "--dump-grads, --generate and --dry-run require a single process, not %d ranks", comm_ranks());
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,
@@ -214,13 +215,12 @@ static inline int options_exclusions(const Options *o) {
         size_t n = strlen(list);
         if (asked[i]) snprintf(list + n, sizeof(list) - n, "%s--%s", modes++ ? " and " : "", mode_names[i]);
     }
-    if (modes > 1) REFUSE(problems, "%s exclude each other: the program does one of them", list);
+    if (modes > 1) REFUSE(problems, "%s are mutually exclusive: a process runs in one mode", list);
     return problems;
 }
 
-// The vocabulary of a model that is not loaded is that of its data, unless --vocab is given: there a larger one is
-// fine, and a smaller one ends the program when the data is opened. The preset's is for data that does not say its
-// own, also beside data that does.
+// Without --vocab, a new model has the vocabulary size of its data, and the preset's for data that does not specify
+// one. --vocab may be larger than the data requires; a smaller value is an error when the data is opened.
 static inline void options_adopt_data(Options *o) {
     int r = option_row("vocab"), vocabulary = 0, otherwise = presets[o->preset].V;
     if (o->has[r] || o->refused[r]) return;
@@ -231,7 +231,7 @@ static inline void options_adopt_data(Options *o) {
     o->has[r] = true;
 }
 
-// More threads than cores wait for each other at every barrier: a step takes a hundred times as long.
+// Threads beyond the number of cores make every barrier wait: a step takes a hundred times as long.
 static inline void options_limit_threads(Options *o, int cores) {
     if (o->threads <= cores) return;
     warn("--threads %" PRId64 ": this process may use %d core%s; %d thread%s used", o->threads, cores,
@@ -239,26 +239,26 @@ static inline void options_limit_threads(Options *o, int cores) {
     o->threads = cores;
 }
 
-// Resolves defaults that depend on other options, and checks what options must be to each other: every problem is
-// reported, then exit 2. Called when the values of a checkpoint have been adopted.
+// Resolves defaults that depend on other options, and checks combinations: reports every problem, then exits with
+// status 2. Call after the values of a checkpoint have been adopted.
 static inline void options_finish(Options *o, int ranks) {
     assert(ranks >= 1);
     options_derive(o, ranks);
     int problems = options_exclusions(o) + options_missing(o, true) + options_number_problems(o, ranks);
-    if (problems) exit(EXIT_USAGE);
+    if (problems) program_exit(EXIT_USAGE);
     options_limit_threads(o, host_cores(""));
-    if (o->val_every && !o->val_data) warn("--val-every without --val-data: there is no validation");
+    if (o->val_every && !o->val_data) warn("--val-every has no effect without --val-data");
     if (o->rollback && (!o->out || !o->checkpoint_every))
-        warn("--rollback without --out and --checkpoint-every: there is no checkpoint to go back to");
+        warn("--rollback has no effect without --out and --checkpoint-every: there is no checkpoint to return to");
 }
 
-// The model of finished options. A combination that is no model: every problem is reported, then exit 2.
+// The model configuration of finished options. Reports every problem of an invalid one, then exits with status 2.
 static inline ModelConfig options_model(const Options *o) {
-    if (options_model_problems(o)) exit(EXIT_USAGE);
+    if (options_model_problems(o)) program_exit(EXIT_USAGE);
     return options_config(o);
 }
 
-// Whether the options say which --ffn --match-params starts from: given, adopted, or a preset's that is given.
+// Whether the --ffn that --match-params starts from is known: given, adopted, or from a given preset.
 static inline bool options_ffn_known(const Options *o) {
     return o->has[option_row("ffn")] || options_given(o, "preset");
 }
@@ -266,15 +266,15 @@ static inline int64_t options_ffn(const Options *o) {
     return o->has[option_row("ffn")] ? o->ffn : presets[o->preset].F;
 }
 
-// Architecture flags that contradict a loaded model, each reported in one line; returns their count. A preset
-// speaks for the flags that are not given. The sequence length is free: no weight depends on it.
+// Reports each architecture option that contradicts a loaded model, and returns their number. A given preset stands for
+// the options that are not given. The sequence length may differ: no weight depends on it.
 static inline int options_contradictions(const Options *o, const ModelConfig *loaded) {
     int count = 0, preset = option_row("preset");
     for (int i = 0; i < MODEL_DIM_COUNT; i++) {
         const ModelDim *d = &model_dims[i];
         int r = option_row(d->option), have = *(const int *)((const char *)loaded + d->model);
         if (d->model == offsetof(ModelConfig, T)) continue;
-        if (d->model == offsetof(ModelConfig, F) && o->match_params) continue; // below
+        if (d->model == offsetof(ModelConfig, F) && o->match_params) continue; // checked below
         int64_t want = *(const int64_t *)((const char *)o + d->field);
         if (o->given[r] && want != have)
             REFUSE(count, "--%s %" PRId64 " contradicts the loaded model, which has %d", d->option, want, have);
@@ -286,10 +286,10 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     ModelConfig matched = *loaded;
     if (o->match_params && options_ffn_known(o)) {
         matched.F = (int)options_ffn(o);
-        matched.F = model_matched_ffn(&matched);
+        matched.F = model_match_ffn(&matched);
         if (matched.F != loaded->F)
-            REFUSE(count, "--match-params makes an MLP width of %d of --ffn %" PRId64 "; the loaded model has %d",
-                   matched.F, options_ffn(o), loaded->F);
+            REFUSE(count, "--match-params with --ffn %" PRId64 " requires an MLP width of %d; the loaded model has %d",
+                   options_ffn(o), matched.F, loaded->F);
     }
     const AttentionVariant *attention = &attention_variants[o->attention];
     if (options_given(o, "attention") && attention != loaded->attention)
@@ -307,17 +307,18 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     return count;
 }
 
-// For --init and --resume: the architecture options take the loaded model's values, --seq-len only when it has not
-// been given or adopted. With --match-params --ffn stays what the loaded width was made of, or, where nothing says
-// what that was, the loaded width is kept as it is. Contradictions: exit 2.
+// For --init and --resume: sets the architecture options to the loaded model's values, --seq-len only if it was neither
+// given nor adopted. With --match-params, --ffn keeps the value that the loaded width was computed from; if that is
+// unknown, the loaded width is used without matching. Exits with status 2 on contradictions.
 static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
-    if (options_contradictions(o, loaded)) exit(EXIT_USAGE);
+    if (options_contradictions(o, loaded)) program_exit(EXIT_USAGE);
     int ffn = option_row("ffn");
     if (o->match_params && options_ffn_known(o)) {
         o->ffn = options_ffn(o);
         o->has[ffn] = true;
     } else if (o->match_params) {
-        warn("--match-params: the MLP width stays the loaded model's %d: no --ffn or --preset says what to match",
+        warn("--match-params: using the loaded model's MLP width %d, because no --ffn or --preset specifies what to "
+             "match",
              loaded->F);
         o->match_params = false;
     }

@@ -1,16 +1,15 @@
 /*
-options_table.h: the command line's options, as data, and their values.
+options_table.h: the table of the command line's options, and their values.
 
-One row per option drives parsing, --help, the start-up print and the JSON of run.json and
-trainer_state.json. A value is read from text by one function (option_set) wherever it comes from:
-the command line, a default of the table, or a saved JSON. It is written by one (option_text), so
-that two values are the same exactly when their texts are.
+One row per option defines parsing, --help, the options printed at the start, and the JSON of run.json and
+trainer_state.json. option_set reads every value from text, whether it comes from the command line, a default of the
+table or a saved JSON. option_text writes every value, so that two values are equal exactly when their texts are.
 
-  given    on the command line
+  given    specified on the command line
   has      has a value: a default, given, adopted from a checkpoint, or derived from other options
-  refused  given with a value that is not accepted; checks that would need the value leave it out
+  refused  given with an invalid value; checks that need the value are omitted
 
-To add an option: a field in Options and a row in option_rows.
+To add an option, add a field to Options and a row to option_rows.
 */
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
@@ -53,38 +52,38 @@ typedef struct {
 
     int64_t zero;
     double timeout, start_timeout;
-    int64_t check_ranks_every, ranks; // ranks: of --dry-run; 0: not given
+    int64_t check_ranks_every, ranks; // ranks: for --dry-run; 0: not given
     double link_gbs;
     const char *rollback; // NULL: off
 
     const char *dump_grads;
-    int64_t generate; // tokens; 0: not asked for
+    int64_t generate; // tokens; 0: not given
     const char *prompt, *prompt_tokens;
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
     const char *eval_out, *dump_attention;
-    const char *device, *dry_run_out; // of --dry-run
+    const char *device, *dry_run_out; // for --dry-run
 
-    double rms_norm_eps; // no option: 1e-5, or what a loaded model has
+    double rms_norm_eps; // not an option: 1e-5, or the value of a loaded model
 
     bool given[OPTION_LIMIT], has[OPTION_LIMIT], refused[OPTION_LIMIT]; // by row of the table
 } Options;
 
 typedef enum {
-    OPTION_ACTION, // a flag that prints something and ends the program
-    OPTION_BOOL,   // bool; takes no value, and has a --no-NAME
+    OPTION_ACTION, // a flag that prints something and exits
+    OPTION_BOOL,   // bool; takes no value, and also accepts --no-NAME
     OPTION_INT,    // int64_t
     OPTION_U64,    // uint64_t
     OPTION_REAL,   // double, finite
-    OPTION_TEXT,   // const char *, not empty, owned; NULL when it has no value
+    OPTION_TEXT,   // const char *, not empty, owned; NULL without a value
     OPTION_CHOICE  // int, an index into a list of names
 } OptionKind;
 
 typedef enum {
-    OPTION_LOCAL, // of this start of the program, not of the run: neither adopted nor compared on --resume
-    OPTION_SAVED, // on --resume the checkpoint's value is adopted unless one is given
-    OPTION_FIXED  // likewise, and one that is given must be the checkpoint's
+    OPTION_LOCAL, // belongs to one start of the program: neither adopted nor compared on --resume
+    OPTION_SAVED, // --resume adopts the checkpoint's value unless one is given
+    OPTION_FIXED  // as OPTION_SAVED, and a given value must equal the checkpoint's
 } OptionOnResume;
 
 typedef struct {
@@ -92,10 +91,10 @@ typedef struct {
     OptionKind kind;
     OptionOnResume on_resume;
     size_t field;
-    const char *placeholder;      // of its argument
-    const char *fallback;         // default; NULL: none; in parentheses: words, for one that other options decide
-    const char *range;            // of a number: an interval as mathematics writes it
-    const char *(*choice)(int i); // names of a choice; NULL beyond the last
+    const char *placeholder;      // name of the argument in --help
+    const char *fallback;         // default; NULL: none; in parentheses: description of a derived default
+    const char *range;            // of a number: an interval in mathematical notation
+    const char *(*choice)(int i); // names of an OPTION_CHOICE; NULL after the last
     const char *help;
 } OptionRow;
 
@@ -119,164 +118,171 @@ static const OptionRow option_rows[] = {
     {"model", "attention", OPTION_CHOICE, OPTION_FIXED, FIELD(attention), "NAME", "diff_v2", NULL, attention_choice,
         "attention variant"},
     {"model", "preset", OPTION_CHOICE, OPTION_FIXED, FIELD(preset), "NAME", "tiny", NULL, preset_choice,
-        "shape of the model, each number of which has a flag below; -1.5h and -2h have more heads, for baselines"},
-    {"model", "layers", OPTION_INT, OPTION_FIXED, FIELD(layers), "L", "(the preset's)", "[1, 65536]", NULL, "layers"},
-    {"model", "hidden", OPTION_INT, OPTION_FIXED, FIELD(hidden), "C", "(the preset's)", "[1, 16777216]", NULL,
+        "model shape, which the options below override; NAME-1.5h and NAME-2h have 1.5 and 2 times as many heads"},
+    {"model", "layers", OPTION_INT, OPTION_FIXED, FIELD(layers), "L", "(from the preset)", "[1, 65536]", NULL,
+        "number of layers"},
+    {"model", "hidden", OPTION_INT, OPTION_FIXED, FIELD(hidden), "C", "(from the preset)", "[1, 16777216]", NULL,
         "hidden size"},
-    {"model", "heads", OPTION_INT, OPTION_FIXED, FIELD(heads), "NH", "(the preset's)", "[1, 65536]", NULL,
-        "attention heads that o_proj reads"},
-    {"model", "kv-heads", OPTION_INT, OPTION_FIXED, FIELD(kv_heads), "NKV", "(the preset's)", "[1, 65536]", NULL,
-        "key/value heads, a divisor of --heads"},
-    {"model", "head-dim", OPTION_INT, OPTION_FIXED, FIELD(head_dim), "D", "(the preset's)", "[8, 256]", NULL,
+    {"model", "heads", OPTION_INT, OPTION_FIXED, FIELD(heads), "NH", "(from the preset)", "[1, 65536]", NULL,
+        "number of attention heads whose output o_proj reads"},
+    {"model", "kv-heads", OPTION_INT, OPTION_FIXED, FIELD(kv_heads), "NKV", "(from the preset)", "[1, 65536]", NULL,
+        "number of key/value heads, a divisor of --heads"},
+    {"model", "head-dim", OPTION_INT, OPTION_FIXED, FIELD(head_dim), "D", "(from the preset)", "[8, 256]", NULL,
         "head dimension, an even number"},
-    {"model", "ffn", OPTION_INT, OPTION_FIXED, FIELD(ffn), "F", "(the preset's)", "[1, 16777216]", NULL, "MLP width"},
+    {"model", "ffn", OPTION_INT, OPTION_FIXED, FIELD(ffn), "F", "(from the preset)", "[1, 16777216]", NULL,
+        "MLP width"},
     {"model", "rope-theta", OPTION_REAL, OPTION_FIXED, FIELD(rope_theta), "X", "10000", "(0, inf)", NULL,
         "base of the rotary position embedding"},
-    {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(the preset's)", NULL, NULL,
-        "the LM head is the embedding"},
+    {"model", "tie-embeddings", OPTION_BOOL, OPTION_FIXED, FIELD(tie_embeddings), NULL, "(from the preset)", NULL, NULL,
+        "share the weights of the embedding and the LM head"},
     {"model", "match-params", OPTION_BOOL, OPTION_FIXED, FIELD(match_params), NULL, "no", NULL, NULL,
-        "choose the MLP width that gives the model as many parameters as baseline has with --ffn"},
-    {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T", "(the preset's; with --init the model's)",
-        "[1, 16777216]", NULL, "sequence length"},
-    {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(the corpus directory's, or the preset's)", "[1, 268435456]", NULL,
-        "vocabulary size"},
+        "set the MLP width so that the model has as many parameters as the baseline with --ffn"},
+    {"model", "seq-len", OPTION_INT, OPTION_FIXED, FIELD(seq_len), "T",
+        "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
+    {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(from the corpus directory, or the preset)",
+        "[1, 268435456]", NULL, "vocabulary size"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
-        "what to train on: token shards (a quoted pattern), a corpus directory, or 'NAME=DATA:WEIGHT NAME=DATA:WEIGHT ...'"},
+        "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
+        "NAME=DATA:WEIGHT ...'"},
     {"data", "val-data", OPTION_TEXT, OPTION_SAVED, FIELD(val_data), "DATA", NULL, NULL, NULL,
-        "what to validate on, likewise; of a corpus directory its val_*.bin"},
+        "validation data, in the same forms; of a corpus directory its val_*.bin"},
     {"data", "doc-mask", OPTION_BOOL, OPTION_SAVED, FIELD(doc_mask), NULL, "no", NULL, NULL,
-        "attention stays within documents"},
+        "restrict attention to tokens of the same document"},
     {"data", "separator", OPTION_TEXT, OPTION_SAVED, FIELD(separator), "ID[:after]", NULL, NULL, NULL,
-        "token that begins a document, or ends it; also what generated text begins after; a corpus directory says it itself"},
-    {"data", "tokenizer", OPTION_TEXT, OPTION_SAVED, FIELD(tokenizer), "FILE", "(the corpus's, or the checkpoint's)", NULL, NULL,
-        "token table for prompts and samples: a tokenizer.bin, or a directory with one"},
+        "token that begins each document, or ends it (ID:after); generated text starts after this token; a corpus "
+        "directory specifies its own"},
+    {"data", "tokenizer", OPTION_TEXT, OPTION_SAVED, FIELD(tokenizer), "FILE", "(from the corpus, or the checkpoint)",
+        NULL, NULL, "tokenizer.bin, or a directory that contains one, for prompts and samples"},
 
     {"batch", "batch-size", OPTION_INT, OPTION_SAVED, FIELD(batch_size), "B", "8", "[1, 16777216]", NULL,
         "sequences per rank and micro-step"},
     {"batch", "total-batch", OPTION_INT, OPTION_SAVED, FIELD(total_batch), "TOKENS", "(B*T*ranks)", "[1, 1e15]", NULL,
         "tokens per update, a multiple of B*T*ranks"},
 
-    {"update", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 1e15]", NULL, "updates of the run"},
-    {"update", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "largest learning rate"},
-    {"update", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
-        "learning rate of the last step, as a share of --lr"},
-    {"update", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))", "[0, 1e15]", NULL,
+    {"training", "steps", OPTION_INT, OPTION_SAVED, FIELD(steps), "N", "100", "[1, 1e15]", NULL, "number of updates"},
+    {"training", "lr", OPTION_REAL, OPTION_SAVED, FIELD(lr), "X", "1e-3", "[0, inf)", NULL, "peak learning rate"},
+    {"training", "min-lr-ratio", OPTION_REAL, OPTION_SAVED, FIELD(min_lr_ratio), "X", "0.1", "[0, 1]", NULL,
+        "learning rate of the last step as a fraction of --lr"},
+    {"training", "warmup", OPTION_INT, OPTION_SAVED, FIELD(warmup), "N", "(min(100, steps/10))", "[0, 1e15]", NULL,
         "steps of linear warmup to --lr"},
-    {"update", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL, schedule_choice,
+    {"training", "schedule", OPTION_CHOICE, OPTION_SAVED, FIELD(schedule), "NAME", "cosine", NULL, schedule_choice,
         "decay after the warmup; wsd decays over the last 20% of the steps"},
-    {"update", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
-        "of matrices, decoupled (AdamW)"},
-    {"update", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "of AdamW"},
-    {"update", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL, "of AdamW"},
-    {"update", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "of AdamW"},
-    {"update", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
-        "largest gradient norm that is applied unscaled; 0: no limit"},
-    {"update", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
-        "of initial weights, data order and samples"},
+    {"training", "weight-decay", OPTION_REAL, OPTION_SAVED, FIELD(weight_decay), "X", "0.1", "[0, inf)", NULL,
+        "decoupled weight decay of matrices (AdamW)"},
+    {"training", "beta1", OPTION_REAL, OPTION_SAVED, FIELD(beta1), "X", "0.9", "[0, 1)", NULL, "beta1 of AdamW"},
+    {"training", "beta2", OPTION_REAL, OPTION_SAVED, FIELD(beta2), "X", "0.95", "[0, 1)", NULL, "beta2 of AdamW"},
+    {"training", "eps", OPTION_REAL, OPTION_SAVED, FIELD(eps), "X", "1e-8", "(0, inf)", NULL, "epsilon of AdamW"},
+    {"training", "grad-clip", OPTION_REAL, OPTION_SAVED, FIELD(grad_clip), "X", "1.0", "[0, inf)", NULL,
+        "maximum gradient norm; gradients with a larger norm are scaled down to it; 0: no limit"},
+    {"training", "seed", OPTION_U64, OPTION_FIXED, FIELD(seed), "N", "1", NULL, NULL,
+        "seed of the initial weights, the data order and samples"},
 
     {"stability", "skip-loss-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_loss_z), "Z", "0", "[0, inf)", NULL,
-        "leave out updates whose loss is Z deviations above the last 1000; 0: off. When 100 more were left out than applied, the new level is accepted"},
+        "skip updates whose loss is Z standard deviations above the mean of the last 1000; 0: off. The new level is "
+        "accepted when skipped updates outnumber applied ones by 100"},
     {"stability", "skip-grad-z", OPTION_REAL, OPTION_SAVED, FIELD(skip_grad_z), "Z", "0", "[0, inf)", NULL,
-        "likewise for the gradient norm before clipping"},
+        "the same for the gradient norm before clipping; 0: off"},
     {"stability", "rollback", OPTION_TEXT, OPTION_SAVED, FIELD(rollback), "K:M", NULL, NULL, NULL,
-        "after K spikes or steps left out within M steps go back to the last good checkpoint and on with the data that follows"},
+        "after K spikes or skipped updates within M steps, return to the last good checkpoint and continue with the "
+        "data that follows"},
 
     {"run", "out", OPTION_TEXT, OPTION_LOCAL, FIELD(out), "DIR", NULL, NULL, NULL,
-        "directory of the run; without it nothing is written"},
+        "run directory; without it nothing is written"},
     {"run", "resume", OPTION_BOOL, OPTION_LOCAL, FIELD(resume), NULL, "no", NULL, NULL,
         "continue the run in --out from its last checkpoint"},
     {"run", "init", OPTION_TEXT, OPTION_LOCAL, FIELD(init), "DIR", NULL, NULL, NULL,
         "start from the architecture and weights of a checkpoint directory"},
     {"run", "stop-after", OPTION_INT, OPTION_LOCAL, FIELD(stop_after), "N", NULL, "[1, 1e15]", NULL,
-        "end after step N with a checkpoint; the schedule stays that of --steps"},
+        "stop after step N and save a checkpoint; the schedule still follows --steps"},
     {"run", "checkpoint-every", OPTION_INT, OPTION_SAVED, FIELD(checkpoint_every), "N", "0", "[0, 1e15]", NULL,
-        "save a checkpoint every N steps, besides the last; 0: off"},
+        "save a checkpoint every N steps, in addition to the last step; 0: off"},
     {"run", "checkpoint-minutes", OPTION_REAL, OPTION_SAVED, FIELD(checkpoint_minutes), "X", "30", "[0, inf)", NULL,
         "also save a checkpoint when the last one is X minutes old; 0: off"},
     {"run", "checkpoint-background", OPTION_BOOL, OPTION_LOCAL, FIELD(checkpoint_background), NULL, "yes", NULL, NULL,
-        "write checkpoints while training goes on, from a copy of the state in host memory, where there is room for it"},
+        "write checkpoints while training continues, from a copy of the state in host memory if it fits"},
     {"run", "keep", OPTION_INT, OPTION_SAVED, FIELD(keep), "N", "3", "[0, 1e15]", NULL,
         "number of checkpoints to keep, the newest complete ones; 0: all"},
     {"run", "val-every", OPTION_INT, OPTION_SAVED, FIELD(val_every), "N", "0", "[0, 1e15]", NULL,
         "validate every N steps; 0: only at the start and the end"},
     {"run", "val-steps", OPTION_INT, OPTION_SAVED, FIELD(val_steps), "N", "20", "[1, 1e15]", NULL,
-        "batches of a validation"},
+        "batches per validation"},
     {"run", "sample-every", OPTION_INT, OPTION_SAVED, FIELD(sample_every), "N", "0", "[0, 1e15]", NULL,
         "print generated text every N steps; 0: never"},
     {"run", "stats-every", OPTION_INT, OPTION_SAVED, FIELD(stats_every), "N", "0", "[0, 1e15]", NULL,
-        "statistics of each layer in log.jsonl every N steps; 0: never"},
+        "log statistics of each layer to log.jsonl every N steps; 0: never"},
     {"run", "recompute", OPTION_INT, OPTION_SAVED, FIELD(recompute), "LEVEL", "0", "[0, 2]", NULL,
-        "what the backward computes again instead of keeping it: 0 nothing, 1 norms and MLP activations, 2 whole blocks"},
-    {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the cores)", "[1, 4096]", NULL,
-        "CPU threads, at most the cores that the process may use"},
+        "activation recomputation in the backward: 0 none, 1 norms and MLP activations, 2 whole blocks"},
+    {"run", "threads", OPTION_INT, OPTION_LOCAL, FIELD(threads), "N", "(the available cores)", "[1, 4096]", NULL,
+        "CPU threads, at most the number of cores available to the process"},
     {"run", "memory-check", OPTION_BOOL, OPTION_LOCAL, FIELD(memory_check), NULL, "yes", NULL, NULL,
-        "refuse to start when this machine, or the GPU, has too little memory available for the run"},
+        "refuse to start if this machine or the GPU has too little memory available for the run"},
     {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
-        "compare a step's speed with a matrix product measured at the start, also on a GPU whose peak is listed"},
+        "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
-        "matrix products: bf16 rounds what is multiplied; sums and weights stay fp32"},
+        "precision of matrix products; bf16 rounds the factors, sums and weights stay fp32"},
     {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
-        "on a GPU: the fastest algorithm for each matrix product, as FILE says; where there is no FILE, it is measured and written"},
+        "on a GPU: use the fastest algorithm for each matrix product, read from FILE; if FILE does not exist, "
+        "measure and write it"},
     {"run", "sdpa", OPTION_CHOICE, OPTION_SAVED, FIELD(sdpa), "KERNEL", "auto", NULL, sdpa_choice,
-        "attention on a GPU; auto takes cuDNN where it can"},
+        "attention kernel on a GPU; auto uses cuDNN where it is supported"},
     {"run", "deterministic", OPTION_BOOL, OPTION_SAVED, FIELD(deterministic), NULL, "yes", NULL, NULL,
-        "the same bits in every run; without it cuDNN's attention backward may be faster, and needs less memory"},
+        "bitwise reproducible runs; without it cuDNN's attention backward may be faster, and needs less memory"},
     {"run", "sdpa-linear", OPTION_BOOL, OPTION_SAVED, FIELD(sdpa_linear), NULL, "no", NULL, NULL,
-        "cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
+        "use cuDNN's deterministic backward with memory linear in --seq-len, which is slower (Hopper, cuDNN 9.25)"},
 
     {"ranks (mpirun, srun)", "zero", OPTION_INT, OPTION_SAVED, FIELD(zero), "LEVEL", "0", "[0, 2]", NULL,
-        "state that ranks share out instead of repeating it: 1 moments and master weights, 2 gradients too"},
+        "state sharded across ranks: 0 none, 1 optimizer states and master weights, 2 gradients too"},
     {"ranks (mpirun, srun)", "timeout", OPTION_REAL, OPTION_SAVED, FIELD(timeout), "SECONDS", "600", "(0, 1e9)", NULL,
-        "end when a rank is silent, or waited for, this long"},
-    {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60", "(0, 1e9)", NULL,
-        "abort when not all ranks have connected to rank 0 within this time"},
-    {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0", "[0, 1e15]", NULL,
-        "every N steps and before a checkpoint compare what all ranks hold, bit for bit; 0: never"},
+        "abort when a rank is unresponsive for this long"},
+    {"ranks (mpirun, srun)", "start-timeout", OPTION_REAL, OPTION_LOCAL, FIELD(start_timeout), "SECONDS", "60",
+        "(0, 1e9)", NULL, "abort when not all ranks have connected to rank 0 within this time"},
+    {"ranks (mpirun, srun)", "check-ranks-every", OPTION_INT, OPTION_SAVED, FIELD(check_ranks_every), "N", "0",
+        "[0, 1e15]", NULL,
+        "every N steps and before each checkpoint, compare the state of all ranks bit for bit; 0: never"},
 
-    {"instead of training", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
-        "one forward and backward; write the loss and all gradients as safetensors"},
-    {"instead of training", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL,
-        "generate N tokens"},
-    {"instead of training", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
-        "what generated text continues; the separator, where one is known, is put before it"},
-    {"instead of training", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
-        "the tokens to continue, exactly: nothing is put before them"},
-    {"instead of training", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
-        "of sampling; 0: always the likeliest token"},
-    {"instead of training", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
-        "sample from the K likeliest tokens; 0: from all"},
-    {"instead of training", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
-        "print the validation loss, the loss by position, associative recall, what attention does"},
-    {"instead of training", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
-        "of --eval: the same as JSON"},
-    {"instead of training", "dump-attention", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_attention), "FILE", NULL, NULL, NULL,
-        "of --eval: every head's attention maps of the first 64 tokens, as safetensors"},
-    {"instead of training", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
+    {"modes", "dump-grads", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_grads), "FILE", NULL, NULL, NULL,
+        "run one forward and backward, and write the loss and all gradients as safetensors"},
+    {"modes", "generate", OPTION_INT, OPTION_LOCAL, FIELD(generate), "N", NULL, "[1, 1e9]", NULL, "generate N tokens"},
+    {"modes", "prompt", OPTION_TEXT, OPTION_SAVED, FIELD(prompt), "TEXT", NULL, NULL, NULL,
+        "text to continue; the separator is prepended if it is known"},
+    {"modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
+        "token IDs to continue; nothing is prepended"},
+    {"modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
+        "sampling temperature; 0: always the most likely token"},
+    {"modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,
+        "sample from the K most likely tokens; 0: from all"},
+    {"modes", "eval", OPTION_BOOL, OPTION_LOCAL, FIELD(eval), NULL, "no", NULL, NULL,
+        "print the validation loss, the loss by position, associative recall and attention statistics"},
+    {"modes", "eval-out", OPTION_TEXT, OPTION_LOCAL, FIELD(eval_out), "FILE", NULL, NULL, NULL,
+        "with --eval: write the results as JSON"},
+    {"modes", "dump-attention", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_attention), "FILE", NULL, NULL, NULL,
+        "with --eval: write every head's attention maps of the first 64 tokens as safetensors"},
+    {"modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
-    {"instead of training", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
-        "of --dry-run: for one of W ranks"},
-    {"instead of training", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
-        "of --dry-run: predict memory, speed and hours of the bf16 program on this GPU, such as H200, A100 or 'RTX 5090'"},
-    {"instead of training", "dry-run-out", OPTION_TEXT, OPTION_LOCAL, FIELD(dry_run_out), "FILE", NULL, NULL, NULL,
-        "of --device: the prediction as JSON"},
-    {"instead of training", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
-        "of --dry-run: GB/s that a rank sends and receives, for the time of communication"},
-    {"instead of training", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this text"},
-    {"instead of training", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL,
-        "print the source revision"},
+    {"modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,
+        "with --dry-run: report for one of W ranks"},
+    {"modes", "device", OPTION_TEXT, OPTION_LOCAL, FIELD(device), "NAME", NULL, NULL, NULL,
+        "with --dry-run: predict memory, speed and hours of the bf16 program on this GPU, such as H200, A100 or "
+        "'RTX 5090'"},
+    {"modes", "dry-run-out", OPTION_TEXT, OPTION_LOCAL, FIELD(dry_run_out), "FILE", NULL, NULL, NULL,
+        "with --device: write the prediction as JSON"},
+    {"modes", "link-gbs", OPTION_REAL, OPTION_LOCAL, FIELD(link_gbs), "X", NULL, "(0, inf)", NULL,
+        "with --dry-run: print the time of communication at X GB/s per rank and direction"},
+    {"modes", "help", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print this help"},
+    {"modes", "version", OPTION_ACTION, OPTION_LOCAL, 0, NULL, NULL, NULL, NULL, "print the source revision"},
 };
 #undef FIELD
 // clang-format on
 enum { OPTION_ROW_COUNT = sizeof(option_rows) / sizeof(option_rows[0]) };
 
-// The row of an option, or -1. `name` need not end after its `length` characters.
+// The row of an option, or -1. `name` has `length` characters and needs no terminator.
 static inline int option_find(const char *name, size_t length) {
     for (int r = 0; r < OPTION_ROW_COUNT; r++)
         if (strlen(option_rows[r].name) == length && memcmp(option_rows[r].name, name, length) == 0) return r;
     return -1;
 }
-// The row of an option that is known to exist.
+// The row of an option that must exist.
 static inline int option_row(const char *name) {
     int r = option_find(name, strlen(name));
     assert(r >= 0);
@@ -284,9 +290,9 @@ static inline int option_row(const char *name) {
 }
 static inline bool options_given(const Options *o, const char *name) { return o->given[option_row(name)]; }
 
-typedef char OptionText[512]; // a value or a description, in one line
+typedef char OptionText[512]; // a value or a description on one line
 
-// A user's text for a message: one line, and not all of a long one.
+// Prepares a user's text for a message: replaces control characters, truncates after 100 characters.
 static inline const char *option_shown(OptionText out, const char *text) {
     size_t n = 0;
     for (; text[n] && n < 100; n++) out[n] = iscntrl((unsigned char)text[n]) ? '?' : text[n];
@@ -294,7 +300,7 @@ static inline const char *option_shown(OptionText out, const char *text) {
     return out;
 }
 
-// What an option accepts, for messages and help.
+// Describes the valid values of an option, for messages.
 static inline const char *option_accepts(OptionText out, const OptionRow *row) {
     size_t n = 0;
     switch (row->kind) {
@@ -305,7 +311,7 @@ static inline const char *option_accepts(OptionText out, const OptionRow *row) {
         for (int i = 0; row->choice(i) && n < sizeof(OptionText); i++)
             n += (size_t)snprintf(out + n, sizeof(OptionText) - n, "%s%s", i ? ", " : "one of ", row->choice(i));
         break;
-    default: snprintf(out, sizeof(OptionText), "%s", row->placeholder ? "a text that is not empty" : "no value");
+    default: snprintf(out, sizeof(OptionText), "%s", row->placeholder ? "a non-empty text" : "no value");
     }
     return out;
 }
@@ -318,7 +324,7 @@ static inline bool option_in_range(const char *range, double x) {
     return (open == '[' ? x >= low : x > low) && (close == ']' ? x <= high : x < high);
 }
 
-// A whole number: digits alone, or with a power of ten (1e6, 2.5e6) up to 2^53, below which a double is exact.
+// Parses a whole number: digits, or a number with an exponent (1e6, 2.5e6) up to 2^53, the limit of exact doubles.
 static inline bool option_whole_number(const char *text, int64_t *value) {
     char *end = NULL;
     bool digits = *text && strspn(text, "0123456789") == strlen(text);
@@ -337,7 +343,7 @@ static inline bool option_whole_number(const char *text, int64_t *value) {
     return true;
 }
 
-// Reads a value; false leaves it as it was. Numbers are decimal, all of the text.
+// Sets a value from text. Returns false and leaves it unchanged if the text is invalid. Numbers are decimal.
 static inline bool option_set(Options *o, int r, const char *text) {
     const OptionRow *row = &option_rows[r];
     char *field = (char *)o + row->field, *end = NULL;
@@ -361,7 +367,7 @@ static inline bool option_set(Options *o, int r, const char *text) {
         *(uint64_t *)field = x;
         break;
     }
-    case OPTION_REAL: { // strtod alone would take spaces, hexadecimal, inf and nan
+    case OPTION_REAL: { // strtod alone would accept spaces, hexadecimal, inf and nan
         if (!*text || strspn(text, "0123456789.eE+-") != strlen(text)) return false;
         double x = strtod(text, &end) + 0.0; // -0 becomes 0
         if (errno || *end || !isfinite(x) || !option_in_range(row->range, x)) return false;
@@ -371,7 +377,7 @@ static inline bool option_set(Options *o, int r, const char *text) {
     case OPTION_TEXT: {
         if (!*text) return false;
         char *copy = strdup(text);
-        CHECK(copy != NULL, "out of memory: a copy of --%s wanted", row->name);
+        CHECK(copy != NULL, "out of memory: cannot copy --%s", row->name);
         free(*(char **)field);
         *(char **)field = copy;
         break;
@@ -388,8 +394,8 @@ static inline bool option_set(Options *o, int r, const char *text) {
     return true;
 }
 
-// Writes a value as option_set reads it, reals with the fewest digits that do; NULL when there is none. A text
-// is returned as it is, whatever its length.
+// Writes a value in the form that option_set reads, reals with the fewest digits that restore them; NULL without a
+// value. A text is returned unchanged.
 static inline const char *option_text(OptionText out, const Options *o, int r) {
     const OptionRow *row = &option_rows[r];
     const char *field = (const char *)o + row->field;

@@ -1,35 +1,37 @@
 /*
-prediction_communication.h: what the ranks of a predicted step exchange, and how much of that computation hides. Part of
-prediction.h, which includes it.
+prediction_communication.h: the collectives of a predicted step, and how much of their time computation hides.
 
-The backward's groups of gradients enter one queue of rings as they are complete, bucket by bucket, and so do the
-parameters of an update. What the computation waits for is exposed.
+Gradients are reduced group by group in the order in which the backward completes them, and parameters are gathered
+group by group after the update. Each group is a sequence of buckets, and all rings run one after the other.
+Communication is exposed when computation waits for it.
 */
 #ifndef LLMC_PREDICTION_COMMUNICATION_H
 #define LLMC_PREDICTION_COMMUNICATION_H
+#include "prediction_types.h"
 
-// GB/s of a ring; *by_network: where the machines' network bounds it.
-static double ring_gbs(const Prediction *p, bool *by_network) {
-    int ranks = p->model->sharding.ranks, here = min_int(ranks, device_ranks_here(p->device));
-    double link = p->device->link_gbs * p->assumed[ASSUME_LINK];
-    double network = here * p->assumed[ASSUME_NETWORK]; // rings leave a machine by the ports of all its GPUs
+// GB/s of a ring. *by_network: whether the network between machines limits it.
+static inline double ring_gbs(const Prediction *p, bool *by_network) {
+    int ranks = p->plan->sharding.ranks, here = min_int(ranks, device_ranks_here(p->plan->device));
+    double link = p->plan->device->link_gbs * p->assumed[ASSUME_LINK];
+    double network = here * p->assumed[ASSUME_NETWORK]; // rings use the network ports of all GPUs of a machine
     *by_network = ranks > here && network < link;
     return p->options->link_gbs > 0 ? p->options->link_gbs : *by_network ? network : link;
 }
 
-// Of a ring over a bucket of so many bytes.
 typedef struct {
-    double ms, link_ms, network_ms; // in all; of that, latency of the hops within and between machines
+    double ms, link_ms, network_ms; // total; latency of the hops within and between machines
 } Ring;
-static Ring ring_of(const Prediction *p, double bytes) {
-    int ranks = p->model->sharding.ranks, here = min_int(ranks, device_ranks_here(p->device)),
+
+// A collective over a bucket of so many bytes, with the fastest of NCCL's protocols.
+static inline Ring ring_of(const Prediction *p, double bytes) {
+    int ranks = p->plan->sharding.ranks, here = min_int(ranks, device_ranks_here(p->plan->device)),
         machines = (ranks + here - 1) / here;
     bool by_network;
     double us = 1e-3 * p->assumed[ASSUME_HOPS], most = ring_gbs(p, &by_network);
     Ring best = {INFINITY, 0, 0};
     for (int i = 0; i < RING_PROTOCOL_COUNT; i++) {
         const RingProtocol *r = &ring_protocols[i];
-        double gbs = most * r->share, hop = p->device->link_gbs < 100 ? r->pci_us : r->link_us;
+        double gbs = most * r->share, hop = p->plan->device->link_gbs < 100 ? r->pci_us : r->link_us;
         if (machines > 1 && r->most_gbs > 0) gbs = fmin(gbs, r->most_gbs);
         Ring ring = {0, us * (r->base_us + (ranks - machines) * hop), us * (machines - 1) * r->network_us};
         ring.ms = ring.link_ms + ring.network_ms + 1e-6 * bytes * (ranks - 1) / ranks / gbs;
@@ -38,30 +40,30 @@ static Ring ring_of(const Prediction *p, double bytes) {
     return best;
 }
 
-// Milliseconds of the collectives of a group, bucket by bucket.
-static double group_ms(Prediction *p, int group, size_t element_bytes, int collectives) {
-    const Sharding *s = &p->model->sharding;
+// Milliseconds of `collectives` collectives over every bucket of a group.
+static inline double group_ms(Prediction *p, int group, size_t element_bytes, int collectives) {
+    const Sharding *s = &p->plan->sharding;
     double sum = 0;
     for (int i = s->first[group]; i < s->first[group + 1]; i++) {
-        Ring ring = ring_of(p, (double)(s->buckets[i].piece * (size_t)s->ranks * element_bytes));
+        Ring ring = ring_of(p, (double)(s->buckets[i].piece * s->ranks * element_bytes));
         sum += collectives * ring.ms;
         p->link_hops_ms += collectives * ring.link_ms, p->network_hops_ms += collectives * ring.network_ms;
     }
     return sum;
 }
 
-// A backward whose groups enter the queue: milliseconds beyond its own, until all but `hidden` of the queue is done.
-static double predict_reduction(Prediction *p, double hidden) {
-    const Sharding *s = &p->model->sharding;
-    int L = p->model->config.L;
+// Milliseconds by which the reduction of gradients prolongs a backward, when later computation hides `hidden` of it.
+static inline double predict_reduction(Prediction *p, double hidden) {
+    const Sharding *s = &p->plan->sharding;
+    int L = p->plan->config.L;
     double layer = p->part_ms[PART_LAYER_BACKWARD] + p->part_ms[PART_RECOMPUTE] * (L - 1) / L, now = 0, queue = 0,
            work = 0;
-    double *done = (double *)checked_calloc((size_t)s->groups, sizeof(double));
+    double *done = (double *)checked_calloc(s->groups, sizeof(double));
     for (int g = L + 1; g >= 0; g--) {
-        // with --zero 2 a layer has the place of the layer behind the next one
+        // with --zero 2 the gradients of layers g and g + 2 share a buffer
         if (s->level == 2 && g > 0 && g + 2 < L + 1) now = fmax(now, done[g + 2]);
         now += g > L ? 0 : g ? layer : p->part_ms[PART_EMBED_BACKWARD];
-        double ms = group_ms(p, g, FP32_BYTES, s->level ? 1 : 2); // --zero 0 gathers the sums, too
+        double ms = group_ms(p, g, FP32_BYTES, s->level ? 1 : 2); // --zero 0 also gathers the sums
         work += ms, queue = fmax(queue, now) + ms, done[g] = queue;
     }
     free(done);
@@ -69,9 +71,9 @@ static double predict_reduction(Prediction *p, double hidden) {
     return now - L * layer - p->part_ms[PART_EMBED_BACKWARD] + fmax(0, queue - now - hidden);
 }
 
-// The parameters of an update, gathered in the order of the groups while the update and the next forward go on.
-static double predict_gathering(Prediction *p) {
-    const ModelPlan *m = p->model;
+// Milliseconds by which gathering the updated parameters prolongs the update and the next forward.
+static inline double predict_gathering(Prediction *p) {
+    const ModelPlan *m = p->plan;
     int L = m->config.L;
     double update = p->part_ms[PART_UPDATE], updated = 0, queue = 0, now = update;
     for (int g = 0; g < L + 2; g++) {
@@ -85,16 +87,16 @@ static double predict_gathering(Prediction *p) {
     return now - update - p->part_ms[PART_EMBED] - L * p->part_ms[PART_LAYER];
 }
 
-static void predict_communication(Prediction *p) {
-    if (p->model->sharding.ranks == 1) return;
-    double forward = p->part_ms[PART_EMBED] + p->model->config.L * p->part_ms[PART_LAYER] + p->part_ms[PART_HEAD];
+static inline void predict_communication(Prediction *p) {
+    if (p->plan->sharding.ranks == 1) return;
+    double forward = p->part_ms[PART_EMBED] + p->plan->config.L * p->part_ms[PART_LAYER] + p->part_ms[PART_HEAD];
     double exposed = predict_reduction(p, 0);
-    if (p->model->sharding.level == 2 && p->micro_steps > 1) { // the other micro-steps', which the next forward hides
+    if (p->plan->sharding.level == 2 && p->micro_steps > 1) { // the next forward hides those of earlier micro-steps
         Prediction other = *p;
         exposed += (p->micro_steps - 1) * predict_reduction(&other, forward);
         p->reduce_ms *= p->micro_steps, p->link_hops_ms *= p->micro_steps, p->network_hops_ms *= p->micro_steps;
     }
-    if (p->model->sharding.level) exposed += predict_gathering(p);
+    if (p->plan->sharding.level) exposed += predict_gathering(p);
     double hidden = fmax(0, p->reduce_ms + p->gather_ms - exposed);
     p->exposed_ms = p->class_ms[CLASS_COMMUNICATION] = p->bound_ms[BOUND_COMMUNICATION] =
         exposed + p->assumed[ASSUME_OVERLAP] * hidden;

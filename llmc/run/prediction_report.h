@@ -1,47 +1,30 @@
 /*
-prediction_report.h: what --dry-run --device prints of a prediction, and writes as JSON (--dry-run-out). Part of
-train_diffv2.c, which includes it.
+prediction_report.h: prints a prediction (--dry-run --device), and writes it as JSON (--dry-run-out).
 */
 #ifndef LLMC_PREDICTION_REPORT_H
 #define LLMC_PREDICTION_REPORT_H
+#include "memory_report.h"
+#include "prediction.h"
+#include "../base/files.h"
+#include "../base/json.h"
 
-// What follows from a prediction.
-typedef struct {
-    double share, tokens_per_s, hours; // of the dense bf16 peak; of all ranks; of the run
-    Bound bound;
-    double bound_share;
-} PredictionSummary;
-static PredictionSummary prediction_summary(const Prediction *p) {
-    const ModelPlan *m = p->model;
-    PredictionSummary s;
-    double seconds = 1e-3 * p->step_ms;
-    s.share = p->micro_steps * training_flops(m, m->B, m->T) / (seconds * 1e12 * p->device->tflops);
-    s.tokens_per_s = (double)p->options->total_batch / seconds;
-    s.hours = (double)p->options->steps * seconds / 3600;
-    s.bound = BOUND_PRODUCTS;
-    for (int i = 1; i < BOUNDS; i++)
-        if (p->bound_ms[i] > p->bound_ms[s.bound]) s.bound = (Bound)i;
-    s.bound_share = p->bound_ms[s.bound] / p->step_ms;
-    return s;
-}
-
-static void print_prediction_classes(const Prediction *p) {
+static inline void print_prediction_classes(const Prediction *p) {
     printf("  %-24s %10s %7s\n", "class", "ms", "share");
     for (int i = 0; i < PREDICTION_CLASSES; i++) {
         double flops = 0, bytes = 0, ms = p->class_ms[i];
         for (int k = 0; k < p->op_count; k++)
             if (p->ops[k].kind == (PredictionClass)i) flops += p->ops[k].flops, bytes += p->ops[k].bytes;
         if (ms == 0) continue;
-        printf("  %-24s %10.2f %6.1f%%", prediction_classes[i], ms, 100 * ms / p->step_ms);
+        printf("  %-24s %10.2f %6.1f%%", prediction_classes[i].name, ms, 100 * ms / p->step_ms);
         if (flops > 0) printf(" %8.0f TFLOP/s", 1e-9 * flops / ms);
         else if (bytes > 0) printf(" %8.0f GB/s", 1e-6 * bytes / ms);
         printf("\n");
     }
 }
 
-static void print_prediction_communication(const Prediction *p) {
-    const Sharding *s = &p->model->sharding;
-    int here = min_int(s->ranks, device_ranks_here(p->device)), machines = (s->ranks + here - 1) / here;
+static inline void print_prediction_communication(const Prediction *p) {
+    const Sharding *s = &p->plan->sharding;
+    int here = min_int(s->ranks, device_ranks_here(p->plan->device)), machines = (s->ranks + here - 1) / here;
     double largest = (double)s->largest * FP32_BYTES, hops = p->link_hops_ms + p->network_hops_ms;
     if (s->ranks == 1) return;
     bool by_network;
@@ -53,108 +36,124 @@ static void print_prediction_communication(const Prediction *p) {
            : by_network             ? "the network"
                                     : "links within a machine",
            s->count);
-    printf("  %-24s %10.2f ms\n", "sums of gradients", p->reduce_ms);
-    printf("  %-24s %10.2f ms\n", "parameters gathered", p->gather_ms);
-    printf("  %-24s %10.2f ms transfer, %.2f ms latency within machines, %.2f ms between them\n", "of both",
+    printf("  %-24s %10.2f ms\n", "reducing gradients", p->reduce_ms);
+    printf("  %-24s %10.2f ms\n", "gathering parameters", p->gather_ms);
+    printf("  %-24s %10.2f ms transfer, %.2f ms latency within machines, %.2f ms between machines\n", "both",
            p->reduce_ms + p->gather_ms - hops, p->link_hops_ms, p->network_hops_ms);
-    printf("  %-24s %10.2f ms, with what computing beside it loses\n", "exposed", p->exposed_ms);
-    printf("  %-24s %10.2f ms for %.1f MiB, latency %.2f ms (that of a tree: %.2f ms)\n", "largest bucket", ring.ms,
+    printf("  %-24s %10.2f ms, including the slowdown of concurrent computation\n", "exposed", p->exposed_ms);
+    printf("  %-24s %10.2f ms for %.1f MiB, latency %.2f ms (a tree: %.2f ms)\n", "largest bucket", ring.ms,
            largest / 1048576, ring.link_ms + ring.network_ms,
            1e-3 * (TREE_BASE_US + 2 * ((here - 1) * TREE_LINK_US + ceil(log2(machines)) * TREE_NETWORK_US)));
 }
 
 typedef struct {
     int assumption;
-    double ms; // by which a step is longer when it is a tenth worse
+    double ms; // added to a step when the assumption is 10% worse
 } Sensitivity;
-static int sensitivity_compare(const void *a, const void *b) {
+
+static inline int sensitivity_compare(const void *a, const void *b) {
     double x = ((const Sensitivity *)a)->ms, y = ((const Sensitivity *)b)->ms;
     return (x < y) - (x > y);
 }
-static void prediction_sensitivities(const Prediction *p, Sensitivity out[ASSUMPTION_COUNT]) {
+
+// The sensitivities to all assumptions, largest first.
+static inline void prediction_sensitivities(const Prediction *p, Sensitivity out[ASSUMPTION_COUNT]) {
     for (int i = 0; i < ASSUMPTION_COUNT; i++) {
         out[i].assumption = i;
-        out[i].ms = predict_step(p->model, p->options, i).step_ms - p->step_ms;
+        out[i].ms = predict_step(p->plan, p->options, i).step_ms - p->step_ms;
     }
     qsort(out, ASSUMPTION_COUNT, sizeof(Sensitivity), sensitivity_compare);
 }
 
-static void print_prediction(const ModelPlan *model, const Options *o) {
-    Prediction p = predict_step(model, o, ASSUMPTION_COUNT);
-    PredictionSummary s = prediction_summary(&p);
-    const DevicePeak *d = p.device;
-    char rate[32];
-    printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16: by assumed rates, not measured\n", d->name, d->tflops,
-           d->memory_gbs);
-    print_prediction_classes(&p);
-    format_count(rate, sizeof(rate), s.tokens_per_s);
-    printf("  %-24s %10.2f ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", "step", p.step_ms,
-           p.micro_steps, p.micro_steps == 1 ? "" : "s", model->B, model->T, model->logit_rows);
-    printf("  %-24s %10.1f%% of the dense bf16 peak\n", "", 100 * s.share);
-    printf("  %-24s %10s tokens/s", "", rate);
-    format_count(rate, sizeof(rate), s.tokens_per_s / model->sharding.ranks);
-    if (model->sharding.ranks > 1) printf(", %s of each GPU", rate);
-    printf("\n  %-24s %10.3g hours of the run\n", "", s.hours);
-    printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
-    print_prediction_communication(&p);
+static inline void print_prediction_sensitivities(const Prediction *p) {
     Sensitivity most[ASSUMPTION_COUNT];
-    prediction_sensitivities(&p, most);
-    printf("what a step takes longer when an assumption is a tenth worse\n");
-    for (int i = 0; i < ASSUMPTION_COUNT && most[i].ms > 0.005 * p.step_ms; i++) {
+    prediction_sensitivities(p, most);
+    printf("increase of a step's time when an assumption is 10%% worse\n");
+    for (int i = 0; i < ASSUMPTION_COUNT && most[i].ms > 0.005 * p->step_ms; i++) {
         const Assumption *a = &assumptions[most[i].assumption];
-        printf("  %+9.3g ms %+5.1f%%  %s: %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p.step_ms, a->what,
-               p.assumed[most[i].assumption], a->unit, "", a->source);
+        printf("  %+9.3g ms %+5.1f%%  %s: %g %s\n%22s%s\n", most[i].ms, 100 * most[i].ms / p->step_ms, a->what,
+               p->assumed[most[i].assumption], a->unit, "", a->source);
     }
 }
 
-// The same as JSON; docs and dev/gpu_check read it.
-static void write_prediction(const char *path, const ModelPlan *model, const ModelPlan *sampling_model,
-                             const Options *o) {
-    Prediction p = predict_step(model, o, ASSUMPTION_COUNT);
+static inline void print_prediction(const ModelPlan *plan, const Options *o) {
+    Prediction p = predict_step(plan, o, ASSUMPTION_COUNT);
     PredictionSummary s = prediction_summary(&p);
-    cJSON *json = cJSON_CreateObject(), *classes, *ops;
-    double needs = (double)model_bytes(model, sampling_model);
-    cJSON_AddStringToObject(json, "device", p.device->name);
-    cJSON_AddNumberToObject(json, "parameters", (double)model->tensors.parameter_count);
-    cJSON_AddNumberToObject(json, "ranks", model->sharding.ranks);
-    cJSON_AddNumberToObject(json, "micro_steps", p.micro_steps);
-    cJSON_AddNumberToObject(json, "logit_rows", model->logit_rows);
-    cJSON_AddNumberToObject(json, "buckets", model->sharding.count);
-    cJSON_AddNumberToObject(json, "memory_bytes", needs);
-    cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(p.device));
-    cJSON_AddNumberToObject(json, "step_ms", p.step_ms);
-    cJSON_AddNumberToObject(json, "share_of_peak", s.share);
-    cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
-    cJSON_AddNumberToObject(json, "hours", s.hours);
-    cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
-    cJSON_AddNumberToObject(json, "communication_ms", p.reduce_ms + p.gather_ms);
-    cJSON_AddNumberToObject(json, "latency_ms", p.link_hops_ms + p.network_hops_ms);
-    classes = cJSON_AddObjectToObject(json, "classes");
-    for (int i = 0; i < PREDICTION_CLASSES; i++) cJSON_AddNumberToObject(classes, prediction_classes[i], p.class_ms[i]);
-    ops = cJSON_AddArrayToObject(json, "operations");
-    for (int i = 0; i < p.op_count; i++) {
+    const DevicePeak *d = plan->device;
+    char rate[32];
+    printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16: from assumed rates, not measured\n", d->name,
+           d->tflops, d->memory_gbs);
+    print_prediction_classes(&p);
+    format_count(rate, sizeof(rate), s.tokens_per_s);
+    printf("  %-24s %10.2f ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", "step", p.step_ms,
+           p.micro_steps, p.micro_steps == 1 ? "" : "s", plan->B, plan->T, plan->logit_rows);
+    printf("  %-24s %10.1f%% of the dense bf16 peak\n", "", 100 * s.peak_share);
+    printf("  %-24s %10s tokens/s", "", rate);
+    format_count(rate, sizeof(rate), s.tokens_per_s / plan->sharding.ranks);
+    if (plan->sharding.ranks > 1) printf(", %s per GPU", rate);
+    printf("\n  %-24s %10.3g hours of the run\n", "", s.hours);
+    printf("  %-24s %10.0f%% of it bound by %s\n", "", 100 * s.bound_share, bound_names[s.bound]);
+    print_prediction_communication(&p);
+    print_prediction_sensitivities(&p);
+}
+
+static inline void add_operations(cJSON *json, const Prediction *p) {
+    cJSON *ops = cJSON_AddArrayToObject(json, "operations");
+    for (int i = 0; i < p->op_count; i++) {
         cJSON *op = cJSON_CreateObject();
-        cJSON_AddStringToObject(op, "name", p.ops[i].name);
-        cJSON_AddStringToObject(op, "class", prediction_classes[p.ops[i].kind]);
-        cJSON_AddNumberToObject(op, "calls", p.ops[i].calls);
-        cJSON_AddNumberToObject(op, "flops", p.ops[i].flops);
-        cJSON_AddNumberToObject(op, "bytes", p.ops[i].bytes);
-        cJSON_AddNumberToObject(op, "ms", p.ops[i].ms);
+        cJSON_AddStringToObject(op, "name", p->ops[i].name);
+        cJSON_AddStringToObject(op, "class", prediction_classes[p->ops[i].kind].name);
+        cJSON_AddNumberToObject(op, "calls", p->ops[i].calls);
+        cJSON_AddNumberToObject(op, "flops", p->ops[i].flops);
+        cJSON_AddNumberToObject(op, "bytes", p->ops[i].bytes);
+        cJSON_AddNumberToObject(op, "ms", p->ops[i].ms);
         cJSON_AddItemToArray(ops, op);
     }
+}
+
+static inline void add_assumptions(cJSON *json, const Prediction *p) {
     Sensitivity most[ASSUMPTION_COUNT];
-    prediction_sensitivities(&p, most);
+    prediction_sensitivities(p, most);
     cJSON *assumed = cJSON_AddArrayToObject(json, "assumptions");
     for (int i = 0; i < ASSUMPTION_COUNT; i++) {
         const Assumption *a = &assumptions[most[i].assumption];
         cJSON *item = cJSON_CreateObject();
         cJSON_AddStringToObject(item, "what", a->what);
-        cJSON_AddNumberToObject(item, "value", p.assumed[most[i].assumption]);
+        cJSON_AddNumberToObject(item, "value", p->assumed[most[i].assumption]);
         cJSON_AddStringToObject(item, "unit", a->unit);
         cJSON_AddStringToObject(item, "source", a->source);
         cJSON_AddNumberToObject(item, "ms_when_a_tenth_worse", most[i].ms);
         cJSON_AddItemToArray(assumed, item);
     }
+}
+
+// Writes the prediction as JSON, which scripts/update_scale.py and dev/gpu_check read.
+static inline void write_prediction(const char *path, const ModelPlan *plan, const ModelPlan *sampling,
+                                    const Options *o) {
+    Prediction p = predict_step(plan, o, ASSUMPTION_COUNT);
+    PredictionSummary s = prediction_summary(&p);
+    double needs = (double)process_bytes(plan, sampling);
+    cJSON *json = cJSON_CreateObject();
+    cJSON_AddStringToObject(json, "device", plan->device->name);
+    cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
+    cJSON_AddNumberToObject(json, "ranks", plan->sharding.ranks);
+    cJSON_AddNumberToObject(json, "micro_steps", p.micro_steps);
+    cJSON_AddNumberToObject(json, "logit_rows", plan->logit_rows);
+    cJSON_AddNumberToObject(json, "buckets", plan->sharding.count);
+    cJSON_AddNumberToObject(json, "memory_bytes", needs);
+    cJSON_AddBoolToObject(json, "fits", needs <= device_memory_bytes(plan->device));
+    cJSON_AddNumberToObject(json, "step_ms", p.step_ms);
+    cJSON_AddNumberToObject(json, "share_of_peak", s.peak_share);
+    cJSON_AddNumberToObject(json, "tokens_per_s", s.tokens_per_s);
+    cJSON_AddNumberToObject(json, "hours", s.hours);
+    cJSON_AddStringToObject(json, "bound_by", bound_names[s.bound]);
+    cJSON_AddNumberToObject(json, "communication_ms", p.reduce_ms + p.gather_ms);
+    cJSON_AddNumberToObject(json, "latency_ms", p.link_hops_ms + p.network_hops_ms);
+    cJSON *classes = cJSON_AddObjectToObject(json, "classes");
+    for (int i = 0; i < PREDICTION_CLASSES; i++)
+        cJSON_AddNumberToObject(classes, prediction_classes[i].name, p.class_ms[i]);
+    add_operations(json, &p);
+    add_assumptions(json, &p);
     size_t size;
     char *text = json_text(json, &size);
     file_write_atomic(path, text, size);

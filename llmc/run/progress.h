@@ -27,7 +27,7 @@ static inline void progress_flush(void) {
     struct pollfd out = {STDOUT_FILENO, 0, 0};
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
     if (poll(&out, 1, 0) != 1 || !(out.revents & (POLLERR | POLLHUP))) return;
-    CHECK(freopen("/dev/null", "w", stdout) != NULL, "cannot open /dev/null: %s", strerror(errno));
+    stdout_discard();
     warn("stdout was closed by its reader; training goes on and prints nothing more to it");
 }
 
@@ -60,7 +60,7 @@ enum { PROGRESS_FIELDS = 7, PROGRESS_FIELD_SIZE = 64, PROGRESS_LINE_SIZE = 512 }
 static inline int progress_columns(void) {
     struct winsize size;
     const char *kind = getenv("TERM");
-    if (launch_started() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
+    if (launch_has_launcher() || !isatty(STDOUT_FILENO) || !kind || strcmp(kind, "dumb") == 0) return 0;
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 

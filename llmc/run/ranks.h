@@ -37,7 +37,7 @@ static inline void ranks_compare(const char *text, const char *remedy, int statu
             warn("%.*s is '%.*s' here and '%.*s' on rank 0: %s", name, *a ? a : b,
                  a_length > name ? a_length - name - 1 : 0, a + min_int(name + 1, a_length),
                  b_length > name ? b_length - name - 1 : 0, b + min_int(name + 1, b_length), remedy);
-            exit(status);
+            program_exit(status);
         }
         a += a_length + (a[a_length] == '\n'), b += b_length + (b[b_length] == '\n');
     }
@@ -60,7 +60,7 @@ static inline char *ranks_describe(const Options *o) {
     FILE *f = open_memstream(&text, &size);
     CHECK(f, "out of memory for the description of this rank");
     fprintf(f, "revision %s\nprogram %016" PRIx64 "\ngemm-library %s\nattention-library %s\n", source_revision(),
-            ranks_program_digest(), matmul_library(), attention_build());
+            ranks_program_digest(), matmul_library(), attention_library_version());
     for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++)
         fprintf(f, "%s %s\n", library_variables[i].name, library_variable(i) ? library_variable(i) : "(unset)");
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {

@@ -67,9 +67,9 @@ static inline void start_configure_operations(Options *o) {
     CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
           "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; use --gemm fp32");
     matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionUse attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
-                              o->sdpa_linear};
-    attention_use(attention);
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                                  o->sdpa_linear};
+    attention_configure(attention);
     if (matmul_in_bf16 && !matmul_bf16_native)
         printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
                "its speed\n");

@@ -14,21 +14,21 @@ static inline void run_data_open(DataLoader *loader, const Options *o, const cha
     dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed, shuffled);
     Separator given = {-1, false};
     if (o->separator) separator_parse(o->separator, &given); // run_tokenizer_open has checked it
-    for (int i = 0; i < loader->source_count; i++) {
-        Source *source = &loader->sources[i];
-        if (given.token >= 0) source->separator = given;
-        CHECK(!o->doc_mask || source->separator.token >= 0,
+    for (int i = 0; i < loader->corpus_count; i++) {
+        Corpus *corpus = &loader->corpora[i];
+        if (given.token >= 0) corpus->separator = given;
+        CHECK(!o->doc_mask || corpus->separator.token >= 0,
               "--doc-mask: the token that separates the documents of --%s %s is unknown: give --separator ID", option,
-              source->path);
+              corpus->path);
     }
     loader->documents = o->doc_mask;
     struct stat file;
-    for (int i = 0; i < loader->source_count; i++) {
-        const Source *source = &loader->sources[i];
-        if (!source->described && stat(source->path, &file) == 0 && S_ISDIR(file.st_mode))
-            printf("--%s %s has no corpus.json: its shards are used without a description\n", option, source->path);
+    for (int i = 0; i < loader->corpus_count; i++) {
+        const Corpus *corpus = &loader->corpora[i];
+        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
+            printf("--%s %s has no corpus.json: its shards are used without a description\n", option, corpus->path);
     }
-    dataloader_refuse_shared(loader);
+    dataloader_check_distinct_files(loader);
 }
 
 // Ranks on different machines may read different files under the same name.
@@ -46,7 +46,8 @@ static inline void run_data_check_resumed(const DataLoader *train, uint64_t fing
                                           const char *path, const Options *o) {
     char difference[PATH_SIZE];
     uint64_t trained_on = state_number(state, "data_fingerprint", UINT64_MAX, path);
-    dataloader_difference(train, cJSON_GetObjectItemCaseSensitive(state, "data"), difference, sizeof(difference));
+    dataloader_describe_difference(train, cJSON_GetObjectItemCaseSensitive(state, "data"), difference,
+                                   sizeof(difference));
     CHECK(
         fingerprint == trained_on,
         "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start a new run "

@@ -36,8 +36,8 @@ static inline void describe_run(cJSON *json, const RunFacts *f) {
     cJSON_AddNumberToObject(model, "flops_per_token", f->flops_per_token);
     json_add_u64(json, "data_fingerprint", f->data_fingerprint);
     cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_description(f->train, f->windows));
-    if (f->val) cJSON_AddItemToObject(data, "val", dataloader_description(f->val, 0));
+    cJSON_AddItemToObject(data, "train", dataloader_describe(f->train, f->windows));
+    if (f->val) cJSON_AddItemToObject(data, "val", dataloader_describe(f->val, 0));
     cJSON_AddStringToObject(json, "revision", source_revision());
 }
 
@@ -47,7 +47,7 @@ static inline void describe_libraries(cJSON *json, const RunFacts *f, const char
     cJSON_AddStringToObject(libraries, "gemm", matmul_library());
     FORMAT(text, "%016" PRIx64, f->gemm_table);
     if (f->options->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
-    if (attention_library()) cJSON_AddStringToObject(libraries, "attention", attention_library());
+    if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
     if (driver) cJSON_AddStringToObject(libraries, "cuda", driver);
     if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
     cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());

@@ -48,7 +48,7 @@ static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
     FORMAT(s->path, "%s", path);
     char json[PATH_SIZE];
     FORMAT(json, "%s/tokenizer.json", path);
-    if (!is_directory(path)) return;
+    if (!directory_exists(path)) return;
     s->json = file_read(json, TOKENIZER_JSON_LIMIT, &s->json_size);
     CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints are to have: %s", json, strerror(errno));
 }
@@ -62,7 +62,7 @@ static inline void run_tokenizer_look(RunTokenizer *s, const char *directory) {
 }
 
 static inline void run_tokenizer_look_in_corpora(RunTokenizer *s, const char *text) {
-    CorpusList list = corpus_parse(text);
+    CorpusSpecs list = corpus_parse(text);
     for (int i = 0; i < list.count; i++) run_tokenizer_look(s, list.items[i].path);
     free(list.items);
 }
@@ -98,11 +98,11 @@ static inline void prompt_from_text(RunTokenizer *s, const char *text, int V) {
 
 // That of the first corpus which says one; -1: none does.
 static inline int run_tokenizer_separator_of_corpora(const char *text, int V) {
-    CorpusList list = corpus_parse(text);
-    CorpusAbout about;
+    CorpusSpecs list = corpus_parse(text);
+    CorpusInfo about;
     int token = -1;
     for (int i = 0; i < list.count && token < 0; i++) {
-        if (!corpus_describe(list.items[i].path, &about)) continue;
+        if (!corpus_read_info(list.items[i].path, &about)) continue;
         token = about.separator.token;
         CHECK(token < V,
               "the separator %d of %s is outside the model's vocabulary of %d: use --vocab %d or more, or with --init "

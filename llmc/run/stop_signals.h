@@ -24,6 +24,11 @@ static volatile sig_atomic_t stop_signals_caught; // stop_signals_catch() was ca
 static bool stop_signals_sighup_ignored;          // at the start of the program
 static const char *stop_signals_notice;
 
+static inline int stop_signal_read(void) {
+    if (fault_point(FAULT_SIGNAL, NULL, 0)) stop_signal = SIGTERM;
+    return stop_signal;
+}
+
 static inline sigset_t stop_signal_set(void) {
     sigset_t set;
     sigemptyset(&set);

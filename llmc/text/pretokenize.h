@@ -46,7 +46,7 @@ static inline bool codepoints_read(CodePoints *c, const Tokenizer *t, const unsi
         c->code[c->count] = utf8_decode(padded + i, length);
         c->kind[c->count] = (unsigned char)tokenizer_class(t, c->code[c->count]);
         c->at[c->count++] = i;
-        i += (size_t)length;
+        i += length;
     }
     c->at[c->count] = i;
     free(padded);
@@ -59,7 +59,7 @@ static inline void codepoints_free(CodePoints *c) {
 }
 
 // The first place from i on whose class is not in `classes` (0: which is a letter, a number or a space).
-static inline size_t run_of(const CodePoints *c, size_t i, int classes) {
+static inline size_t skip_class(const CodePoints *c, size_t i, int classes) {
     while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : (c->kind[i] & CLASS_BASE) == 0)) i++;
     return i;
 }
@@ -68,7 +68,7 @@ static inline bool is_newline(const CodePoints *c, size_t i) {
 }
 
 // The end of 's 't 're 've 'm 'll 'd at i, or i.
-static inline size_t contraction(const CodePoints *c, size_t i, bool any_case) {
+static inline size_t match_contraction(const CodePoints *c, size_t i, bool any_case) {
     static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
     if (c->code[i] != '\'') return i;
     for (size_t e = 0; e < sizeof(endings) / sizeof(endings[0]); e++) {
@@ -84,35 +84,35 @@ static inline size_t contraction(const CodePoints *c, size_t i, bool any_case) {
 }
 
 // The end of the spaces at i: all but the last when something follows, so that it can go with what follows.
-static inline size_t spaces(const CodePoints *c, size_t i) {
-    size_t end = run_of(c, i, CLASS_SPACE);
+static inline size_t match_spaces(const CodePoints *c, size_t i) {
+    size_t end = skip_class(c, i, CLASS_SPACE);
     return end < c->count && end - i > 1 ? end - 1 : end;
 }
 
-static inline size_t piece_gpt2(const CodePoints *c, size_t i) {
-    size_t end = contraction(c, i, false), begin = i + (c->code[i] == ' ');
+static inline size_t match_gpt2(const CodePoints *c, size_t i) {
+    size_t end = match_contraction(c, i, false), begin = i + (c->code[i] == ' ');
     if (end > i) return end;
     static const int classes[] = {CLASS_LETTER, CLASS_NUMBER, 0};
     for (int k = 0; k < 3; k++) {
-        end = run_of(c, begin, classes[k]);
+        end = skip_class(c, begin, classes[k]);
         if (end > begin) return end;
     }
-    return spaces(c, i);
+    return match_spaces(c, i);
 }
 
 // What follows the words in the expressions of cl100k and its kin.
-static inline size_t piece_without_word(const CodePoints *c, size_t i, int digits, bool slash) {
+static inline size_t match_without_word(const CodePoints *c, size_t i, size_t digits, bool slash) {
     size_t end = i, begin = i + (c->code[i] == ' ');
-    while (end < c->count && end - i < (size_t)digits && (c->kind[end] & CLASS_NUMBER)) end++;
+    while (end < c->count && end - i < digits && (c->kind[end] & CLASS_NUMBER)) end++;
     if (end > i) return end;
-    end = run_of(c, begin, 0);
+    end = skip_class(c, begin, 0);
     if (end > begin) {
         while (is_newline(c, end) || (slash && end < c->count && c->code[end] == '/')) end++;
         return end;
     }
-    size_t newline = run_of(c, i, CLASS_SPACE); // the last line end among the spaces here, if any
+    size_t newline = skip_class(c, i, CLASS_SPACE); // the last line end among the spaces here, if any
     while (newline > i && !is_newline(c, newline - 1)) newline--;
-    return newline > i ? newline : spaces(c, i);
+    return newline > i ? newline : match_spaces(c, i);
 }
 
 // [^\r\n\p{L}\p{N}]: one such character may stand before a word and belong to it.
@@ -120,40 +120,40 @@ static inline bool may_lead_word(const CodePoints *c, size_t i) {
     return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
 }
 
-static inline size_t piece_cl100k(const CodePoints *c, size_t i, int digits) {
-    size_t end = contraction(c, i, true), begin = i + may_lead_word(c, i);
+static inline size_t match_cl100k(const CodePoints *c, size_t i, size_t digits) {
+    size_t end = match_contraction(c, i, true), begin = i + may_lead_word(c, i);
     if (end > i) return end;
-    end = run_of(c, begin, CLASS_LETTER);
-    return end > begin ? end : piece_without_word(c, i, digits, false);
+    end = skip_class(c, begin, CLASS_LETTER);
+    return end > begin ? end : match_without_word(c, i, digits, false);
 }
 
 // The end of H*T+ at i, or i. Where no T follows the H*, it gives back as many as needed for its last to be the T.
-static inline size_t word_with_tail(const CodePoints *c, size_t i) {
-    size_t head = run_of(c, i, CLASS_HEAD), end = run_of(c, head, CLASS_TAIL);
+static inline size_t match_word_with_tail(const CodePoints *c, size_t i) {
+    size_t head = skip_class(c, i, CLASS_HEAD), end = skip_class(c, head, CLASS_TAIL);
     if (end > head) return end;
     while (head > i && !(c->kind[head - 1] & CLASS_TAIL)) head--;
     return head;
 }
 
-static inline size_t piece_o200k(const CodePoints *c, size_t i) {
+static inline size_t match_o200k(const CodePoints *c, size_t i) {
     size_t lead = may_lead_word(c, i);
     for (int tail = 1; tail >= 0; tail--) {
         for (size_t begin = i + lead;; begin = i) { // with a leading character, then without
-            size_t end = tail ? word_with_tail(c, begin) : run_of(c, begin, CLASS_HEAD);
-            if (end > begin) return contraction(c, end, true);
+            size_t end = tail ? match_word_with_tail(c, begin) : skip_class(c, begin, CLASS_HEAD);
+            if (end > begin) return match_contraction(c, end, true);
             if (begin == i) break;
         }
     }
-    return piece_without_word(c, i, 3, true);
+    return match_without_word(c, i, 3, true);
 }
 
 // The end of the piece that begins at i < count.
 static inline size_t pretokenize(const Tokenizer *t, const CodePoints *c, size_t i) {
     switch (t->pattern) {
-    case PATTERN_GPT2: return piece_gpt2(c, i);
-    case PATTERN_CL100K: return piece_cl100k(c, i, 3);
-    case PATTERN_QWEN2: return piece_cl100k(c, i, 1);
-    case PATTERN_O200K: return piece_o200k(c, i);
+    case PATTERN_GPT2: return match_gpt2(c, i);
+    case PATTERN_CL100K: return match_cl100k(c, i, 3);
+    case PATTERN_QWEN2: return match_cl100k(c, i, 1);
+    case PATTERN_O200K: return match_o200k(c, i);
     default: return c->count;
     }
 }

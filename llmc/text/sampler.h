@@ -27,7 +27,7 @@ static inline int sample_token(const float *logits, int V, double temperature, i
         candidates[v].logit = logits[v];
         candidates[v].token = v;
     }
-    qsort(candidates, (size_t)V, sizeof(Candidate), compare_candidates);
+    qsort(candidates, V, sizeof(Candidate), compare_candidates);
     if (temperature == 0) return candidates[0].token;
     int count = top_k > 0 ? min_int(top_k, V) : V;
     double sum = 0;
@@ -44,10 +44,10 @@ static inline int sample_token(const float *logits, int V, double temperature, i
 static inline void print_text(FILE *out, const unsigned char *text, size_t size) {
     for (size_t i = 0; i < size;) {
         int length = utf8_length(text + i);
-        if (length == 0 || i + (size_t)length > size) fputs("\xEF\xBF\xBD", out), length = 1;
+        if (length == 0 || i + length > size) fputs("\xEF\xBF\xBD", out), length = 1;
         else if ((text[i] < 0x20 && text[i] != '\n' && text[i] != '\t') || text[i] == 0x7F) fputs("\xC2\xB7", out);
-        else fwrite(text + i, 1, (size_t)length, out);
-        i += (size_t)length;
+        else fwrite(text + i, 1, length, out);
+        i += length;
     }
 }
 
@@ -63,7 +63,7 @@ static inline void print_tokens(FILE *out, const int *tokens, int count, int V, 
         for (end = begin; end < count && tokens[end] != separator; end++) {
         }
         unsigned char *bytes = NULL;
-        size_t size = (size_t)(end - begin);
+        size_t size = end - begin;
         if (tokenizer) bytes = (unsigned char *)tokenizer_decode(tokenizer, tokens + begin, size, &size);
         else bytes = (unsigned char *)checked_calloc(size + 4, 1);
         for (int i = begin; !tokenizer && i < end; i++) bytes[i - begin] = (unsigned char)tokens[i];

@@ -65,7 +65,7 @@ static inline bool merge_earlier(const Proposal *a, const Proposal *b) {
 
 static inline void piece_propose(const Tokenizer *t, Piece *p, size_t at) {
     if (at == SIZE_MAX || p->next[at] == p->size) return;
-    const Merge *merge = tokenizer_merge(t, p->id[at], p->id[p->next[at]]);
+    const Merge *merge = tokenizer_find_merge(t, p->id[at], p->id[p->next[at]]);
     if (!merge) return;
     Proposal new_one = {merge->rank, p->id[at], p->id[p->next[at]], at};
     size_t i = p->heap_count++;
@@ -85,8 +85,9 @@ static inline Proposal piece_best(Piece *p) {
     return best;
 }
 
-static inline void encode_piece(const Tokenizer *t, Piece *p, const unsigned char *bytes, size_t size, TokenList *out) {
-    int whole = t->flags & TOKENIZER_IGNORE_MERGES ? tokenizer_word(t, bytes, size) : -1;
+static inline void tokenizer_encode_piece(const Tokenizer *t, Piece *p, const unsigned char *bytes, size_t size,
+                                          TokenList *out) {
+    int whole = t->flags & TOKENIZER_IGNORE_MERGES ? tokenizer_find_token(t, bytes, size) : -1;
     if (whole >= 0) {
         tokens_add(out, whole);
         return;
@@ -104,7 +105,7 @@ static inline void encode_piece(const Tokenizer *t, Piece *p, const unsigned cha
         Proposal best = piece_best(p);
         size_t at = best.at, right = p->id[at] == NO_RANK ? size : p->next[at];
         if (right == size || p->id[at] != best.left || p->id[right] != best.right) continue; // done otherwise since
-        p->id[at] = tokenizer_merge(t, best.left, best.right)->result;
+        p->id[at] = tokenizer_find_merge(t, best.left, best.right)->result;
         p->id[right] = NO_RANK;
         p->next[at] = p->next[right];
         if (p->next[at] < size) p->before[p->next[at]] = at;
@@ -115,9 +116,9 @@ static inline void encode_piece(const Tokenizer *t, Piece *p, const unsigned cha
 }
 
 // Text without added tokens.
-static inline void encode_text(const Tokenizer *t, const unsigned char *text, size_t size, TokenList *out) {
+static inline void tokenizer_encode_text(const Tokenizer *t, const unsigned char *text, size_t size, TokenList *out) {
     if (size == 0) return;
-    if (t->kind == TOKENIZER_OF_BYTES) {
+    if (t->kind == TOKENIZER_BYTES) {
         for (size_t i = 0; i < size; i++) tokens_add(out, t->byte_token[text[i]]);
         return;
     }
@@ -135,7 +136,7 @@ static inline void encode_text(const Tokenizer *t, const unsigned char *text, si
     Piece p = {NULL, NULL, NULL, NULL, 0, 0, 0};
     for (size_t i = 0, end; i < c.count; i = end) {
         end = pretokenize(t, &c, i);
-        encode_piece(t, &p, bytes + c.at[i], c.at[end] - c.at[i], out);
+        tokenizer_encode_piece(t, &p, bytes + c.at[i], c.at[end] - c.at[i], out);
     }
     piece_free(&p);
     codepoints_free(&c);
@@ -180,20 +181,20 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
         size_t length = 0;
         int id = starts[bytes[at]] ? added_token(t, bytes + at, size - at, &length) : -1;
         if (id >= 0) {
-            encode_text(t, bytes + begin, at - begin, &list);
+            tokenizer_encode_text(t, bytes + begin, at - begin, &list);
             tokens_add(&list, id);
             begin = at + length;
         }
         at += max_size(length, 1);
     }
-    encode_text(t, bytes + begin, size - begin, &list);
+    tokenizer_encode_text(t, bytes + begin, size - begin, &list);
     *ids = list.ids;
     return list.count;
 }
 
 // A model may have more rows than its tokenizer has tokens: U+FFFD.
-static inline const unsigned char *decoded_token(const Tokenizer *t, int id, size_t *length) {
-    if (id < t->vocab_size) return tokenizer_bytes(t, id, length);
+static inline const unsigned char *tokenizer_decode_token(const Tokenizer *t, int id, size_t *length) {
+    if (id < t->vocab_size) return tokenizer_token_bytes(t, id, length);
     *length = 3;
     return (const unsigned char *)"\xEF\xBF\xBD";
 }
@@ -201,10 +202,10 @@ static inline const unsigned char *decoded_token(const Tokenizer *t, int id, siz
 static inline char *tokenizer_decode(const Tokenizer *t, const int *ids, size_t count, size_t *size) {
     *size = 0;
     size_t length;
-    for (size_t i = 0; i < count; i++, *size += length) decoded_token(t, ids[i], &length);
+    for (size_t i = 0; i < count; i++, *size += length) tokenizer_decode_token(t, ids[i], &length);
     char *text = (char *)checked_calloc(*size + 4, 1), *to = text;
     for (size_t i = 0; i < count; i++, to += length) {
-        const unsigned char *bytes = decoded_token(t, ids[i], &length);
+        const unsigned char *bytes = tokenizer_decode_token(t, ids[i], &length);
         memcpy(to, bytes, length);
     }
     return text;

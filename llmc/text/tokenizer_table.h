@@ -3,7 +3,7 @@ tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.
 
   Tokenizer *tokenizer_open(path)        the file, or a directory that has tokenizer.bin; ends the program with one line
   void       tokenizer_close(t)
-  const unsigned char *tokenizer_bytes(t, id, &length)   what a token stands for
+  const unsigned char *tokenizer_token_bytes(t, id, &length)   what a token stands for
   int        tokenizer_class(t, codepoint)               CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, and parts of
                                                          words
 
@@ -38,7 +38,7 @@ enum {
     CLASS_HEAD = 8,
     CLASS_TAIL = 16,
 };
-typedef enum { TOKENIZER_OF_BYTES, TOKENIZER_BPE, TOKENIZER_KIND_COUNT } TokenizerKind;
+typedef enum { TOKENIZER_BYTES, TOKENIZER_BPE, TOKENIZER_KIND_COUNT } TokenizerKind;
 // How text is cut into the pieces that merges stay within (pretokenize.h)
 typedef enum { PATTERN_NONE, PATTERN_GPT2, PATTERN_CL100K, PATTERN_QWEN2, PATTERN_O200K, PATTERN_COUNT } Pattern;
 enum { TOKENIZER_PREFIX_SPACE = 1, TOKENIZER_IGNORE_MERGES = 2, TOKENIZER_FLAGS = 3 };
@@ -78,7 +78,7 @@ typedef struct {
 
 static const uint32_t NO_RANK = UINT32_MAX; // of a place that is free, or a symbol that is gone
 
-static inline const unsigned char *tokenizer_bytes(const Tokenizer *t, int id, size_t *length) {
+static inline const unsigned char *tokenizer_token_bytes(const Tokenizer *t, int id, size_t *length) {
     assert(id >= 0 && id < t->vocab_size);
     *length = t->token_at[id + 1] - t->token_at[id];
     return t->tokens + t->token_at[id];
@@ -95,29 +95,27 @@ static inline int tokenizer_class(const Tokenizer *t, uint32_t code) {
     return low < t->range_count && t->ranges[3 * low] <= code ? (int)t->ranges[3 * low + 2] : 0;
 }
 
-static inline const Merge *tokenizer_merge(const Tokenizer *t, uint32_t left, uint32_t right) {
+static inline const Merge *tokenizer_find_merge(const Tokenizer *t, uint32_t left, uint32_t right) {
     uint64_t pair = (uint64_t)left << 32 | right;
-    for (size_t i = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;;
-         i = (i + 1) & t->merge_mask) {
+    for (size_t i = XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;; i = (i + 1) & t->merge_mask) {
         if (t->merges[i].rank == NO_RANK) return NULL;
         if (t->merges[i].pair == pair) return &t->merges[i];
     }
 }
 
 // The place of the token of these bytes, or the free one where it would be.
-static inline size_t tokenizer_word_place(const Tokenizer *t, const unsigned char *bytes, size_t size) {
-    for (size_t i = (size_t)XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;;
-         i = (i + 1) & t->word_mask) {
+static inline size_t tokenizer_token_slot(const Tokenizer *t, const unsigned char *bytes, size_t size) {
+    for (size_t i = XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;; i = (i + 1) & t->word_mask) {
         if (t->words[i] == NO_RANK) return i;
         size_t length;
-        const unsigned char *token = tokenizer_bytes(t, (int)t->words[i], &length);
+        const unsigned char *token = tokenizer_token_bytes(t, (int)t->words[i], &length);
         if (length == size && memcmp(token, bytes, size) == 0) return i;
     }
 }
 
 // The first token of these bytes, or -1. Only with TOKENIZER_IGNORE_MERGES.
-static inline int tokenizer_word(const Tokenizer *t, const unsigned char *bytes, size_t size) {
-    uint32_t id = t->words[tokenizer_word_place(t, bytes, size)];
+static inline int tokenizer_find_token(const Tokenizer *t, const unsigned char *bytes, size_t size) {
+    uint32_t id = t->words[tokenizer_token_slot(t, bytes, size)];
     return id == NO_RANK ? -1 : (int)id;
 }
 
@@ -126,7 +124,7 @@ typedef struct {
     const Tokenizer *t;
     size_t at;
 } TableReader;
-static inline const void *table_take(TableReader *r, size_t bytes) {
+static inline const void *table_read(TableReader *r, size_t bytes) {
     size_t padded = round_up(bytes, 4), end = r->t->size - 8;
     if (bytes > end || padded > end - r->at) return NULL;
     const void *p = r->t->memory + r->at;
@@ -135,15 +133,15 @@ static inline const void *table_take(TableReader *r, size_t bytes) {
 }
 
 static inline bool tokenizer_read_tokens(Tokenizer *t, TableReader *r, size_t token_bytes) {
-    const uint32_t *lengths = (const uint32_t *)table_take(r, 4 * (size_t)t->vocab_size);
+    const uint32_t *lengths = (const uint32_t *)table_read(r, 4 * t->vocab_size);
     if (!lengths) return false;
-    t->token_at = (size_t *)checked_calloc((size_t)t->vocab_size + 1, sizeof(size_t));
+    t->token_at = (size_t *)checked_calloc(t->vocab_size + 1, sizeof(size_t));
     for (int i = 0; i < 256; i++) t->byte_token[i] = -1;
     for (int i = 0; i < t->vocab_size; i++) {
         if (lengths[i] > TOKEN_LENGTH_LIMIT) return false;
         t->token_at[i + 1] = t->token_at[i] + lengths[i];
     }
-    t->tokens = (const unsigned char *)table_take(r, token_bytes);
+    t->tokens = (const unsigned char *)table_read(r, token_bytes);
     if (t->token_at[t->vocab_size] != token_bytes || !t->tokens) return false;
     for (int i = t->vocab_size - 1; i >= 0; i--)
         if (lengths[i] == 1) t->byte_token[t->tokens[t->token_at[i]]] = i;
@@ -151,7 +149,7 @@ static inline bool tokenizer_read_tokens(Tokenizer *t, TableReader *r, size_t to
 }
 
 static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t count) {
-    const uint32_t *merges = count <= t->size / 12 ? (const uint32_t *)table_take(r, 12 * count) : NULL;
+    const uint32_t *merges = count <= t->size / 12 ? (const uint32_t *)table_read(r, 12 * count) : NULL;
     if (!merges) return false;
     size_t room = 16;
     while (room < 2 * count) room *= 2;
@@ -163,7 +161,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
         for (int i = 0; i < 3; i++)
             if (row[i] >= (uint32_t)t->vocab_size) return false;
         uint64_t pair = (uint64_t)row[0] << 32 | row[1];
-        size_t place = (size_t)XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
+        size_t place = XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
         while (t->merges[place].rank != NO_RANK && t->merges[place].pair != pair) place = (place + 1) & t->merge_mask;
         if (t->merges[place].rank != NO_RANK) return false; // twice
         t->merges[place].pair = pair;
@@ -174,7 +172,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
 }
 
 // What pretokenize takes for granted, or else it could stand still.
-static inline bool class_is_possible(Pattern pattern, uint32_t value) {
+static inline bool tokenizer_class_is_valid(Pattern pattern, uint32_t value) {
     uint32_t base = value & CLASS_BASE, part = value & (CLASS_HEAD | CLASS_TAIL);
     if (value == 0 || value != (base | part) || (base & (base - 1)) != 0) return false;
     if (pattern != PATTERN_O200K) return part == 0;
@@ -182,12 +180,12 @@ static inline bool class_is_possible(Pattern pattern, uint32_t value) {
 }
 
 static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t count) {
-    t->ranges = count <= t->size / 12 ? (const uint32_t *)table_take(r, 12 * count) : NULL;
+    t->ranges = count <= t->size / 12 ? (const uint32_t *)table_read(r, 12 * count) : NULL;
     t->range_count = (int)count;
     for (size_t i = 0; t->ranges && i < count; i++) {
         const uint32_t *row = t->ranges + 3 * i;
         if (row[0] > row[1] || row[1] > 0x10FFFF || (i && row[0] <= t->ranges[3 * i - 2])) return false;
-        if (!class_is_possible(t->pattern, row[2])) return false;
+        if (!tokenizer_class_is_valid(t->pattern, row[2])) return false;
         for (uint32_t c = row[0]; c <= row[1] && c < 128; c++) t->ascii[c] = (unsigned char)row[2];
     }
     return t->ranges != NULL;
@@ -202,21 +200,21 @@ static inline int compare_added(const void *a, const void *b) {
 }
 
 static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t count) {
-    const uint32_t *ids = count <= t->size / 4 ? (const uint32_t *)table_take(r, 4 * count) : NULL;
+    const uint32_t *ids = count <= t->size / 4 ? (const uint32_t *)table_read(r, 4 * count) : NULL;
     if (!ids) return false;
-    bool *listed = (bool *)checked_calloc((size_t)t->vocab_size, sizeof(bool)), good = true;
+    bool *listed = (bool *)checked_calloc(t->vocab_size, sizeof(bool)), good = true;
     t->added = (AddedToken *)checked_calloc(count, sizeof(AddedToken));
     for (size_t i = 0; i < count; i++) {
         good = good && ids[i] < (uint32_t)t->vocab_size;
         if (!good || listed[ids[i]]) continue;
         AddedToken *a = &t->added[t->added_count++];
-        a->bytes = tokenizer_bytes(t, (int)ids[i], &a->length);
+        a->bytes = tokenizer_token_bytes(t, (int)ids[i], &a->length);
         a->id = ids[i], a->place = (uint32_t)i;
         good = a->length > 0;
         listed[ids[i]] = true;
     }
     free(listed);
-    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof(AddedToken), compare_added);
+    if (t->added_count) qsort(t->added, t->added_count, sizeof(AddedToken), compare_added);
     int kept = 0;
     for (int i = 0; i < t->added_count; i++) {
         const AddedToken *a = &t->added[i], *last = kept ? &t->added[kept - 1] : NULL;
@@ -228,15 +226,15 @@ static inline bool tokenizer_read_added(Tokenizer *t, TableReader *r, size_t cou
 }
 
 static inline void tokenizer_index_words(Tokenizer *t) {
-    size_t room = 16;
-    while (room < 2 * (size_t)t->vocab_size) room *= 2;
+    size_t room = 16, vocabulary = t->vocab_size;
+    while (room < 2 * vocabulary) room *= 2;
     t->word_mask = room - 1;
     t->words = (uint32_t *)checked_calloc(room, sizeof(uint32_t));
     for (size_t i = 0; i < room; i++) t->words[i] = NO_RANK;
     for (int id = 0; id < t->vocab_size; id++) {
         size_t length;
-        const unsigned char *bytes = tokenizer_bytes(t, id, &length);
-        size_t place = tokenizer_word_place(t, bytes, length);
+        const unsigned char *bytes = tokenizer_token_bytes(t, id, &length);
+        size_t place = tokenizer_token_slot(t, bytes, length);
         if (t->words[place] == NO_RANK) t->words[place] = (uint32_t)id;
     }
 }
@@ -258,9 +256,9 @@ static inline bool tokenizer_read(Tokenizer *t) {
     if (!tokenizer_read_tokens(t, &r, h[9]) || !tokenizer_read_merges(t, &r, h[5]) ||
         !tokenizer_read_added(t, &r, h[6]) || !tokenizer_read_ranges(t, &r, h[7]))
         return false;
-    const char *reason = (const char *)table_take(&r, h[8]);
+    const char *reason = (const char *)table_read(&r, h[8]);
     if (!reason || r.at != t->size - 8) return false;
-    t->reason = (char *)checked_calloc((size_t)h[8] + 1, 1);
+    t->reason = (char *)checked_calloc(h[8] + 1, 1);
     memcpy(t->reason, reason, h[8]);
     for (int i = 0; t->reason[0] == 0 && i < 256; i++)
         if (t->byte_token[i] < 0) return false; // every text has tokens
@@ -283,7 +281,7 @@ static inline void tokenizer_close(Tokenizer *t) {
 
 static inline Tokenizer *tokenizer_open(const char *path) {
     char file[PATH_SIZE];
-    if (is_directory(path)) FORMAT(file, "%s/tokenizer.bin", path);
+    if (directory_exists(path)) FORMAT(file, "%s/tokenizer.bin", path);
     else FORMAT(file, "%s", path);
     Tokenizer *t = (Tokenizer *)checked_calloc(1, sizeof(Tokenizer));
     t->hash_seed = (uint64_t)(now_seconds() * 1e9) ^ (uint64_t)(uintptr_t)t ^ (uint64_t)getpid() << 40;

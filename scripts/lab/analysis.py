@@ -9,11 +9,8 @@ from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import in_force
-import runs as rundirs
-import shapes
-import stats
-from runs import RunError
+from . import option_history, run_directory, schema, stats
+from .run_directory import RunError
 
 
 MAP_NAME = re.compile(r"layer\.[0-9]+\.head\.[0-9]+\.(a1|a2|lambda)")  # of a tensor of --dump-attention
@@ -69,13 +66,15 @@ class Run:
 
     def over_time(self, key):
         """An option's values in words: "40 then 80 after step 40"."""
-        return in_force.over_time(in_force.values(self.history, key))
+        return option_history.over_time(option_history.values(self.history, key))
 
     @property
     def changes(self):
         """What later starts changed, in words, of the options that matter to the numbers."""
         return [
-            f"--{key} {self.over_time(key)}" for key in in_force.REPORTED if len(in_force.values(self.history, key)) > 1
+            f"--{key} {self.over_time(key)}"
+            for key in option_history.REPORTED
+            if len(option_history.values(self.history, key)) > 1
         ]
 
     def said(self, key):
@@ -106,8 +105,8 @@ class Run:
 def load_run(directory, arm=None, label=None, left_out=None):
     """A run; RunError where run.json or the log cannot be read. What else is damaged is left out and named in `left_out`."""
     directory, left_out = Path(directory), [] if left_out is None else left_out
-    info = rundirs.read_run(directory)
-    entries = in_force.history(info)
+    info = run_directory.read_run(directory)
+    entries = option_history.history(info)
     options = entries[0][1]
     run = Run(
         directory,
@@ -120,7 +119,7 @@ def load_run(directory, arm=None, label=None, left_out=None):
         entries,
     )
     broken, by_step = [], {}
-    log = rundirs.read_log(directory / "log.jsonl", broken)
+    log = run_directory.read_log(directory / "log.jsonl", broken)
     if broken:
         left_out.append(
             f"{directory}/log.jsonl: line {broken[0]}"
@@ -137,13 +136,13 @@ def load_run(directory, arm=None, label=None, left_out=None):
             layers[r["layer"]] = r
     run.train = [by_step[s] for s in sorted(by_step)]
     run.last = max(by_step, default=0)
-    run.read = in_force.validations(info, log)
-    run.state = rundirs.state(directory, run.steps)[0]
-    if run.state == "begun" and rundirs.locked(directory):
+    run.read = option_history.validations(info, log)
+    run.state = run_directory.state(directory, run.steps)[0]
+    if run.state == "begun" and run_directory.locked(directory):
         run.state = "running"
     if (directory / "eval.json").exists():
         try:
-            run.eval = rundirs.read_json(directory / "eval.json", shapes.EVALUATION)
+            run.eval = run_directory.read_json(directory / "eval.json", schema.EVALUATION)
         except RunError as error:
             left_out.append(str(error))
     return run
@@ -178,7 +177,7 @@ def holds_run(directory):
 
 def find_runs(path):
     """The runs below a directory of the command line: [(directory, arm or None, label or None)], and its lab.json or None."""
-    lab = rundirs.read_lab(path)
+    lab = run_directory.read_lab(path)
     if lab:
         labels = {arm: keys.get("label", arm) for arm, keys in lab["arms"].items()}
         return [
@@ -198,7 +197,7 @@ def load_runs(path, study):
     """Adds the runs below a directory to the study."""
     present, lab = find_runs(path)
     if lab:
-        study.live = study.live or rundirs.locked(path, "lab.lock")
+        study.live = study.live or run_directory.locked(path, "lab.lock")
         begun = {directory.name for directory, _, _ in present}
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
     for directory, arm, label in present:
@@ -280,8 +279,8 @@ def check(study):
     measured = next((run for run in study.runs if run.eval), None) if all_evaluated(study) else None
     for run in study.runs[1:]:
         names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
-        problems += in_force.differences(first.info, run.info, names)
-        problems += in_force.validation_differences(first.read, run.read, names)
+        problems += option_history.differences(first.info, run.info, names)
+        problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
     seen = {}
     for run in study.runs:
@@ -362,7 +361,7 @@ def estimate_json(e):
 
 def rate_of(runs):
     """In words: a start may have changed it."""
-    changed = next((run for run in runs if len(in_force.values(run.history, "lr")) > 1), None)
+    changed = next((run for run in runs if len(option_history.values(run.history, "lr")) > 1), None)
     return changed.over_time("lr") if changed else f"{runs[0].lr:g}"
 
 

@@ -1,7 +1,22 @@
-"""cli.py: how the lab's programs say what is wrong: one line on stderr, exit status 2 for a command line, else 1."""
+"""The lab's command line: its commands, and how they report errors: one line on stderr, exit status 2 for usage, else 1."""
 
 import argparse
+import importlib
 import sys
+
+COMMANDS = {"run": "runs a plan of comparisons, or continues one", "report": "writes the report of runs"}
+
+
+def main():
+    command = sys.argv[1] if len(sys.argv) > 1 else "no command"
+    if command in COMMANDS:
+        return importlib.import_module(f".{command}", __package__).main(sys.argv[2:])
+    if command not in ("--help", "-h"):
+        fail("lab", f"{command}: the commands are {' and '.join(COMMANDS)}; --help describes them", 2)
+    print("Usage: python3 scripts/lab COMMAND [OPTION...]\n")
+    for name, what in COMMANDS.items():
+        print(f"  {name:<8} {what}; python3 scripts/lab {name} --help lists its options")
+    return 0
 
 
 def fail(program, message, status=1):
@@ -10,13 +25,13 @@ def fail(program, message, status=1):
 
 
 class Once(argparse.Action):
-    """Stores a value, and refuses a second one and an empty one, which would be passed over."""
+    """Stores a value. Rejects an empty value, and an option that is specified twice: argparse would ignore the first."""
 
     def __call__(self, parser, namespace, value, option_string=None):
         if option_string and value == "":
             parser.error(f"{option_string} '': the value is empty")
         if option_string and self.dest in parser.given:
-            parser.error(f"{option_string} is given more than once")
+            parser.error(f"{option_string} is specified more than once")
         parser.given.add(self.dest)
         setattr(namespace, self.dest, value)
 

@@ -5,8 +5,7 @@ it has them, mode (lines, markers), faint (thin and pale, not in the legend), da
 each point), text (of each point, when pointed at), symbol. None in y is a gap.
 """
 
-import analysis
-import stats
+from . import analysis, stats
 
 POINTS = 300  # per line at most
 

@@ -1,6 +1,6 @@
 """markdown.py: the report's main tables as text, for pages that are read without a browser (results.md)."""
 
-import stats
+from . import stats
 
 
 def interval(e, sign=False):

@@ -7,8 +7,8 @@ import math
 import time
 from pathlib import Path
 
-import stats
-from in_force import shown
+from . import stats
+from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
 # told apart in both themes and, the first four, by those who see fewer colours (after Okabe and Ito)

@@ -7,8 +7,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-import stats
-from page import PALETTE
+from . import stats
+from .page import PALETTE
 
 MARKERS = {"x": "x", "triangle-up": "^", "star": "*", None: "o"}
 

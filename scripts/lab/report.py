@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """report.py: one HTML page, offline, and PNG files, from any runs: of labs, single ones, or directories of them.
 
-    scripts/lab/report.py runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
+    python3 scripts/lab report runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
 
 writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
 since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
@@ -9,34 +8,24 @@ on the page, and gives runs of one arm, rate and seed rows of their own. What ca
 Exit status: 0 done; 1 failed, or something was left out; 2 usage or runs that are not comparable.
 """
 
+import importlib.util
 import json
 import re
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import environment
+import python_environment
 
-environment.ensure()
-
-import importlib.util
-
-import analysis
-import cli
-import figures
-import markdown
-import page
-import published
-import runs as rundirs
+from . import analysis, cli, figures, markdown, page, published_results, run_directory
 
 
 def fail(message, status=1):
-    cli.fail("lab/report.py", message, status)
+    cli.fail("lab report", message, status)
 
 
-def parse_arguments():
-    parser = cli.Parser(prog="lab/report.py", description="Makes the report of a comparison.")
+def parse_arguments(words):
+    parser = cli.Parser(prog="lab report", description="Makes the report of a comparison.")
     parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
     parser.add_argument("--out", help="where to write (default: FIRST/report)")
     parser.add_argument(
@@ -53,7 +42,7 @@ def parse_arguments():
         metavar="SECONDS",
         help="make it anew so often while runs go on; the open page reloads itself",
     )
-    a = parser.parse_args()
+    a = parser.parse_args(words)
     if a.watch is not None and not 1 <= a.watch <= 1e6:
         parser.error("--watch: 1 second or more, at most a million")
     if a.heads is not None and not all(re.fullmatch(r"[0-9]+:[0-9]+", head) for head in a.heads.split(",")):
@@ -70,7 +59,7 @@ def plotly_js():
 
 
 def write_pngs(out, study, shown, maps, lr):
-    import png
+    from . import png
 
     for figure in shown:
         for view in figure["views"]:
@@ -115,7 +104,7 @@ def load_maps(study, chosen, more_to_come):
         ]:
             try:
                 tensors = analysis.read_maps(path)
-            except rundirs.RunError as error:
+            except run_directory.RunError as error:
                 study.left_out.append(str(error))
                 continue
             there |= set(page.heads_of(tensors).values())
@@ -142,7 +131,7 @@ def make(a, out, live, told):
     maps = load_maps(study, a.heads, live and study.live)
     for line in study.left_out:
         if line not in told:
-            print(f"lab/report.py: {line}; left out", file=sys.stderr, flush=True)
+            print(f"lab report: {line}; left out", file=sys.stderr, flush=True)
             told.add(line)
     if study.problems and not a.force:
         more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
@@ -152,22 +141,23 @@ def make(a, out, live, told):
     ]
     results = analysis.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    beside = published.rows(study, analysis)
+    beside = published_results.rows(study, analysis)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     text = page.build(
         study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0
     )
     out.mkdir(parents=True, exist_ok=True)
-    rundirs.write_atomic(out / "report.html", text)
-    rundirs.write_atomic(out / "results.json", compact(results))
-    rundirs.write_atomic(out / "results.md", markdown.page(results))
+    run_directory.write_atomic(out / "report.html", text)
+    run_directory.write_atomic(out / "results.json", compact(results))
+    run_directory.write_atomic(out / "results.md", markdown.page(results))
     if not a.no_png:
         write_pngs(out, study, shown, maps, results["main_lr"])
     return study
 
 
-def main():
-    a = parse_arguments()
+def main(words):
+    a = parse_arguments(words)
+    python_environment.ensure("lab")
     out, told = Path(a.out or Path(a.paths[0]) / "report"), set()
     study = None
     try:
@@ -182,14 +172,10 @@ def main():
                 if a.watch is None:
                     raise
                 time.sleep(a.watch)
-    except rundirs.RunError as error:
+    except run_directory.RunError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or out}: {error.strerror}")
     except KeyboardInterrupt:
         return 0
     return 1 if study.left_out else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

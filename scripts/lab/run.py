@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """run.py: runs a plan: every run that it asks for, as many at once as the machine takes.
 
 The same command again goes on where it was, whatever ended it: runs that are done are not repeated, begun ones are
@@ -20,24 +19,20 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-import cli
-import in_force
-import plan as plans
-import runs as rundirs
-from queue_of_runs import Queue, launcher_of
-from trainer import Trainer, TrainerError
+from . import cli, option_history, plan as plans, run_directory
+from .scheduler import Queue, launcher_of
+from .trainer import Trainer, TrainerError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def fail(message, status=1):
-    cli.fail("lab/run.py", message, status)
+    cli.fail("lab run", message, status)
 
 
-def parse_arguments():
+def parse_arguments(words):
     parser = cli.Parser(
-        prog="lab/run.py", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one."
+        prog="lab run", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one."
     )
     parser.add_argument("plan", help="a file, or the name of one in scripts/plans")
     parser.add_argument("--out", help="directory of the results (default: runs/PLAN-SIZE)")
@@ -65,7 +60,7 @@ def parse_arguments():
     parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
     parser.add_argument("--report", action="store_true", help="make the report when the runs are done")
     parser.add_argument("--dry-run", action="store_true", help="print the runs and what they cost, then exit")
-    a = parser.parse_args()
+    a = parser.parse_args(words)
     if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
         parser.error(f"--seeds {a.seeds}: whole numbers with commas between them are wanted")
     try:
@@ -155,7 +150,7 @@ def choose_jobs(a, runs, costs):
             fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
         room = free // largest
     if a.jobs and room < a.jobs:
-        print(f"lab/run.py: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} at once", file=sys.stderr)
+        print(f"lab run: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} at once", file=sys.stderr)
     return min(jobs, room)
 
 
@@ -172,7 +167,7 @@ def check_launchers(runs):
 
 def check_begun(run, directory):
     """A run that was begun, or resumed, under other options is not this run."""
-    for step, options in in_force.history(rundirs.read_run(directory)):
+    for step, options in option_history.history(run_directory.read_run(directory)):
         for name, value in run.options.items():
             have = options.get(name)
             same = have == value or (
@@ -188,7 +183,7 @@ def check_begun(run, directory):
             ):
                 began = f"was resumed after step {step}" if step else "was begun"
                 fail(
-                    f"{directory} {began} with --{name} {in_force.shown(have)}, and the plan says {in_force.shown(value)}: "
+                    f"{directory} {began} with --{name} {option_history.shown(have)}, and the plan says {option_history.shown(value)}: "
                     f"give another --out, or remove that run",
                     2,
                 )
@@ -203,7 +198,7 @@ def is_number(value):
 
 def write_lab(out, plan, size, runs, costs):
     """lab.json: what the report needs to know that the runs do not say; runs of earlier starts stay in it."""
-    old = rundirs.read_lab(out) or {}
+    old = run_directory.read_lab(out) or {}
     if old and (old["plan"], old["size"]) != (plan.name, size):
         fail(f"{out} holds the plan {old['plan']} at size {old['size']}: give another --out", 2)
     arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
@@ -230,12 +225,12 @@ def write_lab(out, plan, size, runs, costs):
     }
     text = json.dumps(lab, indent=1) + "\n"
     if not old or text != (out / "lab.json").read_text():
-        rundirs.write_atomic(out / "lab.json", text)
+        run_directory.write_atomic(out / "lab.json", text)
 
 
-def main():
+def main(words):
     started = time.time()
-    a = parse_arguments()
+    a = parse_arguments(words)
     try:
         trainer = Trainer(a.trainer)
         plan = load_plan(a, trainer)
@@ -258,7 +253,7 @@ def main():
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     try:
-        rundirs.lock(lock)
+        run_directory.lock(lock)
     except OSError:
         fail(f"{out}: another lab is running there")
     try:
@@ -267,16 +262,12 @@ def main():
                 check_begun(run, out / run.name)
         write_lab(out, plan, size, runs, costs)
         status = Queue(out, runs, costs, trainer, jobs, a, started).work()
-    except rundirs.RunError as error:
+    except run_directory.RunError as error:
         fail(str(error))
     except OSError as error:
         fail(f"{error.filename or out}: {error.strerror}")
-    report = [sys.executable, str(ROOT / "scripts/lab/report.py"), str(out)]
-    print(f"report: {' '.join(report[1:])}", flush=True)
+    report = [sys.executable, str(ROOT / "scripts/lab"), "report", str(out)]
+    print(f"report: python3 {' '.join(report[1:])}", flush=True)
     if a.report and status != 3:
         os.execv(sys.executable, report)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

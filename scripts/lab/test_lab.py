@@ -20,12 +20,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
-sys.path.insert(0, str(HERE))
-import in_force
-import plan as plans
-import runs as rundirs
-import stats
-from trainer import Trainer
+sys.path[0] = str(HERE.parent)
+from lab import option_history, plan as plans, run_directory, stats
+from lab.trainer import Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
 OPTIONS = {
@@ -293,25 +290,25 @@ def made_run(directory, steps, **options):
 def what_a_run_is_follows_from_its_directory():
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "r"
-        assert rundirs.state(run, 5) == ("new", 0)
+        assert run_directory.state(run, 5) == ("new", 0)
         made_run(run, 5)
-        assert rundirs.state(run, 5) == ("begun", 0)
+        assert run_directory.state(run, 5) == ("begun", 0)
         log = run / "log.jsonl"
         log.write_text('{"kind": "train", "step": 4, "tokens": 4, "loss": 1}\n{"kind": "train", "step": 5, "lo')
-        assert rundirs.state(run, 5) == ("begun", 4)
+        assert run_directory.state(run, 5) == ("begun", 4)
         log.write_text('{"kind": "train", "step": 5, "tokens": 5, "loss": 1}\n')
-        assert rundirs.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
-        rundirs.checkpoint(run, 5).mkdir(parents=True)
-        (rundirs.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
-        assert rundirs.state(run, 5) == ("done", 5)
+        assert run_directory.state(run, 5) == ("begun", 5)  # its checkpoint is not there yet
+        run_directory.checkpoint(run, 5).mkdir(parents=True)
+        (run_directory.checkpoint(run, 5) / "trainer_state.json").write_text("{}")
+        assert run_directory.state(run, 5) == ("done", 5)
         log.write_text(
             '{"kind": "train", "step": 3, "tokens": 3, "loss": null}\n{"kind": "event", "step": 3, "what": "stopped", "why": "not_finite"}\n'
         )
-        assert rundirs.state(run, 5) == ("diverged", 3)
+        assert run_directory.state(run, 5) == ("diverged", 3)
         with open(log, "a") as f:
             f.write('{"kind": "event", "step": 3, "what": "start", "changed": []}\n')
-        assert rundirs.state(run, 5) == ("begun", 3)  # somebody has resumed it
-        assert not rundirs.locked(run)
+        assert run_directory.state(run, 5) == ("begun", 3)  # somebody has resumed it
+        assert not run_directory.locked(run)
 
 
 def resumed(first, *starts):
@@ -325,21 +322,21 @@ def resumed(first, *starts):
 @test
 def what_was_in_force_follows_from_the_starts():
     old = {"options": {"steps": 5, "lr": 0.1}}
-    assert in_force.history(old) == [(0, old["options"])]  # of a trainer that wrote no starts
+    assert option_history.history(old) == [(0, old["options"])]  # of a trainer that wrote no starts
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (7, {"steps": 9}))
-    assert in_force.history(run) == [
+    assert option_history.history(run) == [
         (0, {"steps": 5, "lr": 0.1}),
         (3, {"steps": 5, "lr": 0.2}),
         (7, {"steps": 9, "lr": 0.2}),
     ]
-    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1), (3, 0.2)]
+    assert option_history.values(option_history.history(run), "lr") == [(0, 0.1), (3, 0.2)]
     # a start that died before its first checkpoint is gone with what it changed
     run = resumed({"steps": 5, "lr": 0.1}, (3, {"lr": 0.2}), (6, {"lr": 0.3}), (3, {"lr": 0.1}))
-    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1)]
+    assert option_history.values(option_history.history(run), "lr") == [(0, 0.1)]
     run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}), (0, {}))
-    assert in_force.values(in_force.history(run), "lr") == [(0, 0.1)]
+    assert option_history.values(option_history.history(run), "lr") == [(0, 0.1)]
     run = resumed({"steps": 5, "lr": 0.1}, (0, {"lr": 0.2}))
-    assert in_force.history(run) == [(0, {"steps": 5, "lr": 0.2})]
+    assert option_history.history(run) == [(0, {"steps": 5, "lr": 0.2})]
 
 
 @test
@@ -348,18 +345,20 @@ def a_start_that_changed_an_option_is_a_difference_with_its_step():
         resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}),
         [resumed({"steps": 9, "lr": lr, "beta2": 0.9}, (4, {"beta2": 0.99})) for lr in (0.1, 0.2)],
     )
-    assert in_force.differences(plain, both[0], ("A", "B")) == ["--beta2: 0.9 in A, 0.9 then 0.99 after step 4 in B"]
-    assert in_force.differences(*both) == []  # the same change in both; another rate is no difference
+    assert option_history.differences(plain, both[0], ("A", "B")) == [
+        "--beta2: 0.9 in A, 0.9 then 0.99 after step 4 in B"
+    ]
+    assert option_history.differences(*both) == []  # the same change in both; another rate is no difference
     lowered = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (4, {"lr": 0.05}))
-    assert in_force.differences(plain, lowered, ("A", "B")) == ["--lr: 0.1 in A, 0.1 then 0.05 after step 4 in B"]
+    assert option_history.differences(plain, lowered, ("A", "B")) == ["--lr: 0.1 in A, 0.1 then 0.05 after step 4 in B"]
     later = resumed({"steps": 9, "lr": 0.1, "beta2": 0.9}, (5, {"lr": 0.05}))
-    assert in_force.differences(lowered, later, ("A", "B")) == [
+    assert option_history.differences(lowered, later, ("A", "B")) == [
         "--lr: 0.1 then 0.05 after step 4 in A, 0.1 then 0.05 after step 5 in B"
     ]
 
 
 def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=True, options=True):
-    """What in_force.validations() says of a run of this validation: as the log has it, or only run.json."""
+    """What option_history.validations() says of a run of this validation: as the log has it, or only run.json."""
     info = {
         "options": {"val-data": path, "val-steps": steps, "batch-size": 2},
         "data": {"val": [{"tokens": tokens, "shards": 1, "windows": 50}]},
@@ -370,12 +369,12 @@ def validated(windows=None, fingerprint=None, path="d", steps=4, tokens=99, log=
         "loss": 1.0,
         **({} if windows is None else {"windows": windows, "data_fingerprint": fingerprint}),
     }
-    return in_force.validations(info, [record] if log else [])
+    return option_history.validations(info, [record] if log else [])
 
 
 @test
 def validations_that_read_other_windows_are_not_compared():
-    same = lambda a, b: in_force.validation_differences(a, b, ("A", "B"))
+    same = lambda a, b: option_history.validation_differences(a, b, ("A", "B"))
     assert same(validated(8, "7"), validated(8, "7", path="elsewhere")) == []
     assert same(validated(8, "7"), validated(8, "6")) == ["fingerprint of the validation data: 7 in A, 6 in B"]
     assert same(validated(8, "7"), validated(16, "7")) == [
@@ -394,7 +393,7 @@ def validations_that_read_other_windows_are_not_compared():
     assert same(validated(log=False), validated(steps=8, log=False)) != []
     assert same(validated(), validated(path=None)) == ["--val-data: d in A, none in B"]
     assert same(validated(path=None), validated(path=None)) == []
-    more = in_force.validations(
+    more = option_history.validations(
         resumed({"val-data": "d", "val-steps": 4, "batch-size": 2}, (5, {"val-steps": 8})),
         [{"kind": "val", "step": step, "loss": 1.0} for step in (0, 5, 10)],
     )
@@ -408,12 +407,12 @@ def validations_that_read_other_windows_are_not_compared():
 def what_keeps_runs_from_being_compared_is_named():
     a = {"options": {"train-data": "x", "steps": 5, "beta2": 0.95}, "data_fingerprint": "5"}
     assert (
-        in_force.differences(
+        option_history.differences(
             a, {"options": {"train-data": "y", "steps": 5, "beta2": 0.95, "lr": 1}, "data_fingerprint": "5"}
         )
         == []
     )
-    found = in_force.differences(
+    found = option_history.differences(
         a, {"options": {"train-data": "x", "steps": 6, "beta2": 0.95}, "data_fingerprint": "6"}, ("A", "B")
     )
     assert found == ["--steps: 5 in A, 6 in B", "the training data: fingerprint 5 in A, 6 in B"], found
@@ -473,7 +472,8 @@ def lab(place, *words, plan=SMALL, jobs="2", **popen):
     path.write_text(plan)
     command = [
         sys.executable,
-        str(HERE / "run.py"),
+        str(HERE),
+        "run",
         str(path),
         "--trainer",
         str(TRAINER),
@@ -489,7 +489,7 @@ def lab(place, *words, plan=SMALL, jobs="2", **popen):
 
 
 def train_steps(directory):
-    return [r["step"] for r in rundirs.read_log(directory / "log.jsonl") if r["kind"] == "train"]
+    return [r["step"] for r in run_directory.read_log(directory / "log.jsonl") if r["kind"] == "train"]
 
 
 @test
@@ -561,7 +561,7 @@ def a_lab_that_is_killed_at_any_moment_goes_on_to_the_same_bytes():
         for name in ("baseline.lr0.01.seed1", "diff_v2.lr0.01.seed1"):
             assert train_steps(Path(place) / "out" / name) == list(range(1, 470)), (name, moments)
             mine, wanted = (
-                rundirs.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
+                run_directory.checkpoint(Path(p) / "out" / name, 469) / "model.safetensors" for p in (place, whole)
             )
             assert mine.read_bytes() == wanted.read_bytes(), (name, moments)
 
@@ -717,7 +717,7 @@ def a_lab_of_two_ranks_that_is_stopped_or_killed_saves_its_last_step():
             steps = train_steps(run)
             last = max(steps)
             assert last < 11719 and steps == list(range(1, last + 1)), (number, last)
-            assert rundirs.checkpoint(run, last).exists(), (
+            assert run_directory.checkpoint(run, last).exists(), (
                 number,
                 last,
                 sorted(p.name for p in run.glob("checkpoints/*")),
@@ -741,10 +741,12 @@ def a_run_behind_a_script_that_does_not_pass_signals_on_saves_all_the_same():
         try:
             wait_until(lambda: len(train_steps(run)) > 20)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=130) == 3 and not rundirs.locked(run), "the lab ended before its run had saved"
+            assert process.wait(timeout=130) == 3 and not run_directory.locked(run), (
+                "the lab ended before its run had saved"
+            )
         finally:
             process.kill()
-        assert rundirs.checkpoint(run, max(train_steps(run))).exists()
+        assert run_directory.checkpoint(run, max(train_steps(run))).exists()
 
 
 @test
@@ -769,7 +771,7 @@ def what_the_lab_cannot_do_is_said_in_one_line():
             (("--out", file / "below"), 1, "Not a directory"),
             (("--out", ""), 2, "--out '': the value is empty"),
             (("--seeds", "1,1"), 2, "a seed is given more than once"),
-            (("--seeds", "3", "--seeds", "4"), 2, "--seeds is given more than once"),
+            (("--seeds", "3", "--seeds", "4"), 2, "--seeds is specified more than once"),
             (("--arms", ""), 2, "--arms '': the value is empty"),
             (("--dry-run", "--report"), 2, "--dry-run starts none"),
             (("--nice", "90"), 2, "--nice 90"),
@@ -779,7 +781,8 @@ def what_the_lab_cannot_do_is_said_in_one_line():
             words = [str(w) for w in words]
             command = [
                 sys.executable,
-                str(HERE / "run.py"),
+                str(HERE),
+                "run",
                 str(Path(place) / "small.plan"),
                 *([] if "--trainer" in words else ["--trainer", str(TRAINER)]),
                 *([] if "--out" in words else ["--out", str(out)]),
@@ -883,10 +886,10 @@ def main():
     parser.add_argument("--only", metavar="WORD", default="")
     given = parser.parse_args()
     if given.report or given.browser:
-        import environment
+        import python_environment
 
-        environment.ensure()
-        import test_report
+        python_environment.ensure("lab")
+        from lab import test_report
 
         tests.extend(test_report.tests + (test_report.browser_tests if given.browser else []))
     passed = failed = skipped = 0

@@ -11,8 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import browser
-import runs as rundirs
+from . import browser, run_directory
 
 HERE = Path(__file__).resolve().parent
 tests, browser_tests = [], []
@@ -149,8 +148,8 @@ def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=
         lines.append({"kind": "event", "step": steps, "what": "stopped", "why": "not_finite"})
     (directory / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if steps == STEPS and ended and not diverged:
-        rundirs.checkpoint(directory, STEPS).mkdir(parents=True)
-        (rundirs.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
+        run_directory.checkpoint(directory, STEPS).mkdir(parents=True)
+        (run_directory.checkpoint(directory, STEPS) / "trainer_state.json").write_text("{}")
         layer = {
             "layer": 0,
             "first_mass_map0": 0.2,
@@ -234,7 +233,7 @@ def made_lab(place, name="lab"):
 
 
 def report(*words, **popen):
-    command = [sys.executable, str(HERE / "report.py"), *map(str, words)]
+    command = [sys.executable, str(HERE), "report", *map(str, words)]
     if popen:
         return subprocess.Popen(command, text=True, **popen)
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -430,7 +429,7 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
 
 @test
 def a_run_that_the_trainer_resumed_is_reported_whole():
-    import test_lab
+    from . import test_lab
 
     with tempfile.TemporaryDirectory() as place:
         test_lab.corpus(place)
@@ -482,7 +481,7 @@ def a_run_that_the_trainer_resumed_is_reported_whole():
         run, out = Path(place) / "run", Path(place) / "out"
         done = report(run, "--out", out, "--no-png")
         assert done.returncode == 0, done.stderr
-        r, log = results_of(out), rundirs.read_log(run / "log.jsonl")
+        r, log = results_of(out), run_directory.read_log(run / "log.jsonl")
         last = next(record for record in reversed(log) if record["kind"] == "val")
         assert last["step"] == 80 and abs(r["runs"][0]["final_loss"] - last["loss"]) < 1e-6, (last, r["runs"])
         tokens = [record["tokens"] for record in log if record["kind"] == "train"][-1]
@@ -627,7 +626,7 @@ def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
         made_run(other, "gated_head", 0.001, 1, 2.0)
         run.chmod(0)
         for paths, left in (((lab,), 7), ((lab, other), 8)):
-            command = [sys.executable, str(HERE / "report.py"), *map(str, paths), "--out", str(out), "--no-png"]
+            command = [sys.executable, str(HERE), "report", *map(str, paths), "--out", str(out), "--no-png"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
             assert (
                 done.returncode == 1
@@ -675,17 +674,14 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """All of a report but its files."""
-    import analysis
-    import figures
-    import page
-    import published
+    from . import analysis, figures, page, published_results
 
     study = analysis.load([path])
     analysis.check(study)
     analysis.separate(study)
     results = analysis.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    results["published"] = published.rows(study, analysis)
+    results["published"] = published_results.rows(study, analysis)
     page.build(study, results, shown, [], [], "")
     json.dumps(results, allow_nan=False)
 
@@ -738,7 +734,7 @@ def no_value_of_another_type_ends_a_report_in_the_middle():
                     path.write_text(before + spoiled(text, at, wrong) + ("\n" if path == log else "") + after)
                     try:
                         whole_report(lab)
-                    except rundirs.RunError:
+                    except run_directory.RunError:
                         continue
                     except Exception as error:
                         raise AssertionError(f"{path.name}: {at} = {wrong!r}") from error
@@ -770,7 +766,7 @@ def heads_that_no_map_has_are_refused():
         assert done.returncode == 2 and "there are no maps at all" in done.stderr, done.stderr
         for words, said in (
             (("--reference", ""), "the value is empty"),
-            (("--reference", "a", "--reference", "b"), "given more than once"),
+            (("--reference", "a", "--reference", "b"), "specified more than once"),
             (("--watch", "inf"), "1 second or more"),
         ):
             done = report(lab, "--out", out, "--no-png", *words)

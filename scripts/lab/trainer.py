@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-import plan as plans
+from . import plan as plans
 
 UNIT = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z": 1e21}
 

@@ -1,0 +1,88 @@
+"""The part `build`: compiles the programs, or uses those of the bundle."""
+
+import os
+import re
+import shutil
+import time
+
+from tools import json_lines, last_line
+from programs import PLACES
+
+
+def complaints(text):
+    """What a compiler or linker has said is wrong, without the commands, which make prints too."""
+    lines = [
+        line
+        for line in text.splitlines()
+        if " -o " not in line and re.search(r"[Ee]rror|\*\*\*|undefined reference|cannot find", line)
+    ]
+    return " / ".join(lines[:4])[:600] or last_line(text)
+
+
+def build(check, part):
+    """All at once: compilers wait for one another only where there are fewer cores."""
+    jobs = {  # name: (make arguments, the programs it makes)
+        "bf16": (["PRECISION=bf16"], ["TRAIN_DIFFV2CU", "TEST_DIFFV2CU", "BENCH_CUDA"]),
+        "fp32": (
+            ["PRECISION=fp32"] + (["BUILD=build/fp32"] if check.pretend else []),
+            ["TRAIN_DIFFV2CU_FP32", "TEST_DIFFV2CU_FP32"],
+        ),
+        "CPU": ([], ["TRAIN_DIFFV2"]),
+    }
+    started = time.monotonic()
+    half_built = check.work / "building"
+    if half_built.exists() and not check.pretend:  # a start that was killed while compilers wrote
+        for folder in ("cuda_bf16", "cuda_fp32"):
+            shutil.rmtree(check.root / "build" / folder, ignore_errors=True)
+    if (
+        check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists()
+    ):  # links may not have travelled
+        shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
+    common = ["MPI=no"] + ([f"DEPS={check.bundle}"] if check.bundle and not check.pretend else [])
+    if not check.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
+        common.append("ARCHS=90")  # what this check is for; all architectures would take four times as long
+    at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
+    names, commands = [], []
+    for name, (arguments, programs) in jobs.items():
+        goals = list(
+            dict.fromkeys(PLACES[p][check.pretend].split()[0] for p in programs if p not in check.programs.given)
+        )
+        if goals:
+            names.append(name)
+            commands.append(["make", "-k", f"-j{at_once}", *common, *arguments, *goals])
+    if check.programs.folder:
+        part.fact("programs of the bundle", f"not used: {check.programs.why}" if check.programs.why else "used")
+    half_built.touch()
+    try:
+        made = [check.run(c, 900) for c in commands] if check.pretend else check.run_all(commands, 900)
+    finally:
+        half_built.unlink()
+    results = dict(zip(names, made))
+    # a compiler that warns of more than others must not keep everything from being seen
+    for name, command in zip(names, commands):
+        status, text = results[name]
+        if status and re.search(r"\[-Werror|being treated as errors|error #\d+-D|treated as error", text):
+            part.check(f"build of {name} without warnings", False, complaints(text))
+            status, text = check.run([*command, "STRICT=no"], 900)
+        part.check(f"build of {name}", status == 0, "" if status == 0 else complaints(text))
+    part.fact("build", f"{time.monotonic() - started:.0f} s")
+    if not check.programs.missing(["BENCH_CUDA"]):
+        status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
+        facts = json_lines(text)
+        part.check(
+            "a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text)
+        )
+        if facts:
+            status, text = (
+                check.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], 60)
+                if shutil.which("nvidia-smi")
+                else (1, "")
+            )
+            check.store.all["device"] = facts[0]["device"]
+            check.store.all["driver"] = (
+                f"{text.splitlines()[0].strip()}, " if status == 0 and text.strip() else ""
+            ) + facts[0]["driver"]
+            part.records += [
+                {"table": "facts", "what": k, "value": str(v)} for k, v in facts[0].items() if k != "table"
+            ]
+    part.end("build")

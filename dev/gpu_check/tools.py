@@ -1,0 +1,33 @@
+"""Reads what programs print, and finds tools of CUDA."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+
+def last_line(text, otherwise="it said nothing"):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else otherwise
+
+
+def json_lines(text):
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                pass
+    return found
+
+
+def find_tool(name):
+    """A tool of CUDA, which is often not on the PATH."""
+    places = [shutil.which(name)] + [
+        str(p)
+        for pattern in ("cuda*/bin", "cuda*/compute-sanitizer")
+        for p in Path("/usr/local").glob(f"{pattern}/{name}")
+    ]
+    places += [str(p) for p in Path("/opt/nvidia").glob(f"nsight-*/*/{name}")]
+    return next((p for p in places if p and os.access(p, os.X_OK)), None)

@@ -1,0 +1,43 @@
+/*
+fault_point.h: the places at which a test program causes faults (tests/planned_faults.h).
+
+In the product fault_point returns false and compiles to nothing. A test program defines PLANNED_FAULTS before it
+includes the trainer, and then the function itself.
+
+  place             called                                     data                     number      true
+  FAULT_PHASE       when a rank enters a phase                 NULL                     the phase
+  FAULT_GRADIENT    at the end of embedding_backward (C)       dweight                  elements
+  FAULT_UPDATE      at the end of adamw_update (C)             params                   elements
+  FAULT_WRITE       after each write of file_pwrite            the path                 bytes left
+  FAULT_REMOVE      before a directory is removed              the path                 0           removal fails
+  FAULT_COPY        before the copy of a background checkpoint is allocated
+                                                               NULL                     bytes       allocation fails
+  FAULT_RECEIVE     before parameters or gradients of other ranks are received (MPI)
+                                                               NULL                     elements
+  FAULT_SIGNAL      before the trainer reads stop_signal       NULL                     0           a signal arrives
+*/
+#ifndef LLMC_FAULT_POINT_H
+#define LLMC_FAULT_POINT_H
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum {
+    FAULT_PHASE,
+    FAULT_GRADIENT,
+    FAULT_UPDATE,
+    FAULT_WRITE,
+    FAULT_REMOVE,
+    FAULT_COPY,
+    FAULT_RECEIVE,
+    FAULT_SIGNAL
+} FaultPlace;
+
+#ifdef PLANNED_FAULTS
+static bool fault_point(FaultPlace place, void *data, size_t number);
+#else
+static inline bool fault_point(FaultPlace place, void *data, size_t number) {
+    (void)place, (void)data, (void)number;
+    return false;
+}
+#endif
+#endif

@@ -1,0 +1,30 @@
+/*
+comm_state.h: what the backends of comm.h share: this process's place among the ranks.
+*/
+#ifndef LLMC_COMM_STATE_H
+#define LLMC_COMM_STATE_H
+#include "../ops/ops.h"
+#include "watchdog.h"
+
+static struct {
+    bool on; // there are other ranks, and communication is open
+    int rank, ranks, ranks_here;
+    double wait_seconds; // that operations and host have waited for other ranks
+} comm = {false, 0, 1, 1, 0};
+
+static inline int comm_rank(void) { return comm.rank; }
+static inline int comm_ranks(void) { return comm.ranks; }
+static inline int comm_ranks_here(void) { return comm.ranks_here; }
+
+// Memory of a rank for the pieces that it receives, also for a --dry-run of more ranks than there are. The MPI backend
+// sums received pieces itself; NCCL does, except for the last addition of --zero 2.
+static inline size_t comm_received_bytes(size_t bucket_bytes, int ranks, int level) {
+    if (ranks == 1) return 0;
+#ifdef DEVICE_OPS
+    return level == 2 ? bucket_bytes / ranks : 0;
+#else
+    (void)level;
+    return bucket_bytes;
+#endif
+}
+#endif

@@ -1,0 +1,213 @@
+/*
+kernel_utils.cuh: the parts that kernels share: packs of 16 bytes, mappings of threads to elements, reductions.
+
+  packs        `load<W>` and `store<W>` move W elements of floatX, PACK (16 bytes) or 1. A launcher chooses PACK where
+               `packed` holds for widths and pointers, otherwise 1: slower, with the same result.
+  reductions   by exchange within a warp, then over the warps in order: bitwise reproducible, no atomics
+  rounding     arithmetic is fp32, each result is rounded once, when it is stored
+*/
+#ifndef LLMC_KERNEL_UTILS_CUH
+#define LLMC_KERNEL_UTILS_CUH
+#include "device.cuh"
+
+#ifdef __CUDACC__
+#define UNROLL _Pragma("unroll")
+#else
+#define UNROLL
+#endif
+
+enum { WARP = 32, PACK = 16 / sizeof(floatX) };
+
+static inline unsigned blocks_of(size_t count, size_t per_block) {
+    size_t blocks = (count + per_block - 1) / per_block;
+    CHECK(blocks <= INT_MAX, "a tensor of %zu elements is too large for one launch; a smaller --batch-size helps",
+          count);
+    return (unsigned)blocks;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Packs
+
+// Whether rows of `width` elements at these addresses can be moved 16 bytes at a time.
+static inline bool packed(size_t width) { return width % PACK == 0; }
+template <typename... Pointers> static inline bool packed(size_t width, const void *first, Pointers... others) {
+    return (uintptr_t)first % 16 == 0 && packed(width, others...);
+}
+
+static __device__ inline float to_float(floatX x) { return (float)x; }
+static __device__ inline void round_to(float *to, float x) { *to = x; }
+static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
+
+// W elements as they are stored, in one access of 2 to 16 bytes.
+template <int BYTES> struct Bits;
+template <> struct Bits<2> { typedef unsigned short type; };
+template <> struct Bits<4> { typedef unsigned type; };
+template <> struct Bits<8> { typedef uint2 type; };
+template <> struct Bits<16> { typedef uint4 type; };
+template <int W> using Stored = typename Bits<W *(int)sizeof(floatX)>::type;
+
+template <int W> static __device__ inline void load(float *v, const floatX *from) {
+    const Stored<W> bits = *(const Stored<W> *)(const void *)from;
+    floatX x[W];
+    memcpy((void *)x, &bits, sizeof(x));
+    UNROLL
+    for (int i = 0; i < W; i++) v[i] = to_float(x[i]);
+}
+
+template <int W> static __device__ inline void store(floatX *to, const float *v) {
+    floatX x[W];
+    UNROLL
+    for (int i = 0; i < W; i++) round_to(&x[i], v[i]);
+    Stored<W> bits;
+    memcpy(&bits, x, sizeof(x));
+    *(Stored<W> *)(void *)to = bits;
+}
+
+// The same for fp32 numbers that go with a pack: 16 bytes at a time as well.
+template <int W> static __device__ inline void load_fp32(float *v, const float *from) {
+    if constexpr (W == 1) {
+        v[0] = from[0];
+    } else {
+        UNROLL
+        for (int i = 0; i < W; i += 4) {
+            const float4 x = *(const float4 *)(const void *)(from + i);
+            v[i] = x.x, v[i + 1] = x.y, v[i + 2] = x.z, v[i + 3] = x.w;
+        }
+    }
+}
+
+template <int W> static __device__ inline void store_fp32(float *to, const float *v) {
+    if constexpr (W == 1) {
+        to[0] = v[0];
+    } else {
+        UNROLL
+        for (int i = 0; i < W; i += 4) *(float4 *)(void *)(to + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Mappings
+
+// Elements: a thread per pack of [begin, end), then a thread per element of what is left. A kernel<W>(begin, end, ...)
+// takes its place from element_index.
+enum { ELEMENT_THREADS = 256 };
+#define LAUNCH_ELEMENTS_ON(stream, kernel, wide, count, ...)                                                          \
+    do {                                                                                                              \
+        size_t elements_end = (count), elements_packed = (wide) ? elements_end / PACK * PACK : 0;                     \
+        if (elements_packed > 0)                                                                                      \
+            LAUNCH_ON(stream, (kernel<PACK>), blocks_of(elements_packed / PACK, ELEMENT_THREADS), ELEMENT_THREADS, 0, \
+                      (size_t)0, elements_packed, __VA_ARGS__);                                                       \
+        if (elements_packed < elements_end)                                                                           \
+            LAUNCH_ON(stream, (kernel<1>), blocks_of(elements_end - elements_packed, ELEMENT_THREADS),                \
+                      ELEMENT_THREADS, 0, elements_packed, elements_end, __VA_ARGS__);                                \
+    } while (0)
+#define LAUNCH_ELEMENTS(kernel, wide, count, ...) LAUNCH_ELEMENTS_ON(main_stream, kernel, wide, count, __VA_ARGS__)
+
+// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
+template <int W> static __device__ inline size_t element_index(size_t begin) {
+    return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
+}
+
+// Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
+// blockIdx.x and the column from column_index. No division by a row's width, which would cost more than the memory
+// does.
+#define LAUNCH_COLUMNS_OF(W, kernel, rows, width, ...)                                                          \
+    do {                                                                                                        \
+        int columns_threads = (width) / (W);                                                                    \
+        int columns_block = min_int(ELEMENT_THREADS, (columns_threads + WARP - 1) / WARP * WARP);               \
+        if (columns_threads == 0) break;                                                                        \
+        dim3 columns_grid((unsigned)(rows), (unsigned)((columns_threads + columns_block - 1) / columns_block)); \
+        LAUNCH((kernel<W>), columns_grid, columns_block, 0, __VA_ARGS__);                                       \
+    } while (0)
+#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                       \
+    do {                                                                     \
+        if (wide) LAUNCH_COLUMNS_OF(PACK, kernel, rows, width, __VA_ARGS__); \
+        else LAUNCH_COLUMNS_OF(1, kernel, rows, width, __VA_ARGS__);         \
+    } while (0)
+
+template <int W> static __device__ inline unsigned column_index(void) {
+    return (blockIdx.y * blockDim.x + threadIdx.x) * W;
+}
+
+// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. Where a row has less
+// than a warp of packs, fewer lanes take several each if that leaves fewer idle: 4 at 12 packs (D = 96), not 16. At
+// least 64 bytes of a row are read at once.
+enum { ROW_THREADS = 128, ROW_LEAST_LANES = 4 };
+static inline int row_lanes(int packs, bool wide) {
+    int lanes = 1;
+    while (lanes < packs && lanes < WARP) lanes *= 2;
+    for (int fewer = lanes / 2; wide && packs < WARP && fewer >= ROW_LEAST_LANES; fewer /= 2)
+        if ((packs + fewer - 1) / fewer * fewer < (packs + lanes - 1) / lanes * lanes) lanes = fewer;
+    return lanes;
+}
+#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                \
+    do {                                                                                                           \
+        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                       \
+        CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
+              (size_t)(rows));                                                                                     \
+        unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                              \
+        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                    \
+        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                            \
+    } while (0)
+
+static __device__ inline unsigned row_index(int lanes) {
+    int shift = __ffs(lanes) - 1;
+    return blockIdx.x * (unsigned)(ROW_THREADS >> shift) + (threadIdx.x >> shift);
+}
+static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
+
+// ---------------------------------------------------------------------------------------------------
+// Reductions. All threads of the warps (or of the block) call them; every one gets the result.
+
+static const unsigned ALL_LANES = 0xFFFFFFFFu;
+
+// over `lanes` neighbours, a power of two
+template <typename T> static __device__ inline T lanes_sum(T x, int lanes) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(ALL_LANES, x, distance);
+    return x;
+}
+static __device__ inline float lanes_max(float x, int lanes) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, distance));
+    return x;
+}
+
+// `memory`: WARP elements shared by the block, free for other use after the next barrier
+template <typename T> static __device__ inline T block_sum(T x, T *memory) {
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    x = lanes_sum(x, WARP);
+    __syncthreads(); // an earlier use of the memory is over
+    if (lane == 0) memory[warp] = x;
+    __syncthreads();
+    return lanes_sum(lane < warps ? memory[lane] : (T)0, WARP);
+}
+static __device__ inline float block_max(float x, float *memory) {
+    int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
+    x = lanes_max(x, WARP);
+    __syncthreads();
+    if (lane == 0) memory[warp] = x;
+    __syncthreads();
+    return lanes_max(lane < warps ? memory[lane] : -INFINITY, WARP);
+}
+
+// out[c] += sum over the parts, in a fixed order, of partial[part,c]       partial (parts, C)
+enum { COLUMN_GROUPS = 32 };
+static __global__ void column_sum_kernel(float *out, const float *partial, int parts, int C) {
+    SHARED(float, sums, COLUMN_GROUPS *WARP);
+    int lane = (int)threadIdx.x % WARP, group = (int)threadIdx.x / WARP, c = (int)blockIdx.x * WARP + lane;
+    float sum = 0;
+    if (c < C)
+        for (int part = group; part < parts; part += COLUMN_GROUPS) sum += partial[(size_t)part * C + c];
+    sums[group * WARP + lane] = sum;
+    __syncthreads();
+    if (group > 0 || c >= C) return;
+    for (int g = 1; g < COLUMN_GROUPS; g++) sum += sums[g * WARP + lane];
+    out[c] += sum;
+}
+static inline void column_sum(float *out, const float *partial, int parts, int C) {
+    LAUNCH(column_sum_kernel, blocks_of(C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
+}
+
+// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division has a branch per element.
+// Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
+static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
+#endif

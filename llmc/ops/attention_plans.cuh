@@ -1,0 +1,317 @@
+/*
+attention_plans.cuh: the backend of attention for each shape: cuDNN where it supports the shape, otherwise the built-in
+kernels (attention_kernels.cuh). attention_prepare makes one plan per shape and direction before the workspace is
+allocated. A shape without a plan (generation, the short sequences of --eval) uses the built-in kernels, which use no
+tensor cores. If the user did not request them, attention_warning prints the reason and the remedy.
+
+  strides    cuDNN reads and writes q, k, v and their gradients with the strides of the fused GEMM; nothing is copied
+  parts      If cuDNN does not support values of width DV (diff_v1: 2D), it is called once for each half of the value
+             columns. O is the concatenation. With dP = dP_1 + dP_2 and delta = rowsum(dO O) = delta_1 + delta_2,
+             dS = P (dP - delta) is dS_1 + dS_2, so dQ and dK are sums over the halves: the second half is written to
+             scratch memory and added.
+  add_dv     dV of a second key set is written to scratch memory and added
+  calls      cuDNN's deterministic backward may need NQ T^2 bf16 of workspace per sequence. If the workspace exceeds
+             attention_limit, a call computes fewer sequences or, if one sequence is too large, fewer groups of heads (a
+             key/value head with the query heads that read it), provided that lse stays aligned. No sum crosses
+             sequences or groups, so the result is bitwise equal to that of a single call. The limit is half of the
+             device memory that the run does not use.
+  numerics   terms that are added were rounded to floatX: one rounding more than in the built-in kernels
+  order      bitwise reproducible, unless AttentionOptions say otherwise
+*/
+#ifndef LLMC_ATTENTION_PLANS_CUH
+#define LLMC_ATTENTION_PLANS_CUH
+#include "../cuda/attention_cudnn.h"
+#include "../cuda/device.cuh"
+#include "ops.h"
+#include "traffic.h"
+
+enum { ATTENTION_PLANS = 16, ATTENTION_PARTS = 2, ATTENTION_WHY = 400 };
+
+// The computation of one shape in one direction.
+typedef struct {
+    AttentionShape shape;
+    bool backward, add_dv;
+    int parts;     // ranges of the value columns, one call each; 0: the built-in kernel
+    int sequences; // per call
+    int groups;    // of heads per call; all, unless a call computes one sequence
+    CudnnPlan *cudnn[ATTENTION_PARTS];
+    size_t plan_bytes, scratch_bytes; // workspace of cuDNN, and behind it the scratch memory for sums
+    char why[ATTENTION_WHY];          // the reason why cuDNN does not compute it
+    const char *remedy;               // what makes cuDNN compute it; NULL: no warning is needed
+} AttentionPlan;
+
+static struct {
+    AttentionOptions options;
+    bool no_device;
+    const char *ignored; // an environment variable that attention_warning has yet to report
+    int count, warned;   // plans; plans that attention_warning has examined
+    AttentionPlan plans[ATTENTION_PLANS];
+} attention_state;
+static size_t attention_limit = GPU_ATTENTION_LIMIT; // bytes
+static int attention_fewest_parts = 1;               // tests set 2 to split values that cuDNN supports whole
+
+static inline bool attention_has_device(void) { // --dry-run runs without one
+    int devices = 0;
+    return cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
+}
+
+static inline CudnnStrides attention_strides(int row, int head) {
+    CudnnStrides s = {row, head};
+    return s;
+}
+
+// The number of query heads that a call computes.
+static inline int attention_queries(const AttentionPlan *p) { return p->groups * (p->shape.NQ / p->shape.NKV); }
+
+static inline CudnnAttention attention_description(const AttentionPlan *p, int part) {
+    AttentionShape s = p->shape;
+    CudnnAttention a;
+    memset(&a, 0, sizeof(a));
+    a.backward = p->backward, a.deterministic = attention_state.options.deterministic;
+    a.linear = a.backward && a.deterministic && attention_state.options.linear;
+    a.B = p->sequences, a.T = s.T, a.NQ = attention_queries(p), a.NKV = p->groups;
+    a.D = s.D, a.DV = s.DV / p->parts;
+    a.scale = s.scale;
+    a.q = attention_strides(s.ldq, s.q_head), a.k = attention_strides(s.ldkv, s.k_head);
+    a.v = attention_strides(s.ldkv, s.v_head), a.out = attention_strides(s.ldo, s.o_head);
+    if (!p->backward) return a;
+    a.dq = part ? attention_strides(a.NQ * s.D, s.D) : a.q; // scratch memory is contiguous
+    a.dk = part ? attention_strides(a.NKV * s.D, s.D) : a.k;
+    a.dv = p->add_dv ? attention_strides(a.NKV * a.DV, a.DV) : a.v;
+    return a;
+}
+
+// The scratch memory of a call, at `base`, behind cuDNN's workspace; returns its size in bytes.
+typedef struct {
+    floatX *dq, *dk, *dv;
+} AttentionScratch;
+static inline size_t attention_scratch(const AttentionPlan *p, char *base, AttentionScratch *to) {
+    AttentionShape s = p->shape;
+    size_t rows = (size_t)p->sequences * s.T * sizeof(floatX), queries = rows * attention_queries(p),
+           kv = rows * p->groups, at = 0;
+    to->dq = (floatX *)(void *)(base + at), at += p->parts > 1 ? round_up(queries * s.D, 256) : 0;
+    to->dk = (floatX *)(void *)(base + at), at += p->parts > 1 ? round_up(kv * s.D, 256) : 0;
+    to->dv = (floatX *)(void *)(base + at), at += p->add_dv ? round_up(kv * (s.DV / p->parts), 256) : 0;
+    return at;
+}
+
+static inline void attention_free_plans(AttentionPlan *p) {
+    for (int part = 0; part < ATTENTION_PARTS; part++) {
+        cudnn_attention_free(p->cudnn[part]);
+        p->cudnn[part] = NULL;
+    }
+}
+
+// The estimate for a run without a device: what cuDNN 9.19 supports on Hopper (tests/cudnn_plans.cpp). The backward
+// needs rowsum(dO O); dS of all heads, or dQ in fp32; with grouped heads also dK and dV of each query head.
+static inline bool attention_estimate(const CudnnAttention *a, size_t *bytes, char *why, size_t size) {
+    size_t T = a->T, heads = (size_t)a->B * a->NQ, rows = heads * T;
+    snprintf(why, size, "heads of width %d and %d", a->D, a->DV);
+    *bytes = 0;
+    if (a->D > 256 || a->DV > 256) return false;
+    if (!a->backward) return true;
+    if (a->deterministic && !a->linear) *bytes += heads * round_up(T, 64) * round_up(T, 128) * sizeof(floatX);
+    else *bytes += rows * a->D * sizeof(float);
+    if (a->NQ > a->NKV) *bytes += rows * (a->D + a->DV) * sizeof(floatX);
+    *bytes += rows * sizeof(float);
+    return true;
+}
+
+static inline bool attention_make_plans(AttentionPlan *p, int parts, int sequences, int groups) {
+    size_t bytes = 0;
+    attention_free_plans(p);
+    p->parts = parts, p->sequences = sequences, p->groups = groups, p->plan_bytes = 0;
+    for (int part = 0; part < (p->backward ? parts : 1); part++) { // the parts of a forward share one plan
+        CudnnAttention a = attention_description(p, part);
+        bool supported = attention_state.no_device && attention_estimate(&a, &bytes, p->why, sizeof(p->why));
+        if (!attention_state.no_device) {
+            p->cudnn[part] = cudnn_attention_plan(&a, &bytes, p->why, sizeof(p->why));
+            supported = p->cudnn[part] != NULL;
+        }
+        if (!supported) {
+            attention_free_plans(p);
+            p->parts = 0;
+            return false;
+        }
+        p->plan_bytes = max_size(p->plan_bytes, round_up(bytes, 256));
+    }
+    AttentionScratch scratch;
+    static char nowhere;
+    p->scratch_bytes = p->backward ? attention_scratch(p, &nowhere, &scratch) : 0;
+    return true;
+}
+
+// The largest divisor of n whose workspace is within the limit, or the smallest divisor; n itself if the lse of a
+// second call would not be aligned. Each of the n items needs `bytes` of workspace and has `lse` elements of lse.
+static inline int attention_share(int n, size_t bytes, size_t lse) {
+    int best = n;
+    for (int d = n; d > 0 && best * bytes > attention_limit; d--)
+        if (n % d == 0 && d * lse % 4 == 0) best = d;
+    return best;
+}
+
+static inline bool attention_fit(AttentionPlan *p, int parts) {
+    AttentionShape s = p->shape;
+    if (!attention_make_plans(p, parts, s.B, s.NKV)) return false;
+    size_t each = p->plan_bytes / s.B;
+    int sequences = attention_share(s.B, each, (size_t)s.NQ * s.T), groups = s.NKV;
+    if (sequences == 1) groups = attention_share(groups, each / s.NKV, (size_t)(s.NQ / s.NKV) * s.T);
+    return (sequences == s.B && groups == s.NKV) || attention_make_plans(p, parts, sequences, groups);
+}
+
+static inline bool attention_refuse(AttentionPlan *p, const char *why, const char *remedy) {
+    FORMAT(p->why, "%s", why);
+    p->remedy = remedy;
+    return true;
+}
+
+// Whether the built-in kernel computes it without asking cuDNN.
+static inline bool attention_refused(AttentionPlan *p) {
+    AttentionShape s = p->shape;
+    int strides = s.ldq | s.ldkv | s.ldo | s.q_head | s.k_head | s.v_head | s.o_head;
+    if (attention_state.options.builtin) return attention_refuse(p, "--sdpa own", NULL);
+    if (sizeof(floatX) != 2) return attention_refuse(p, "an fp32 build; cuDNN supports bf16", NULL);
+    if (!CUDNN_ATTENTION)
+        return attention_refuse(p, "this build has no cuDNN",
+                                "to add it: scripts/install_deps.sh --with-cuda-python, then make train_diffv2cu");
+    if (attention_state.options.documents)
+        return attention_refuse(p, "--doc-mask: cuDNN does not support document masks",
+                                "cuDNN computes it without --doc-mask");
+    if (s.T < 2) return attention_refuse(p, "one position", NULL);
+    if ((s.D | s.DV | strides) % 8)
+        return attention_refuse(p, "a head's width or offset is not a multiple of 8 elements",
+                                "choose --head-dim so that the width of every head is a multiple of 8");
+    return false;
+}
+
+static inline bool attention_try_cudnn(AttentionPlan *p) {
+    AttentionShape s = p->shape;
+    char whole[ATTENTION_WHY];
+    bool supported = attention_fit(p, attention_fewest_parts);
+    if (supported || attention_fewest_parts > 1 || s.DV % 16 || (s.DV == s.D && s.DV <= 128)) return supported;
+    memcpy(whole, p->why, sizeof(whole));
+    supported = attention_fit(p, 2);
+    if (!supported) memcpy(p->why, whole, sizeof(whole)); // the reason for the whole width says more
+    return supported;
+}
+
+// Whether cuDNN, which has refused a plan, accepts it without the requirement of an option.
+static inline bool attention_supported_without(AttentionPlan p, bool *required) {
+    if (!p.backward || !*required) return false;
+    *required = false;
+    bool supported = attention_try_cudnn(&p);
+    attention_free_plans(&p);
+    *required = true;
+    return supported;
+}
+
+static inline const char *attention_remedy(const AttentionPlan *p) {
+    AttentionOptions *options = &attention_state.options;
+    if (attention_supported_without(*p, &options->linear)) return "cuDNN computes it without --sdpa-linear";
+    if (attention_supported_without(*p, &options->deterministic))
+        return "cuDNN computes it with --no-deterministic; a newer cuDNN may support it as it is (9.18 on a B200)";
+    return "a newer cuDNN may support it, or heads of another width (--head-dim)";
+}
+
+// ---------------------------------------------------------------------------------------------------
+// A known bug of cuDNN's backward on Hopper. For T % 128 = 64 the kernel reads 64 zero keys behind the last key. If it
+// does not mask them, P = exp(0 - lse) is infinite for rows with lse < -88.7, and dQ = scale dS K is NaN. It has been
+// seen in versions up to 9.26 without a causal mask; no report covers a causal mask, so the kernel is tested before it
+// is used. The test has one group of heads, one sequence of T positions, k = -97 and lse = -97.4: P and all gradients
+// are 0. Sources: github.com/NVIDIA/cudnn-frontend/pull/628 (cause), github.com/pytorch/pytorch/issues/196678 (shapes).
+
+// Whether the gradients of the queries are finite. 0x3F3F is 0.75 in bf16, 0xC2C2 is -97, 0xC2C2C2C2 is -97.4 in fp32.
+static inline bool attention_test_is_finite(const AttentionPlan *p, CudnnPlan *plan, size_t plan_bytes, char *why) {
+    enum { Q, OUT, DOUT, DQ, K, V, DK, DV, LSE, WORKSPACE, PIECES };
+    AttentionShape s = p->shape;
+    size_t width = max_int(s.D, s.DV) * sizeof(floatX), keys = round_up(s.T * width, 256),
+           queries = keys * (s.NQ / s.NKV), at[PIECES + 1] = {0};
+    for (int i = 0; i < PIECES; i++)
+        at[i + 1] = at[i] + (i < K ? queries : i < LSE ? keys : i == LSE ? queries : plan_bytes);
+    char *memory = (char *)buffer_alloc(at[PIECES], "a test of cuDNN's attention");
+    CUDA_CHECK(cudaMemsetAsync(memory, 0x3F, at[PIECES], main_stream));
+    CUDA_CHECK(cudaMemsetAsync(memory + at[K], 0xC2, at[DK] - at[K], main_stream));
+    CUDA_CHECK(cudaMemsetAsync(memory + at[LSE], 0xC2, queries, main_stream));
+    CudnnTensors t;
+    t.q = memory + at[Q], t.k = memory + at[K], t.v = memory + at[V], t.out = memory + at[OUT];
+    t.lse = memory + at[LSE], t.dout = memory + at[DOUT];
+    t.dq = memory + at[DQ], t.dk = memory + at[DK], t.dv = memory + at[DV];
+    bool finite = cudnn_attention_run(plan, &t, memory + at[WORKSPACE], main_stream, why, ATTENTION_WHY);
+    if (finite) {
+        floatX *dq = (floatX *)checked_calloc(queries, 1);
+        size_t count = (size_t)s.T * (s.NQ / s.NKV) * s.D;
+        buffer_download(dq, memory + at[DQ], count * sizeof(floatX));
+        for (size_t i = 0; i < count; i++) finite = finite && isfinite((float)dq[i]);
+        if (!finite)
+            snprintf(why, ATTENTION_WHY, "this cuDNN's backward gives NaN at %d positions, where T %% 128 is 64", s.T);
+        free(dq);
+    }
+    buffer_free(memory);
+    return finite;
+}
+
+// Whether a plan that cuDNN supports is free of the bug; otherwise the built-in kernel computes it.
+static inline bool attention_masks_tail(AttentionPlan *p) {
+    AttentionShape s = p->shape;
+    size_t bytes = 0;
+    if (!p->backward || s.T % 128 != 64 || attention_state.no_device || cudnn_attention_capability() / 10 != 9)
+        return true;
+    CudnnAttention a = attention_description(p, 0);
+    int group = s.NQ / s.NKV;
+    a.B = a.NKV = 1, a.NQ = group;
+    a.q = a.dq = attention_strides(group * s.D, s.D);
+    a.k = a.dk = attention_strides(s.D, s.D);
+    a.v = a.dv = attention_strides(a.DV, a.DV);
+    a.out = attention_strides(group * a.DV, a.DV);
+    CudnnPlan *plan = cudnn_attention_plan(&a, &bytes, p->why, sizeof(p->why));
+    bool correct = plan && attention_test_is_finite(p, plan, bytes, p->why);
+    cudnn_attention_free(plan);
+    if (correct) return true;
+    attention_free_plans(p);
+    p->parts = 0;
+    p->remedy = "cuDNN computes it if --seq-len is a multiple of 128; a newer cuDNN may compute it as it is";
+    return false;
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Choice
+
+static inline void attention_choose(AttentionPlan *p) {
+    AttentionShape s = p->shape;
+    bool supported = false;
+    if (attention_refused(p)) supported = false;
+    else if (!attention_state.no_device && !cudnn_attention_open(p->why, sizeof(p->why)))
+        p->remedy = "make train_diffv2cu CUDNN=DIRECTORY builds with another cuDNN";
+    else if (!attention_try_cudnn(p)) p->remedy = attention_remedy(p);
+    else supported = attention_masks_tail(p);
+    CHECK(supported || !attention_state.options.cudnn,
+          "--sdpa cudnn: %s of %d heads of width %d and %d: %s; leave out --sdpa to use the built-in kernel",
+          p->backward ? "backward" : "forward", s.NQ, s.D, s.DV, p->why);
+}
+
+static inline bool attention_same_shape(AttentionShape a, AttentionShape b) {
+    return a.B == b.B && a.T == b.T && a.first == b.first && a.NQ == b.NQ && a.NKV == b.NKV && a.D == b.D &&
+           a.DV == b.DV && a.ldq == b.ldq && a.ldkv == b.ldkv && a.ldo == b.ldo && a.q_head == b.q_head &&
+           a.k_head == b.k_head && a.v_head == b.v_head && a.o_head == b.o_head && a.scale == b.scale &&
+           a.first_key == b.first_key;
+}
+
+// The plan for a shape; NULL: attention_prepare was not called for it.
+static inline const AttentionPlan *attention_plan(AttentionShape s, bool backward, bool add_dv) {
+    for (int i = 0; i < attention_state.count; i++) {
+        const AttentionPlan *p = &attention_state.plans[i];
+        if (p->backward == backward && p->add_dv == add_dv && attention_same_shape(p->shape, s)) return p;
+    }
+    return NULL;
+}
+
+static inline void attention_prepare_one(AttentionShape s, bool backward, bool add_dv) {
+    if (attention_plan(s, backward, add_dv)) return;
+    CHECK(attention_state.count < ATTENTION_PLANS, "attention has more than %d shapes", ATTENTION_PLANS);
+    AttentionPlan *p = &attention_state.plans[attention_state.count];
+    memset(p, 0, sizeof(*p));
+    p->shape = s, p->backward = backward, p->add_dv = add_dv;
+    attention_choose(p);
+    attention_state.count++;
+}
+#endif

@@ -1,0 +1,57 @@
+/*
+runtime.h: the number of threads and the scratch memory that the CPU operations share.
+
+Operations run one after another, so one block serves them all: the trainer asks each operation for
+its need (NAME_workspace_bytes) and passes the largest to ops_init before the first step.
+*/
+#ifndef LLMC_RUNTIME_H
+#define LLMC_RUNTIME_H
+#include "ops.h"
+
+static struct {
+    void *memory;
+    size_t bytes;
+} ops_workspace;
+
+static inline void ops_init(size_t workspace_bytes) {
+    buffer_free(ops_workspace.memory);
+    ops_workspace.memory = buffer_alloc(workspace_bytes, "the operations' workspace");
+    ops_workspace.bytes = workspace_bytes;
+}
+
+static inline void ops_free(void) {
+    buffer_free(ops_workspace.memory);
+    ops_workspace.memory = NULL;
+    ops_workspace.bytes = 0;
+}
+
+static const bool ops_use_host_memory = true; // the buffers are in the memory of this machine
+
+static inline void ops_wait(void) {} // an operation has returned when it is done
+
+static inline bool ops_device(char *device, char *driver, size_t size) {
+    (void)device, (void)driver, (void)size;
+    return false;
+}
+
+static inline double ops_rated_gflops(const char **document) {
+    (void)document;
+    return 0;
+}
+
+static inline int ops_memory_parts(MemoryPart *parts) {
+    // code, and the GEMM library's own (measured: dev/BENCH.md)
+    parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true);
+    return 1;
+}
+
+static inline bool ops_memory(DeviceMemory *m) {
+    (void)m;
+    return false;
+}
+
+static inline real *ops_workspace_take(size_t bytes) {
+    assert(ops_workspace.memory != NULL && bytes <= ops_workspace.bytes);
+    return (real *)ops_workspace.memory;
+}
+#endif

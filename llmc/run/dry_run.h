@@ -1,0 +1,95 @@
+/*
+dry_run.h: the report of --dry-run: parameters, memory, communication, FLOPs, and with --device the predicted step.
+*/
+#ifndef LLMC_DRY_RUN_H
+#define LLMC_DRY_RUN_H
+#include "prediction_report.h"
+
+static inline void print_match(const ModelPlan *plan, const Options *o) {
+    ModelConfig baseline = model_as_baseline(&plan->config);
+    baseline.F = (int)o->ffn;
+    size_t own = plan->tensors.parameter_count, others = model_parameter_count(&baseline);
+    printf("--match-params: MLP %d (baseline: %d), %zu parameters (baseline: %zu, %+.4f%%)\n", plan->config.F,
+           baseline.F, own, others, 100 * ((double)own / (double)others - 1));
+}
+
+// Bytes that a rank sends in a step, and receives: (ranks-1)/ranks of every buffer that is scattered or gathered.
+static inline double communication_bytes(const ModelPlan *plan, int zero, int micro_steps) {
+    double share = 1 - 1.0 / plan->sharding.ranks, count = (double)plan->tensors.buffer_count;
+    double grads = share * count * sizeof(grad_t), params = share * count * sizeof(floatX);
+    return zero == 0 ? 2 * grads : zero == 1 ? grads + params : micro_steps * grads + params;
+}
+
+// By --zero level: the memory of a rank, the bytes it sends, and the time to send them if no computation hides it.
+static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
+    int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
+    printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
+           o->link_gbs > 0 ? "    time of it" : "", plan->device ? "    expected step" : "");
+    for (int zero = 0; zero <= 2; zero++) {
+        ModelPlan other;
+        plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
+                   zero);
+        plan_for_device(&other, plan->device, o->deterministic);
+        double bytes = communication_bytes(&other, zero, micro_steps);
+        printf("  %d %36.1f MiB %22.1f MiB", zero, in_mib(process_bytes(&other, sampling)), bytes / 1048576.0);
+        if (o->link_gbs > 0) printf(" %10.1f ms", 1e3 * bytes / (o->link_gbs * 1e9));
+        if (plan->device) printf(" %13.1f ms", predict_step(&other, o, ASSUMPTION_COUNT).step_ms);
+        printf("\n");
+        plan_free(&other);
+    }
+}
+
+static inline void print_parameters(const ModelPlan *plan) {
+    enum { EMBEDDING, ATTENTION, MLP, NORMS, HEAD, GROUPS };
+    static const char *const names[GROUPS] = {"embedding", "attention", "MLP", "norms", "LM head (untied)"};
+    size_t counts[GROUPS] = {0};
+    for (int i = 0; i < plan->tensors.count; i++) {
+        const Tensor *t = &plan->tensors.tensors[i];
+        TensorKind k = t->row->kind;
+        int group = t->ndim == 1 && !strstr(t->name, "self_attn")         ? NORMS
+                    : k == T_EMBED                                        ? EMBEDDING
+                    : k == T_LM_HEAD                                      ? HEAD
+                    : k == T_MLP_GATE || k == T_MLP_UP || k == T_MLP_DOWN ? MLP
+                                                                          : ATTENTION;
+        counts[group] += t->count;
+    }
+    printf("parameters\n");
+    for (int i = 0; i < GROUPS; i++)
+        if (counts[i]) printf("  %-44s %14zu\n", names[i], counts[i]);
+    printf("  %-44s %14zu\n", "total", plan->tensors.parameter_count);
+}
+
+static inline void print_flops(const ModelPlan *plan, const Options *o) {
+    double per_token = training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T);
+    double per_step = per_token * (double)o->total_batch, steps = (double)o->steps;
+    const struct {
+        const char *of;
+        double count;
+    } rows[] = {{"per token", per_token},
+                {"per step", per_step},
+                {"tokens of the run", (double)o->total_batch * steps},
+                {"of the run", per_step * steps}};
+    printf("FLOPs (forward and backward)\n");
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        char text[32];
+        format_count(text, sizeof(text), rows[i].count);
+        printf("  %-44s %14s\n", rows[i].of, text);
+    }
+}
+
+static inline void print_dry_run(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
+    const ModelConfig *c = &plan->config;
+    printf("model: %s, %d layers, hidden %d, %d heads (%d query, %d key/value), head dimension %d, MLP %d, vocabulary "
+           "%d, context %d\n",
+           c->attention->name, c->L, c->C, c->NH, plan->dims.NQ, c->NKV, c->D, c->F, c->V, c->T);
+    print_parameters(plan);
+    if (o->match_params) print_match(plan, o);
+    if (o->ranks > 1) printf("memory of one of %d ranks, --zero %d\n", (int)o->ranks, (int)o->zero);
+    else printf("memory of %s\n", plan->device ? "the GPU" : "this process");
+    print_memory(plan, sampling);
+    if (plan->sharding.ranks > 1) print_communication(plan, sampling, o);
+    print_flops(plan, o);
+    if (plan->device) print_prediction(plan, o);
+    if (o->dry_run_out) write_prediction(o->dry_run_out, plan, sampling, o);
+}
+#endif

@@ -1,0 +1,237 @@
+/*
+prediction_operations.h: the predicted time of every operation of a training step on one GPU, from the operations' FLOPs
+and bytes (traffic.h) and assumed rates (assumptions.h). predict_forward, predict_head, predict_backward,
+predict_recompute and predict_update list the operations in the order in which train_diffv2.c calls them;
+tests/prediction_test.py checks that every operation occurs as often as there.
+
+  operation       the larger of its FLOPs at the assumed share of the peak and its bytes at the assumed bandwidth, and
+                  at least the time to launch its kernels
+  matrix product  whole waves of tiles over all multiprocessors, for the fastest of several tile shapes; K is split only
+                  into multiples of 128, as gemm_cublaslt requires
+*/
+#ifndef LLMC_PREDICTION_OPERATIONS_H
+#define LLMC_PREDICTION_OPERATIONS_H
+#include "prediction_types.h"
+
+// ---- rates
+
+// Adds `calls` calls of an operation per execution of the current part; `launches`, `flops`, `bytes` and `ms` are of
+// one call.
+static inline void predict_op(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
+                              double flops, double bytes, double ms) {
+    int i = 0;
+    while (i < p->op_count && (strcmp(p->ops[i].name, name) != 0 || p->ops[i].kind != kind)) i++;
+    assert(i < PREDICTED_OPS);
+    PredictedOp *op = &p->ops[i];
+    if (i == p->op_count) {
+        p->op_count++;
+        memset(op, 0, sizeof(*op));
+        op->name = name, op->kind = kind;
+    }
+    double launch_ms = 1e-3 * launches * p->assumed[ASSUME_LAUNCH];
+    Bound bound = ms < launch_ms ? BOUND_LAUNCHES : prediction_classes[kind].bound;
+    ms = calls * fmax(ms, launch_ms);
+    op->calls += p->repeats * calls, op->flops += p->repeats * calls * flops, op->bytes += p->repeats * calls * bytes;
+    op->ms += p->repeats * ms;
+    p->class_ms[kind] += p->repeats * ms;
+    p->bound_ms[bound] += p->repeats * ms;
+    p->part_ms[p->part] += ms;
+}
+
+// An operation whose speed memory bandwidth limits.
+static inline void predict_rows(Prediction *p, PredictionClass kind, const char *name, double calls, int launches,
+                                size_t bytes) {
+    double share = kind == CLASS_NORMS           ? p->assumed[ASSUME_NORMS]
+                   : kind == CLASS_CROSS_ENTROPY ? p->assumed[ASSUME_CROSS_ENTROPY]
+                                                 : 1;
+    predict_op(p, kind, name, calls, launches, 0, (double)bytes, memory_ms(p, (double)bytes) / share);
+}
+
+// Milliseconds of C (M,N) = A (M,K) B (K,N), which reads and writes `bytes` bytes.
+static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes) {
+    static const struct {
+        int M, N;
+        double share;
+    } tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.93}, {64, 128, 0.75}};
+    double rate = 1e9 * p->plan->device->tflops * p->assumed[ASSUME_GEMM], best = INFINITY;
+    int width = device_multiprocessors(p->plan->device);
+    for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
+        for (int split = 1; split == 1 || (split <= 8 && K % (128 * split) == 0); split *= 2) {
+            double count = ceil((double)M / tiles[i].M) * ceil((double)N / tiles[i].N) * split,
+                   waves = ceil(count / width);
+            double flops = waves * width * tiles[i].M * tiles[i].N * 2.0 * K / split;
+            double sums = split > 1 ? memory_ms(p, 2.0 * split * M * N * FP32_BYTES) : 0;
+            best = fmin(best, flops / (rate * tiles[i].share) + sums);
+        }
+    double memory = memory_ms(p, bytes);
+    return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles do not overlap
+}
+static inline void predict_matmul_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
+    double bytes = (double)matmul_forward_bytes(N, IC, OC);
+    predict_op(p, kind, "matmul_forward", calls, 1, matmul_forward_flops(N, IC, OC), bytes,
+               gemm_ms(p, N, OC, IC, bytes));
+}
+// `writes` of the calls of a step write the weight's gradient; the others add to it.
+static inline void predict_matmul_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N,
+                                           int IC, int OC) {
+    double adds = 1 - writes / (calls * p->repeats), dx = (double)matmul_forward_bytes(N, IC, OC);
+    double dweight = (double)matmul_dweight_bytes(N, IC, OC, false) * (1 - adds) +
+                     (double)matmul_dweight_bytes(N, IC, OC, true) * adds;
+    predict_op(p, kind, "matmul_backward", calls, 2, matmul_backward_flops(N, IC, OC), dx + dweight,
+               gemm_ms(p, N, IC, OC, dx) + gemm_ms(p, OC, IC, N, dweight));
+}
+// How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
+static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
+
+static inline void predict_attention(Prediction *p, AttentionShape s, int sets, bool backward) {
+    double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
+    double length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
+    share *= s.T / (s.T + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
+    if (backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
+    if (p->options->sdpa == SDPA_OWN) share = p->assumed[ASSUME_OWN_ATTENTION];
+    double flops = backward ? attention_backward_flops(s) : attention_forward_flops(s);
+    double bytes = (double)(backward ? attention_backward_bytes(s) : attention_forward_bytes(s));
+    double ms = fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
+    predict_op(p, backward ? CLASS_ATTENTION_BACKWARD : CLASS_ATTENTION_FORWARD,
+               backward ? "attention_backward" : "attention_forward", sets, backward ? 3 : 1, flops, bytes, ms);
+}
+
+// ---- the operations of a step
+
+static inline void predict_begin(Prediction *p, StepPart part, double repeats) { p->part = part, p->repeats = repeats; }
+
+static inline void predict_subnorm(Prediction *p, int N) {
+    const AttentionDims *d = &p->plan->dims;
+    if (d->norm_count)
+        predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N * d->norm_count, d->norm_width));
+    if (p->plan->config.attention->norm == NORM_HEAD)
+        predict_rows(p, CLASS_NORMS, "scale_inplace", 1, 1, scale_bytes((size_t)N * d->OH * d->DV));
+}
+
+static inline void predict_heads(Prediction *p, int N) {
+    const AttentionDims *d = &p->plan->dims;
+    const AttentionVariant *v = p->plan->config.attention;
+    predict_attention(p, key_set(p->plan, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
+    if (v->sink) predict_rows(p, CLASS_COMBINE, "sink_forward", 1, 1, sink_forward_bytes(N, d->NQ, d->DV));
+    if (d->pair_stride && d->lambda_rows == 0)
+        predict_rows(p, CLASS_COMBINE,
+                     v->lambda == LAMBDA_SCALAR ? "lambda_scalar_forward"
+                     : v->lambda == LAMBDA_EXP  ? "lambda_exp_forward"
+                                                : "fill_forward",
+                     1, 1, layer_lambda_bytes((size_t)N * d->OH));
+    if (d->pair_stride)
+        predict_rows(p, CLASS_COMBINE, "diff_combine_forward", 1, 1, diff_combine_forward_bytes(N, d->OH, d->DV));
+    predict_subnorm(p, N);
+    if (d->gate_width)
+        predict_rows(p, CLASS_COMBINE, "gate_forward", 1, 1, gate_forward_bytes(N, d->OH, d->DV, d->gate_width));
+}
+
+static inline void predict_block_attention(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    const AttentionDims *d = &p->plan->dims;
+    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
+    predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
+    predict_heads(p, N);
+    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
+    predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
+}
+static inline void predict_block_mlp(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * c->F);
+    predict_rows(p, CLASS_SWIGLU, "swiglu_forward", 1, 1, swiglu_forward_bytes(N, c->F));
+}
+
+static inline void predict_forward(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    predict_begin(p, PART_EMBED, p->micro_steps);
+    predict_rows(p, CLASS_EMBEDDING, "embedding_forward", 1, 1, embedding_forward_bytes(N, c->C));
+    predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, c->C));
+    predict_begin(p, PART_LAYER, p->micro_steps * c->L);
+    predict_block_attention(p, N);
+    predict_block_mlp(p, N);
+    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
+    predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
+}
+
+static inline void predict_head(Prediction *p, int N) {
+    const ModelPlan *m = p->plan;
+    int C = m->config.C, V = m->config.V, rows = min_int(m->logit_rows, N), rest = N % rows;
+    predict_begin(p, PART_HEAD, p->micro_steps);
+    for (int last = 0; last <= (rest > 0); last++) {
+        int n = last ? rest : rows, chunks = last ? 1 : N / rows;
+        predict_matmul_forward(p, CLASS_LM_HEAD, chunks, n, C, V);
+        predict_rows(p, CLASS_CROSS_ENTROPY, "cross_entropy", chunks, 1, cross_entropy_bytes(n, V, m->Vp, true));
+        predict_matmul_backward(p, CLASS_LM_HEAD, chunks, last ? 0 : gradient_writes(p), n, C, V);
+    }
+    predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
+}
+
+static inline void predict_heads_backward(Prediction *p, int N) {
+    const AttentionDims *d = &p->plan->dims;
+    const AttentionVariant *v = p->plan->config.attention;
+    if (d->gate_width)
+        predict_rows(p, CLASS_COMBINE, "gate_backward", 1, 1, gate_backward_bytes(N, d->OH, d->DV, d->gate_width));
+    if (v->norm == NORM_HEAD)
+        predict_rows(p, CLASS_NORMS, "scale_inplace", 1, 1, scale_bytes((size_t)N * d->OH * d->DV));
+    if (d->norm_count)
+        predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2,
+                     rmsnorm_backward_bytes(N * d->norm_count, d->norm_width));
+    if (d->pair_stride)
+        predict_rows(p, CLASS_COMBINE, "diff_combine_backward", 1, 1, diff_combine_backward_bytes(N, d->OH, d->DV));
+    if (v->lambda == LAMBDA_SCALAR || v->lambda == LAMBDA_EXP)
+        predict_rows(p, CLASS_COMBINE, v->lambda == LAMBDA_SCALAR ? "lambda_scalar_backward" : "lambda_exp_backward", 1,
+                     2, layer_lambda_bytes((size_t)N * d->OH));
+    if (v->sink == SINK_LEARNED)
+        predict_rows(p, CLASS_COMBINE, "sink_backward", 1, 2, sink_backward_bytes(N, d->NQ, d->DV));
+    predict_attention(p, key_set(p->plan, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
+}
+
+static inline void predict_backward(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    const AttentionDims *d = &p->plan->dims;
+    double writes = gradient_writes(p) * c->L;
+    predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
+    predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, c->F));
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
+    predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 2, 2, rmsnorm_backward_bytes(N, c->C));
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
+    predict_heads_backward(p, N);
+    predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
+    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
+    predict_begin(p, PART_EMBED_BACKWARD, p->micro_steps);
+    int distinct =
+        (int)(c->V * (1 - exp(-(double)N / c->V))); // expected number of different tokens among N, all equally likely
+    predict_rows(p, CLASS_EMBEDDING, "embedding_backward", 1, 13, embedding_backward_bytes(N, c->C, distinct));
+}
+
+static inline void predict_recompute(Prediction *p, int N) {
+    const ModelPlan *m = p->plan;
+    predict_begin(p, PART_RECOMPUTE, p->micro_steps * (m->config.L - 1));
+    if (m->recompute == RECOMPUTE_NOTHING) return;
+    predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
+    if (m->recompute == RECOMPUTE_BLOCK) predict_block_attention(p, N);
+    else {
+        predict_subnorm(p, N);
+        predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
+    }
+    predict_block_mlp(p, N);
+}
+
+static inline void predict_update(Prediction *p) {
+    const ModelPlan *m = p->plan;
+    const Sharding *s = &m->sharding;
+    size_t own = s->level ? s->own : m->tensors.buffer_count;
+    predict_begin(p, PART_UPDATE, 1);
+    int zeroed = 0; // gradients that no matrix product writes
+    size_t zeros = 0;
+    for (int i = 0; i < m->tensors.count; i++) {
+        const Tensor *t = &m->tensors.tensors[i];
+        if (!is_product_weight(m, t)) zeroed++, zeros += t->count;
+    }
+    predict_rows(p, CLASS_UPDATE, "buffer_zero", 1, 1, (size_t)m->B * m->T * FP32_BYTES); // the losses
+    predict_rows(p, CLASS_UPDATE, "buffer_zero", zeroed * gradient_writes(p), 1, zeros * FP32_BYTES / zeroed);
+    predict_rows(p, CLASS_UPDATE, "sum_of_squares", s->count, 2, sum_of_squares_bytes(s->own) / s->count);
+    predict_rows(p, CLASS_UPDATE, "adamw_update", m->tensors.count, 1, adamw_bytes(own, true) / m->tensors.count);
+}
+#endif

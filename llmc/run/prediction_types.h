@@ -1,0 +1,80 @@
+/*
+prediction_types.h: the predicted time of a training step: by class of work, by what limits the speed, by part of the
+step, and by operation. prediction.h computes it.
+*/
+#ifndef LLMC_PREDICTION_TYPES_H
+#define LLMC_PREDICTION_TYPES_H
+#include "assumptions.h"
+#include "model_plan.h"
+#include "options_table.h"
+
+// What limits the speed of an operation.
+typedef enum { BOUND_PRODUCTS, BOUND_ATTENTION, BOUND_MEMORY, BOUND_LAUNCHES, BOUND_COMMUNICATION, BOUNDS } Bound;
+static const char *const bound_names[BOUNDS] = {"matrix products", "attention", "memory bandwidth", "kernel launches",
+                                                "communication"};
+
+// Classes of work: constant, name in the report and in --dry-run-out, limit of an operation that outlasts its launches.
+// clang-format off
+#define PREDICTION_CLASS_TABLE(CLASS)                                            \
+    CLASS(CLASS_BLOCK_GEMMS, "block GEMMs", BOUND_PRODUCTS)                      \
+    CLASS(CLASS_LM_HEAD, "LM head", BOUND_PRODUCTS)                              \
+    CLASS(CLASS_ATTENTION_FORWARD, "attention forward", BOUND_ATTENTION)         \
+    CLASS(CLASS_ATTENTION_BACKWARD, "attention backward", BOUND_ATTENTION)       \
+    CLASS(CLASS_SWIGLU, "swiglu", BOUND_MEMORY)                                  \
+    CLASS(CLASS_NORMS, "norms", BOUND_MEMORY)                                    \
+    CLASS(CLASS_ROPE, "rope", BOUND_MEMORY)                                      \
+    CLASS(CLASS_COMBINE, "combine and gates", BOUND_MEMORY)                      \
+    CLASS(CLASS_CROSS_ENTROPY, "cross-entropy", BOUND_MEMORY)                    \
+    CLASS(CLASS_EMBEDDING, "embedding", BOUND_MEMORY)                            \
+    CLASS(CLASS_UPDATE, "optimizer", BOUND_MEMORY)                               \
+    CLASS(CLASS_COMMUNICATION, "communication, exposed", BOUND_COMMUNICATION)
+#define CLASS_CONSTANT(constant, name, bound) constant,
+#define CLASS_ROW(constant, name, bound) {name, bound},
+typedef enum { PREDICTION_CLASS_TABLE(CLASS_CONSTANT) PREDICTION_CLASSES } PredictionClass;
+static const struct { const char *name; Bound bound; } prediction_classes[] = {PREDICTION_CLASS_TABLE(CLASS_ROW)};
+#undef CLASS_CONSTANT
+#undef CLASS_ROW
+// clang-format on
+
+// Parts of a step. PART_LAYER, PART_LAYER_BACKWARD and PART_RECOMPUTE are of one layer.
+typedef enum {
+    PART_EMBED,
+    PART_LAYER,
+    PART_HEAD,
+    PART_LAYER_BACKWARD,
+    PART_RECOMPUTE,
+    PART_EMBED_BACKWARD,
+    PART_UPDATE,
+    PARTS
+} StepPart;
+
+typedef struct {
+    const char *name; // of the function
+    PredictionClass kind;
+    double calls, flops, bytes, ms; // totals of a step
+} PredictedOp;
+
+enum { PREDICTED_OPS = 40 };
+typedef struct {
+    const ModelPlan *plan; // for plan->device
+    const Options *options;
+    double assumed[ASSUMPTION_COUNT];
+    double micro_steps;
+    int op_count;
+    PredictedOp ops[PREDICTED_OPS];
+    StepPart part;         // the part that is being predicted
+    double repeats;        // executions of this part in a step
+    double part_ms[PARTS]; // of one execution
+    double class_ms[PREDICTION_CLASSES];
+    double bound_ms[BOUNDS];
+    double reduce_ms, gather_ms;          // collectives of a step
+    double link_hops_ms, network_hops_ms; // their latency within and between machines
+    double exposed_ms;                    // communication that computation does not hide
+    double step_ms;
+} Prediction;
+
+// Milliseconds to read and write so many bytes of device memory.
+static inline double memory_ms(const Prediction *p, double bytes) {
+    return 1e-6 * bytes / (p->assumed[ASSUME_MEMORY] * p->plan->device->memory_gbs);
+}
+#endif

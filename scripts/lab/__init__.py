@@ -1,0 +1,19 @@
+"""The lab: runs plans of comparisons and writes their report. `python3 scripts/lab --help` lists the commands.
+
+cli.py                the command line: commands, errors
+run.py                the command `run`: a plan becomes runs
+plan.py               parses plans
+trainer.py            the trainer's options, and what a model costs
+scheduler.py          starts, watches and stops runs
+run_directory.py      reads run.json, log.jsonl and checkpoints
+schema.py             required types of the JSON files
+option_history.py     options of a run that was resumed with others
+report.py             the command `report`: runs become a page, PNG files and tables
+analysis.py           reads runs and computes the tables
+stats.py              intervals, tests, smoothing
+figures.py            the curves of each figure
+page.py, page.*       the HTML page
+png.py                figures as PNG
+markdown.py           the main tables as Markdown
+published_results.py  results of papers beside ours
+"""

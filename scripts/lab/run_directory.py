@@ -1,0 +1,136 @@
+"""run_directory.py: what a run's directory says: run.json, log.jsonl, checkpoints (the formats are the trainer's)."""
+
+import fcntl
+import json
+import os
+import struct
+from pathlib import Path
+
+from . import option_history
+from .schema import LAB, OPTIONS, RECORDS, RUN, misfit
+
+
+class RunError(Exception):
+    """A directory that is no run, or a damaged one; one line."""
+
+
+def no_constant(name):
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def read_json(path, shape):
+    """The object of a file, which has the shape; else RunError."""
+    try:
+        value = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path}: not JSON: {error}") from None
+    wrong = misfit(value, shape)
+    if wrong:
+        raise RunError(f"{path}: {wrong}")
+    return value
+
+
+def read_run(directory):
+    """run.json, whose options fit at every start."""
+    path = Path(directory) / "run.json"
+    info = read_json(path, RUN)
+    for step, options in option_history.history(info):
+        wrong = misfit(options, OPTIONS, f"options after step {step}" if step else "options")
+        if wrong:
+            raise RunError(f"{path}: {wrong}")
+    return info
+
+
+def read_lab(directory):
+    """lab.json, or None where there is none."""
+    path = Path(directory) / "lab.json"
+    return read_json(path, LAB) if path.exists() else None
+
+
+def write_atomic(path, text):
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as f:
+        f.write(text)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(temporary, path)
+
+
+def record_of(line):
+    """A line of log.jsonl as a record, or None when it is none."""
+    try:
+        record = json.loads(line, parse_constant=no_constant)
+    except (ValueError, RecursionError):
+        return None
+    wrong = misfit(record, {"kind": "text", "step": "whole number"}) or misfit(record, RECORDS.get(record["kind"], {}))
+    return None if wrong else record
+
+
+def read_log(path, broken=None):
+    """The records of a log.jsonl, in order. A last line without its end is being written, or torn, and is passed over.
+    The numbers of other lines that are no records go into `broken`."""
+    records = []
+    try:
+        lines = Path(path).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return records
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}") from None
+    for number, line in enumerate(lines[:-1], 1):
+        record = record_of(line)
+        if record:
+            records.append(record)
+        elif broken is not None:
+            broken.append(number)
+    return records
+
+
+def tail(path, size=1 << 16):
+    """The whole records in the last `size` bytes of a log."""
+    try:
+        with open(path, "rb") as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(0, f.tell() - size))
+            lines = f.read().split(b"\n")
+    except OSError:
+        return []
+    return [record for line in lines[:-1] if (record := record_of(line))]
+
+
+def checkpoint(directory, step):
+    return Path(directory) / "checkpoints" / f"step_{step:08d}"
+
+
+LOCK_LAYOUT = "hhqqi4x"  # struct flock: type, whence, start, length, process
+
+
+def lock(file):
+    """Takes a file for this process, as the trainer takes run.json; OSError when another has it."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+
+
+def locked(directory, name="run.json"):
+    """Whether a process has the run; with "lab.lock" the lab."""
+    try:
+        with open(Path(directory) / name, "r+b") as f:
+            answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+            return struct.unpack(LOCK_LAYOUT, answer)[0] != fcntl.F_UNLCK
+    except OSError:
+        return False
+
+
+def state(directory, steps):
+    """What has become of a run of `steps` steps: (state, last step); state is new, begun, diverged or done."""
+    directory = Path(directory)
+    if not (directory / "run.json").exists():
+        return "new", 0
+    records = tail(directory / "log.jsonl")
+    last = max((r["step"] for r in records if r.get("kind") == "train"), default=0)
+    ends = [r for r in records[-3:] if r["kind"] == "event" and r.get("what") in ("start", "stopped")]
+    if ends and ends[-1]["what"] == "stopped" and ends[-1].get("why") == "not_finite":
+        return "diverged", last
+    done = last >= steps and (checkpoint(directory, steps) / "trainer_state.json").exists()
+    return ("done" if done else "begun"), last

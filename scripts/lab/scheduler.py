@@ -1,0 +1,361 @@
+"""scheduler.py: starts runs while there is room, watches them, prints how they do.
+
+A run is a training and then, where the trainer can, an evaluation of its last checkpoint. Trainings are stopped by
+the system when this process dies (they save a checkpoint), so nothing goes on unseen.
+
+A process gets SIGTERM, a launcher of several ranks SIGUSR1: mpirun passes that on, where at SIGTERM it ends the ranks
+before they have saved.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from . import plan as plans, run_directory
+
+POLL_S = 0.5
+SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
+HARDER_S = 5  # and then between one signal and the next stronger one
+SPARE_S = 20  # of --minutes, at most a tenth of them: for checkpoints, and too little for a run to begin
+START_S = 5  # how long a launcher may take to start its ranks: what it gets before is lost
+PR_SET_PDEATHSIG = 1
+
+
+class Job:
+    """One run of the plan: state is waiting, training, evaluating, done, diverged or failed."""
+
+    def __init__(self, run, directory, flops_per_token):
+        self.run, self.directory, self.flops_per_token = run, directory, flops_per_token
+        self.state, self.step, self.process, self.why = "waiting", 0, None, ""
+        self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
+        self.no_eval = False
+        self.signals, self.asked = [], False  # what is left to send, each stronger than the one before; whether one was
+
+    def send(self):
+        """Sends the next signal to the process and to what its launcher has started in its group."""
+        self.asked = True
+        number = self.signals.pop(0) if len(self.signals) > 1 else self.signals[0]
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            pass  # it has ended
+
+    def listens(self):
+        """Whether the ranks of a launcher can hear a signal: the trainer opens its log when it can."""
+        try:
+            return os.stat(self.directory / "log.jsonl").st_mtime > self.started
+        except OSError:
+            return False
+
+    def look(self):
+        """The run's state by its directory, while no process of ours has it."""
+        found, self.step = run_directory.state(self.directory, self.run.steps)
+        self.read_tail()
+        return found
+
+    def read_tail(self):
+        records = [r for r in run_directory.tail(self.directory / "log.jsonl", 1 << 14) if r.get("kind") == "train"]
+        if records:
+            self.step, self.loss = records[-1]["step"], records[-1].get("loss")
+            ms = sorted(r["ms"] for r in records[-20:] if r.get("ms"))
+            tokens = self.run.tokens / self.run.steps
+            self.rate = tokens / (ms[len(ms) // 2] / 1e3) if ms else 0.0
+
+    def flops_left(self):
+        return (
+            0
+            if self.state in ("done", "diverged", "failed")
+            else self.flops_per_token * self.run.tokens * (1 - self.step / self.run.steps)
+        )
+
+
+def launcher_of(run):
+    """The words before the trainer's: none for one process."""
+    if run.launcher or run.ranks == 1:
+        return run.launcher.split()
+    return ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
+
+
+def die_with_parent(nice, number):
+    """For the child, before it becomes the trainer: a signal when the lab dies, and none of the terminal's."""
+    libc = ctypes.CDLL(None)
+
+    def prepare():
+        libc.prctl(PR_SET_PDEATHSIG, number)
+        os.setsid()
+        if nice:
+            os.nice(nice)
+
+    return prepare
+
+
+class Queue:
+    def __init__(self, out, runs, costs, trainer, jobs, arguments, started):
+        self.out, self.trainer, self.places, self.arguments = out, trainer, jobs, arguments
+        self.jobs = [Job(run, out / run.name, costs[run.name][1]) for run in runs]
+        self.free_gpus = list(range(arguments.gpus))
+        self.evaluates = "eval-out" in trainer.options and not arguments.no_eval
+        self.stopping, self.stopped_at = None, 0.0
+        self.spare = min(SPARE_S, 6 * arguments.minutes)
+        self.ends = started + 60 * arguments.minutes - self.spare if arguments.minutes else None
+        self.shown_at, self.shown_lines = 0.0, 0
+
+    # ---- commands
+
+    def threads(self, run):
+        return self.arguments.threads or run.threads or 1
+
+    def training_command(self, job):
+        run = job.run
+        words = [str(self.trainer.path), *plans.arguments(run.options), "--out", str(job.directory)]
+        if (job.directory / "run.json").exists():
+            words.append("--resume")
+        return launcher_of(run) + words + self.thread_words(run)
+
+    def thread_words(self, run):
+        """On GPUs the trainer's own default, unless the command line says otherwise."""
+        return [] if self.arguments.gpus and not self.arguments.threads else ["--threads", str(self.threads(run))]
+
+    def evaluation_command(self, job):
+        checkpoint = run_directory.checkpoint(job.directory, job.run.steps)
+        kept = {
+            k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
+        }
+        words = [
+            str(self.trainer.path),
+            "--eval",
+            "--init",
+            str(checkpoint),
+            *plans.arguments(kept),
+            "--val-steps",
+            "1000000",
+            "--eval-out",
+            str(job.directory / "eval.json"),
+            "--seed",
+            "1",
+        ]
+        if self.first_of_arm(job):
+            words += ["--dump-attention", str(job.directory / "attention.safetensors")]
+        return words + self.thread_words(job.run)
+
+    def first_of_arm(self, job):
+        same = [other.run.seed for other in self.jobs if other.run.arm == job.run.arm]
+        return job.run.seed == min(same)
+
+    def wants_evaluation(self, job):
+        return (
+            self.evaluates
+            and "val-data" in job.run.options
+            and not job.no_eval
+            and not (job.directory / "eval.json").exists()
+        )
+
+    # ---- one step of the work
+
+    def start(self, job, state, command):
+        job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
+        environment = dict(os.environ)
+        if os.geteuid() == 0:  # mpirun runs as root, as containers do, only when told
+            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        job.signals, job.asked = [signal.SIGTERM, signal.SIGKILL], False
+        if state == "training" and launcher_of(job.run):
+            job.signals.insert(0, signal.SIGUSR1)
+        job.state, job.started = state, time.time()
+        if job.gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, job.gpus))
+        else:
+            environment["OMP_NUM_THREADS"] = str(self.threads(job.run))
+        with open(self.out / f"{job.run.name}.out", "a") as log:
+            log.write(f"+ {' '.join(command)}\n")
+            log.flush()
+            job.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent(self.arguments.nice, job.signals[0]),
+                env=environment,
+            )
+
+    def gpus_wanted(self, job, state):
+        return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
+
+    def begin_more(self):
+        """Starts what there is room for. Evaluations first: they are short and what is done is worth more."""
+        room = self.places - sum(job.process is not None for job in self.jobs)
+        for job in self.jobs:
+            if room <= 0 or self.stopping or (self.ends and time.time() > self.ends - self.spare):
+                return
+            if job.process or job.state not in ("waiting", "trained"):
+                continue
+            if self.gpus_wanted(job, "training" if job.state == "waiting" else "evaluating") > len(self.free_gpus):
+                continue
+            if job.state == "waiting":
+                if run_directory.locked(job.directory):
+                    continue  # a trainer that outlived an earlier lab is saving its checkpoint
+                found = job.look()
+                if found in ("done", "diverged"):
+                    job.state = "trained" if found == "done" and self.wants_evaluation(job) else found
+            if job.state == "trained":
+                self.start(job, "evaluating", self.evaluation_command(job))
+                room -= 1
+            elif job.state == "waiting":
+                self.start(job, "training", self.training_command(job))
+                room -= 1
+
+    def collect(self):
+        """Looks after the processes that ended."""
+        for job in self.jobs:
+            if job.process is None:
+                continue
+            status = job.process.poll()
+            saving = (
+                self.stopping and job.state == "training" and run_directory.locked(job.directory)
+            )  # while its launcher has ended
+            if status is None or saving:
+                if job.state == "training":
+                    job.read_tail()
+                continue
+            job.process = None
+            self.free_gpus = sorted(self.free_gpus + job.gpus)
+            found = job.look()
+            if job.state == "evaluating":
+                job.state, job.no_eval = "done", status != 0
+                if status and not self.stopping:
+                    job.why = f"evaluation: {self.last_words(job, status)}"
+            elif found == "done":
+                job.state = "trained" if self.wants_evaluation(job) else "done"
+            elif found == "diverged":
+                job.state = "diverged"
+            elif status == 3 or self.stopping:
+                job.state = "waiting"
+            else:
+                job.state, job.why = "failed", self.last_words(job, status)
+
+    def last_words(self, job, status):
+        lines = (self.out / f"{job.run.name}.out").read_text(errors="replace").replace("\r", "\n").strip().splitlines()
+        said = [line for line in lines if line.startswith("diffv2:")] or lines
+        return f"{said[-1] if said else 'said nothing'} (exit status {status})"
+
+    # ---- signals
+
+    def stop(self, number, _frame):
+        """First signal: every run saves a checkpoint. Each further one: the next stronger signal."""
+        again, self.stopping = self.stopping is not None, number
+        self.stopped_at = self.stopped_at or time.time()
+        for job in self.jobs if again else []:
+            if job.process:
+                job.send()
+        self.tell()
+
+    def tell(self):
+        """Sends the first signal to runs that have not got it, as soon as they hear it."""
+        for job in self.jobs:
+            launched = job.process and job.signals[0] == signal.SIGUSR1
+            if job.process and not job.asked and (not launched or job.listens() or time.time() > job.started + START_S):
+                job.send()
+
+    def work(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self.stop)
+        try:
+            while True:
+                self.collect()
+                self.begin_more()
+                self.show()
+                busy = any(job.process for job in self.jobs)
+                if not busy and (
+                    self.stopping or all(job.state in ("done", "diverged", "failed") for job in self.jobs)
+                ):
+                    break
+                if self.ends and time.time() > self.ends and not self.stopping:
+                    self.stop(signal.SIGTERM, None)
+                if self.stopping:
+                    self.tell()
+                if self.stopping and time.time() > self.stopped_at + SAVE_S:
+                    self.stop(self.stopping, None)
+                    self.stopped_at += HARDER_S
+                time.sleep(POLL_S)
+        finally:
+            for job in self.jobs:
+                if job.process:
+                    job.send()
+        self.show(last=True)
+        failed = [job for job in self.jobs if job.state == "failed"]
+        for job in self.jobs:
+            if job.why:
+                print(f"lab run: {job.run.name} failed: {job.why}", file=sys.stderr)
+        if self.stopping:
+            print(f"stopped; {self.whole_seeds()} have all their arms; the same command goes on")
+        return 3 if self.stopping else 1 if failed else 0
+
+    def whole_seeds(self):
+        seeds = {job.run.seed for job in self.jobs}
+        unfinished = {job.run.seed for job in self.jobs if job.state not in ("done", "diverged")}
+        return f"{len(seeds - unfinished)} of {len(seeds)} seeds"
+
+    # ---- progress
+
+    def time_left(self):
+        """Seconds, from what the running ones do now; None while nothing runs long enough to tell."""
+        speeds = [
+            job.rate * job.flops_per_token for job in self.jobs if job.state == "training" and job.rate and job.step
+        ]
+        if not speeds:
+            return None
+        speed = (
+            sum(speeds) / len(speeds) * min(self.places, sum(job.state in ("waiting", "training") for job in self.jobs))
+        )
+        return sum(job.flops_left() for job in self.jobs) / speed
+
+    def show(self, last=False):
+        terminal = sys.stdout.isatty()
+        if not last and time.time() < self.shown_at + (1 if terminal else 60):
+            return
+        self.shown_at = time.time()
+        lines = self.table(
+            shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0
+        )
+        if terminal:
+            lines = [line[: shutil.get_terminal_size().columns - 1] for line in lines]  # a line that wraps would be two
+            print(f"\x1b[{self.shown_lines}F\x1b[J" if self.shown_lines else "", end="")
+            self.shown_lines = len(lines)
+        print("\n".join(lines), flush=True)
+
+    def table(self, room):
+        counts = {}
+        for job in self.jobs:
+            counts[job.state] = counts.get(job.state, 0) + 1
+        left = self.time_left()
+        head = ", ".join(f"{count} {state}" for state, count in counts.items())
+        lines = [f"{time.strftime('%H:%M:%S')} {head}" + (f"; about {duration(left)} left" if left is not None else "")]
+        order = {"training": 0, "evaluating": 1, "failed": 2, "diverged": 3, "trained": 4, "done": 5, "waiting": 6}
+        shown = sorted((job for job in self.jobs if room or job.process), key=lambda job: order[job.state])
+        wide = max(len(job.run.name) for job in self.jobs)
+        for job in shown[:room] if room else shown:
+            loss = f"{job.loss:.4f}" if job.loss is not None else "-"
+            mine = (
+                (job.run.tokens * (1 - job.step / job.run.steps) / job.rate)
+                if job.rate and job.state == "training"
+                else None
+            )
+            lines.append(
+                f"  {job.run.name:<{wide}} {job.state:<10} {job.step:>7}/{job.run.steps:<7} {loss:>8} "
+                f"{job.rate:>9,.0f} tok/s {duration(mine) + ' left' if mine is not None else ''}".rstrip()
+            )
+        return lines
+
+
+def duration(seconds):
+    seconds = int(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    if seconds < 86400:
+        return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+    return f"{seconds // 86400}d{seconds % 86400 // 3600:02d}h"

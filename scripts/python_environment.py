@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Virtual environments for the Python packages of this repository, installed from a pinned requirements.txt on first use.
+
+    python3 scripts/python_environment.py NAME    installs if necessary, and prints the path of that Python interpreter
+
+A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import them.
+Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; none: always use the virtual environment)
+    "data": (
+        "data/requirements.txt",
+        ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
+    ),
+    "lab": ("scripts/lab/requirements.txt", ("matplotlib", "plotly")),
+    "format": ("dev/format/requirements.txt", ()),
+}
+
+
+def fail(message):
+    sys.exit(f"{Path(sys.argv[0]).name}: {message}")
+
+
+def run(command, what):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        reason = (done.stdout.strip().splitlines() or ["no message"])[-1]
+        fail(f"{what} failed: {reason}")
+
+
+def install(name):
+    """The interpreter of the virtual environment, which is created or updated if its requirements have changed."""
+    requirements, place = ROOT / ENVIRONMENTS[name][0], ROOT / f"build/venv-{name}"
+    python, installed, wanted = place / "bin/python", place / "requirements.txt", requirements.read_text()
+    if not installed.exists() or installed.read_text() != wanted:
+        print(f"installing Python packages into {place.relative_to(ROOT)} (once)", file=sys.stderr, flush=True)
+        run([sys.executable, "-m", "venv", str(place)], "creating a virtual environment")
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "--require-hashes", "--only-binary", ":all:", "-r", str(requirements)], "pip install")
+        installed.write_text(wanted)
+    return str(python)
+
+
+def interpreter(name):
+    """The current interpreter if it can import the modules of an environment, else that of the virtual environment."""
+    if sys.version_info < (3, 10):
+        fail(f"Python {sys.version.split()[0]} is too old: 3.10 or later is required")
+    modules = ENVIRONMENTS[name][1]
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if modules and not missing:
+        return sys.executable
+    if missing and Path(sys.prefix) == ROOT / f"build/venv-{name}":
+        fail(f"cannot import {', '.join(missing)} after installing {ENVIRONMENTS[name][0]}; remove {sys.prefix}")
+    return install(name)
+
+
+def ensure(name):
+    python = interpreter(name)
+    if python != sys.executable:
+        os.execv(python, [python, *sys.argv])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or sys.argv[1] not in ENVIRONMENTS:
+        sys.exit(f"usage: scripts/python_environment.py {'|'.join(ENVIRONMENTS)}")
+    print(interpreter(sys.argv[1]))

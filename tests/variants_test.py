@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""
+The Python tables of attention variants equal llmc/model/variants.h. The last line is "N passed, N failed".
+
+Usage: tests/variants_test.py
+Exit status: 0 nothing failed, 1 something did.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "dev/reference"))
+import variants
+
+HEADER, MODELING = variants.HEADER.read_text(), variants.MODELING.read_text()
+ROW = '    "sink": Variant(1, 1, 1, 1, "none", "none", "none", 0, "none", "learned"),\n'
+PLANTED = [
+    ("a trait", "2, 2, 1, 2", "2, 2, 1, 1", "diff_scalar: split is 1, in variants.h 2"),
+    ("a missing variant", ROW, "", "sink is missing"),
+    ("an unknown variant", ROW, ROW + ROW.replace('"sink"', '"other"'), "other is not in variants.h"),
+    ("a field", "    merge: int", "    mergers: int", "the fields are maps, key_sets, mergers"),
+]
+
+
+def main():
+    cases = [("modeling_diffv2.py has the table of variants.h", variants.differences(HEADER, MODELING), None)]
+    for what, old, new, line in PLANTED:
+        assert MODELING.count(old) == 1, old
+        found = variants.differences(HEADER, MODELING.replace(old, new))
+        cases.append((f"{what} that differs is reported", found, line))
+    failed = 0
+    for what, found, expected in cases:
+        good = not found if expected is None else len(found) == 1 and found[0].startswith(expected)
+        failed += not good
+        print(f"ok   {what}" if good else f"FAIL {what}: " + ("; ".join(found) or "nothing is reported"))
+    print(f"{len(cases) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
