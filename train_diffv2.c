@@ -79,16 +79,11 @@ static KeySet model_key_set(const Model *model, int set, int B, int T, int first
     return k;
 }
 
-static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
+static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
                             int rank, int ranks, int zero) {
     memset(model, 0, sizeof(*model));
     plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
 }
-static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose,
-                              Recompute recompute) {
-    model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
-}
-
 // Where each group's gradients are, in the buffer that group_grads_count measured.
 static void model_place_grads(Model *model) {
     const size_t *at = model->plan.tensors.group_offset;
@@ -551,13 +546,6 @@ static void model_own_squares(const Model *model, double *own) {
     for (int i = 0; i < s->count; i++)
         sum_of_squares(model->acts.grad_squares + i, own_grads(model, &s->buckets[i]), s->buckets[i].piece);
     buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
-}
-
-// Before clipping. Of one rank; where there are more, run_agree has what each knows.
-static inline double model_grad_norm(Model *model) {
-    assert(model->plan.sharding.ranks == 1);
-    model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 // The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
@@ -1100,11 +1088,11 @@ static void warn_of_attention(void) {
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
     int B = run->mode == MODE_GENERATE ? 1 : (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
-    model_plan_rank(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(),
+    model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(),
                     ranks, (int)o->zero);
     bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
     if (samples)
-        model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
+        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                         (int)o->zero);
     if (o->device) {
         const DevicePeak *device = device_peak_named(o->device);

@@ -345,7 +345,7 @@ static double bench_step(Model *model, const Options *o, const int *tokens, int 
     double t1 = now_seconds();
     model_backward(model, B, T);
     double t2 = now_seconds();
-    model_update(model, o, 1e-4, 10, model_grad_norm(model));
+    model_update(model, o, 1e-4, 10, bench_grad_norm(model));
     double t3 = now_seconds();
     part[0] = t1 - t0, part[1] = t2 - t1, part[2] = t3 - t2;
     return t3 - t0;

@@ -123,7 +123,7 @@ static double bench_step(BenchModel *b) {
     if (model->plan.purpose == FOR_TRAINING) {
         model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
         loss = model_loss_sum(model, N);
-        double norm = model_grad_norm(model);
+        double norm = bench_grad_norm(model);
         CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");
         model_update(model, &o, 1e-5, 10, norm);
     } else {

@@ -34,7 +34,13 @@ static void plan_model(Model *model, const char *preset, const char *attention, 
                        Purpose purpose) {
     ModelConfig c;
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
-    model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING);
+    model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
+}
+
+// Of the gradients of one rank, before clipping.
+static double bench_grad_norm(Model *model) {
+    model_own_squares(model, model->squares);
+    return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 static Options bench_options(void) {
