@@ -815,7 +815,7 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, 0, 1, 0);
     model_alloc(&m, NULL);
     ops_init(m.plan.workspace_bytes);
-    model_init(&m, 1);
+    model_init(&m.plan, m.params, m.master, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
     for (int64_t step = 1; step <= 2; step++) {

@@ -665,7 +665,7 @@ static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void
         size_t pieces = 0;
         model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&model, NULL);
-        model_init(&model, 17);
+        model_init(&model.plan, model.params, model.master, 17);
         for (int i = 0; i < model.plan.tensors.count; i++) {
             const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
@@ -713,7 +713,7 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
         model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&models[v], NULL);
-        model_init(&models[v], 17);
+        model_init(&models[v].plan, models[v].params, models[v].master, 17);
     }
     double sum = 0, squares = 0, count = 0;
     for (int i = 0; i < models[0].plan.tensors.count; i++) {

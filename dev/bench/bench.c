@@ -387,7 +387,7 @@ static void table_steps(void) {
         Shape s = shape_of(&model, c->B, c->T);
         model_alloc(&model, NULL);
         ops_init(model.plan.workspace_bytes);
-        model_init(&model, 1);
+        model_init(&model.plan, model.params, model.master, 1);
         Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) +
                                 (size_t)s.N * (size_t)s.C * 8);
         int *tokens = bench_tokens((size_t)s.N + 1, s.V);
@@ -422,7 +422,7 @@ static void serve_turns(const char *preset, const char *attention, int NKV, int 
     plan_model(&model, preset, attention, NKV, B, T, FOR_TRAINING);
     model_alloc(&model, NULL);
     ops_init(model.plan.workspace_bytes);
-    model_init(&model, 1);
+    model_init(&model.plan, model.params, model.master, 1);
     int *tokens = bench_tokens((size_t)(B * T) + 1, model.plan.config.V), c;
     double parts[3];
     printf("%zu parameters, %.4g FLOPs a token\n", model.plan.tensors.parameter_count,
@@ -450,7 +450,7 @@ static void table_threads(void) {
         plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
         model_alloc(&model, NULL);
         ops_init(model.plan.workspace_bytes);
-        model_init(&model, 1);
+        model_init(&model.plan, model.params, model.master, 1);
         int N = c->B * c->T, *tokens = (int *)checked_calloc((size_t)N + 1, sizeof(int));
         double seconds[2][64], ratio[64], peak[64], parts[3];
         for (int r = -1; r < bench.rounds; r++) {
