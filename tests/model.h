@@ -34,7 +34,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
 }
 
 static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
-    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING);
+    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(model, NULL);
     ops_init(model->plan.workspace_bytes);
 }
@@ -43,6 +43,12 @@ static int case_generate(Model *model, int *tokens, int length, int count, doubl
                          uint64_t key) {
     Generator generator = model_generator(model, temperature, top_k);
     return generate_tokens(&generator, tokens, length, count, key);
+}
+
+// Of the gradients of one rank, before clipping.
+static inline double case_grad_norm(Model *model) {
+    model_own_squares(model, model->squares);
+    return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 static inline void case_close(Model *model) {
@@ -468,7 +474,7 @@ static void variants_with_equivalent_parameters_are_equal(void) {
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
-        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
+        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&b, NULL);
         ops_init(max_size(a.plan.workspace_bytes, b.plan.workspace_bytes));
         case_randomise(&a, 5);
@@ -503,7 +509,7 @@ static void cached_logits_equal_uncached_logits(void) {
         Model cached, fresh;
         case_open(&cached, &config, 1, mc->T, FOR_GENERATION);
         case_randomise(&cached, 5);
-        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING);
+        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&fresh, &cached);
         int *tokens = case_tokens(mc->T, mc->V, 8);
         float a[64], b[64];
@@ -543,7 +549,7 @@ static void generation_continues_from_the_last_half_of_a_full_context(void) {
     enum { COUNT = 40 };
     case_open(&model, &config, 1, T, FOR_GENERATION);
     case_randomise(&model, 5);
-    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING);
+    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&fresh, &model);
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
@@ -606,7 +612,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     o.grad_clip = 0.01;
     o.eps = 1e-3; // as large as the gradients, so that their scale matters
     o.beta1 = 0.8, o.beta2 = 0.7;
-    double grad_norm = model_grad_norm(&model);
+    double grad_norm = case_grad_norm(&model);
     model_update(&model, &o, lr, 1, grad_norm);
     EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "a norm of %g is not clipped", grad_norm);
     for (int i = 0; i < model.plan.tensors.count; i++) {
@@ -624,7 +630,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
         }
     }
     model.grads[3] = (grad_t)NAN;
-    EXPECT(!isfinite(model_grad_norm(&model)), "the norm of a gradient with a NaN is %g", model_grad_norm(&model));
+    EXPECT(!isfinite(case_grad_norm(&model)), "the norm of a gradient with a NaN is %g", case_grad_norm(&model));
     free(before);
     free(tokens);
     options_free(&o);
@@ -644,9 +650,9 @@ static void an_initial_value_depends_on_seed_name_and_element_only(void) {
         ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
         Model model;
         size_t pieces = 0;
-        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
+        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&model, NULL);
-        model_init(&model, 17);
+        model_init(&model.plan, model.params, model.master, 17);
         for (int i = 0; i < model.plan.tensors.count; i++) {
             const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
@@ -675,7 +681,7 @@ static void a_step_has_the_flops_of_its_products(void) {
             Problem problem;
             if (model_config_problems(&c, &problem, 1)) continue;
             Model model;
-            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
+            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
             const AttentionDims *d = &model.plan.dims;
             double layer = 0, per_row = (double)d->fused_rows * c.C + (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
             for (int t = 0; t < mc->T; t++) layer += per_row + (double)d->NQ * (t + 1) * (d->QD + d->DV);
@@ -691,9 +697,9 @@ static void variants_have_equal_initial_values_of_equal_tensors(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
-        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
+        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&models[v], NULL);
-        model_init(&models[v], 17);
+        model_init(&models[v].plan, models[v].params, models[v].master, 17);
     }
     double sum = 0, squares = 0, count = 0;
     for (int i = 0; i < models[0].plan.tensors.count; i++) {
