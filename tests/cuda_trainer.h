@@ -867,7 +867,8 @@ static void test_gemm_fallback(void) {
     run_in(&r, &d, cpu_trainer(), 0, TRAIN_ODD " --dump-grads cpu");
     setenv("CUDA_ON_CPU_GEMM", "aligned", 1);
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads device");
-    EXPECT(strstr(r.err, "cuBLASLt does not support the product ") && strstr(r.err, "a slower kernel computes it"), "%.300s", r.err);
+    EXPECT(strstr(r.err, "cuBLASLt does not support the product ") && strstr(r.err, "a slower kernel computes it"),
+           "%.300s", r.err);
     setenv("CUDA_ON_CPU_GEMM", "fails", 1);
     ProgramResult failed;
     run_in(&failed, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --dump-grads none");
