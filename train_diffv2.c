@@ -1,14 +1,14 @@
 /*
 train_diffv2.c: pretraining of decoder language models with differential attention, on the CPU.
 
-The file reads top to bottom: the model and its memory, forward, backward (its exact mirror), update,
-statistics, what a step costs, checkpoints, generation, the training loop, main. Operations are called by name and
-declared in llmc/ops/ops.h; nothing here dereferences a buffer, so that train_diffv2.cu can include this
-very file with CUDA operations instead.
+The file reads top to bottom: the model and its memory, forward, backward (the forward's lines in reverse), update, a
+run with its checkpoints and validation, the training step, the training loop, main. Operations are called by name and
+declared in llmc/ops/ops.h. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with
+CUDA operations.
 
-  B sequences of T positions make a micro-batch of N = B*T rows; a step (one update) sums the
-  gradients of `micro_steps` of them. C hidden size, L layers, V vocabulary, F MLP width, D head
-  dimension, NH output heads, NKV key/value heads, NQ query heads. [] shapes are row-major.
+  B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
+  and does one update. C hidden size, L layers, V vocabulary, F MLP width, D head width, NH output heads, NKV key/value
+  heads, NQ query heads. [] shapes are row-major.
 */
 #include "llmc/base/common.h"
 #include "llmc/ops/all_ops.h"
@@ -20,6 +20,7 @@ very file with CUDA operations instead.
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generation.h"
 #include "llmc/run/layer_stats.h"
+#include "llmc/run/model_init.h"
 #include "llmc/run/model_memory.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_data.h"
@@ -28,32 +29,26 @@ very file with CUDA operations instead.
 #include "llmc/run/schedule.h"
 #include "llmc/run/stop_signals.h"
 
-// Elements of a tensor that are drawn at a time; tests make it small (tests/small_sizes.h).
-#ifndef INIT_CHUNK
-#define INIT_CHUNK ((size_t)1 << 20)
-#endif
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
 typedef struct {
     ModelPlan plan;
-    LayerStats *stats;    // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
-    double stats_seconds; // that this took
-    bool documents;       // attention stays within them: acts.starts counts
-    floatX *params;       // [tensors.buffer_count], layer-major
-    grad_t *grads;        // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
-    real *m, *v;          // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
-    // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
-    real *master;
+    floatX *params; // [tensors.buffer_count], layer by layer
+    grad_t *grads;  // likewise; with --zero 2: the groups before and after the layers, two layers, own_grads
+    real *m, *v;    // moments of Adam, likewise; with --zero 1 and 2 of this rank's own pieces
+    real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
-    Sharding sharding;
-    grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
-    grad_t *own_grads;    // --zero 2: those of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;       // of an update: the first one's backward writes the gradients, the others' add to them
-    bool reduce;          // and this one's sums them over the ranks
-    uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
     char *activations_memory;
+    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
+    grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
+    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
+    LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
+    double stats_seconds;         // spent on them
 } Model;
 
 static floatX *param(const Model *model, TensorKind kind, int layer) {
@@ -68,8 +63,7 @@ static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     return t ? tensor_grad(model, t) : NULL;
 }
 
-// Whether the backward adds to the gradients where they are. With --zero 2 they are new in every micro-step, and are
-// added up in own_grads.
+// Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums them.
 static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
 
 // As key_set; with --doc-mask attention stays within documents.
@@ -79,17 +73,14 @@ static KeySet model_key_set(const Model *model, int set, int B, int T, int first
     return k;
 }
 
-static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                            int rank, int ranks, int zero) {
+// The model's plan, without memory. It runs as rank `rank` of `ranks` that share its state as --zero `zero` says.
+static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
+                       int rank, int ranks, int zero) {
     memset(model, 0, sizeof(*model));
     plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
 }
-static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose,
-                              Recompute recompute) {
-    model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
-}
 
-// Where each group's gradients are, in the buffer that group_grads_count measured.
+// Sets group_grads and own_grads, in the buffer that group_grads_count sized.
 static void model_place_grads(Model *model) {
     const size_t *at = model->plan.tensors.group_offset;
     int L = model->plan.config.L;
@@ -103,30 +94,31 @@ static void model_place_grads(Model *model) {
     model->own_grads = shared ? model->grads + count : NULL;
 }
 
-// Allocates what the plan counts. `shared` NULL, or a model whose parameters this one reads.
+// Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
-    const Sharding *s = &model->plan.sharding;
+    const ModelPlan *plan = &model->plan;
+    const Sharding *s = &plan->sharding;
     size_t groups = (size_t)s->groups;
-    model->acts.layers = (LayerActivations *)checked_calloc((size_t)model->plan.config.L, sizeof(LayerActivations));
+    model->acts.layers = (LayerActivations *)checked_calloc((size_t)plan->config.L, sizeof(LayerActivations));
     model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->squares = (double *)checked_calloc((size_t)s->count * (size_t)s->ranks, sizeof(double));
-    model->params = shared ? shared->params : (floatX *)buffer_alloc(model->plan.params_bytes, "parameters");
-    if (model->plan.purpose == FOR_TRAINING) {
-        model->grads = (grad_t *)buffer_alloc(model->plan.grads_bytes, "gradients");
+    model->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
+    if (plan->purpose == FOR_TRAINING) {
+        model->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
         model_place_grads(model);
-        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "optimizer states");
-        model->v = model->m + model->plan.moments_bytes / (2 * sizeof(real));
-        if (model->plan.master_bytes) model->master = (real *)buffer_alloc(model->plan.master_bytes, "master weights");
+        model->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
+        model->v = model->m + plan->moments_bytes / (2 * sizeof(real));
+        if (plan->master_bytes) model->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
-    model->activations_memory = (char *)buffer_alloc(model->plan.activations_bytes, "activations");
+    model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0, own_elements};
-    activations_carve(&model->acts, &model->plan, &arena);
+    activations_carve(&model->acts, plan, &arena);
 
-    size_t count = (size_t)model->plan.config.T * (size_t)model->plan.dims.QD;
+    size_t count = (size_t)plan->config.T * (size_t)plan->dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
-    rope_table(table, model->plan.config.T, model->plan.dims.QD, model->plan.config.rope_theta);
+    rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
     buffer_upload(model->acts.rope, table, count * sizeof(real));
     free(table);
 }
@@ -146,45 +138,10 @@ static void model_free(Model *model, bool owns_params) {
     memset(model, 0, sizeof(*model));
 }
 
-// Initial values: a function of (seed, tensor name, element) alone.
-static void model_init(Model *model, uint64_t seed) {
-    const Sharding *mine = model->plan.sharding.level ? &model->plan.sharding : NULL;
-    floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
-    real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
-    for (int i = 0; i < model->plan.tensors.count; i++) {
-        const Tensor *t = &model->plan.tensors.tensors[i];
-        uint64_t key = random_key(t->name, seed);
-        Init init = t->row->init;
-        double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->plan.config.L)
-                     : init == INIT_NORMAL ? 0.02
-                     : init == INIT_WIDE   ? 0.1
-                                           : 0;
-        for (size_t begin = 0; begin < t->count; begin += INIT_CHUNK) {
-            size_t count = min_size(INIT_CHUNK, t->count - begin);
-#pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++) {
-                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
-                exact[e] = (real)value;
-                host[e] = (floatX)value;
-            }
-            buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
-            for (OwnRange r = sharding_ranges(mine, t); model->master && sharding_next(mine, t, &r);) {
-                size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
-                if (low < high)
-                    buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin),
-                                  (high - low) * sizeof(real));
-            }
-        }
-    }
-    free(exact);
-    free(host);
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-// The factor of the second map in a layer where it is not projected from the input, for every row and head.
+// Lambda, the factor of the second map, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     size_t count = (size_t)N * (size_t)model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
@@ -212,7 +169,7 @@ static void subnorm_forward(Model *model, int l, int N) {
         scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
 }
 
-// From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
+// From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
 static void attention_heads_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
@@ -233,8 +190,7 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     if (d->gate_width) gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
-// the final norm.
+// The norm that follows a block: of the next block, or the final norm. Its operation also adds to the residual stream.
 typedef struct {
     floatX *y;
     real *rstd;
@@ -249,14 +205,15 @@ static NextNorm norm_after_block(Model *model, int l) {
     return n;
 }
 
-// The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
+// The attention half of a block: from norm1, the norm of its input x, to x_mid and norm2.
 static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
-    floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
+    floatX *fused =
+        a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the key/value cache
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     attention_heads_forward(model, l, fused, B, T, first);
@@ -265,7 +222,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
                              (real)c->rms_norm_eps);
 }
 
-// The second half up to the projection back into the residual stream: from norm2 to hidden.
+// The MLP half without its down projection: from norm2 to hidden.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
     int C = model->plan.config.C, F = model->plan.config.F;
@@ -273,8 +230,7 @@ static void block_forward_mlp(Model *model, int l, int N) {
     swiglu_forward(a->hidden, a->gate_up, N, F);
 }
 
-// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
-// whose norm goes to the next block.
+// One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
@@ -283,29 +239,29 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     block_forward_mlp(model, l, N);
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
     NextNorm next = norm_after_block(model, l);
-    comm_wait(model->gathered[2 + l]); // what the norm belongs to
+    comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
                              (real)model->plan.config.rms_norm_eps);
 }
 
-// The stream that enters block l.
+// The residual stream that enters block l.
 static const floatX *block_input(const Model *model, int l) {
     return l ? model->acts.layers[l - 1].x_out : model->acts.embedded;
 }
 
-// What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
+// The embeddings of the tokens in acts.inputs, and their norm: the input of the first block.
 static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
     int C = model->plan.config.C;
-    comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
+    comm_wait(model->gathered[0]); // the last update of other ranks
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
     rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C,
                     (real)model->plan.config.rms_norm_eps);
 }
 
-// Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
-// first > 0 only in a generating model, whose cache holds the positions before.
+// Runs positions first .. first+T-1 of B sequences, whose tokens are in acts.inputs, up to the final norm. first > 0
+// requires a model for generation, whose key/value cache holds the earlier positions.
 static void model_forward(Model *model, int B, int T, int first) {
     assert(B <= model->plan.B && first + T <= model->plan.T && (first == 0 || model->plan.purpose == FOR_GENERATION));
     model_forward_embedding(model, B * T);
@@ -314,8 +270,8 @@ static void model_forward(Model *model, int B, int T, int first) {
 
 static TensorKind head_kind(const Model *model) { return model->plan.config.tied ? T_EMBED : T_LM_HEAD; }
 
-// Adds the loss of each row to acts.losses, in chunks of rows so that the logits stay small. With dloss != 0
-// (the weight of one row in the loss that is minimised) also the head's gradient and, into dnorm, the final norm's.
+// Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
+// minimised; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output.
 static void model_classify(Model *model, int N, real dloss) {
     Activations *a = &model->acts;
     int C = model->plan.config.C, V = model->plan.config.V, Vp = model->plan.Vp;
@@ -334,8 +290,8 @@ static void model_classify(Model *model, int N, real dloss) {
 // ---------------------------------------------------------------------------------------------------
 // Statistics
 
-// Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
-// infinite when an element is.
+// Norm of the gradients of groups first .. last, from the squares of all pieces, summed in the same order on all ranks.
+// NaN or infinite when an element is.
 static double squares_norm(const Model *model, int first, int last) {
     const Sharding *s = &model->plan.sharding;
     double sum = 0;
@@ -344,14 +300,14 @@ static double squares_norm(const Model *model, int first, int last) {
 }
 
 static void model_gather_stats(Model *model, int l, int B, int T) {
-    ops_wait(); // so that the time is that of the statistics alone
+    ops_wait(); // so that only the statistics are timed
     double start = now_seconds();
     model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], model_key_set(model, 0, B, T, 0));
     model->stats_seconds += now_seconds() - start;
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Backward: the forward's lines from the last to the first
+// Backward: the lines of the forward in reverse order; each comment quotes what it inverts
 
 static void lambda_backward(Model *model, int l, int N) {
     size_t count = (size_t)N * (size_t)model->plan.dims.OH;
@@ -368,7 +324,7 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
-// From the gradient of the context to that of the fused rows: attention_heads_forward's lines from the last to the first.
+// The inverse of attention_heads_forward: from the gradient of the attention output to that of the fused rows.
 static void attention_heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
@@ -400,8 +356,8 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     }
 }
 
-// Computes again what --recompute does not keep, by the operations of the forward, so with its bits. Of the last block,
-// which no other has followed, it is still there.
+// --recompute: computes the activations that were not kept again, by the operations of the forward, with equal bits.
+// Those of the last block are still in memory.
 static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     int N = B * T, C = model->plan.config.C;
@@ -416,7 +372,7 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
     block_forward_mlp(model, l, N);
 }
 
-// acts.dx is the gradient of x_out on entry and of x on return.
+// On entry acts.dx is the gradient of x_out, on return that of x.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.dims;
@@ -425,7 +381,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
     bool add = grads_add(model);
 
-    // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)): dx passes the sum unchanged
+    // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C,
                     add);
     swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, F);
@@ -434,7 +390,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C,
                      true);
 
-    // x_mid = x + o(context), context = context(rope(fused(norm1)))
+    // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     matmul_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C,
                     add);
     attention_heads_backward(model, l, B, T);
@@ -444,8 +400,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true);
 }
 
-// Before a group's gradients are written or added to. With --zero 2 its place is another group's, or the last
-// micro-step's, until that is with its owners. What no product writes is added to from zero.
+// Called before a group's gradients are written or added to. With --zero 2 waits until the gradients that were in the
+// same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
 static void grads_open(Model *model, int group) {
     int L = model->plan.config.L;
     if (model->plan.sharding.level == 2) {
@@ -460,7 +416,7 @@ static void grads_open(Model *model, int group) {
     }
 }
 
-// This rank's piece of a bucket of the gradients, where the sum over all ranks is put.
+// This rank's piece of a bucket of gradients, which receives the sum over all ranks.
 static grad_t *own_grads(const Model *model, const Bucket *b) {
     const Sharding *s = &model->plan.sharding;
     if (model->own_grads) return model->own_grads + b->begin / (size_t)s->ranks;
@@ -468,7 +424,7 @@ static grad_t *own_grads(const Model *model, const Bucket *b) {
            (size_t)s->rank * b->piece;
 }
 
-// A group's gradients are complete: begins to sum them over the ranks, while the backward goes on.
+// Called when a group's gradients are complete: starts to sum them over the ranks, while the backward continues.
 static void grads_close(Model *model, int group) {
     const Sharding *s = &model->plan.sharding;
     if (!model->reduce) return;
@@ -481,7 +437,7 @@ static void grads_close(Model *model, int group) {
     }
 }
 
-// After model_forward and model_classify with dloss != 0 on the same rows; writes the gradients, or adds to them.
+// Requires model_forward and model_classify with dloss != 0 on the same rows. Writes the gradients, or adds to them.
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
@@ -497,11 +453,11 @@ static void model_backward(Model *model, int B, int T) {
         grads_close(model, 1 + l);
     }
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
-    grads_close(model, 0); // last, since a tied head has added to it first
+    grads_close(model, 0); // a tied head has added to it before
 }
 
-// The next batch, N rows. starts: where the document of each input begins in its sequence, which attention then does
-// not look beyond; or NULL. Positions stay those of the sequence: rotary scores depend on distances alone.
+// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention does
+// not look; or NULL. Positions count from the start of the sequence: rotary scores depend on distances only.
 static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
@@ -510,7 +466,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     if (starts) buffer_upload(model->acts.starts, starts, bytes);
 }
 
-// One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
+// One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                              double total_rows) {
     model_read_batch(model, inputs, targets, starts, B * T);
@@ -523,7 +479,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_backward(model, B, T);
 }
 
-// Sum of the losses that model_classify has added up since they were last zeroed.
+// Sum of acts.losses, which model_classify adds to.
 static double model_loss_sum(const Model *model, int N) {
     real *host = (real *)checked_calloc((size_t)N, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)N * sizeof(real));
@@ -533,7 +489,7 @@ static double model_loss_sum(const Model *model, int N) {
     return sum;
 }
 
-// Adds the losses of `rows` rows to the means over `windows` windows, by the position in the window.
+// Adds the losses of `rows` rows to means [T], the mean loss at each position over `windows` windows.
 static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
     real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
@@ -544,7 +500,7 @@ static void model_losses_by_position(const Model *model, double *means, int rows
 // ---------------------------------------------------------------------------------------------------
 // Update
 
-// Sums of squares of this rank's pieces of the gradients, own[buckets], once they are reduced.
+// Waits for the reduced gradients; own [buckets]: sums of squares of this rank's pieces.
 static void model_own_squares(const Model *model, double *own) {
     const Sharding *s = &model->plan.sharding;
     for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
@@ -553,17 +509,10 @@ static void model_own_squares(const Model *model, double *own) {
     buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
 }
 
-// Before clipping. Of one rank; where there are more, run_agree has what each knows.
-static inline double model_grad_norm(Model *model) {
-    assert(model->plan.sharding.ranks == 1);
-    model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->plan.sharding.groups - 1);
-}
-
-// The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
+// The factor that scales gradients down to the norm `clip`; 0: no limit.
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
 
-// One AdamW step on the accumulated gradients, whose norm is finite; `update` counts from 1 (bias correction).
+// One AdamW step on the summed gradients, whose norm is finite. update: counts from 1, for the bias correction.
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
     const Sharding *s = &model->plan.sharding;
@@ -583,7 +532,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
-// Until this rank has all parameters of the last update, not only its own pieces.
+// Waits until this rank has all parameters of the last update, not only its own pieces.
 static void model_await_params(const Model *model) {
     for (int g = 0; g < model->plan.sharding.groups; g++) comm_wait(model->gathered[g]);
 }
@@ -1003,16 +952,6 @@ static int run_stopped(Run *run) {
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
-static void run_print_done(const Run *run, int64_t steps, double seconds) {
-    char duration[32];
-    format_duration(duration, sizeof(duration), seconds);
-    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s, for checkpoints %.2f s", steps, duration,
-           run->train.wait_seconds, run->stall_seconds);
-    if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
-    printf("\n");
-    print_spikes(&run->state.guard);
-}
-
 // Warns about a run that has diverged, and returns its exit status. It has diverged when the last step or validation is
 // not finite: then the exit status is not EXIT_DONE. It also has when the last loss is more than 1 above the first loss
 // of this start, or above ln V, the loss of an untrained model; losses of single batches differ by less.
@@ -1023,27 +962,17 @@ static int run_end(Run *run, int status) {
     if (!run_is_finite(run)) {
         if (status == EXIT_DONE) run_log_diverged(run, good);
         else run_last_good_checkpoint(run, good);
-        warn("the run ends at step %" PRId64
-             " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
-             "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
-             run->state.step, good);
+        warn_not_finite(run->state.step, good);
         return status == EXIT_DONE ? EXIT_FAILED : status;
     }
     if (run->last_loss > fmin(run->first_loss, untrained) + 1)
-        warn("the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a "
-             "lower --lr, a longer --warmup or --grad-clip",
-             run->last_loss, run->first_loss, untrained);
+        warn_loss_rose(run->last_loss, run->first_loss, untrained);
     return status;
 }
 
 static void run_train_begin(Run *run) {
     const Options *o = &run->options;
-    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", run->state.step, o->steps,
-           o->total_batch);
-    if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
-    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
-           run->model.plan.B, run->model.plan.T, run->peak_gflops, run->peak_from);
-    progress_flush();
+    print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak_gflops, run->peak_from);
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     if (o->val_data && run->state.step == 0) run_log_validation(run);
@@ -1084,7 +1013,8 @@ static int run_train(Run *run) {
         if (stop || (finite && due)) run_checkpoint(run, !stop);
     }
     if (s->step < o->steps) return run_end(run, run_stopped(run));
-    run_print_done(run, done, busy);
+    print_done(done, busy, run->train.wait_seconds, run->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
+    print_spikes(&s->guard);
     return run_end(run, EXIT_DONE);
 }
 
@@ -1100,12 +1030,12 @@ static void warn_of_attention(void) {
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
     int B = run->mode == MODE_GENERATE ? 1 : (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
-    model_plan_rank(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(),
-                    ranks, (int)o->zero);
+    model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
+               (int)o->zero);
     bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
     if (samples)
-        model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
-                        (int)o->zero);
+        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
+                   (int)o->zero);
     if (o->device) {
         const DevicePeak *gpu = device_peak_named(o->device);
         plan_for_device(&run->model.plan, gpu, o->deterministic);
@@ -1222,7 +1152,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     bool resumes = trains && resume->state;
     if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
-    else model_init(&run->model, o->seed);
+    else model_init(&run->model.plan, run->model.params, run->model.master, o->seed);
     if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) run_tune_gemm(run);
     if (!resumes) return;
     trainer_state_resume(s, resume->state, resume->path);
@@ -1302,16 +1232,6 @@ static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) 
     cJSON_Delete(description);
 }
 
-// The line that is printed when the first signal arrives. With several ranks run_stop prints it: a launcher that ends a
-// job in which a rank has failed also sends a signal, and then no step is finished.
-static const char *stop_notice(const Options *o) {
-    if (comm_ranks() > 1) return NULL;
-    return o->out ? "diffv2: signal: the run stops after the current step and saves a checkpoint; a second signal ends "
-                    "it at once\n"
-                  : "diffv2: signal: the run stops after the current step and, without --out, saves nothing; a second "
-                    "signal ends it at once\n";
-}
-
 static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
     const Options *o = &run->options;
     int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps, step = run->state.step;
@@ -1323,8 +1243,8 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
               o->out, step);
         return EXIT_DONE;
     }
-    stop_signals_catch(stop_notice(o));
-    if (o->out && is_rank0()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
+    stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
+    if (o->out && is_rank0()) run_open_log(run, resume, argc, argv);   // the last that may refuse to start
     dataloader_print(&run->train, run_windows(run));
     options_print(o);
     if (o->match_params) print_match(&run->model.plan, o);

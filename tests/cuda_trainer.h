@@ -813,10 +813,10 @@ static void test_host_waits(void) {
     options_finish(&o, 1);
     ModelConfig config = options_model(&o);
     Model m;
-    model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK);
+    model_plan(&m, &config, B, T, FOR_TRAINING, RECOMPUTE_BLOCK, 0, 1, 0);
     model_alloc(&m, NULL);
     ops_init(m.plan.workspace_bytes);
-    model_init(&m, 1);
+    model_init(&m.plan, m.params, m.master, 1);
     for (int i = 0; i <= B * T; i++) tokens[i] = i * 7 % 43;
     ops_wait();
     for (int64_t step = 1; step <= 2; step++) {
@@ -825,7 +825,9 @@ static void test_host_waits(void) {
         for (m.micro_step = 0; m.micro_step < MICRO_STEPS; m.micro_step++)
             model_micro_step(&m, tokens, tokens + 1, NULL, B, T, MICRO_STEPS * B * T);
         EXPECT(host_waits == 0, "%d waits in the micro-steps", host_waits);
-        double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T), norm = model_grad_norm(&m);
+        model_own_squares(&m, m.squares);
+        double loss = model_loss_sum(&m, B * T) / (MICRO_STEPS * B * T),
+               norm = squares_norm(&m, 0, m.plan.sharding.groups - 1);
         EXPECT(host_waits == 2, "%d waits for the loss and the norm", host_waits);
         EXPECT(fabs(loss - log(43)) < 0.1 && norm > 0 && isfinite(norm), "loss %g, norm %g", loss, norm);
         model_update(&m, &o, 1e-3, step, norm);
@@ -852,7 +854,7 @@ static void test_logit_pieces(void) {
         options_finish(&o, 1);
         ModelConfig config = options_model(&o);
         Model m;
-        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING);
+        model_plan(&m, &config, 1, 64, (Purpose)p, RECOMPUTE_NOTHING, 0, 1, 0);
         EXPECT(m.plan.logit_rows == (p == FOR_GENERATION ? 1 : 16), "purpose %d: %d rows of logits", p,
                m.plan.logit_rows);
         model_free(&m, true);

@@ -34,7 +34,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
 }
 
 static inline void case_open(Model *model, const ModelConfig *config, int B, int T, Purpose purpose) {
-    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING);
+    model_plan(model, config, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(model, NULL);
     ops_init(model->plan.workspace_bytes);
 }
@@ -43,6 +43,12 @@ static int case_generate(Model *model, int *tokens, int length, int count, doubl
                          uint64_t key) {
     Generator generator = model_generator(model, temperature, top_k);
     return generate_tokens(&generator, tokens, length, count, key);
+}
+
+// Of the gradients of one rank, before clipping.
+static inline double case_grad_norm(Model *model) {
+    model_own_squares(model, model->squares);
+    return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
 static inline void case_close(Model *model) {
@@ -467,7 +473,7 @@ static void variants_become_each_other_where_they_should(void) {
         a_config.L = b_config.L = identities[i].layers;
         Model a, b;
         case_open(&a, &a_config, mc->B, mc->T, FOR_TRAINING);
-        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
+        model_plan(&b, &b_config, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&b, NULL);
         ops_init(max_size(a.plan.workspace_bytes, b.plan.workspace_bytes));
         case_randomise(&a, 5);
@@ -502,7 +508,7 @@ static void cached_generation_equals_the_uncached_logits(void) {
         Model cached, fresh;
         case_open(&cached, &config, 1, mc->T, FOR_GENERATION);
         case_randomise(&cached, 5);
-        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING);
+        model_plan(&fresh, &config, 1, mc->T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&fresh, &cached);
         int *tokens = case_tokens(mc->T, mc->V, 8);
         float a[64], b[64];
@@ -542,7 +548,7 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
     enum { COUNT = 40 };
     case_open(&model, &config, 1, T, FOR_GENERATION);
     case_randomise(&model, 5);
-    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING);
+    model_plan(&fresh, &config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
     model_alloc(&fresh, &model);
     for (int i = 0; i < 5; i++) {
         int length = lengths[i], begin = max_int(0, length - T), others = 0;
@@ -606,7 +612,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     o.grad_clip = 0.01;
     o.eps = 1e-3; // not small beside the gradients, so that their scale is seen
     o.beta1 = 0.8, o.beta2 = 0.7;
-    double grad_norm = model_grad_norm(&model);
+    double grad_norm = case_grad_norm(&model);
     model_update(&model, &o, lr, 1, grad_norm);
     EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", grad_norm);
     for (int i = 0; i < model.plan.tensors.count; i++) {
@@ -624,8 +630,8 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
         }
     }
     model.grads[3] = (grad_t)NAN;
-    EXPECT(!isfinite(model_grad_norm(&model)), "the norm of a gradient that is not a number is %g",
-           model_grad_norm(&model));
+    EXPECT(!isfinite(case_grad_norm(&model)), "the norm of a gradient that is not a number is %g",
+           case_grad_norm(&model));
     free(before);
     free(tokens);
     options_free(&o);
@@ -645,9 +651,9 @@ static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void
         ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
         Model model;
         size_t pieces = 0;
-        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
+        model_plan(&model, &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&model, NULL);
-        model_init(&model, 17);
+        model_init(&model.plan, model.params, model.master, 17);
         for (int i = 0; i < model.plan.tensors.count; i++) {
             const Tensor *t = &model.plan.tensors.tensors[i];
             static const double deviations[] = {0, 0, 0.02, 0.02, 0.1, 0}; // in the order of Init
@@ -676,7 +682,7 @@ static void a_step_costs_the_flops_of_its_products(void) {
             Problem problem;
             if (model_config_problems(&c, &problem, 1)) continue;
             Model model;
-            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING);
+            model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
             const AttentionDims *d = &model.plan.dims;
             double layer = 0, per_row = (double)d->fused_rows * c.C + (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
             for (int t = 0; t < mc->T; t++) layer += per_row + (double)d->NQ * (t + 1) * (d->QD + d->DV);
@@ -693,9 +699,9 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
-        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING);
+        model_plan(&models[v], &config, 1, 1, FOR_EVALUATION, RECOMPUTE_NOTHING, 0, 1, 0);
         model_alloc(&models[v], NULL);
-        model_init(&models[v], 17);
+        model_init(&models[v].plan, models[v].params, models[v].master, 17);
     }
     double sum = 0, squares = 0, count = 0;
     for (int i = 0; i < models[0].plan.tensors.count; i++) {

@@ -66,7 +66,7 @@ static void buckets_grow_with_the_number_of_ranks(void) {
     for (int i = 0; i < 2; i++) { // the model's buckets are of this size, where a group is larger
         Model model;
         c.V = 1 << 22;
-        model_plan_rank(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
+        model_plan(&model, &c, 1, 8, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks[i], 1);
         EXPECT(model.plan.sharding.largest == bucket_elements(ranks[i]),
                "%d ranks: the largest bucket has %zu elements", ranks[i], model.plan.sharding.largest);
         model_free(&model, false);

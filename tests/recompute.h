@@ -39,7 +39,7 @@ static void recomputing_gives_the_same_bits(void) {
             LayerStats stats[RECOMPUTE_LEVELS][4];
             for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
                 Model m;
-                model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level);
+                model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level, 0, 1, 0);
                 model_alloc(&m, NULL);
                 ops_init(m.plan.workspace_bytes);
                 // but for the tables
@@ -47,8 +47,8 @@ static void recomputing_gives_the_same_bits(void) {
                 memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * m.plan.dims.fused_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
-                EXPECT(isfinite(model_grad_norm(&m)) && model_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
-                       attention_variants[v].name, mc->why, model_grad_norm(&m));
+                EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
+                       attention_variants[v].name, mc->why, case_grad_norm(&m));
                 if (level == 0) kept = m.grads, m.grads = NULL;
                 else
                     for (int i = 0; i < m.plan.tensors.count; i++) {
@@ -76,7 +76,7 @@ static void what_is_not_kept_takes_no_memory(void) {
         Model m;
         size_t bytes[RECOMPUTE_LEVELS], N = 42, NHD = 32;
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-            model_plan(&m, &config, mc.B, mc.T, FOR_TRAINING, (Recompute)level);
+            model_plan(&m, &config, mc.B, mc.T, FOR_TRAINING, (Recompute)level, 0, 1, 0);
             bytes[level] = m.plan.activations_bytes;
             if (level < 2) model_free(&m, true);
         }
@@ -98,7 +98,7 @@ static void what_is_not_kept_takes_no_memory(void) {
         for (Purpose p = FOR_EVALUATION; p <= FOR_GENERATION; p = (Purpose)(p + 1)) {
             size_t other[2];
             for (int level = 0; level < 2; level++) {
-                model_plan(&m, &config, 1, mc.T, p, level ? RECOMPUTE_BLOCK : RECOMPUTE_NOTHING);
+                model_plan(&m, &config, 1, mc.T, p, level ? RECOMPUTE_BLOCK : RECOMPUTE_NOTHING, 0, 1, 0);
                 other[level] = m.plan.activations_bytes;
                 model_free(&m, true);
             }

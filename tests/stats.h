@@ -255,7 +255,7 @@ static void statistics_equal_a_direct_computation(void) {
                 sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
             case_loss(&m, tokens, mc->B, mc->T, true);
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
-            model_grad_norm(&m); // of which those of the layers are parts
+            case_grad_norm(&m); // of which those of the layers are parts
             for (int l = 0; l < m.plan.config.L; l++) {
                 LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
@@ -364,7 +364,7 @@ static void one_position_has_no_attention_statistics(void) {
     Model m;
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
-    model_grad_norm(&m);
+    case_grad_norm(&m);
     LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isnan(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),

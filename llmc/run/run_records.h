@@ -5,6 +5,7 @@ plain data; a closed Log writes nothing. docs/formats.md describes the records.
 #ifndef LLMC_RUN_RECORDS_H
 #define LLMC_RUN_RECORDS_H
 #include "logger.h"
+#include "options_table.h"
 #include "progress.h"
 #include "spikes.h"
 
@@ -156,5 +157,39 @@ static inline void print_stopped(int64_t step, int64_t steps, const char *why, c
     else
         printf("stopped after step %" PRId64 " of %" PRId64 " (%s); nothing was saved without --out\n", step, steps,
                why);
+}
+
+static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, double peak_gflops,
+                                  const char *peak_from) {
+    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
+    if (ranks > 1) printf("%d ranks, ", ranks);
+    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
+           (int)o->batch_size, (int)o->seq_len, peak_gflops, peak_from);
+    progress_flush();
+}
+
+// comm_seconds: waiting for other ranks; NaN with one rank.
+static inline void print_done(int64_t steps, double seconds, double data_seconds, double checkpoint_seconds,
+                              double comm_seconds) {
+    char duration[32];
+    format_duration(duration, sizeof(duration), seconds);
+    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s, for checkpoints %.2f s", steps, duration,
+           data_seconds, checkpoint_seconds);
+    if (!isnan(comm_seconds)) printf(", for other ranks %.2f s", comm_seconds);
+    printf("\n");
+}
+
+static inline void warn_not_finite(int64_t step, const char *last_good_checkpoint) {
+    warn("the run ends at step %" PRId64
+         " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
+         "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
+         step, last_good_checkpoint);
+}
+
+static inline void warn_loss_rose(double last, double first, double untrained) {
+    warn(
+        "the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a lower "
+        "--lr, a longer --warmup or --grad-clip",
+        last, first, untrained);
 }
 #endif
