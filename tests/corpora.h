@@ -379,7 +379,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
          "101 tokens"},
         {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 101}, "
          "{\"file\": \"train_000007.bin\", \"tokens\": 101}]}' >open/corpus.json",
-         "train_000007.bin is not there"},
+         "train_000007.bin is missing"},
         {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}]}' "
          ">open/corpus.json",
          "lists 0 of them"},
@@ -498,12 +498,12 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"--train-data a --vocab 699", "--vocab 700"},
         {"--train-data run", "corpus.json"},
         {"--train-data 'x=a:1 y=b'", "no weight"},
-        {"--train-data 'x=a:1 x=b:1'", "twice"},
+        {"--train-data 'x=a:1 x=b:1'", "more than once"},
         {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
         {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in an earlier corpus"},
         {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
         {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
-        {"--train-data 'x=a:1e308 y=b:1e308'", "add up"},
+        {"--train-data 'x=a:1e308 y=b:1e308'", "overflows"},
         {"--train-data 'x=a:1 y+=b:1'", "'y+=b:1'"},
         {"--train-data 'x=a:1 =b:1'", "'=b:1'"},
         {"--train-data 'x=a y=b'", "NAME=PATH:WEIGHT"},
@@ -572,21 +572,21 @@ static void a_corpus_of_bytes_needs_no_options(void) {
 static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order",
      a_mixture_keeps_its_weights_in_every_block_and_each_order},
-    {"a mixture is what a step-by-step simulation gives, and every epoch of a corpus is whole",
+    {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete",
      a_mixture_is_what_a_simulation_gives},
-    {"a mixture goes on anywhere, for any batch and rank count, with each corpus's own separator",
+    {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
-    {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
-    {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
-    {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order",
+    {"a corpus directory and a pattern of its shards give the same data", one_corpus_is_read_as_its_shards_are},
+    {"document starts equal those of a backward search", document_starts_are_those_of_a_search_backwards},
+    {"the vocabulary comes from the model, --vocab, the data or the preset, in this order",
      the_vocabulary_is_that_of_the_data},
-    {"a run takes its vocabulary and separator from the corpus, and refuses bad ones",
+    {"a run uses the vocabulary and separator of the corpus, and rejects invalid ones",
      a_run_takes_its_vocabulary_and_separator_from_the_corpus},
-    {"a corpus of bytes by text_to_shards needs no options", a_corpus_of_bytes_needs_no_options},
+    {"a corpus of text_to_shards requires no options", a_corpus_of_bytes_needs_no_options},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {
-    {"packed documents give the loss and the gradients of each alone, in every variant",
+    {"packed documents give the loss and gradients of separate documents, in every variant",
      packed_documents_train_as_each_alone},
 };
 enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };

@@ -427,7 +427,7 @@ static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]
     close(count_pipe[0]);
     for (double until = now_seconds() + seconds; now_seconds() < until; usleep(5000)) {
         if (count >= 300) close(fds[count % 300]);
-        fds[count % 300] = stranger_comes(port, (StrangerKind)(count % STRANGER_KINDS));
+        fds[count % 300] = intruder_comes(port, (IntruderKind)(count % INTRUDER_KINDS));
         count += fds[count % 300] >= 0;
     }
     _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);

@@ -1,8 +1,8 @@
 /*
 data.h: tests of the data loader (llmc/data/dataloader.h) and of the converter (data/text_to_shards.c).
 
-What ends a program is tested in a child: this executable again, as `--child data-ACTION ...`, for which main
-calls data_test_child before anything else. The converter is $TEXT_TO_SHARDS, else ./text_to_shards.
+Errors that exit are tested in a child process: this executable with `--child data-ACTION ...`, which main passes to
+data_test_child first. The converter is $TEXT_TO_SHARDS, or ./text_to_shards.
 */
 #ifndef TESTS_DATA_H
 #define TESTS_DATA_H
@@ -45,7 +45,8 @@ static void data_patch(const char *path, int64_t offset, const void *bytes, size
           path, strerror(errno));
 }
 
-// Three shards whose tokens say where they are: the token at place i of all shards in order is i. 19 windows of T = 5.
+// Three shards in which the token at position i, counted across the shards in order, is i. They have 19 windows of T =
+// 5.
 enum { DATA_T = 5, DATA_TOKENS = 31 + 26 + 43, DATA_WINDOWS = 6 + 5 + 8 };
 typedef struct {
     TestDirectory directory;
@@ -71,8 +72,8 @@ static int data_window_start(uint64_t w) {
     return w < 6 ? (int)w * DATA_T : w < 11 ? 31 + (int)(w - 6) * DATA_T : 57 + (int)(w - 11) * DATA_T;
 }
 
-// starts[i] = first token of the window at global index first + i, gathered from all ranks; `count` is a multiple of
-// ranks*B. Checks the other tokens of the windows and the position on the way.
+// starts[i] = first token of the window at global index first + i, collected from all ranks. `count` is a multiple of
+// ranks*B. Checks the other tokens of the windows and the position as well.
 static void data_collect(int *starts, const DataShards *d, int B, int ranks, uint64_t seed, bool shuffle,
                          uint64_t first, int count) {
     int inputs[16 * DATA_T], targets[16 * DATA_T];
@@ -107,8 +108,9 @@ static const char *data_self(void) {
     return path;
 }
 
-// What children do. `windows`: read `count` windows one by one, saying so; ACTION on PATH after the first. `tokens`:
-// the first `count` tokens in file order. Returns -1 when this process is no such child.
+// The actions of children. `windows`: reads and prints `count` windows one by one, and runs the shell command ACTION
+// after the first. `tokens`: prints the first `count` tokens in file order. Returns -1 if this process is not such a
+// child.
 static int data_test_child(int argc, char **argv) {
     if (argc < 3 || strcmp(argv[1], "--child") != 0 || strncmp(argv[2], "data-", 5) != 0) return -1;
     CHECK(argc == 8, "a child of the data tests wants: --child data-WHAT GLOB T V COUNT ACTION");
@@ -138,7 +140,7 @@ static int data_test_child(int argc, char **argv) {
     return EXIT_DONE;
 }
 
-// A child that should fail: status 1 and one line that has both words.
+// Expects a child to fail with status 1 and one line that contains both words.
 static void data_expect_failure(const char *label, const ProgramResult *r, const char *word, const char *other) {
     EXPECT(r->status == EXIT_FAILED && count_lines(r->err) == 1 && strstr(r->err, word) && strstr(r->err, other),
            "%s: status %d instead of 1, or not one line with '%s' and '%s': %s", label, r->status, word, other, r->err);
@@ -626,7 +628,7 @@ static size_t data_read_split(const char *directory, const char *split, unsigned
     }
 }
 
-// What should come out of one text cut at a delimiter (NULL: not): a 0 before each document.
+// The expected tokens of a text that is split at a delimiter (NULL: not split): a 0 before each document.
 static size_t data_documents(unsigned char *out, const unsigned char *text, size_t count, const char *delimiter) {
     size_t n = 0, length = delimiter ? strlen(delimiter) : 0;
     bool begun = false;
@@ -1004,21 +1006,21 @@ static const Test data_tests[] = {
     {"every window occurs once in an epoch, and epochs and seeds differ in their order", test_data_epochs},
     {"the shuffle is uniform over places, successors and distances", test_data_mixing},
     {"the order of a seed is the one that existing checkpoints rely on", test_data_order_is_kept},
-    {"what is not a whole shard is refused with one line that names it", test_data_refused_shards},
-    {"shards are taken in the byte order of their names", test_data_names},
-    {"a token outside the vocabulary is an error at its batch that names its place", test_data_vocabulary},
-    {"shards beyond 2 and 4 GiB are read at their far end", test_data_large_shards},
-    {"hundreds of shards need few descriptors", test_data_many_shards},
+    {"an invalid or incomplete shard is rejected with one line that names it", test_data_refused_shards},
+    {"shards are read in byte order of their names", test_data_names},
+    {"a token outside the vocabulary is reported with its position, at its batch", test_data_vocabulary},
+    {"shards larger than 2 and 4 GiB are read up to their end", test_data_large_shards},
+    {"hundreds of shards require few file descriptors", test_data_many_shards},
     {"a shard that changes or disappears during a run ends it with one line", test_data_changing_files},
-    {"batches are read ahead and only waiting is counted as waiting", test_data_reads_ahead},
+    {"batches are read ahead, and wait_seconds counts only waits", test_data_reads_ahead},
     {"the first tokens are in file order, across shards", test_data_first_tokens},
-    {"the fingerprint follows the content and not the place of the data", test_data_fingerprint},
+    {"the fingerprint depends on the content of the data, not on its path", test_data_fingerprint},
     {"the converter keeps every byte and puts a 0 before each document", test_converter_bytes},
-    {"the converter cuts documents at every delimiter", test_converter_delimiters},
-    {"the converter sets a repeatable spread of documents aside for validation", test_converter_validation},
-    {"the converter refuses bad options and bad input and leaves nothing behind", test_converter_errors},
+    {"the converter splits documents at every delimiter", test_converter_delimiters},
+    {"the converter selects the same evenly spread validation documents in each run", test_converter_validation},
+    {"the converter rejects invalid options and input, and leaves no files", test_converter_errors},
     {"the converter describes its corpus in corpus.json", test_converter_description},
-    {"the converter replaces a corpus only when told to and says what it drops", test_converter_force_and_nul},
+    {"the converter replaces a corpus only with --force, and reports dropped bytes", test_converter_force_and_nul},
 };
 enum { DATA_TEST_COUNT = sizeof(data_tests) / sizeof(data_tests[0]) };
 #endif

@@ -381,13 +381,12 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
 }
 
 static const Test tokenizer_tests[] = {
-    {"merges are done in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
-    {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
-    {"damaged tables are refused", damaged_tables_are_refused},
-    {"the longest added token is found, of equal ones the first", the_longest_added_token_is_found},
-    {"classes that a pattern cannot have are refused", classes_that_a_pattern_cannot_have_are_refused},
-    {"a run speaks with the tokenizer of its corpus, and so do its checkpoints",
-     a_run_speaks_with_the_tokenizer_of_its_corpus},
+    {"merges are applied in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
+    {"text is split as by the regular expressions", text_is_cut_as_the_expressions_say},
+    {"damaged tables are rejected", damaged_tables_are_refused},
+    {"the longest added token is matched, and the first of equal ones", the_longest_added_token_is_found},
+    {"classes that are invalid for a pattern are rejected", classes_that_a_pattern_cannot_have_are_refused},
+    {"a run and its checkpoints use the tokenizer of the corpus", a_run_speaks_with_the_tokenizer_of_its_corpus},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif
