@@ -139,7 +139,7 @@ static void the_first_signal_is_answered_at_once_and_a_second_ends_the_run(void)
     fault_in_background(&r, &d, "run", "--steps 10 --batch-size 1 --total-batch 16000000",
                         "until grep -qs 'training from' printed; do sleep 0.01; done; sleep 0.2; kill -INT $pid; "
                         "sleep 1; echo between >&2; kill -INT $pid");
-    const char *answer = strstr(r.err, "the step under way is finished"), *between = strstr(r.err, "between");
+    const char *answer = strstr(r.err, "the run stops after the current step"), *between = strstr(r.err, "between");
     EXPECT(answer && between && answer < between && count_lines(r.err) == 3, "stderr %.400s", r.err);
     EXPECT(r.status == 1 && strstr(r.err, "second signal: stopped at once"), "status %d, stderr %.400s", r.status,
            r.err);

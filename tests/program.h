@@ -564,7 +564,7 @@ static void reference_open(ReferenceRun *r, const ProgramData *d, uint64_t seed)
     char path[600];
     FORMAT(path, "%s/train.bin", d->dir.path);
     case_open(&r->model, &config, REFERENCE_B, REFERENCE_T, FOR_TRAINING);
-    model_init(&r->model, seed);
+    model_init(&r->model.plan, r->model.params, r->model.master, seed);
     dataloader_open(&r->loader, path, REFERENCE_B, REFERENCE_T, config.V, 0, 1, seed, true);
     dataloader_start(&r->loader, 0);
     size_t count = r->model.plan.tensors.buffer_count;
