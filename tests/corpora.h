@@ -88,7 +88,7 @@ static DataLoader corpora_bare(const double *weights, int count, uint64_t window
     double sum = 0;
     memset(&l, 0, sizeof(l));
     l.corpus_count = count, l.seed = 11, l.shuffle = shuffle;
-    l.corpora = (Corpus *)checked_calloc((size_t)count, sizeof(Corpus));
+    l.corpora = (Corpus *)checked_calloc(count, sizeof(Corpus));
     for (int i = 0; i < count; i++) sum += weights[i];
     for (int i = 0; i < count; i++) {
         l.corpora[i].weight = weights[i] / sum;
@@ -160,7 +160,7 @@ static void a_mixture_is_what_a_simulation_gives(void) {
 
 // Inputs and document starts of `count` windows from global index `first`, gathered from all ranks.
 static void corpora_gather(int *inputs, int *starts, const char *text, int B, int ranks, uint64_t first, int count) {
-    size_t row = (size_t)B * CORPORA_T;
+    size_t row = B * CORPORA_T;
     int *targets = (int *)checked_calloc(row, sizeof(int));
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader l;
@@ -168,7 +168,7 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
         l.documents = true;
         dataloader_start(&l, first);
         for (int base = 0; base < count; base += ranks * B) {
-            size_t at = (size_t)(base + rank * B) * CORPORA_T;
+            size_t at = (base + rank * B) * CORPORA_T;
             dataloader_next(&l, inputs + at, targets, starts + at);
             for (size_t i = 0; i < row; i++)
                 EXPECT(i % CORPORA_T == CORPORA_T - 1 || targets[i] == inputs[at + i + 1],
@@ -222,7 +222,7 @@ static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(vo
                      places[] = {0, 1, 77, MIXTURE_BLOCK - 24, MIXTURE_BLOCK - 1, MIXTURE_BLOCK};
     for (size_t k = 0; k < sizeof(B) / sizeof(B[0]); k++)
         for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-            size_t at = (size_t)places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
+            size_t at = places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
             corpora_gather(again, starts_again, text, B[k], ranks[k], (uint64_t)places[i], 48);
             EXPECT(memcmp(again, inputs + at, bytes) == 0 && memcmp(starts_again, starts + at, bytes) == 0,
                    "B %d ranks %d from %d: other windows", B[k], ranks[k], places[i]);

@@ -25,12 +25,12 @@ static void data_write_shard(const char *path, int token_bytes, uint32_t first, 
     header[0] = token_bytes == 2 ? 20240520 : 20240801;
     header[1] = token_bytes == 2 ? 1 : 7;
     header[2] = (int32_t)count;
-    size_t bytes = sizeof(header) + count * (size_t)token_bytes;
+    size_t bytes = sizeof(header) + count * token_bytes;
     unsigned char *file = (unsigned char *)checked_calloc(bytes, 1);
     memcpy(file, header, sizeof(header));
     for (size_t i = 0; i < count; i++) {
         uint32_t token = (uint32_t)((first + i) % modulus);
-        unsigned char *to = file + sizeof(header) + i * (size_t)token_bytes;
+        unsigned char *to = file + sizeof(header) + i * token_bytes;
         to[0] = token & 255, to[1] = token >> 8 & 255;
         if (token_bytes == 4) to[2] = token >> 16 & 255, to[3] = token >> 24;
     }
@@ -61,7 +61,7 @@ static DataShards data_make_shards(void) {
     uint32_t first = 0;
     for (int i = 0; i < 3; i++) {
         FORMAT(path, "%s/shard_%d.bin", d.directory.path, i);
-        data_write_shard(path, token_bytes[i], first, 65536, (size_t)counts[i]);
+        data_write_shard(path, token_bytes[i], first, 65536, counts[i]);
         first += (uint32_t)counts[i];
     }
     FORMAT(d.pattern, "%s/shard_*.bin", d.directory.path);
@@ -117,12 +117,12 @@ static int data_test_child(int argc, char **argv) {
     alarm(20); // a loader that waits for ever becomes a failure
     const char *what = argv[2] + 5, *pattern = argv[3], *action = argv[7];
     int T = atoi(argv[4]), V = atoi(argv[5]), count = atoi(argv[6]);
-    int *inputs = (int *)checked_calloc((size_t)max_int(T, count), sizeof(int));
-    int *targets = (int *)checked_calloc((size_t)T, sizeof(int));
+    int *inputs = (int *)checked_calloc(max_int(T, count), sizeof(int));
+    int *targets = (int *)checked_calloc(T, sizeof(int));
     DataLoader l;
     dataloader_open(&l, pattern, 1, T, V, 0, 1, 1, false);
     if (strcmp(what, "tokens") == 0) {
-        dataloader_read_first_tokens(&l, inputs, (size_t)count);
+        dataloader_read_first_tokens(&l, inputs, count);
         for (int i = 0; i < count; i++) printf("%d\n", inputs[i]);
     } else {
         dataloader_start(&l, 0);
@@ -187,8 +187,7 @@ static void test_data_resume(void) {
     data_collect(all, &d, 1, 1, 9, true, 0, COUNT);
     for (int first = 1; first < COUNT; first++) { // every place, hence both ends of epochs
         data_collect(rest, &d, 1, 1, 9, true, (uint64_t)first, COUNT - first);
-        EXPECT(memcmp(rest, all + first, sizeof(int) * (size_t)(COUNT - first)) == 0, "resumed at %d: other windows",
-               first);
+        EXPECT(memcmp(rest, all + first, sizeof(int) * (COUNT - first)) == 0, "resumed at %d: other windows", first);
     }
     DataLoader l; // and without a new loader, with batches read ahead that must be forgotten
     int inputs[2 * DATA_T], targets[2 * DATA_T];
@@ -324,7 +323,7 @@ static void test_data_refused_shards(void) {
         int32_t header[256];
         memset(header, 0, sizeof(header));
         header[0] = cases[i].magic, header[1] = cases[i].version, header[2] = cases[i].count;
-        data_write_file(path, header, min_size(sizeof(header), (size_t)cases[i].bytes));
+        data_write_file(path, header, min_size(sizeof(header), cases[i].bytes));
         CHECK(truncate(path, (off_t)cases[i].bytes) == 0, "cannot truncate %s", path);
         run_command(&r, "%s --child data-windows '%s' 5 256 1 ''", data_self(), path);
         data_expect_failure(cases[i].label, &r, path, cases[i].word);
@@ -381,7 +380,7 @@ static void test_data_vocabulary(void) {
         data_write_shard(path, token_bytes, 0, 256, 31);
         run_command(&r, "%s --child data-windows '%s' 5 256 6 ''", data_self(), path);
         EXPECT(r.status == 0, "tokens below 256 are refused: %s", r.err);
-        data_patch(path, 1024 + 17 * token_bytes, &bad[i], (size_t)token_bytes); // in window 3 alone
+        data_patch(path, 1024 + 17 * token_bytes, &bad[i], token_bytes); // in window 3 alone
         run_command(&r, "%s --child data-windows '%s' 5 256 6 ''", data_self(), path);
         FORMAT(word, "is %u, outside the vocabulary of 256", bad[i]);
         data_expect_failure("a token outside the vocabulary", &r, path, word);
@@ -410,7 +409,7 @@ static void test_data_large_shards(void) {
         if (rc != 0) break;
         for (int i = 0; i <= T; i++) {
             uint32_t token = 7 + (uint32_t)i;
-            data_patch(path, bytes + (int64_t)(i - T - 1) * token_bytes, &token, (size_t)token_bytes);
+            data_patch(path, bytes + (int64_t)(i - T - 1) * token_bytes, &token, token_bytes);
         }
         DataLoader l;
         int inputs[T], targets[T];
@@ -423,7 +422,7 @@ static void test_data_large_shards(void) {
                    inputs[t]);
         uint64_t before = dataloader_fingerprint(&l);
         uint32_t other = 99;
-        data_patch(path, bytes - token_bytes, &other, (size_t)token_bytes);
+        data_patch(path, bytes - token_bytes, &other, token_bytes);
         EXPECT(dataloader_fingerprint(&l) != before, "%d bytes a token: the last token is not in the fingerprint",
                token_bytes);
         dataloader_close(&l);
@@ -519,7 +518,7 @@ static void test_data_first_tokens(void) {
     dataloader_open(&l, d.pattern, 2, DATA_T, 65536, 1, 2, 1, true);
     for (size_t k = 0; k < sizeof(counts) / sizeof(counts[0]); k++) {
         memset(tokens, 255, sizeof(tokens));
-        dataloader_read_first_tokens(&l, tokens, (size_t)counts[k]);
+        dataloader_read_first_tokens(&l, tokens, counts[k]);
         for (int i = 0; i < counts[k]; i++) EXPECT(tokens[i] == i, "of %d: token %d is %d", counts[k], i, tokens[i]);
         EXPECT(tokens[counts[k]] == -1, "of %d: one more is written", counts[k]);
     }
@@ -664,7 +663,7 @@ static void test_converter_bytes(void) {
         size_t n = 0;
         if (i == 0)
             for (; n < 255; n++) text[n] = (unsigned char)(n + 1); // every byte but 0
-        else n = (size_t)sprintf((char *)text, "text %d\r\nno newline at its end", i);
+        else n = sprintf((char *)text, "text %d\r\nno newline at its end", i);
         FORMAT(path, "%s/%s", d.path, names[i]);
         data_write_file(path, text, n);
         if (i < 5) want_count += data_documents(want + want_count, text, n, NULL);
@@ -680,7 +679,7 @@ static void test_converter_bytes(void) {
     size_t longest, n = data_read_split(path, "train", got, sizeof(got), &shards, &longest);
     EXPECT(n == want_count && memcmp(got, want, min_size(n, want_count)) == 0, "%zu tokens instead of %zu, or others",
            n, want_count);
-    EXPECT(shards == (int)((want_count + 99) / 100) && longest == (want_count + (size_t)shards - 1) / (size_t)shards,
+    EXPECT(shards == (int)((want_count + 99) / 100) && longest == (want_count + shards - 1) / shards,
            "%d shards, the longest of %zu tokens", shards, longest);
     EXPECT(data_read_split(path, "val", got, sizeof(got), &shards, NULL) == 0 && shards == 0,
            "there are validation shards");
@@ -745,7 +744,7 @@ static void test_converter_delimiters(void) {
 static void data_mark_documents(const char *directory, unsigned char *where, int count, size_t tokens[2]) {
     static unsigned char bytes[1 << 20];
     static const char *const splits[] = {"train", "val"};
-    memset(where, 0, (size_t)count);
+    memset(where, 0, count);
     for (int split = 0; split < 2; split++) {
         int shards = 0, before = -1;
         size_t n = data_read_split(directory, splits[split], bytes, sizeof(bytes) - 1, &shards, NULL);

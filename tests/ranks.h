@@ -15,7 +15,7 @@ ones.
 
 static void every_element_has_one_owner(void) {
     static const int rank_counts[] = {1, 2, 3, 4, 7, 64};
-    static const size_t limits[] = {1, 1000, 4096, (size_t)8 << 20};
+    static const size_t limits[] = {1, 1000, 4096, 8 << 20};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int k = 0; k < 6; k++)
             for (int level = 0; level <= 2; level += 1) {
@@ -27,8 +27,8 @@ static void every_element_has_one_owner(void) {
                 for (int rank = 0; rank < ranks; rank++) {
                     Sharding s = sharding_build(&list, rank, level, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
-                    EXPECT(s.own * (size_t)ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks,
-                           s.own, list.buffer_count);
+                    EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
+                           list.buffer_count);
                     for (int i = 0; i < list.count; i++) {
                         const Tensor *t = &list.tensors[i];
                         for (OwnRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
@@ -56,10 +56,9 @@ static void every_element_has_one_owner(void) {
 static void buckets_grow_with_the_number_of_ranks(void) {
     for (int ranks = 1; ranks <= 65536; ranks++) {
         size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
-        EXPECT(n >= before && bytes >= (size_t)32 << 20 && bytes <= (size_t)256 << 20,
+        EXPECT(n >= before && bytes >= 32 << 20 && bytes <= 256 << 20,
                "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
-        EXPECT(ranks > 128 || bytes / (size_t)ranks >= (size_t)2 << 20, "%d ranks: pieces of %zu bytes", ranks,
-               bytes / (size_t)ranks);
+        EXPECT(ranks > 128 || bytes / ranks >= 2 << 20, "%d ranks: pieces of %zu bytes", ranks, bytes / ranks);
     }
     ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
     int ranks[] = {8, 64};
@@ -626,7 +625,7 @@ static void print_samples(ProgramResult *r, const ProgramData *d, const char *ou
         end = line + strcspn(line, "\n");
         end += *end == '\n';
         bool begins = strncmp(line, "--- sample", 10) == 0, ends = strncmp(line, "---\n", 4) == 0;
-        size_t length = (size_t)(end - line);
+        size_t length = end - line;
         if (begins || inside) memmove(to, line, length), to += length;
         inside = begins || (inside && !ends);
     }

@@ -45,8 +45,8 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
         if (bad) continue;
         int id = 256 + m;
         t->merges[m][0] = pair[0], t->merges[m][1] = pair[1], t->merges[m][2] = id;
-        memcpy(t->tokens[id], t->tokens[pair[0]], (size_t)t->lengths[pair[0]]);
-        memcpy(t->tokens[id] + t->lengths[pair[0]], t->tokens[pair[1]], (size_t)t->lengths[pair[1]]);
+        memcpy(t->tokens[id], t->tokens[pair[0]], t->lengths[pair[0]]);
+        memcpy(t->tokens[id] + t->lengths[pair[0]], t->tokens[pair[1]], t->lengths[pair[1]]);
         t->lengths[id] = t->lengths[pair[0]] + t->lengths[pair[1]];
         m++;
     }
@@ -63,7 +63,7 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
                                   {0xFE20, 0xFE2F, 24}};
     // the last are marks
     size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts;
-    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (size_t)t->lengths[i];
+    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += t->lengths[i];
     memcpy(t->bytes, "DV2TOK\0\1", 8);
     t->size = 8;
     const uint32_t header[12] = {
@@ -72,8 +72,8 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
     for (int i = 0; i < 12; i++) toy_number(t, header[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) toy_number(t, (uint32_t)t->lengths[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) {
-        memcpy(t->bytes + t->size, t->tokens[i], (size_t)t->lengths[i]);
-        t->size += (size_t)t->lengths[i];
+        memcpy(t->bytes + t->size, t->tokens[i], t->lengths[i]);
+        t->size += t->lengths[i];
     }
     t->size = round_up(t->size, 4);
     for (int m = 0; m < TOY_MERGES; m++)
@@ -103,7 +103,7 @@ static int toy_encode(const ToyTable *t, const char *text, int *ids) {
             continue;
         }
         ids[at] = t->merges[m][2];
-        memmove(ids + at + 1, ids + at + 2, (size_t)(--count - at - 1) * sizeof(int));
+        memmove(ids + at + 1, ids + at + 2, (--count - at - 1) * sizeof(int));
         m = 0; // a new token may have a pair of a lower rank
     }
     return count;
@@ -123,7 +123,7 @@ static void merges_are_done_in_the_order_of_their_ranks(void) {
             for (int i = 0; i < length; i++) text[i] = "abc abca"[test_random_int(&r, round % 2 ? 4 : 8)];
             text[length] = 0;
             int count = toy_encode(&table, text, want);
-            size_t got = tokenizer_encode(t, text, (size_t)length, &ids), size;
+            size_t got = tokenizer_encode(t, text, length, &ids), size;
             for (int i = 0; i < count && (size_t)i < got; i++) different += ids[i] != want[i];
             EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count,
                    different);
@@ -206,7 +206,7 @@ static void damaged_tables_are_refused(void) {
         const ToyTable table = tables[round / 4 % 2];
         damaged = table;
         bool sealed = round % 2;
-        size_t at = (size_t)test_random_int(&r, (int)table.size - 8);
+        size_t at = test_random_int(&r, (int)table.size - 8);
         if (round % 4 < 2) damaged.size = sealed ? at / 4 * 4 : at;
         else {
             damaged.bytes[at] ^= (unsigned char)(1 << test_random_int(&r, 8));
@@ -263,7 +263,7 @@ static void the_longest_added_token_is_found(void) {
         for (int i = 0; i < 12; i++) toy_number(&t, header[i]);
         for (int i = 0; i < 256 + ADDED; i++) toy_number(&t, i < 256 ? 1 : (uint32_t)strlen(added[i - 256]));
         for (int i = 0; i < 256; i++) t.bytes[t.size++] = (unsigned char)i;
-        for (int i = 0; i < ADDED; i++) t.size += (size_t)sprintf((char *)t.bytes + t.size, "%s", added[i]);
+        for (int i = 0; i < ADDED; i++) t.size += sprintf((char *)t.bytes + t.size, "%s", added[i]);
         t.size = round_up(t.size, 4);
         for (int i = 0; i <= ADDED; i++) toy_number(&t, listed[i]);
         toy_seal(&t);

@@ -266,7 +266,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
             ssize_t n = kind ? send(fd, bytes, kind == 1 ? sizeof(bytes) : sizeof(WatchNonce), MSG_NOSIGNAL) : 0;
             struct timeval limit = {0, 100000};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-            while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, (size_t)n, MSG_NOSIGNAL);
+            while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, n, MSG_NOSIGNAL);
             if (kind) close(fd);
         }
         EXPECT(taken > 0, "nobody came to the listener");
@@ -364,7 +364,7 @@ static void forge(WatchPeer *p, const Forgery *f) {
     m.number = p->sent + (uint64_t)(int64_t)f->number;
     m.hash = watch_hash(&p->key_out, &m);
     ssize_t n = (ssize_t)watch_bytes(m.kind);
-    if (send(p->fd, &m, (size_t)n, MSG_NOSIGNAL) != n) _exit(98);
+    if (send(p->fd, &m, n, MSG_NOSIGNAL) != n) _exit(98);
     poll(NULL, 0, 10000); // no more
 }
 static void forge_by_rank_1(WatchPeer *p, int which) {
