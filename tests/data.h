@@ -45,6 +45,14 @@ static void data_patch(const char *path, int64_t offset, const void *bytes, size
           path, strerror(errno));
 }
 
+static void data_flip_bit(const char *path, int64_t offset) {
+    unsigned char byte = 0;
+    int fd = open(path, O_RDONLY);
+    CHECK(fd >= 0 && pread(fd, &byte, 1, (off_t)offset) == 1 && close(fd) == 0, "cannot read %s", path);
+    byte ^= 1;
+    data_patch(path, offset, &byte, 1);
+}
+
 // Three shards in which the token at position i, counted across the shards in order, is i. They have 19 windows of T =
 // 5.
 enum { DATA_T = 5, DATA_TOKENS = 31 + 26 + 43, DATA_WINDOWS = 6 + 5 + 8 };
@@ -242,44 +250,38 @@ static void test_data_epochs(void) {
         EXPECT(permutation_at(i * 1000003, large, 1, 0) < large, "W %llu: out of range", (unsigned long long)large);
 }
 
-// Chi-square statistics stay below their mean k by six standard deviations sqrt(2k).
+// Expects the chi-square statistic of `count` counts, of which `zeros` are always 0, to stay below its mean k by six
+// standard deviations sqrt(2k). k: degrees of freedom; the counts sum to `total`.
+static void expect_uniform(const char *what, const double *counts, int count, int zeros, double total, int k) {
+    double expected = total / (count - zeros), chi = -zeros * expected;
+    for (int i = 0; i < count; i++) chi += (counts[i] - expected) * (counts[i] - expected) / expected;
+    EXPECT(chi < k + 6 * sqrt(2 * k), "chi-square of %s is %.1f for %d", what, chi, k);
+}
+
 static void test_data_mixing(void) {
-    enum { W = 7, EPOCHS = 7000 };
+    enum { W = 7, EPOCHS = 7000, MANY = 100003, BINS = 50 };
     for (int by_seed = 0; by_seed < 2; by_seed++) {
-        double count[W][W], pair[W][W], triples[6], at = 0, next = 0, of_three = 0;
+        double count[W][W], pair[W][W], triples[6];
         memset(count, 0, sizeof(count)), memset(pair, 0, sizeof(pair)), memset(triples, 0, sizeof(triples));
         for (uint64_t e = 0; e < EPOCHS; e++) {
             uint64_t seed = by_seed ? e : 1, epoch = by_seed ? 0 : e, w[W], three[3];
             for (uint64_t i = 0; i < W; i++) w[i] = permutation_at(i, W, seed, epoch);
             for (int i = 0; i < W; i++) count[i][w[i]]++;
-            pair[w[0]][w[1]]++; // what follows what
+            pair[w[0]][w[1]]++;
             for (uint64_t i = 0; i < 3; i++) three[i] = permutation_at(i, 3, seed, epoch);
             triples[2 * three[0] + (three[1] > three[2])]++;
         }
-        for (int i = 0; i < W; i++)
-            for (int j = 0; j < W; j++) {
-                double expected = EPOCHS / (double)W, expected_pair = EPOCHS / (double)(W * (W - 1));
-                at += (count[i][j] - expected) * (count[i][j] - expected) / expected;
-                if (i != j) next += (pair[i][j] - expected_pair) * (pair[i][j] - expected_pair) / expected_pair;
-            }
-        for (int i = 0; i < 6; i++)
-            of_three += (triples[i] - EPOCHS / 6.0) * (triples[i] - EPOCHS / 6.0) / (EPOCHS / 6.0);
-        EXPECT(at < 36 + 6 * sqrt(72), "by_seed %d: chi-square of (place, window) %.1f for 36", by_seed, at);
-        EXPECT(next < 41 + 6 * sqrt(82), "by_seed %d: chi-square of successors %.1f for 41", by_seed, next);
-        EXPECT(of_three < 5 + 6 * sqrt(10), "by_seed %d: chi-square of the orders of 3 windows %.1f for 5", by_seed,
-               of_three);
+        expect_uniform(by_seed ? "(place, window) by seed" : "(place, window)", count[0], W * W, 0, W * EPOCHS, 36);
+        expect_uniform(by_seed ? "successors by seed" : "successors", pair[0], W * W, W, EPOCHS, 41);
+        expect_uniform(by_seed ? "orders of 3 windows by seed" : "orders of 3 windows", triples, 6, 0, EPOCHS, 5);
     }
-    // neighbours go to places far apart, each distance equally often
-    enum { MANY = 100003, BINS = 50 };
-    double bins[BINS], chi = 0;
+    double bins[BINS]; // distances between the images of neighbours
     memset(bins, 0, sizeof(bins));
     for (uint64_t i = 0; i + 1 < MANY; i++) {
         uint64_t a = permutation_at(i, MANY, 1, 0), b = permutation_at(i + 1, MANY, 1, 0);
         bins[(b + MANY - a) % MANY * BINS / MANY]++;
     }
-    for (int i = 0; i < BINS; i++)
-        chi += (bins[i] - MANY / (double)BINS) * (bins[i] - MANY / (double)BINS) / (MANY / (double)BINS);
-    EXPECT(chi < 49 + 6 * sqrt(98), "chi-square of neighbours' distances %.1f for 49", chi);
+    expect_uniform("neighbours' distances", bins, BINS, 0, MANY, 49);
 }
 
 static void test_data_order_is_kept(void) {
@@ -341,31 +343,31 @@ static void test_data_refused_shards(void) {
 }
 
 static void test_data_names(void) {
+    static const char *const names[] = {"b_10.bin", "a[1].bin", "B_2.bin"};
+    static const struct {
+        const char *pattern;
+        int shards, first[3];               // the first token of each shard
+    } cases[] = {{"*.bin", 3, {20, 10, 0}}, // byte order: B_2, a[1], b_10
+                 {"a[1].bin", 1, {10}},     // the name of a file, not a pattern
+                 {"{b_10,B_2}.bin", 2, {20, 0}}};
     TestDirectory d = test_make_directory();
-    char path[600], pattern[600];
-    static const char *const names[] = {"b_10.bin", "a[1].bin", "B_2.bin"}; // byte order: B_2, a[1], b_10
-    static const int want[] = {20, 10, 0};
+    char path[600];
     for (int i = 0; i < 3; i++) {
         FORMAT(path, "%s/%s", d.path, names[i]);
         data_write_shard(path, 2, (uint32_t)i * 10, 256, 6);
     }
-    DataLoader l;
-    int tokens[18];
-    FORMAT(pattern, "%s/*.bin", d.path);
-    dataloader_open(&l, pattern, 1, 5, 256, 0, 1, 1, false);
-    dataloader_read_first_tokens(&l, tokens, 18);
-    for (int i = 0; i < 3; i++) EXPECT(tokens[6 * i] == want[i], "shard %d begins with token %d", i, tokens[6 * i]);
-    dataloader_close(&l);
-    FORMAT(pattern, "%s/a[1].bin", d.path); // exists under this very name
-    dataloader_open(&l, pattern, 1, 5, 256, 0, 1, 1, false);
-    dataloader_read_first_tokens(&l, tokens, 1);
-    EXPECT(l.shard_count == 1 && tokens[0] == 10, "a name with brackets: %zu shards, token %d", l.shard_count,
-           tokens[0]);
-    dataloader_close(&l);
-    FORMAT(pattern, "%s/{b_10,B_2}.bin", d.path);
-    dataloader_open(&l, pattern, 1, 5, 256, 0, 1, 1, false);
-    EXPECT(l.shard_count == 2, "a name with braces: %zu shards", l.shard_count);
-    dataloader_close(&l);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        DataLoader l;
+        int tokens[18];
+        FORMAT(path, "%s/%s", d.path, cases[i].pattern);
+        dataloader_open(&l, path, 1, 5, 256, 0, 1, 1, false);
+        EXPECT(l.token_count == 6u * (unsigned)cases[i].shards, "%s: %zu tokens", cases[i].pattern, l.token_count);
+        dataloader_read_first_tokens(&l, tokens, l.token_count);
+        for (int s = 0; s < cases[i].shards; s++)
+            EXPECT(tokens[6 * s] == cases[i].first[s], "%s: shard %d begins with token %d", cases[i].pattern, s,
+                   tokens[6 * s]);
+        dataloader_close(&l);
+    }
     test_remove_directory(&d);
 }
 
@@ -555,19 +557,12 @@ static void test_data_fingerprint(void) {
         {"a.bin", 0},  {"a.bin", 4095}, {"a.bin", (2 * COUNT - 4096) / 15}, {"a.bin", 2 * COUNT - 1}, {"b.bin", 0},
         {"b.bin", 33}, {"b.bin", 61}};
     for (size_t i = 0; i < sizeof(changes) / sizeof(changes[0]); i++) {
-        unsigned char byte[1];
         FORMAT(path, "%s/%s", copy.path, changes[i].file);
-        int fd = open(path, O_RDONLY);
-        CHECK(fd >= 0 && pread(fd, byte, 1, (off_t)(1024 + changes[i].offset)) == 1 && close(fd) == 0, "cannot read %s",
-              path);
-        byte[0] ^= 1;
-        data_patch(path, 1024 + changes[i].offset, byte, 1);
-        EXPECT(data_fingerprint_of(copy.path) != original, "%s: byte %lld changes nothing", changes[i].file,
-               (long long)changes[i].offset);
-        byte[0] ^= 1;
-        data_patch(path, 1024 + changes[i].offset, byte, 1);
-        EXPECT(data_fingerprint_of(copy.path) == original, "%s: byte %lld put back", changes[i].file,
-               (long long)changes[i].offset);
+        for (int restored = 0; restored < 2; restored++) {
+            data_flip_bit(path, 1024 + changes[i].offset);
+            EXPECT((data_fingerprint_of(copy.path) == original) == restored, "%s: byte %lld %s", changes[i].file,
+                   (long long)changes[i].offset, restored ? "restored" : "changes nothing");
+        }
     }
     FORMAT(path, "%s/b.bin", copy.path);
     data_write_shard(path, 2, 0, 65521, 30);
