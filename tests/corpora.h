@@ -360,7 +360,7 @@ static void corpora_check_run_json(const TestDirectory *d) {
 static void corpora_refuse_directories(const TestDirectory *d) {
     ProgramResult r;
     corpora_run(&r, d, "--train-data open --steps 1");
-    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open: no corpus.json"), "status %d, %.300s",
+    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open has no corpus.json"), "status %d, %.300s",
            r.status, r.err);
     corpora_run(&r, d, "--train-data './x=1/*.bin' --steps 1");
     EXPECT_ONE_LINE(r, 1, "no file matches './x=1/*.bin'");
