@@ -10,7 +10,8 @@ corpora.h: tests of corpus directories, of several corpora with weights, and of 
 
 enum { CORPORA_T = 5 };
 
-// A corpus directory: `shards` training shards of 101 tokens each, starting at `first`, and one to validate.
+// Makes a corpus directory with `shards` training shards of 101 tokens each, starting at `first`, and one for
+// validation.
 static void corpora_make(const char *directory, const char *name, int shards, uint32_t first, const char *json) {
     char path[800];
     FORMAT(path, "%s/%s", directory, name);
@@ -36,8 +37,8 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At every block's end the windows are within one of their weights, and those of a corpus are the next of its own
-// order.
+// At the end of each block the numbers of windows deviate from the weights by less than one, and the windows of a
+// corpus are the next in its own order.
 static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     TestDirectory d = test_make_directory();
     char text[2000], path[700];
@@ -82,7 +83,7 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     test_remove_directory(&d);
 }
 
-// A loader of `count` corpora with `windows` windows each, for dataloader_locate alone.
+// A loader of `count` corpora with about `windows` windows each, for dataloader_locate only.
 static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
     DataLoader l;
     double sum = 0;
@@ -99,7 +100,7 @@ static DataLoader corpora_bare(const double *weights, int count, uint64_t window
     return l;
 }
 
-// Step by step: what each block owes to the corpora, where its windows lie, and which window a corpus reads next.
+// Simulates which corpus each index of a block belongs to, and which window of the corpus is next.
 static void a_mixture_is_what_a_simulation_gives(void) {
     enum { SOURCES = 64, BLOCKS = 40, WINDOWS = 500 };
     TestRandom r = {21};
@@ -158,7 +159,7 @@ static void a_mixture_is_what_a_simulation_gives(void) {
     free(l.corpora);
 }
 
-// Inputs and document starts of `count` windows from global index `first`, gathered from all ranks.
+// Inputs and document starts of `count` windows from global index `first`, collected from all ranks.
 static void corpora_gather(int *inputs, int *starts, const char *text, int B, int ranks, uint64_t first, int count) {
     size_t row = B * CORPORA_T;
     int *targets = (int *)checked_calloc(row, sizeof(int));
@@ -179,7 +180,7 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
     free(targets);
 }
 
-// Each corpus has separators of its own: 3 begins a document of one, 12 ends a document of the other.
+// The corpora have different separators: 3 begins a document of one, 12 ends a document of the other.
 static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(void) {
     enum { COUNT = MIXTURE_BLOCK + 240 };
     TestDirectory d = test_make_directory();
@@ -283,7 +284,7 @@ static void document_starts_are_those_of_a_search_backwards(void) {
         EXPECT(!separator_parse(bad[i], &s), "'%s' is a separator", bad[i]);
 }
 
-// The loss of packed documents is that of each alone, and so are the gradients: nothing crosses.
+// The loss and gradients of packed documents equal those of separate documents.
 static void packed_documents_train_as_each_alone(void) {
     enum { T = 24, DOCUMENTS = 3 };
     const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
@@ -338,7 +339,7 @@ static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *op
                 d->path, test_program_path(), options);
 }
 
-// What run.json says of the data of `mix`: 4 steps of 4 windows, a quarter of a and the rest of b.
+// Checks the data of the run `mix` in run.json: 4 steps of 4 windows, a quarter from a and the rest from b.
 static void corpora_check_run_json(const TestDirectory *d) {
     char path[700];
     size_t size = 0;
@@ -356,7 +357,7 @@ static void corpora_check_run_json(const TestDirectory *d) {
     free(text);
 }
 
-// A directory without corpus.json, then with what interrupted programs leave, then with other shards than it lists.
+// A directory without corpus.json, with files of interrupted programs, and with shards that corpus.json does not list.
 static void corpora_refuse_directories(const TestDirectory *d) {
     ProgramResult r;
     corpora_run(&r, d, "--train-data open --steps 1");
@@ -399,7 +400,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
     EXPECT_STATUS(r, 0);
 }
 
-// --init and --vocab, then the data, then the preset, which also stands for data that does not say its own.
+// --init and --vocab, then the data, then the preset, which is also used for data that do not state a vocabulary.
 static void the_vocabulary_is_that_of_the_data(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -543,7 +544,7 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     test_remove_directory(&d);
 }
 
-// Bytes by text_to_shards: the corpus says its vocabulary and separator, so no option is needed for either.
+// A corpus of text_to_shards states its vocabulary and separator, so it requires no options.
 static void a_corpus_of_bytes_needs_no_options(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;

@@ -53,8 +53,7 @@ static void data_flip_bit(const char *path, int64_t offset) {
     data_patch(path, offset, &byte, 1);
 }
 
-// Three shards in which the token at position i, counted across the shards in order, is i. They have 19 windows of T =
-// 5.
+// Three shards in which the token at position i, counted across the shards, is i. They have 19 windows of T = 5.
 enum { DATA_T = 5, DATA_TOKENS = 31 + 26 + 43, DATA_WINDOWS = 6 + 5 + 8 };
 typedef struct {
     TestDirectory directory;
@@ -64,7 +63,7 @@ static DataShards data_make_shards(void) {
     DataShards d;
     d.directory = test_make_directory();
     char path[600];
-    // 31 = 6T+1 ends with a window; 26 as well, in the other format; 43 = 8T+3 leaves tokens that no window has
+    // 31 = 6T+1 and 26 = 5T+1, in the other format, end with a window; 43 = 8T+3 leaves tokens that no window has
     static const int counts[] = {31, 26, 43}, token_bytes[] = {2, 4, 2};
     uint32_t first = 0;
     for (int i = 0; i < 3; i++) {
@@ -117,7 +116,7 @@ static const char *data_self(void) {
 }
 
 // The actions of children. `windows`: reads and prints `count` windows one by one, and runs the shell command ACTION
-// after the first. `tokens`: prints the first `count` tokens in file order. Returns -1 if this process is not such a
+// after the first. `tokens`: prints the first `count` tokens in file order. Returns -1 if this process is no such
 // child.
 static int data_test_child(int argc, char **argv) {
     if (argc < 3 || strcmp(argv[1], "--child") != 0 || strncmp(argv[2], "data-", 5) != 0) return -1;
@@ -597,7 +596,7 @@ static const char *data_converter(void) {
     return converter && *converter ? converter : "./text_to_shards";
 }
 
-// All tokens of a split, shard after shard; checks headers on the way. Returns their number; shards in *shards.
+// Reads all tokens of a split and checks the headers. Returns their number, and the number of shards in *shards.
 static size_t data_read_split(const char *directory, const char *split, unsigned char *bytes, size_t size, int *shards,
                               size_t *longest) {
     size_t n = 0;
@@ -639,7 +638,7 @@ static size_t data_documents(unsigned char *out, const unsigned char *text, size
     return n;
 }
 
-// Prints `text` as a --delimiter takes it.
+// Writes `text` in the syntax of --delimiter.
 static void data_escape(char *out, const char *text) {
     *out = 0;
     for (; *text; text++) out += sprintf(out, *text == '\n' ? "\\n" : "%c", *text);
@@ -650,7 +649,7 @@ static void test_converter_bytes(void) {
     static ProgramResult r;
     static unsigned char want[4000], got[4000], text[300];
     char path[700];
-    // z is before a in the order given; within the directory names are in byte order, and .hidden is not read
+    // z precedes a, as on the command line; in a directory names are in byte order, and .hidden is not read
     static const char *const names[] = {"z", "in/B", "in/a/x", "in/a.txt", "in/b", "in/.hidden"};
     size_t want_count = 0;
     run_command(&r, "mkdir -p '%s/in/a' && ln -s .. '%s/in/a/loop'", d.path, d.path);
@@ -935,7 +934,7 @@ static void test_converter_force_and_nul(void) {
     test_remove_directory(&d);
 }
 
-// The digest of a file as data/prepare.py and data/inspect have it.
+// The digest of a file, in the format of data/prepare.py and data/inspect.
 static uint64_t data_file_digest(const char *path) {
     size_t size = 0;
     char *bytes = file_read(path, 1 << 30, &size);
@@ -945,7 +944,7 @@ static uint64_t data_file_digest(const char *path) {
     return digest;
 }
 
-// What corpus.json says is what is there, whatever the names, and each digest is that of its file.
+// corpus.json states the files that exist, for any names, and their digests.
 static void test_converter_description(void) {
     TestDirectory d = test_make_directory();
     static ProgramResult r;

@@ -1,6 +1,6 @@
 /*
-tokenizer.h: tests of the tokenizer in C by itself, with a small table made here, and of what a run does with it. That
-it agrees with the library whose tables it reads is tested by data/test_tokenizer.py.
+tokenizer.h: tests of the C tokenizer with a small generated table, and of its use in a run. data/test_tokenizer.py
+compares it with the library whose tables it reads.
 */
 #ifndef TESTS_TOKENIZER_H
 #define TESTS_TOKENIZER_H
@@ -91,7 +91,7 @@ static Tokenizer *toy_open(const ToyTable *t, const char *path) {
     return tokenizer_open(path);
 }
 
-// The definition: again and again the first pair of the lowest rank, over all of the text.
+// The definition: repeatedly merge the first pair of the lowest rank in the whole text.
 static int toy_encode(const ToyTable *t, const char *text, int *ids) {
     int count = (int)strlen(text);
     for (int i = 0; i < count; i++) ids[i] = (unsigned char)text[i];
@@ -194,7 +194,7 @@ static void text_is_cut_as_the_expressions_say(void) {
     test_remove_directory(&d);
 }
 
-// Every cut and every change of one byte is refused, whether or not the checksum fits.
+// Truncated tables and tables with a changed byte are rejected, with or without a valid checksum.
 static void damaged_tables_are_refused(void) {
     TestDirectory d = test_make_directory();
     static ToyTable tables[2], damaged;
@@ -233,8 +233,8 @@ static void damaged_tables_are_refused(void) {
     test_remove_directory(&d);
 }
 
-// Added tokens over two letters, many of them beginnings of others or equal, listed in any order and one twice: the
-// longest at each place is found, of equal ones the first in the list, as a search through all of them does.
+// Added tokens over two letters, many of them equal or prefixes of others, in random order and one listed twice. As in
+// a search through all of them, the longest match is found, and the first in the list of equal ones.
 static void the_longest_added_token_is_found(void) {
     enum { ADDED = 60, TEXT = 400 };
     static ToyTable t;
@@ -293,7 +293,7 @@ static void the_longest_added_token_is_found(void) {
     test_remove_directory(&d);
 }
 
-// With these the pattern could find no piece where text goes on, or two.
+// With such classes a pattern could match no piece or two pieces at the same position.
 static void classes_that_a_pattern_cannot_have_are_refused(void) {
     static const struct {
         Pattern pattern;

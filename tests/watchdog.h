@@ -12,9 +12,9 @@ on the port of rank 0.
 // ---- processes
 
 typedef struct {
-    TestDirectory dir; // of what they print
+    TestDirectory dir; // of their output
     WatchAddress address;
-    int opened[2], end[2]; // pipes: a byte for each rank that has opened its watchdog; closed when all are to end
+    int opened[2], end[2]; // pipes: a byte per rank that has opened its watchdog; closed to end all ranks
     int ranks;
     double start_timeout;
 } RankGroup;
@@ -22,7 +22,8 @@ typedef struct {
 typedef struct {
     const RankGroup *group;
     int rank;
-    void (*tamper)(WatchPeer *peer, int which); // what this one sends once all are there; NULL: a rank like others
+    void (*tamper)(WatchPeer *peer,
+                   int which); // sends invalid messages once all ranks are connected; NULL: a normal rank
     int which;
 } GroupMember;
 
@@ -65,7 +66,7 @@ static pid_t group_start(const RankGroup *c, int rank, const char *name, void (*
     return 0;
 }
 
-// Whether so many ranks open within 10 s.
+// Whether `count` ranks open within 10 s.
 static bool group_opens(const RankGroup *c, int count) {
     char byte;
     for (double until = now_seconds() + 10; count > 0;) {
@@ -77,7 +78,7 @@ static bool group_opens(const RankGroup *c, int count) {
     return true;
 }
 
-// Its status, and what it printed.
+// Waits for a process; returns its exit status and its stderr in `text`.
 static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *text, size_t size) {
     char path[600];
     int status = 0;
@@ -88,7 +89,7 @@ static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *tex
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// A rank without a process: its connection, once rank 0 has admitted it; -1 when it does not.
+// Connects to rank 0 as `rank`, without a process; returns the connection, or -1 if it is not admitted.
 static int group_join_here(const RankGroup *c, int rank) {
     WatchPeer *p = (WatchPeer *)checked_calloc(1, sizeof(WatchPeer));
     WatchMessage answer;
@@ -101,7 +102,7 @@ static int group_join_here(const RankGroup *c, int rank) {
     return fd;
 }
 
-// Rank 0 has the listener; when all have been started that need it.
+// Closes this process's copy of the listener, after rank 0 has been started.
 static void group_stop_listening(void) {
     if (watch.listener >= 0) close(watch.listener);
     watch.listener = -1;
@@ -132,7 +133,7 @@ static int intruder_connect(uint16_t port) {
 
 typedef enum { INTRUDER_SILENT, INTRUDER_HALF, INTRUDER_GARBAGE, INTRUDER_GUESSES, INTRUDER_KINDS } IntruderKind;
 
-// Connects as one of these; the connection stays open.
+// Connects as an intruder of this kind; the connection stays open.
 static int intruder_comes(uint16_t port, IntruderKind kind) {
     static unsigned char bytes[1 << 16];
     int fd = intruder_connect(port);
@@ -140,7 +141,7 @@ static int intruder_comes(uint16_t port, IntruderKind kind) {
     if (fd < 0 || kind == INTRUDER_SILENT) return fd;
     size_t n = kind == INTRUDER_HALF ? sizeof(WatchNonce) + 20 : sizeof(bytes);
     for (size_t i = 0; i < n; i++) bytes[i] = (unsigned char)test_random_bits(&random);
-    if (kind == INTRUDER_GUESSES) { // all that can be known of rank 1 of 2: only the hash is wrong
+    if (kind == INTRUDER_GUESSES) { // a correct message of rank 1 of 2, except for the hash
         WatchMessage hello;
         memset(&hello, 0, sizeof(hello));
         hello.kind = WATCH_HELLO, hello.rank = 1, hello.ranks = 2;
@@ -217,7 +218,7 @@ static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
     group_finish(&c);
 }
 
-// The program's own processes, started wrongly: rank 0 refuses them and goes on.
+// Processes of the run that were started with wrong numbers: rank 0 refuses them and continues.
 static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
     static const struct {
         int rank, ranks;
@@ -248,7 +249,7 @@ static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
     group_finish(&c);
 }
 
-// Somebody listens where rank 0 should, and sends one of these: nothing, noise, or the rank's own bytes.
+// A process listens on the port of rank 0 and sends nothing, random bytes, or the rank's own bytes.
 static void who_listens_in_rank_0s_place_is_not_believed(void) {
     for (int kind = 0; kind < 3; kind++) {
         static unsigned char bytes[65536];
@@ -276,7 +277,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
     }
 }
 
-// What a rank has sent to one listener opens no connection to another.
+// The bytes that a rank has sent to one listener do not authenticate to another.
 static void a_recorded_handshake_cannot_be_replayed(void) {
     const size_t bytes = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
     char recorded[1000], more[1000];
@@ -311,7 +312,7 @@ static void a_recorded_handshake_cannot_be_replayed(void) {
     group_finish(&c);
 }
 
-// ---- ranks that send what no rank sends
+// ---- ranks that send invalid messages
 
 typedef struct {
     const char *what;
@@ -354,7 +355,7 @@ static const Forgery forgeries_by_rank_0[] = {
     {"another rank's heartbeat", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a phase beyond the table", WATCH_HEARTBEAT, 0, 2, 0, 100000000, 0, 0, 0, 0, 0}};
 
-// Rightly sealed, as by a rank whose memory is damaged, or another program that has the secret.
+// With a valid hash, as from a rank with damaged memory, or from another program that has the secret.
 static void forge(WatchPeer *p, const Forgery *f) {
     WatchMessage m = watch_message(WATCH_HEARTBEAT);
     m.kind = f->kind, m.rank = f->rank, m.ranks = f->ranks, m.status = f->status, m.phase = f->phase;
@@ -407,7 +408,7 @@ static void every_field_of_a_message_is_checked(void) {
                                   ") has sent an invalid message");
 }
 
-// A byte changed on the way, a intruder's bytes on a rank's connection, and half a message.
+// A byte changed in transit, an intruder's bytes on a rank's connection, and half a message.
 static void send_raw(WatchPeer *p, int which) {
     WatchMessage m = watch_message(WATCH_FAILED);
     WATCH_SET(exiting, true);
@@ -453,7 +454,7 @@ static void what_a_rank_says_cannot_steer_the_terminal(void) {
     EXPECT(!watch_clean_text(open_end, sizeof(open_end), true), "a text without an end is accepted");
 }
 
-// A peer that was stopped for long finds whole messages when it reads again.
+// A peer that was stopped for a long time finds complete messages when it reads again.
 static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     enum { SENT = 20000 };
     WatchAddress a;
