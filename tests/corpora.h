@@ -438,26 +438,9 @@ static void the_vocabulary_is_that_of_the_data(void) {
     test_remove_directory(&d);
 }
 
-static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
-    TestDirectory d = test_make_directory();
+// A resume with other data than those of the checkpoint.
+static void corpora_refuse_other_data(const TestDirectory *d) {
     ProgramResult r;
-    corpora_make(d.path, "a", 3, 1,
-                 "{\"format\": 1, \"vocab_size\": 700, \"separator\": {\"token\": 110, \"place\": \"before\"}}");
-    corpora_make(d.path, "b", 2, 200, "{\"format\": 1, \"vocab_size\": 800, \"separator\": null}");
-    corpora_make(d.path, "open", 1, 1, NULL);
-    corpora_run(&r, &d,
-                "--train-data a --val-data a --preset small --steps 2 --out run && grep -o '\"vocab_size\": [0-9]*' "
-                "run/checkpoints/*/config.json");
-    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 700"), "status %d, %.300s", r.status, r.err);
-    corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 2 --dry-run --vocab 900");
-    EXPECT_STATUS(r, 0);
-    corpora_run(&r, &d,
-                "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' "
-                "mix/checkpoints/*/config.json");
-    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"),
-           "status %d, %.300s %.300s", r.status, r.out, r.err);
-    corpora_make(d.path, "c", 2, 300, NULL);
-    corpora_check_run_json(&d);
     static const struct {
         const char *data, *words;
     } others[] = {
@@ -469,30 +452,38 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"x=a:1 y=c:3", ": y had different tokens in its 2 shards;"},
     };
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(),
+        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d->path, test_program_path(),
                     others[i].data);
         EXPECT_ONE_LINE(r, 1, others[i].words);
     }
-    run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
-    EXPECT_STATUS(r, 0);
+}
+
+// --doc-mask changes the loss, but not that of data without a separator.
+static void corpora_mask_documents(const TestDirectory *d) {
+    ProgramResult r;
     double loss[3];
     static const char *const masks[] = {"", "--doc-mask", "--doc-mask --separator 110:after"};
     for (int i = 0; i < 3; i++) {
         char options[200];
         FORMAT(options, "--val-data a --init run/checkpoints/step_00000002 --eval %s", masks[i]);
-        run_command(&r, "cd '%s' && %s --threads 1 %s", d.path, test_program_path(), options);
+        run_command(&r, "cd '%s' && %s --threads 1 %s", d->path, test_program_path(), options);
         EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s",
                r.status, r.out, r.err);
     }
     EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0],
            loss[1]);
-    corpora_run(&r, &d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
+    corpora_run(&r, d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
     EXPECT_STATUS(r, 0);
-    corpora_run(&r, &d,
+    corpora_run(&r, d,
                 "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' "
                 "$run/log.jsonl > $run.losses; done; "
                 "cmp masked.losses plain.losses");
     EXPECT(r.status == 1 && strstr(r.out, "differ"), "attention within documents gives the same losses: %.300s", r.out);
+}
+
+// Invalid arguments of --train-data, and separators that are missing.
+static void corpora_refuse_arguments(const TestDirectory *d) {
+    ProgramResult r;
     static const struct {
         const char *options, *words;
     } refused[] = {
@@ -516,13 +507,15 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"--train-data b/train_000001.bin --vocab 65536 --doc-mask", "--separator"},
     };
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
-        corpora_run(&r, &d, refused[i].options);
+        corpora_run(&r, d, refused[i].options);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
                "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
     }
-    corpora_run(&r, &d, "--train-data b --separator 5:behind");
-    EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
-    corpora_refuse_directories(&d);
+}
+
+// Invalid files corpus.json.
+static void corpora_refuse_descriptions(const TestDirectory *d) {
+    ProgramResult r;
     static const char *const broken[] = {
         "",
         "{",
@@ -536,11 +529,42 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
     for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
         char path[700];
-        FORMAT(path, "%s/open/corpus.json", d.path);
+        FORMAT(path, "%s/open/corpus.json", d->path);
         data_write_file(path, broken[i], strlen(broken[i]));
-        corpora_run(&r, &d, "--train-data open");
+        corpora_run(&r, d, "--train-data open");
         EXPECT_ONE_LINE(r, 1, "open/corpus.json");
     }
+}
+
+static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
+    TestDirectory d = test_make_directory();
+    ProgramResult r;
+    corpora_make(d.path, "a", 3, 1,
+                 "{\"format\": 1, \"vocab_size\": 700, \"separator\": {\"token\": 110, \"place\": \"before\"}}");
+    corpora_make(d.path, "b", 2, 200, "{\"format\": 1, \"vocab_size\": 800, \"separator\": null}");
+    corpora_make(d.path, "open", 1, 1, NULL);
+    corpora_run(&r, &d,
+                "--train-data a --val-data a --preset small --steps 2 --out run && grep -o '\"vocab_size\": [0-9]*' "
+                "run/checkpoints/*/config.json");
+    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 700"), "status %d, %.300s", r.status, r.err);
+    corpora_run(&r, &d, "--train-data 'x=a:1 y=b:3' --steps 2 --dry-run --vocab 900");
+    EXPECT_STATUS(r, 0);
+    corpora_run(&r, &d,
+                "--train-data 'x=a:1 y=b:3' --steps 4 --stop-after 2 --out mix && grep -o '\"vocab_size\": [0-9]*' "
+                "mix/checkpoints/*/config.json");
+    EXPECT(r.status == 0 && strstr(r.out, "\"vocab_size\": 800") && strstr(r.out, " 25.00% of the windows"),
+           "status %d, %.300s %.300s", r.status, r.out, r.err);
+    corpora_make(d.path, "c", 2, 300, NULL);
+    corpora_check_run_json(&d);
+    corpora_refuse_other_data(&d);
+    run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
+    EXPECT_STATUS(r, 0);
+    corpora_mask_documents(&d);
+    corpora_refuse_arguments(&d);
+    corpora_run(&r, &d, "--train-data b --separator 5:behind");
+    EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
+    corpora_refuse_directories(&d);
+    corpora_refuse_descriptions(&d);
     test_remove_directory(&d);
 }
 

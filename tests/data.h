@@ -755,6 +755,15 @@ static void data_mark_documents(const char *directory, unsigned char *where, int
     }
 }
 
+static const struct {
+    const char *options;
+    double fraction, tokens; // what is wanted
+} converter_validations[] = {{"", 0.01, 0},
+                             {"--val-fraction 0.2", 0.2, 0},
+                             {"--val-tokens 5000", 0, 5000},
+                             {"--val-tokens 1", 0, 1},
+                             {"--val-fraction 0.9999", 0.9999, 0}};
+
 static void test_converter_validation(void) {
     enum { DOCUMENTS = 3000 };
     TestDirectory d = test_make_directory();
@@ -766,22 +775,14 @@ static void test_converter_validation(void) {
     CHECK(f != NULL, "cannot write %s", path);
     for (int i = 0; i < DOCUMENTS; i++) fprintf(f, "%d %*s.\n", i, 50 + i % 37, "");
     CHECK(fclose(f) == 0, "cannot write %s", path);
-    static const struct {
-        const char *options;
-        double fraction, tokens; // what is wanted
-    } cases[] = {{"", 0.01, 0},
-                 {"--val-fraction 0.2", 0.2, 0},
-                 {"--val-tokens 5000", 0, 5000},
-                 {"--val-tokens 1", 0, 1},
-                 {"--val-fraction 0.9999", 0.9999, 0}};
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(converter_validations) / sizeof(converter_validations[0]); i++) {
         size_t tokens[2];
         run_command(&r,
                     "for k in 1 2; do %s --out '%s/out'$k --force --delimiter '\\n' %s '%s' ; done ; cmp "
                     "'%s/out1/train_000000.bin' '%s/out2/train_000000.bin' && cmp '%s/out1/val_000000.bin' "
                     "'%s/out2/val_000000.bin'",
-                    data_converter(), d.path, cases[i].options, path, d.path, d.path, d.path, d.path);
-        EXPECT(r.status == 0, "'%s': two runs differ: %s%s", cases[i].options, r.out, r.err);
+                    data_converter(), d.path, converter_validations[i].options, path, d.path, d.path, d.path, d.path);
+        EXPECT(r.status == 0, "'%s': two runs differ: %s%s", converter_validations[i].options, r.out, r.err);
         char out[700];
         FORMAT(out, "%s/out1", d.path);
         data_mark_documents(out, where, DOCUMENTS, tokens);
@@ -791,15 +792,17 @@ static void test_converter_validation(void) {
             val += where[k] == 2;
             val_in_tenth[k * 10 / DOCUMENTS] += where[k] == 2;
         }
-        double target = cases[i].tokens > 0 ? cases[i].tokens : cases[i].fraction * (double)(tokens[0] + tokens[1]);
-        EXPECT(lost == 0, "'%s': %d documents are lost", cases[i].options, lost);
-        EXPECT(val >= 1 && val < DOCUMENTS, "'%s': %d documents for validation", cases[i].options, val);
+        double target = converter_validations[i].tokens > 0
+                            ? converter_validations[i].tokens
+                            : converter_validations[i].fraction * (double)(tokens[0] + tokens[1]);
+        EXPECT(lost == 0, "'%s': %d documents are lost", converter_validations[i].options, lost);
+        EXPECT(val >= 1 && val < DOCUMENTS, "'%s': %d documents for validation", converter_validations[i].options, val);
         EXPECT((double)tokens[1] <= max_int(88, (int)target) && (double)tokens[1] >= target - 100,
-               "'%s': %zu tokens for validation, %.0f wanted", cases[i].options, tokens[1], target);
+               "'%s': %zu tokens for validation, %.0f wanted", converter_validations[i].options, tokens[1], target);
         if (val < 100) continue;
         for (int k = 0; k < 10; k++) // binomial, six standard deviations
             EXPECT(fabs(val_in_tenth[k] - val / 10.0) < 6 * sqrt(val / 10.0 * 0.9), "'%s': %d of %d in tenth %d",
-                   cases[i].options, val_in_tenth[k], val, k);
+                   converter_validations[i].options, val_in_tenth[k], val, k);
     }
     run_command(&r, "%s --out '%s/one' '%s' && ls '%s/one'", data_converter(), d.path, path, d.path);
     EXPECT(r.status == 0 && strstr(r.out, "train_000000.bin") && !strstr(r.out, "val_000000.bin") &&
@@ -821,70 +824,70 @@ static void test_converter_validation(void) {
     test_remove_directory(&d);
 }
 
+static const struct {
+    const char *label,
+        *command; // @: the converter with its --out, in a directory with the files t (text) and e (empty)
+    int status;
+    const char *word;
+} converter_errors[] = {
+    {"no option", "@", 2, "no input"},
+    {"no --out", "$T2S t", 2, "--out"},
+    {"an unknown option", "@ --sharding 3 t", 2, "--sharding"},
+    {"an unknown letter", "@ -x t", 2, "-x"},
+    {"a missing value", "@ t --delimiter", 2, "--delimiter"},
+    {"a value where none is", "@ --force=1 t", 2, "--force=1"},
+    {"no number", "@ --shard-tokens many t", 2, "many"},
+    {"a number with a tail", "@ --shard-tokens 10x t", 2, "10x"},
+    {"a negative number", "@ --val-tokens -5 t", 2, "-5"},
+    {"no shard tokens", "@ --shard-tokens 0 t", 2, "--shard-tokens 0"},
+    {"more than a header can say", "@ --shard-tokens 3G t", 2, "3G"},
+    {"more than 64 bits", "@ --val-tokens 99999999999999999999 t", 2, "--val-tokens"},
+    {"a fraction of 1", "@ --val-fraction 1 t", 2, "--val-fraction 1"},
+    {"a fraction that is no number", "@ --val-fraction nan t", 2, "nan"},
+    {"two ways to say it", "@ --val-fraction 0.1 --val-tokens 10 t", 2, "exclusive"},
+    {"an empty delimiter", "@ --delimiter '' t", 2, "empty"},
+    {"an unknown escape", "@ --delimiter 'a\\q' t", 2, "\\q"},
+    {"an escaped NUL", "@ --delimiter '\\x00' t", 2, "\\x00"},
+    {"stdin twice", "@ - -", 2, "once"},
+    {"a missing file", "@ t nowhere", 1, "nowhere"},
+    {"an empty file", "@ t e", 1, "e is empty"},
+    {"empty stdin", "@ -", 1, "stdin is empty"},
+    {"a directory without text", "mkdir d ; cp e d ; @ d", 1, "no text"},
+    {"a file of NUL bytes", "head -c 10 /dev/zero > z ; @ z", 1, "no text"},
+    {"a broken link in a directory", "mkdir d ; ln -s nowhere d/link ; @ d", 1, "d/link"},
+    {"--out is a file", "$T2S --out t t", 1, "cannot open directory t"},
+    {"--out below nothing", "$T2S --out no/where t", 1, "no/where"},
+    {"shards are there", "@ t 2>n ; @ t", 1, "--force"},
+    {"a shard as input", "$T2S --out o2 t 2>n ; @ o2/train_000000.bin", 1, "is a token shard, not text"},
+    {"too much validation", "@ --val-tokens 1000 t", 1, "1000"},
+    {"a full disk while spooling", "head -c 90000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 8 ; @ l )", 1, "out"},
+    {"a full disk while writing", "head -c 9000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 20 ; @ --val-fraction 0 l )",
+     1, "cannot write shard 0"},
+    {"a full disk at the last flush",
+     "head -c 1400 /dev/zero | tr '\\0' a > l ; ( ulimit -f 4 ; @ --val-fraction 0 l )", 1, "cannot write shard 0"},
+    {"a signal", "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"},
+};
+
 static void test_converter_errors(void) {
-    static const struct {
-        const char *label,
-            *command; // @: the converter with its --out, in a directory with the files t (text) and e (empty)
-        int status;
-        const char *word;
-    } cases[] = {
-        {"no option", "@", 2, "no input"},
-        {"no --out", "$T2S t", 2, "--out"},
-        {"an unknown option", "@ --sharding 3 t", 2, "--sharding"},
-        {"an unknown letter", "@ -x t", 2, "-x"},
-        {"a missing value", "@ t --delimiter", 2, "--delimiter"},
-        {"a value where none is", "@ --force=1 t", 2, "--force=1"},
-        {"no number", "@ --shard-tokens many t", 2, "many"},
-        {"a number with a tail", "@ --shard-tokens 10x t", 2, "10x"},
-        {"a negative number", "@ --val-tokens -5 t", 2, "-5"},
-        {"no shard tokens", "@ --shard-tokens 0 t", 2, "--shard-tokens 0"},
-        {"more than a header can say", "@ --shard-tokens 3G t", 2, "3G"},
-        {"more than 64 bits", "@ --val-tokens 99999999999999999999 t", 2, "--val-tokens"},
-        {"a fraction of 1", "@ --val-fraction 1 t", 2, "--val-fraction 1"},
-        {"a fraction that is no number", "@ --val-fraction nan t", 2, "nan"},
-        {"two ways to say it", "@ --val-fraction 0.1 --val-tokens 10 t", 2, "exclusive"},
-        {"an empty delimiter", "@ --delimiter '' t", 2, "empty"},
-        {"an unknown escape", "@ --delimiter 'a\\q' t", 2, "\\q"},
-        {"an escaped NUL", "@ --delimiter '\\x00' t", 2, "\\x00"},
-        {"stdin twice", "@ - -", 2, "once"},
-        {"a missing file", "@ t nowhere", 1, "nowhere"},
-        {"an empty file", "@ t e", 1, "e is empty"},
-        {"empty stdin", "@ -", 1, "stdin is empty"},
-        {"a directory without text", "mkdir d ; cp e d ; @ d", 1, "no text"},
-        {"a file of NUL bytes", "head -c 10 /dev/zero > z ; @ z", 1, "no text"},
-        {"a broken link in a directory", "mkdir d ; ln -s nowhere d/link ; @ d", 1, "d/link"},
-        {"--out is a file", "$T2S --out t t", 1, "cannot open directory t"},
-        {"--out below nothing", "$T2S --out no/where t", 1, "no/where"},
-        {"shards are there", "@ t 2>n ; @ t", 1, "--force"},
-        {"a shard as input", "$T2S --out o2 t 2>n ; @ o2/train_000000.bin", 1, "is a token shard, not text"},
-        {"too much validation", "@ --val-tokens 1000 t", 1, "1000"},
-        {"a full disk while spooling", "head -c 90000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 8 ; @ l )", 1, "out"},
-        {"a full disk while writing",
-         "head -c 9000 /dev/zero | tr '\\0' a > l ; ( ulimit -f 20 ; @ --val-fraction 0 l )", 1,
-         "cannot write shard 0"},
-        {"a full disk at the last flush",
-         "head -c 1400 /dev/zero | tr '\\0' a > l ; ( ulimit -f 4 ; @ --val-fraction 0 l )", 1, "cannot write shard 0"},
-        {"a signal", "{ cat t ; sleep 1 ; } | timeout --preserve-status 0.6 $T2S --out out -", 1, "signal 15"},
-    };
     static ProgramResult r;
     char converter[PATH_MAX], command[2000];
     CHECK(realpath(data_converter(), converter) != NULL, "cannot find %s: build it, or set TEXT_TO_SHARDS",
           data_converter());
-    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+    for (size_t i = 0; i < sizeof(converter_errors) / sizeof(converter_errors[0]); i++) {
         TestDirectory d = test_make_directory();
         command[0] = 0;
-        for (const char *p = cases[i].command; *p; p++) {
+        for (const char *p = converter_errors[i].command; *p; p++) {
             size_t n = strlen(command);
             snprintf(command + n, sizeof(command) - n, *p == '@' ? "$T2S --out out" : "%c", *p);
         }
         run_command(&r, "cd '%s' ; T2S='%s' ; printf 'some text' > t ; : > e ; %s", d.path, converter, command);
-        EXPECT(r.status == cases[i].status && count_lines(r.err) == 1 && strstr(r.err, cases[i].word) &&
-                   r.err[0] == 't',
-               "%s: status %d instead of %d, or not one line with '%s': %s", cases[i].label, r.status, cases[i].status,
-               cases[i].word, r.err);
-        bool had_shards = strstr(cases[i].command, "2>n ; @ t") != NULL;
+        EXPECT(r.status == converter_errors[i].status && count_lines(r.err) == 1 &&
+                   strstr(r.err, converter_errors[i].word) && r.err[0] == 't',
+               "%s: status %d instead of %d, or not one line with '%s': %s", converter_errors[i].label, r.status,
+               converter_errors[i].status, converter_errors[i].word, r.err);
+        bool had_shards = strstr(converter_errors[i].command, "2>n ; @ t") != NULL;
         run_command(&r, "ls -A '%s/out'", d.path);
-        EXPECT(had_shards || r.out[0] == 0, "%s: it leaves %s", cases[i].label, r.out);
+        EXPECT(had_shards || r.out[0] == 0, "%s: it leaves %s", converter_errors[i].label, r.out);
         test_remove_directory(&d);
     }
 }

@@ -311,6 +311,19 @@ static void classes_that_a_pattern_cannot_have_are_refused(void) {
     }
 }
 
+static const struct {
+    const char *options, *words;
+} refused_tokenizers[] = {
+    {"--init run/checkpoints/step_00000002 --generate 5 --prompt $'\\xff'", "UTF-8"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
+    {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
+    {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
+    {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
+    {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
+};
+
 static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -343,23 +356,11 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
                 d.path, test_program_path(), test_program_path(), test_program_path());
     EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s",
            r.status, r.err, r.out);
-    static const struct {
-        const char *options, *words;
-    } refused[] = {
-        {"--init run/checkpoints/step_00000002 --generate 5 --prompt $'\\xff'", "UTF-8"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
-        {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
-        {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
-        {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
-        {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
-    };
-    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+    for (size_t i = 0; i < sizeof(refused_tokenizers) / sizeof(refused_tokenizers[0]); i++) {
         run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(),
-                    refused[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
-               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
+                    refused_tokenizers[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused_tokenizers[i].words),
+               "%s: status %d, stderr %.300s", refused_tokenizers[i].options, r.status, r.err);
     }
     run_command(&r, "cd '%s' && rm a/tokenizer.json && mkdir a/tokenizer.json", d.path); // there, and cannot be read
     corpora_run(&r, &d, "--train-data a");
