@@ -8,7 +8,7 @@
 #   FILE   writes the assignments to FILE, unless they are unchanged: objects that depend on FILE are rebuilt otherwise
 #   -      prints them
 # Variables: CUDA, CUDNN, CUDNN_FRONTEND, NVRTC, NCCL (a directory, or for all but CUDA "no": build without it), NVCC,
-#            ARCHS, MPI (no), DEPS (a directory with include/ and lib/), PYTHON (python3), SYSTEM_ROOT (for tests: not /)
+#            ARCHS, MPI (no), DEPS (a directory with include/ and lib/), PYTHON (python3), SYSTEM_ROOT (for tests)
 # Assigns: CUDA_HOME NVCC CUDA_MAJOR CUDA_CFLAGS CUDA_LIBS CUDA_ARCHS,
 #          CUDNN_CFLAGS CUDNN_LIBS (with its frontend and NVRTC), NCCL_CFLAGS NCCL_LIBS: empty if the library is missing
 set -uo pipefail

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# pin_packages.sh: writes each requirements.txt of Python packages from the requirements.in beside it: the exact versions
-# of the packages and their dependencies, with hashes, for Python 3.10 and later. A version that requirements.in does not
-# specify is the newest. pip installs only wheels from these files, so it runs no code to build a package. Requires uv.
+# pin_packages.sh: writes each requirements.txt of Python packages from the requirements.in beside it: the exact
+# versions of the packages and their dependencies, with hashes, for Python 3.10 and later. A package without a version
+# in requirements.in gets the newest. pip installs only wheels from these files, so it runs no code to build a package.
+# Requires uv.
 #
 # Usage: scripts/pin_packages.sh
 set -euo pipefail

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # build_test.sh: tests scripts/find_cuda.sh and the Makefile: what they find in directory trees that imitate
-# installations of CUDA, cuDNN, NCCL and the small libraries (toolkit, Debian, conda, Python packages for CUDA 12 and 13,
-# a directory of dependencies), and what make compiles after a change. Compilers are imitations too, except where nvcc
-# compiles kernels.
-# The last line is "N passed, N failed, N skipped". Exit status: 0 nothing failed, 1 something failed.
+# installations of CUDA, cuDNN, NCCL and the small libraries (toolkit, Debian, conda, Python packages for CUDA 12 and
+# 13, a directory of dependencies), and what make compiles after a change. Compilers are imitations too, except where
+# nvcc compiles kernels.
+# The last line is "N passed, N failed[, N skipped]". Exit status: 0 nothing failed, 1 something failed.
 #
 # Usage: tests/build_test.sh
-set -u
 cd "$(dirname "$0")/.." || exit 1
+source tests/shell_tests.sh
 [ $# -eq 0 ] || {
     echo "build_test.sh: unexpected argument '$1': it takes none" >&2
     exit 2
@@ -16,20 +16,7 @@ tree=$(mktemp -d) || exit 1
 trap 'rm -rf "$tree"' EXIT
 machine=$(uname -m)
 
-# A test is a function test_NAME, which runs in a subshell with `set -e` and a new, empty $tree.
-fail() { # reason
-    echo "$1" >"$tree/why"
-    exit 1
-}
-contains() { # file, texts...
-    local text
-    for text in "${@:2}"; do grep -qF -- "$text" "$1" || fail "no '$text' in: $(cat "$1")"; done
-}
-lacks() { # file, texts...
-    local text
-    for text in "${@:2}"; do ! grep -qF -- "$text" "$1" || fail "'$text' in: $(cat "$1")"; done
-}
-equal() { [ "$1" = "$2" ] || fail "'$1', expected '$2'"; }
+# Each test starts with an empty $tree.
 
 # ---------------------------------------------------------------------------------------------------
 # Imitations
@@ -522,10 +509,7 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
 # nvcc splits a store if it cannot prove that the index is a multiple of the vector; PTX shows it.
 test_vectorised_kernels_store_16_bytes_at_a_time() {
     local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels
-    [ -x "$nvcc" ] || {
-        echo "no $nvcc" >"$tree/why"
-        exit 77
-    }
+    [ -x "$nvcc" ] || skip "no $nvcc"
     kernels='adamw residual scale fill swiglu_forward swiglu_backward rope embedding_forward'
     kernels+=' diff_combine_forward gate_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
@@ -616,6 +600,7 @@ counts() { # expected passed, failed and skipped; the program's last line and ex
     local counted
     counted=$(
         scratch=$tree passed=0 failed=0 skipped=0
+        unset -f fail
         eval "$(sed -n '/^fail()/,/^}/p; /^run()/,/^}/p' scripts/test.sh)"
         run tests "$tree/program" >/dev/null
         echo "$passed $failed $skipped"
@@ -635,31 +620,10 @@ test_a_test_program_must_run_tests_and_its_status_must_match_its_counts() {
     counts '1 2 0' '' 0
 }
 
-passed=0 failed=0 skipped=0
 for test in $(declare -F | sed -n 's/^declare -f \(test_\)/\1/p'); do
     rm -rf "${tree:?}"/*
     mkdir -p "$tree/bin"
     python "$tree/nothing"
-    name=${test#test_} name=${name//_/ }
-    (
-        set -e
-        trap - EXIT
-        "$test"
-    )
-    case $? in
-    0)
-        echo "ok   build: $name"
-        passed=$((passed + 1))
-        ;;
-    77)
-        echo "skip build: $name: $(cat "$tree/why")"
-        skipped=$((skipped + 1))
-        ;;
-    *)
-        echo "FAIL build: $name: $(cat "$tree/why" 2>/dev/null)"
-        failed=$((failed + 1))
-        ;;
-    esac
+    run_test "$test" build
 done
-echo "$passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -225,7 +225,7 @@ static void test_ranks_missing_waits(void) {
 
 // The rank that speaks is at step `first` to `last`; of the other it has last heard there or before.
 static bool names_steps(const char *line, int first, int last) {
-    static const char heard_text[] = "last heard at step ", now_text[] = " is at step ";
+    static const char heard_text[] = "last message at step ", now_text[] = " is at step ";
     const char *heard = strstr(line, heard_text), *now = strstr(line, now_text);
     if (!heard || !now) return false;
     int heard_step = atoi(heard + sizeof(heard_text) - 1), now_step = atoi(now + sizeof(now_text) - 1);
@@ -237,8 +237,8 @@ static void test_ranks_lost(void) {
         const char *fault, *word;
     } cases[] = {{"kill:1:3:backward", "rank 1 ("},
                  {"kill:0:3:update", "rank 0 ("},
-                 {"stop:1:3:gradients", "has been silent"},
-                 {"hang:1:3:backward", "does not come to where the others have waited"}};
+                 {"stop:1:3:gradients", "has been unresponsive"},
+                 {"hang:1:3:backward", "has not reached the collective"}};
     ProgramResult r;
     char environment[300], text[1000], path[600];
     for (int c = 0; c < 4; c++) {
@@ -284,7 +284,7 @@ static void test_ranks_device_errors(void) {
     } cases[] = {
         {"CUDA_ON_CPU_FAULT=adamw:4", "diffv2: CUDA failed: an illegal memory access was encountered ("},
         {"CUDA_ON_CPU_FAULT=$([ $i = 0 ] || echo adamw:4)",
-         "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING"},
+         "; an earlier kernel may be the cause; CUDA_LAUNCH_BLOCKING"},
         {"CUDA_ON_CPU_NCCL_ASYNC='1:30:NET/IB : a port is down'",
          "NCCL failed: remote process exited or there was a network error (in the background): NET/IB : a port is "
          "down ;"},
@@ -356,8 +356,8 @@ static void test_launcher_variables(void) {
          "SLURM_STEP_TASKS_PER_NODE is '2,x'"},
         {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 "
          "SLURM_STEP_NODELIST=no-such-machine.invalid",
-         "no-such-machine.invalid is not known"},
-        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"},
+         "cannot resolve the host of rank 0, no-such-machine.invalid"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "names the host of rank 0"},
         {"SLURM_PROCID=1 SLURM_LOCALID=1 'SLURM_STEP_TASKS_PER_NODE=2(x-1)' SLURM_NODEID=0",
          "SLURM_STEP_TASKS_PER_NODE is '2(x-1)'"},
         {"-u DIFFV2_SECRET SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
@@ -371,7 +371,7 @@ static void test_launcher_variables(void) {
         {"SLURM_STEP_NUM_TASKS=4294967298", "SLURM_STEP_NUM_TASKS is '4294967298'"},
         {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"},
         {"MASTER_PORT=65536 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
-         "MASTER_PORT is '65536', a number from 1 to 65535 is expected: correct or unset it"}};
+         "MASTER_PORT is '65536'; it must be a number from 1 to 65535: correct or unset it"}};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
@@ -444,8 +444,8 @@ static void test_ranks_strangers(void) {
     // job and step are right, the secret is not
     run_ranks(&r, &d, 2, "DIFFV2_SECRET=00112233445566778899aabbccddeef$i MASTER_PORT=$((20000 + $$ % 10000))", 1,
               TRAIN_RANKS " --batch-size 2 --steps 2 --start-timeout 2");
-    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not prove to be rank 0") &&
-               strstr(r.err, "have not come to rank 0 within 2 s") && strstr(r.err, "were turned away"),
+    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not authenticate as rank 0") &&
+               strstr(r.err, "have not connected to rank 0 within 2 s") && strstr(r.err, "were rejected"),
            "two secrets: %.600s", r.err);
     test_remove_directory(&d);
 }

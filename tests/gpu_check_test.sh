@@ -4,21 +4,18 @@
 # Requires the programs of --pretend, which scripts/test.sh builds.
 #
 # Usage: tests/gpu_check_test.sh
-set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-passed=0 failed=0
+source tests/shell_tests.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive
 
 ok() { # sentence, exit status of its test
     if [ "$2" = 0 ]; then
-        echo "ok   check on a device: $1"
-        passed=$((passed + 1))
+        report "ok  " "check on a device: $1"
     else
-        echo "FAIL check on a device: $1"
+        report FAIL "check on a device: $1"
         tail -n 20 "$work/output" | sed 's/^/     | /'
-        failed=$((failed + 1))
     fi
 }
 check() { # NAME, arguments...: results in $work/NAME; sets `status` and `folder`, writes $work/output
@@ -93,7 +90,8 @@ ok "the results contain the errors of gradients and the five models" $?
 state '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["done"]} and
     "products" in open(sys.argv[1] + "/log.txt").read()'
 ok "it trains in fp32 and with a measured peak, and compares operations at the shapes of a model" $?
-results '^targets:' && results 'attention_backward' && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
+results '^targets:' && results 'attention_backward' \
+    && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "results.txt has the same tables, the targets, and the counts in its last line" $?
 state 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
     for x in p["profile"]["records"])' && results "class of work.*measured/predicted"
@@ -232,13 +230,15 @@ echo "made \$*" >>"$work/made"
 END
 rented() { # arguments...: the check in that copy
     folder=$work/h
-    (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$folder" "${bundle[@]}" "$@") >"$work/output" 2>&1
+    (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$folder" "${bundle[@]}" "$@") \
+        >"$work/output" 2>&1
     status=$?
 }
 builds() { grep -c -- "-k" "$work/made"; }
 rented --parts probe,build
 found 0 && [ "$(builds)" = 3 ] \
-    && state '"CUDA on the CPU" in r["device"] and r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
+    && state '"CUDA on the CPU" in r["device"] and
+        r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
 ok "without git the commit is the bundle's; the results name the device" $?
 rm -rf "$tree/build"
 rented --parts ops
@@ -291,5 +291,4 @@ check l --parts speed
 found 2 "the parts are probe, build" && one_line && check l --bundle "$work" && found 2 'not a bundle' && one_line
 ok "unknown parts and directories that are not bundles are usage errors: one line" $?
 
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish
