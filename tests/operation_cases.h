@@ -46,7 +46,7 @@ typedef struct {
     size_t count;
     TensorType type;
     bool constant;    // an input without a gradient
-    double spread;    // of an input: values are uniform in (-spread, spread)
+    double spread;    // values, or what is added to, are uniform in (-spread, spread)
     double low, high; // CUDA: where high > 0, the backward's input is uniform in (low, high)
     Error error;      // of CUDA against C, as an output
     bool error_grows; // with the largest value of the tensor
@@ -481,7 +481,7 @@ static inline void op_describe(OpCase *c, OpKindName kind, const int *d) {
     c->kind = kind;
     c->d = d;
     c->length = 1;
-    for (int i = 0; i < OP_TENSORS; i++) c->x[i].spread = 1;
+    for (int i = 0; i < OP_TENSORS; i++) c->x[i].spread = c->dx[i].spread = c->y[i].spread = 1;
     op_kinds[kind].setup(c);
     for (int i = 0; i < OP_TENSORS; i++) {
         memcpy(c->dx[i].view, c->x[i].view, sizeof(c->x[i].view));
