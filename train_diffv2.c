@@ -1,62 +1,54 @@
 /*
 train_diffv2.c: pretraining of decoder language models with differential attention, on the CPU.
 
-The file reads top to bottom: the model and its memory, forward, backward (its exact mirror), update,
-statistics, what a step costs, checkpoints, generation, the training loop, main. Operations are called by name and
-declared in llmc/ops/ops.h; nothing here dereferences a buffer, so that train_diffv2.cu can include this
-very file with CUDA operations instead.
+The file reads top to bottom: the model and its memory, forward, backward (the forward's lines in reverse), update, a
+run with its checkpoints and validation, the training step, the training loop, main. Operations are called by name and
+declared in llmc/ops/ops.h. Nothing here dereferences a device buffer, so that train_diffv2.cu includes this file with
+CUDA operations.
 
-  B sequences of T positions make a micro-batch of N = B*T rows; a step (one update) sums the
-  gradients of `micro_steps` of them. C hidden size, L layers, V vocabulary, F MLP width, D head
-  dimension, NH output heads, NKV key/value heads, NQ query heads. [] shapes are row-major.
+  B sequences of T positions are a micro-batch of N = B*T rows. A step sums the gradients of `micro_steps` micro-batches
+  and does one update. C hidden size, L layers, V vocabulary, F MLP width, D head width, NH output heads, NKV key/value
+  heads, NQ query heads. [] shapes are row-major.
 */
 #include "llmc/base/common.h"
-#include "llmc/run/model_memory.h"
+#include "llmc/ops/all_ops.h"
 #include "llmc/base/random.h"
-#include "llmc/run/options.h"
-#include "llmc/run/schedule.h"
-#include "llmc/run/run_tokenizer.h"
-#include "llmc/run/spikes.h"
-#include "llmc/data/data_identity.h"
 #include "llmc/checkpoint/checkpoint_background.h"
-#include "llmc/run/ranks.h"
-#include "llmc/base/revision.h"
-#include "llmc/run/logger.h"
-#include "llmc/run/starts.h"
-#include "llmc/run/layer_stats.h"
-#include "llmc/run/generation.h"
-#include "llmc/run/evaluation.h"
-#include "llmc/run/progress.h"
-#include "llmc/run/stop_signals.h"
 #include "llmc/run/environment.h"
 #include "llmc/run/dry_run.h"
+#include "llmc/run/evaluation.h"
+#include "llmc/run/gemm_table.h"
+#include "llmc/run/generation.h"
+#include "llmc/run/layer_stats.h"
+#include "llmc/run/model_init.h"
+#include "llmc/run/model_memory.h"
+#include "llmc/run/resume.h"
+#include "llmc/run/run_data.h"
+#include "llmc/run/run_description.h"
+#include "llmc/run/run_records.h"
+#include "llmc/run/schedule.h"
+#include "llmc/run/stop_signals.h"
 
-// Elements of a tensor that are drawn at a time; tests make it small (tests/small_sizes.h).
-#ifndef INIT_CHUNK
-#define INIT_CHUNK ((size_t)1 << 20)
-#endif
 // ---------------------------------------------------------------------------------------------------
 // The model and its memory
 
 typedef struct {
     ModelPlan plan;
-    LayerStats *stats;    // [L]: filled by the backward, while the activations of a layer are there; NULL: not wanted
-    double stats_seconds; // that this took
-    bool documents;       // attention stays within them: acts.starts counts
-    floatX *params;       // [tensors.buffer_count], layer-major
-    grad_t *grads;        // likewise; with --zero 2: the groups before and behind the layers, two layers, own_grads
-    real *m, *v;          // Adam's moments, likewise; with --zero 1 and 2 of this rank's own pieces
-    // likewise: the weights, where floatX is too narrow for small updates; params are these, rounded. Else NULL
-    real *master;
+    floatX *params; // [tensors.buffer_count], layer by layer
+    grad_t *grads;  // likewise; with --zero 2: the groups before and after the layers, two layers, own_grads
+    real *m, *v;    // moments of Adam, likewise; with --zero 1 and 2 of this rank's own pieces
+    real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
-    Sharding sharding;
-    grad_t **group_grads; // [L+2]: where the gradients of a group of tensors are
-    grad_t *own_grads;    // --zero 2: those of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;       // of an update: the first one's backward writes the gradients, the others' add to them
-    bool reduce;          // and this one's sums them over the ranks
-    uint64_t *reduced, *gathered; // [L+2]: tickets of a group's gradients and parameters
     char *activations_memory;
+    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
+    grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
+    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
+    LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
+    double stats_seconds;         // spent on them
 } Model;
 
 static floatX *param(const Model *model, TensorKind kind, int layer) {
@@ -71,8 +63,7 @@ static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     return t ? tensor_grad(model, t) : NULL;
 }
 
-// Whether the backward adds to the gradients where they are. With --zero 2 they are new in every micro-step, and are
-// added up in own_grads.
+// Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums them.
 static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
 
 // As key_set; with --doc-mask attention stays within documents.
@@ -82,17 +73,14 @@ static KeySet model_key_set(const Model *model, int set, int B, int T, int first
     return k;
 }
 
-static void model_plan_rank(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
-                            int rank, int ranks, int zero) {
+// The model's plan, without memory. It runs as rank `rank` of `ranks` that share its state as --zero `zero` says.
+static void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose, Recompute recompute,
+                       int rank, int ranks, int zero) {
     memset(model, 0, sizeof(*model));
     plan_build(&model->plan, config, B, T, purpose, recompute, rank, ranks, zero);
 }
-static inline void model_plan(Model *model, const ModelConfig *config, int B, int T, Purpose purpose,
-                              Recompute recompute) {
-    model_plan_rank(model, config, B, T, purpose, recompute, 0, 1, 0);
-}
 
-// Where each group's gradients are, in the buffer that group_grads_count measured.
+// Sets group_grads and own_grads, in the buffer that group_grads_count sized.
 static void model_place_grads(Model *model) {
     const size_t *at = model->plan.tensors.group_offset;
     int L = model->plan.config.L;
@@ -106,30 +94,31 @@ static void model_place_grads(Model *model) {
     model->own_grads = shared ? model->grads + count : NULL;
 }
 
-// Allocates what the plan counts. `shared` NULL, or a model whose parameters this one reads.
+// Allocates the buffers of the plan. shared: a model whose parameters this one reads, or NULL.
 static void model_alloc(Model *model, const Model *shared) {
-    const Sharding *s = &model->plan.sharding;
+    const ModelPlan *plan = &model->plan;
+    const Sharding *s = &plan->sharding;
     size_t groups = (size_t)s->groups;
-    model->acts.layers = (LayerActivations *)checked_calloc((size_t)model->plan.config.L, sizeof(LayerActivations));
+    model->acts.layers = (LayerActivations *)checked_calloc((size_t)plan->config.L, sizeof(LayerActivations));
     model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->squares = (double *)checked_calloc((size_t)s->count * (size_t)s->ranks, sizeof(double));
-    model->params = shared ? shared->params : (floatX *)buffer_alloc(model->plan.params_bytes, "parameters");
-    if (model->plan.purpose == FOR_TRAINING) {
-        model->grads = (grad_t *)buffer_alloc(model->plan.grads_bytes, "gradients");
+    model->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
+    if (plan->purpose == FOR_TRAINING) {
+        model->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
         model_place_grads(model);
-        model->m = (real *)buffer_alloc(model->plan.moments_bytes, "optimizer states");
-        model->v = model->m + model->plan.moments_bytes / (2 * sizeof(real));
-        if (model->plan.master_bytes) model->master = (real *)buffer_alloc(model->plan.master_bytes, "master weights");
+        model->m = (real *)buffer_alloc(plan->moments_bytes, "optimizer states");
+        model->v = model->m + plan->moments_bytes / (2 * sizeof(real));
+        if (plan->master_bytes) model->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
-    model->activations_memory = (char *)buffer_alloc(model->plan.activations_bytes, "activations");
+    model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0, own_elements};
-    activations_carve(&model->acts, &model->plan, &arena);
+    activations_carve(&model->acts, plan, &arena);
 
-    size_t count = (size_t)model->plan.config.T * (size_t)model->plan.dims.QD;
+    size_t count = (size_t)plan->config.T * (size_t)plan->dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
-    rope_table(table, model->plan.config.T, model->plan.dims.QD, model->plan.config.rope_theta);
+    rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
     buffer_upload(model->acts.rope, table, count * sizeof(real));
     free(table);
 }
@@ -149,45 +138,10 @@ static void model_free(Model *model, bool owns_params) {
     memset(model, 0, sizeof(*model));
 }
 
-// Initial values: a function of (seed, tensor name, element) alone.
-static void model_init(Model *model, uint64_t seed) {
-    const Sharding *mine = model->plan.sharding.level ? &model->plan.sharding : NULL;
-    floatX *host = (floatX *)checked_calloc(INIT_CHUNK, sizeof(floatX));
-    real *exact = (real *)checked_calloc(INIT_CHUNK, sizeof(real));
-    for (int i = 0; i < model->plan.tensors.count; i++) {
-        const Tensor *t = &model->plan.tensors.tensors[i];
-        uint64_t key = random_key(t->name, seed);
-        Init init = t->row->init;
-        double mean = init == INIT_ONE ? 1 : init == INIT_LAMBDA ? lambda_init(t->layer) : 0;
-        double std = init == INIT_RESIDUAL ? 0.02 / sqrt(2.0 * model->plan.config.L)
-                     : init == INIT_NORMAL ? 0.02
-                     : init == INIT_WIDE   ? 0.1
-                                           : 0;
-        for (size_t begin = 0; begin < t->count; begin += INIT_CHUNK) {
-            size_t count = min_size(INIT_CHUNK, t->count - begin);
-#pragma omp parallel for schedule(static)
-            for (size_t e = 0; e < count; e++) {
-                float value = (float)(mean + (std > 0 ? std * random_normal(key, begin + e) : 0));
-                exact[e] = (real)value;
-                host[e] = (floatX)value;
-            }
-            buffer_upload(model->params + t->offset + begin, host, count * sizeof(floatX));
-            for (OwnRange r = sharding_ranges(mine, t); model->master && sharding_next(mine, t, &r);) {
-                size_t low = max_size(begin, r.begin), high = min_size(begin + count, r.begin + r.count);
-                if (low < high)
-                    buffer_upload(model->master + r.compact_at + (low - r.begin), exact + (low - begin),
-                                  (high - low) * sizeof(real));
-            }
-        }
-    }
-    free(exact);
-    free(host);
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-// The factor of the second map in a layer where it is not projected from the input, for every row and head.
+// Lambda, the factor of the second map, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     size_t count = (size_t)N * (size_t)model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
@@ -215,7 +169,7 @@ static void subnorm_forward(Model *model, int l, int N) {
         scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
 }
 
-// From the fused rows to the context that o_proj reads; each step is there or not by a trait of the variant.
+// From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
 static void attention_heads_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
@@ -236,8 +190,7 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     if (d->gate_width) gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
 }
 
-// A sum that enters the residual stream goes through a norm next: one operation for both. After the last block it is
-// the final norm.
+// The norm that follows a block: of the next block, or the final norm. Its operation also adds to the residual stream.
 typedef struct {
     floatX *y;
     real *rstd;
@@ -252,14 +205,15 @@ static NextNorm norm_after_block(Model *model, int l) {
     return n;
 }
 
-// The first half of a block: from norm1, the norm of its input x, to x_mid and norm2.
+// The attention half of a block: from norm1, the norm of its input x, to x_mid and norm2.
 static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
-    floatX *fused = a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the cache
+    floatX *fused =
+        a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the key/value cache
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     attention_heads_forward(model, l, fused, B, T, first);
@@ -268,7 +222,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
                              (real)c->rms_norm_eps);
 }
 
-// The second half up to the projection back into the residual stream: from norm2 to hidden.
+// The MLP half without its down projection: from norm2 to hidden.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
     int C = model->plan.config.C, F = model->plan.config.F;
@@ -276,8 +230,7 @@ static void block_forward_mlp(Model *model, int l, int N) {
     swiglu_forward(a->hidden, a->gate_up, N, F);
 }
 
-// One block: x is the residual stream that enters it and norm1 its norm; layer->x_out is the stream that leaves it,
-// whose norm goes to the next block.
+// One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
@@ -286,29 +239,29 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     block_forward_mlp(model, l, N);
     matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
     NextNorm next = norm_after_block(model, l);
-    comm_wait(model->gathered[2 + l]); // what the norm belongs to
+    comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
                              (real)model->plan.config.rms_norm_eps);
 }
 
-// The stream that enters block l.
+// The residual stream that enters block l.
 static const floatX *block_input(const Model *model, int l) {
     return l ? model->acts.layers[l - 1].x_out : model->acts.embedded;
 }
 
-// What the first block reads: the embeddings of the tokens in acts.inputs, and their norm.
+// The embeddings of the tokens in acts.inputs, and their norm: the input of the first block.
 static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
     int C = model->plan.config.C;
-    comm_wait(model->gathered[0]); // of the last update, where other ranks have their part in it
+    comm_wait(model->gathered[0]); // the last update of other ranks
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
     rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C,
                     (real)model->plan.config.rms_norm_eps);
 }
 
-// Runs positions first .. first+T-1 of B sequences whose tokens are in acts.inputs, up to the final norm.
-// first > 0 only in a generating model, whose cache holds the positions before.
+// Runs positions first .. first+T-1 of B sequences, whose tokens are in acts.inputs, up to the final norm. first > 0
+// requires a model for generation, whose key/value cache holds the earlier positions.
 static void model_forward(Model *model, int B, int T, int first) {
     assert(B <= model->plan.B && first + T <= model->plan.T && (first == 0 || model->plan.purpose == FOR_GENERATION));
     model_forward_embedding(model, B * T);
@@ -317,8 +270,8 @@ static void model_forward(Model *model, int B, int T, int first) {
 
 static TensorKind head_kind(const Model *model) { return model->plan.config.tied ? T_EMBED : T_LM_HEAD; }
 
-// Adds the loss of each row to acts.losses, in chunks of rows so that the logits stay small. With dloss != 0
-// (the weight of one row in the loss that is minimised) also the head's gradient and, into dnorm, the final norm's.
+// Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
+// minimised; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output.
 static void model_classify(Model *model, int N, real dloss) {
     Activations *a = &model->acts;
     int C = model->plan.config.C, V = model->plan.config.V, Vp = model->plan.Vp;
@@ -337,8 +290,8 @@ static void model_classify(Model *model, int N, real dloss) {
 // ---------------------------------------------------------------------------------------------------
 // Statistics
 
-// Norm of the gradients of groups first .. last, from the squares of all pieces, in one order on all ranks; NaN or
-// infinite when an element is.
+// Norm of the gradients of groups first .. last, from the squares of all pieces, summed in the same order on all ranks.
+// NaN or infinite when an element is.
 static double squares_norm(const Model *model, int first, int last) {
     const Sharding *s = &model->plan.sharding;
     double sum = 0;
@@ -347,14 +300,14 @@ static double squares_norm(const Model *model, int first, int last) {
 }
 
 static void model_gather_stats(Model *model, int l, int B, int T) {
-    ops_wait(); // so that the time is that of the statistics alone
+    ops_wait(); // so that only the statistics are timed
     double start = now_seconds();
     model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], model_key_set(model, 0, B, T, 0));
     model->stats_seconds += now_seconds() - start;
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Backward: the forward's lines from the last to the first
+// Backward: the lines of the forward in reverse order; each comment quotes what it inverts
 
 static void lambda_backward(Model *model, int l, int N) {
     size_t count = (size_t)N * (size_t)model->plan.dims.OH;
@@ -371,7 +324,7 @@ static void lambda_backward(Model *model, int l, int N) {
     }
 }
 
-// From the gradient of the context to that of the fused rows: attention_heads_forward's lines from the last to the first.
+// The inverse of attention_heads_forward: from the gradient of the attention output to that of the fused rows.
 static void attention_heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
     const AttentionDims *d = &model->plan.dims;
@@ -403,8 +356,8 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     }
 }
 
-// Computes again what --recompute does not keep, by the operations of the forward, so with its bits. Of the last block,
-// which no other has followed, it is still there.
+// --recompute: computes the activations that were not kept again, by the operations of the forward, with equal bits.
+// Those of the last block are still in memory.
 static void block_recompute(Model *model, int l, const floatX *x, int B, int T) {
     const LayerActivations *a = &model->acts.layers[l];
     int N = B * T, C = model->plan.config.C;
@@ -419,7 +372,7 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
     block_forward_mlp(model, l, N);
 }
 
-// acts.dx is the gradient of x_out on entry and of x on return.
+// On entry acts.dx is the gradient of x_out, on return that of x.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->plan.config;
     const AttentionDims *d = &model->plan.dims;
@@ -428,7 +381,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
     bool add = grads_add(model);
 
-    // x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)): dx passes the sum unchanged
+    // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C,
                     add);
     swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, F);
@@ -437,7 +390,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C,
                      true);
 
-    // x_mid = x + o(context), context = context(rope(fused(norm1)))
+    // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     matmul_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C,
                     add);
     attention_heads_backward(model, l, B, T);
@@ -447,8 +400,8 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true);
 }
 
-// Before a group's gradients are written or added to. With --zero 2 its place is another group's, or the last
-// micro-step's, until that is with its owners. What no product writes is added to from zero.
+// Called before a group's gradients are written or added to. With --zero 2 waits until the gradients that were in the
+// same place have been reduced. Zeroes gradients that operations add to; matrix products write theirs.
 static void grads_open(Model *model, int group) {
     int L = model->plan.config.L;
     if (model->plan.sharding.level == 2) {
@@ -463,7 +416,7 @@ static void grads_open(Model *model, int group) {
     }
 }
 
-// This rank's piece of a bucket of the gradients, where the sum over all ranks is put.
+// This rank's piece of a bucket of gradients, which receives the sum over all ranks.
 static grad_t *own_grads(const Model *model, const Bucket *b) {
     const Sharding *s = &model->plan.sharding;
     if (model->own_grads) return model->own_grads + b->begin / (size_t)s->ranks;
@@ -471,7 +424,7 @@ static grad_t *own_grads(const Model *model, const Bucket *b) {
            (size_t)s->rank * b->piece;
 }
 
-// A group's gradients are complete: begins to sum them over the ranks, while the backward goes on.
+// Called when a group's gradients are complete: starts to sum them over the ranks, while the backward continues.
 static void grads_close(Model *model, int group) {
     const Sharding *s = &model->plan.sharding;
     if (!model->reduce) return;
@@ -484,7 +437,7 @@ static void grads_close(Model *model, int group) {
     }
 }
 
-// After model_forward and model_classify with dloss != 0 on the same rows; writes the gradients, or adds to them.
+// Requires model_forward and model_classify with dloss != 0 on the same rows. Writes the gradients, or adds to them.
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
@@ -500,11 +453,11 @@ static void model_backward(Model *model, int B, int T) {
         grads_close(model, 1 + l);
     }
     embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
-    grads_close(model, 0); // last, since a tied head has added to it first
+    grads_close(model, 0); // a tied head has added to it before
 }
 
-// The next batch, N rows. starts: where the document of each input begins in its sequence, which attention then does
-// not look beyond; or NULL. Positions stay those of the sequence: rotary scores depend on distances alone.
+// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention does
+// not look; or NULL. Positions count from the start of the sequence: rotary scores depend on distances only.
 static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);
@@ -513,7 +466,7 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     if (starts) buffer_upload(model->acts.starts, starts, bytes);
 }
 
-// One micro-step of an update over `total_rows` rows: the gradient of their mean loss.
+// One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
 static void model_micro_step(Model *model, const int *inputs, const int *targets, const int *starts, int B, int T,
                              double total_rows) {
     model_read_batch(model, inputs, targets, starts, B * T);
@@ -526,7 +479,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
     model_backward(model, B, T);
 }
 
-// Sum of the losses that model_classify has added up since they were last zeroed.
+// Sum of acts.losses, which model_classify adds to.
 static double model_loss_sum(const Model *model, int N) {
     real *host = (real *)checked_calloc((size_t)N, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)N * sizeof(real));
@@ -536,7 +489,7 @@ static double model_loss_sum(const Model *model, int N) {
     return sum;
 }
 
-// Adds the losses of `rows` rows to the means over `windows` windows, by the position in the window.
+// Adds the losses of `rows` rows to means [T], the mean loss at each position over `windows` windows.
 static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
     real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
@@ -547,7 +500,7 @@ static void model_losses_by_position(const Model *model, double *means, int rows
 // ---------------------------------------------------------------------------------------------------
 // Update
 
-// Sums of squares of this rank's pieces of the gradients, own[buckets], once they are reduced.
+// Waits for the reduced gradients; own [buckets]: sums of squares of this rank's pieces.
 static void model_own_squares(const Model *model, double *own) {
     const Sharding *s = &model->plan.sharding;
     for (int g = 0; g < s->groups; g++) comm_wait(model->reduced[g]);
@@ -556,17 +509,10 @@ static void model_own_squares(const Model *model, double *own) {
     buffer_download(own, model->acts.grad_squares, (size_t)s->count * sizeof(double));
 }
 
-// Before clipping. Of one rank; where there are more, run_agree has what each knows.
-static inline double model_grad_norm(Model *model) {
-    assert(model->plan.sharding.ranks == 1);
-    model_own_squares(model, model->squares);
-    return squares_norm(model, 0, model->plan.sharding.groups - 1);
-}
-
-// The factor of the gradients that brings their norm down to `clip` (0: any norm is right).
+// The factor that scales gradients down to the norm `clip`; 0: no limit.
 static double clip_factor(double grad_norm, double clip) { return clip > 0 && grad_norm > clip ? clip / grad_norm : 1; }
 
-// One AdamW step on the accumulated gradients, whose norm is finite; `update` counts from 1 (bias correction).
+// One AdamW step on the summed gradients, whose norm is finite. update: counts from 1, for the bias correction.
 static void model_update(Model *model, const Options *o, double lr, int64_t update, double grad_norm) {
     assert(isfinite(grad_norm) && update > 0);
     const Sharding *s = &model->plan.sharding;
@@ -586,13 +532,24 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     }
 }
 
-// Until this rank has all parameters of the last update, not only its own pieces.
+// Waits until this rank has all parameters of the last update, not only its own pieces.
 static void model_await_params(const Model *model) {
     for (int g = 0; g < model->plan.sharding.groups; g++) comm_wait(model->gathered[g]);
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Generation
+// Other uses of the forward: evaluation and generation
+
+// The forward of an EvaluationModel: up to the final norm, with a call of `visit` after each layer unless it is NULL.
+static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
+    Model *model = (Model *)data;
+    model_read_batch(model, tokens, tokens, NULL, B * T);
+    model_forward_embedding(model, B * T);
+    for (int l = 0; l < model->plan.config.L; l++) {
+        block_forward(model, l, block_input(model, l), B, T, 0);
+        if (visit) visit(visitor, l);
+    }
+}
 
 // Logits (V) after the tokens at positions first .. first+count-1 of one sequence; earlier ones are in the cache.
 static void model_next_logits(void *sampling_model, const int *tokens, int count, int first, float *logits) {
@@ -618,46 +575,44 @@ static Generator model_generator(Model *sampling_model, double temperature, int 
 // ---------------------------------------------------------------------------------------------------
 // A run
 
-enum { RUN_AGREED = 4 };
+enum { AGREED_NUMBERS = 4, SAMPLE_TOKENS = 200 };
 
 typedef struct {
     Options options;
+    Mode mode;
+    TrainerState state;
     Model model;
     Model sampling_model; // the same parameters with memory for generation; only with --sample-every
     DataLoader train, val;
-    uint64_t val_fingerprint;
+    uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
-    Log log;               // writes nothing without --out
-    int64_t step;          // steps done; they count from 1
-    int64_t updates;       // of them applied: Adam's own count, for its bias correction
-    int64_t tokens;        // of the steps done, each with the --total-batch that it had
-    SpikeGuard guard;      // which of them are
-    Rollback rollback;     // and when the run goes back
+    Log log;               // rank 0 with --out; else closed
     double first_loss;     // of the steps of this start
     double last_loss;      // likewise
     double val_loss;       // the last one; 0: none yet
     int stop;              // the signal that one of the ranks got, as of the last step; 0: none
-    double saved_at;       // of what the last checkpoint has, or when training began, in seconds of this rank's clock
+    double saved_at;       // when the last checkpoint was saved, or training began; of this rank's clock
     double stall_seconds;  // that training has waited for checkpoints
     bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
-    int checkpoint_stage;  // of one that is being written: how far all ranks have come, as of the last step
-    double *agreed;        // [ranks + 1][RUN_AGREED + buckets]: what the ranks tell each other once per step
-    uint64_t next_window;  // of the training order
-    uint64_t fingerprint;  // of the training data
+    int checkpoint_stage;  // of one that is being written: the stage that all ranks have reached, as of the last step
+    double *agreed;        // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
-    int *starts;           // likewise, of the documents of inputs; NULL without --doc-mask
+    int *starts;           // (B, T): where the document of each input begins; NULL without --doc-mask
     LayerStats *stats;     // [L], of the last micro-step of a step that logs them; NULL when none does
     double peak_gflops;    // of matrix products
-    const char *peak_from; // whose figure that is
+    const char *peak_from; // source of that number
     uint64_t gemm_table;   // digest of the table of --tune-gemm
 } Run;
 
 static const ModelPlan *run_sampling_plan(const Run *run) {
     return run->sampling_model.plan.config.L ? &run->sampling_model.plan : NULL;
 }
-static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and speaks for all
+static bool is_rank0(void) { return comm_rank() == 0; } // writes the log and prints
 static bool every(int64_t step, int64_t period) { return period > 0 && step % period == 0; }
+
+// ---------------------------------------------------------------------------------------------------
+// Checkpoints
 
 static CheckpointBuffers checkpoint_buffers(const Model *model) {
     CheckpointBuffers b;
@@ -672,22 +627,10 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     return b;
 }
 
-// The checkpoint of `step` is there: of the seconds that writing it took, training has waited `stall`.
 static void run_log_checkpoint(Run *run, int64_t step, bool in_background, double seconds, double stall) {
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "checkpoint");
-    log_integer(&run->log, "of_step", step);
-    log_bool(&run->log, "background", in_background);
-    log_number(&run->log, "ms", 1e3 * seconds);
-    log_number(&run->log, "stall_ms", 1e3 * stall);
-    log_end(&run->log);
     run->stall_seconds += stall;
-    progress_break();
-    printf("checkpoint of step %" PRId64 " written in %.1f s", step, seconds);
-    if (in_background) printf(", training waited %.2f s", stall);
-    printf("\n");
+    log_checkpoint(&run->log, run->state.step, step, in_background, seconds, stall);
 }
-
 static void run_log_background(Run *run) {
     run_log_checkpoint(run, background.save.step, true, background.end - background.begin, background.stall_seconds);
 }
@@ -705,15 +648,15 @@ static void run_finish_checkpoint(Run *run) {
 // The newest checkpoint whose weights have given a finite loss and gradient since, or "none".
 static void run_last_good_checkpoint(Run *run, char path[PATH_SIZE]) {
     run_finish_checkpoint(run);
-    int64_t last_finite = run->step - run->guard.not_finite_in_row;
+    int64_t last_finite = run->state.step - run->state.guard.not_finite_in_row;
     bool found = run->options.out && checkpoint_find_before(run->options.out, last_finite, path) >= 0;
     if (!found) snprintf(path, PATH_SIZE, "none");
 }
 
 // Whether the last step had a finite loss and gradient, and the last validation a finite loss.
-static bool run_is_finite(const Run *run) { return run->guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
+static bool run_is_finite(const Run *run) { return run->state.guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
 
-// Whether all ranks hold the same, bit for bit.
+// --check-ranks-every: the parameters, and without --zero the moments, are the same bits on all ranks.
 static void run_check_ranks(Run *run) {
     Model *model = &run->model;
     RankBuffer buffers[] = {{"", model->params, sizeof(floatX)},
@@ -723,7 +666,8 @@ static void run_check_ranks(Run *run) {
     if (comm_ranks() == 1) return;
     watch_phase(PHASE_CHECK);
     model_await_params(model);
-    ranks_check(&model->plan.tensors, buffers, model->plan.sharding.level ? 1 : model->master ? 4 : 3, run->step);
+    int count = model->plan.sharding.level ? 1 : model->master ? 4 : 3;
+    ranks_check(&model->plan.tensors, buffers, count, run->state.step);
 }
 
 static void run_refuse_broken_weights(Run *run, const CheckpointBuffers *buffers) {
@@ -732,29 +676,11 @@ static void run_refuse_broken_weights(Run *run, const CheckpointBuffers *buffers
     run_last_good_checkpoint(run, good);
     CHECK(false,
           "the weights after step %" PRId64
-          " are not finite and are not saved; try a lower --lr; last good checkpoint: "
-          "%s",
-          run->step, good);
+          " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
+          run->state.step, good);
 }
 
-// What trainer_state.json has, but for the checksums.
-static cJSON *run_state(const Run *run) {
-    cJSON *state = cJSON_CreateObject();
-    json_add_u64(state, "step", (uint64_t)run->step);
-    json_add_u64(state, "updates", (uint64_t)run->updates);
-    json_add_u64(state, "tokens", (uint64_t)run->tokens);
-    json_add_u64(state, "next_window", run->next_window);
-    json_add_u64(state, "seed", run->options.seed);
-    json_add_u64(state, "data_fingerprint", run->fingerprint);
-    CHECK(cJSON_AddItemToObject(state, "data", dataloader_identity(&run->train)) &&
-              cJSON_AddItemToObject(state, "detectors", spike_guard_to_json(&run->guard)) &&
-              (!run->rollback.count || cJSON_AddItemToObject(state, "rollback", rollback_to_json(&run->rollback))) &&
-              cJSON_AddItemToObject(state, "options", options_state_to_json(&run->options)),
-          "out of memory for a checkpoint");
-    return state;
-}
-
-// goes_on: training does, so that the checkpoint may be written meanwhile. One at a time is.
+// goes_on: training continues, so that the checkpoint may be written in the background. At most one is.
 static void run_checkpoint(Run *run, bool goes_on) {
     const Options *o = &run->options;
     if (!o->out) return;
@@ -766,28 +692,70 @@ static void run_checkpoint(Run *run, bool goes_on) {
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
     const RunTokenizer *tokenizer = &run->tokenizer;
     if (tokenizer->tokenizer) {
-        buffers.tokenizer[0].data = tokenizer->tokenizer->memory,
+        buffers.tokenizer[0].data = tokenizer->tokenizer->memory;
         buffers.tokenizer[0].size = tokenizer->tokenizer->size;
-        buffers.tokenizer[1].data = tokenizer->json, buffers.tokenizer[1].size = tokenizer->json_size;
+        buffers.tokenizer[1].data = tokenizer->json;
+        buffers.tokenizer[1].size = tokenizer->json_size;
     }
     bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
     if (in_background) buffers = background_copy(&buffers);
     run_refuse_broken_weights(run, &buffers);
-    int64_t keep = run_is_finite(run) ? o->keep : -1; // else it would push a good one out of --keep
-    cJSON *state = run_state(run);
+    int64_t step = run->state.step;
+    int64_t keep = run_is_finite(run) ? o->keep : -1; // --keep must not delete a good one for this one
+    cJSON *state = trainer_state_to_json(&run->state, o, run->fingerprint, dataloader_identity(&run->train));
     log_sync(&run->log);
     run->saved_at = now_seconds();
     if (in_background) {
-        background_start(o->out, run->step, keep, &buffers, state);
+        background_start(o->out, step, keep, &buffers, state);
         background.begin = start, background.stall_seconds = now_seconds() - start;
         return;
     }
-    checkpoint_save(o->out, run->step, &buffers, state);
-    if (is_rank0() && keep >= 0) checkpoint_prune(o->out, keep, run->step);
+    checkpoint_save(o->out, step, &buffers, state);
+    if (is_rank0() && keep >= 0) checkpoint_prune(o->out, keep, step);
     cJSON_Delete(state);
     run->saved_at = now_seconds();
-    run_log_checkpoint(run, run->step, false, run->saved_at - start, run->saved_at - start);
+    run_log_checkpoint(run, step, false, run->saved_at - start, run->saved_at - start);
 }
+
+// --rollback: back to the newest checkpoint before the bad steps; training continues with the data after them.
+static void run_roll_back(Run *run) {
+    const Options *o = &run->options;
+    TrainerState *s = &run->state;
+    int64_t first_bad = rollback_due(&s->rollback, s->step), from = s->step;
+    char path[PATH_SIZE];
+    if (!first_bad || !o->out) return;
+    run_finish_checkpoint(run);
+    model_await_params(&run->model);
+    if (checkpoint_find_before(o->out, first_bad, path) < 0) {
+        warn("step %" PRId64 ": --rollback %s is due, but there is no checkpoint before step %" PRId64
+             ": training continues",
+             from, o->rollback, first_bad);
+        s->rollback.bad_count = 0;
+        return;
+    }
+    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
+    cJSON *json = checkpoint_load_state(path);
+    checkpoint_load_weights(path, &buffers, true);
+    trainer_state_rewind(s, json, path);
+    cJSON_Delete(json);
+    bool again = rollback_restart_from(&s->rollback, s->step);
+    log_rollback(&run->log, s->step, from, first_bad, s->next_window);
+    if (is_rank0()) checkpoint_drop_after(o->out, s->step); // --resume must not find the steps that are taken back,
+    comm_barrier();                                         // even when the run ends here
+    CHECK(again,
+          "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
+          ": it does not help; try a lower --lr or --init from an earlier checkpoint",
+          from, o->rollback, ROLLBACK_TIMES + 1, s->step);
+    progress_break();
+    warn("step %" PRId64 ": %" PRId64 " spikes or skipped updates since step %" PRId64
+         ": back to the checkpoint of step %" PRId64 ", training continues with the data that follow (window %" PRIu64
+         ")",
+         from, s->rollback.count, first_bad, s->step, s->next_window);
+    run_checkpoint(run, false); // the same one, with the new position in the data
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Validation, evaluation, samples
 
 // Windows that a validation reads: the first ones of the shards.
 static uint64_t run_validation_windows(const Run *run) {
@@ -795,8 +763,8 @@ static uint64_t run_validation_windows(const Run *run) {
     return windows < run->val.window_count ? windows : run->val.window_count;
 }
 
-// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: the
-// means.
+// Mean loss over the first windows of the validation shards, the same ones each time. by_position (T) or NULL: adds the
+// mean loss of each position.
 static double run_validate(Run *run, double *by_position) {
     Model *model = &run->model;
     int B = model->plan.B, T = model->plan.T;
@@ -820,85 +788,61 @@ static double run_validate(Run *run, double *by_position) {
 }
 
 static void run_log_validation(Run *run) {
-    double loss = run->val_loss = run_validate(run, NULL);
-    char fingerprint[24];
-    FORMAT(fingerprint, "%" PRIu64, run->val_fingerprint);
-    log_begin(&run->log, "val", run->step);
-    log_number(&run->log, "loss", loss);
-    log_integer(&run->log, "windows", (int64_t)run_validation_windows(run)); // losses over others do not compare
-    log_string(&run->log, "data_fingerprint", fingerprint);
-    log_end(&run->log);
-    progress_break();
-    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", run->step, signless_nan(loss),
-           signless_nan(exp(loss)));
-    progress_flush();
-}
-
-// For --eval: the forward of an EvaluationModel.
-static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
-    Model *model = (Model *)data;
-    model_read_batch(model, tokens, tokens, NULL, B * T);
-    model_forward_embedding(model, B * T);
-    for (int l = 0; l < model->plan.config.L; l++) {
-        block_forward(model, l, block_input(model, l), B, T, 0);
-        if (visit) visit(visitor, l);
-    }
+    run->val_loss = run_validate(run, NULL);
+    log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
 }
 
 static void run_evaluate(Run *run) {
     Model *model = &run->model;
+    const Options *o = &run->options;
     double *by_position = (double *)checked_calloc((size_t)model->plan.T, sizeof(double));
-    Evaluation e;
-    memset(&e, 0, sizeof(e));
-    e.model.plan = &model->plan;
-    e.model.acts = &model->acts;
-    e.model.head = param(model, head_kind(model), 0);
-    e.model.model = model;
-    e.model.forward = model_forward_tokens;
-    e.val = &run->val;
-    e.loss = run_validate(run, by_position);
-    e.by_position = by_position;
-    e.windows = run_validation_windows(run);
-    e.data_fingerprint = run->val_fingerprint;
-    e.seed = run->options.seed;
-    e.eval_out = run->options.eval_out;
-    e.dump_attention = run->options.dump_attention;
+    double loss = run_validate(run, by_position);
+    Evaluation e = {{&model->plan, &model->acts, param(model, head_kind(model), 0), model, model_forward_tokens},
+                    &run->val,
+                    loss,
+                    by_position,
+                    run_validation_windows(run),
+                    run->val_fingerprint,
+                    o->seed,
+                    o->eval_out,
+                    o->dump_attention};
     evaluate(&e);
     free(by_position);
-    CHECK(isfinite(e.loss), "the validation loss is not finite: the model's weights are broken or training diverged");
+    CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 
-enum { SAMPLE_TOKENS = 200 };
+// Prints `count` tokens that a model for generation appends to the prompt; false when its logits are not finite.
+static bool run_generate(const Run *run, Model *model, int count, uint64_t key) {
+    Generator generator = model_generator(model, run->options.temperature, (int)run->options.top_k);
+    return print_generated(&generator, &run->tokenizer, count, key);
+}
 
 static void run_print_sample(Run *run) {
     model_await_params(&run->model);
     if (!is_rank0()) return;
     progress_break();
-    printf("--- sample after step %" PRId64 "\n", run->step);
-    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->step);
-    Generator generator = model_generator(&run->sampling_model, run->options.temperature, (int)run->options.top_k);
-    bool whole = print_generated(&generator, &run->tokenizer, SAMPLE_TOKENS, key);
+    printf("--- sample after step %" PRId64 "\n", run->state.step);
+    uint64_t key = random_mix(random_key("sample", run->options.seed) + (uint64_t)run->state.step);
+    bool whole = run_generate(run, &run->sampling_model, SAMPLE_TOKENS, key);
     printf(whole ? "---\n" : "--- cut: the model's logits are not finite\n");
     progress_flush();
 }
 
-typedef struct {
-    double loss, grad_norm, lr, seconds, comm_seconds; // the last: waiting for other ranks
-    UpdateDecision decision;
-} StepResult;
+// ---------------------------------------------------------------------------------------------------
+// A training step
 
-// What all ranks must know of a step, and know alike: the loss, the norm of the gradients, whether one is to stop or a
-// checkpoint is due.
+// What all ranks must know of a step: the loss, the norm of the gradients, whether one of them is to stop, whether a
+// checkpoint is due, and the stage of the one that is being written. All ranks compute the same from the same numbers.
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
-    int ranks = comm_ranks(), count = model->plan.sharding.count, width = RUN_AGREED + count;
+    int ranks = comm_ranks(), count = model->plan.sharding.count, width = AGREED_NUMBERS + count;
     double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
     own[1] = stop_signal_read();
     own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
     own[3] = background_progress();
-    model_own_squares(model, own + RUN_AGREED);
+    model_own_squares(model, own + AGREED_NUMBERS);
     comm_gather(all, own, (size_t)width * sizeof(double));
     run->checkpoint_stage = INT_MAX;
     for (int q = 0; q < ranks; q++) {
@@ -906,25 +850,26 @@ static void run_agree(Run *run, StepResult *r) {
         run->checkpoint_stage = min_int(run->checkpoint_stage, (int)theirs[3]);
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
-        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[RUN_AGREED + b];
+        for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[AGREED_NUMBERS + b];
     }
     run->checkpoint_due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
     r->grad_norm = squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
-// One step: gradients of micro_steps micro-batches, then the update, unless it is to be left out.
+// One step: gradients of micro_steps micro-batches, then the update, unless it is to be skipped.
 static StepResult run_step(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
+    TrainerState *s = &run->state;
     int B = model->plan.B, T = model->plan.T, N = B * T;
     double start = now_seconds(), waited = comm.wait_seconds;
     StepResult r;
-    watch_step(run->step + 1);
+    watch_step(s->step + 1);
     model->stats_seconds = 0;
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     for (int micro = 0; micro < run->micro_steps; micro++) {
-        bool stats = run->stats && micro == run->micro_steps - 1 && every(run->step + 1, o->stats_every);
+        bool stats = run->stats && micro == run->micro_steps - 1 && every(s->step + 1, o->stats_every);
         watch_phase(PHASE_DATA);
         dataloader_next(&run->train, run->inputs, run->targets, run->starts);
         model->stats = stats ? run->stats : NULL;
@@ -932,233 +877,84 @@ static StepResult run_step(Run *run) {
         model->reduce = comm_ranks() > 1 && (micro + 1 == run->micro_steps || model->plan.sharding.level == 2);
         model_micro_step(model, run->inputs, run->targets, run->starts, B, T, (double)o->total_batch);
     }
-    run->next_window = dataloader_position(&run->train);
-    run->step++;
-    run->tokens += o->total_batch;
-    r.lr = schedule_lr((Schedule)o->schedule, run->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
+    s->next_window = dataloader_position(&run->train);
+    s->step++;
+    s->tokens += o->total_batch;
+    r.lr = schedule_lr((Schedule)o->schedule, s->step, o->steps, o->warmup, o->lr, o->min_lr_ratio);
     run_agree(run, &r);
-    r.decision = spike_guard_decide(&run->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
+    r.decision = spike_guard_decide(&s->guard, r.loss, r.grad_norm, o->skip_loss_z, o->skip_grad_z);
     watch_phase(PHASE_UPDATE);
-    if (r.decision.apply) model_update(model, o, r.lr, ++run->updates, r.grad_norm);
+    if (r.decision.apply) model_update(model, o, r.lr, ++s->updates, r.grad_norm);
     bool spike = r.decision.loss_z >= SPIKE_Z || r.decision.grad_z >= SPIKE_Z;
-    rollback_record_step(&run->rollback, run->step, spike || !r.decision.apply);
+    rollback_record_step(&s->rollback, s->step, spike || !r.decision.apply);
     watch_phase(PHASE_LOG);
     r.seconds = now_seconds() - start - model->stats_seconds;
     r.comm_seconds = comm.wait_seconds - waited;
     return r;
 }
 
+// The records and lines of a step. seconds_left: of the run.
 static void run_log_step(Run *run, const StepResult *r, double seconds_left) {
-    const Options *o = &run->options;
-    double flops = training_flops(&run->model.plan, run->model.plan.B, run->model.plan.T) * run->micro_steps;
-    double share = run->peak_gflops > 0 ? flops / r->seconds / (run->peak_gflops * 1e9) : NAN,
-           tokens_per_s = (double)o->total_batch / r->seconds;
-    log_begin(&run->log, "train", run->step);
-    log_number(&run->log, "loss", r->loss);
-    log_number(&run->log, "grad_norm", r->grad_norm);
-    log_number(&run->log, "lr", r->lr);
-    log_integer(&run->log, "tokens", run->tokens);
-    log_number(&run->log, "tokens_per_s", tokens_per_s);
-    log_number(&run->log, "ms", 1e3 * r->seconds);
-    log_number(&run->log, "flops_util", share);
-    log_number(&run->log, "comm_ms", 1e3 * r->comm_seconds);
-    log_number(&run->log, "loss_z", r->decision.loss_z);
-    log_number(&run->log, "grad_z", r->decision.grad_z);
-    log_bool(&run->log, "skipped", !r->decision.apply);
-    log_end(&run->log);
-    progress_step(run->step, o->steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
+    const ModelPlan *plan = &run->model.plan;
+    const TrainerState *s = &run->state;
+    StepWork work = {training_flops(plan, plan->B, plan->T) * run->micro_steps, run->peak_gflops,
+                     run->options.total_batch};
+    log_step(&run->log, s->step, run->options.steps, s->tokens, r, work, seconds_left);
+    log_step_events(&run->log, s->step, r, s->guard.not_finite_in_row);
 }
 
-static void run_log_spike(Run *run, const char *of, double value, double z) {
-    if (!(z >= SPIKE_Z)) return;
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "spike");
-    log_string(&run->log, "of", of);
-    log_number(&run->log, "value", value);
-    log_number(&run->log, "z", z);
-    log_end(&run->log);
+// --stats-every: of the last micro-batch of the step and of its gradients.
+static void run_log_stats(Run *run) {
+    for (int l = 0; l < run->model.plan.config.L; l++)
+        log_layer_stats(&run->log, run->state.step, l, &run->stats[l], squares_norm(&run->model, 1 + l, 1 + l));
 }
 
-// So many steps were skipped that this is not a spike: it was applied.
-static void run_log_shift(Run *run, const StepResult *r) {
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "shift");
-    log_number(&run->log, "loss", r->loss);
-    log_number(&run->log, "grad_norm", r->grad_norm);
-    log_end(&run->log);
-    progress_break();
-    warn("step %" PRId64
-         ": %d more steps were skipped than applied, so loss %.4f and gradient norm %.4g are taken as a "
-         "lasting shift: the update was applied, and for %d applied steps nothing is skipped",
-         run->step, SKIP_LIMIT, r->loss, r->grad_norm, SPIKE_LEAST);
-}
+// ---------------------------------------------------------------------------------------------------
+// The training loop
 
-// What was out of the ordinary in a step: records in the log, and a line on stderr when its update was left out.
-static void run_log_events(Run *run, const StepResult *r) {
-    const UpdateDecision *v = &r->decision;
-    run_log_spike(run, "loss", r->loss, v->loss_z);
-    run_log_spike(run, "grad_norm", r->grad_norm, v->grad_z);
-    if (v->shift) run_log_shift(run, r);
-    if (v->apply) return;
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", v->finite ? "skipped" : "not_finite");
-    log_number(&run->log, "loss", r->loss);
-    log_number(&run->log, "grad_norm", r->grad_norm);
-    log_number(&run->log, "loss_z", v->loss_z);
-    log_number(&run->log, "grad_z", v->grad_z);
-    if (!v->finite) log_integer(&run->log, "in_row", run->guard.not_finite_in_row);
-    log_end(&run->log);
-    progress_break();
-    if (v->finite)
-        warn("step %" PRId64 ": loss %.4f (z %.3g), gradient norm %.4g (z %.3g): skipped, the update was left out",
-             run->step, r->loss, v->loss_z, r->grad_norm, v->grad_z);
-    else
-        warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was left out",
-             run->step, signless_nan(r->loss), signless_nan(r->grad_norm), run->guard.not_finite_in_row);
-}
-
-// good: from where the run can go on.
+// Logs that the run has diverged; good: the checkpoint from which it can continue.
 static void run_log_diverged(Run *run, char good[PATH_SIZE]) {
     run_last_good_checkpoint(run, good);
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "stopped");
-    log_string(&run->log, "why", "not_finite");
-    log_string(&run->log, "last_good_checkpoint", good);
-    log_end(&run->log);
+    log_stopped(&run->log, run->state.step, "not_finite", good);
     log_sync(&run->log);
 }
 
 static void run_stop_when_nothing_is_finite(Run *run) {
-    if (run->guard.not_finite_in_row < NOT_FINITE_LIMIT) return;
+    int64_t in_row = run->state.guard.not_finite_in_row;
+    if (in_row < NOT_FINITE_LIMIT) return;
     char good[PATH_SIZE];
     run_log_diverged(run, good);
     CHECK(false,
           "steps %" PRId64 " to %" PRId64
           " had no finite loss and gradient, the run is stopped; try a lower --lr, a longer --warmup, "
           "--grad-clip or --skip-grad-z from an earlier checkpoint; last good checkpoint: %s",
-          run->step - run->guard.not_finite_in_row + 1, run->step, good);
+          run->state.step - in_row + 1, run->state.step, good);
 }
 
-static void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
-    if (d->judged)
-        printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
-    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_LEAST, end);
-}
-
-static void run_print_spikes(const Run *run) {
-    const SpikeGuard *g = &run->guard;
-    printf("spikes: ");
-    print_spike_score("loss", &g->loss, ", ");
-    print_spike_score("gradient norm", &g->grad_norm, "; ");
-    printf("updates left out: %" PRId64 " skipped, %" PRId64 " not finite\n", g->skipped, g->not_finite);
-}
-
-// Of the last step's micro-batch and gradients.
-static void run_log_stats(Run *run) {
-    for (int l = 0; l < run->model.plan.config.L; l++)
-        log_layer_stats(&run->log, run->step, l, &run->stats[l], squares_norm(&run->model, 1 + l, 1 + l));
-}
-
-static uint64_t state_number(const cJSON *state, const char *key, uint64_t limit, const char *path) {
-    uint64_t value = 0;
-    CHECK(json_get_u64(state, key, &value),
-          "%s: trainer_state.json has no \"%s\": it is not a checkpoint of this program", path, key);
-    CHECK(value <= limit,
-          "%s: trainer_state.json has \"%s\" %" PRIu64 ", more than %" PRIu64
-          ": it is not a checkpoint of this program",
-          path, key, value, limit);
-    return value;
-}
-
-// The tokens of the steps up to a checkpoint; one of a version that did not count them has had one --total-batch.
-static int64_t state_tokens(const cJSON *state, int64_t step, const char *path) {
-    double total_batch = 0;
-    if (cJSON_HasObjectItem(state, "tokens")) return (int64_t)state_number(state, "tokens", INT64_MAX / 2, path);
-    json_get_number(cJSON_GetObjectItemCaseSensitive(state, "options"), "total-batch", &total_batch);
-    return (int64_t)fmin((double)step * total_batch, 0x1p53);
-}
-
-// The counters and detectors of a checkpoint; not the place in the data, which a rollback leaves where it is.
-static void run_adopt_state(Run *run, const cJSON *state, const char *path) {
-    run->step = (int64_t)state_number(state, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
-    run->updates = (int64_t)state_number(state, "updates", (uint64_t)run->step, path);
-    run->tokens = state_tokens(state, run->step, path);
-    CHECK(spike_guard_from_json(&run->guard, cJSON_GetObjectItemCaseSensitive(state, "detectors")),
-          "%s: \"detectors\" in trainer_state.json has an invalid format", path);
-}
-
-// --rollback: back to the newest checkpoint before the bad steps, and on with the data behind them.
-static void run_roll_back(Run *run) {
-    const Options *o = &run->options;
-    int64_t first_bad = rollback_due(&run->rollback, run->step), from = run->step;
-    char path[PATH_SIZE];
-    if (!first_bad || !o->out) return;
-    run_finish_checkpoint(run);
-    model_await_params(&run->model);
-    if (checkpoint_find_before(o->out, first_bad, path) < 0) {
-        warn("step %" PRId64 ": --rollback %s is due and there is no checkpoint before step %" PRId64 ": going on",
-             from, o->rollback, first_bad);
-        run->rollback.bad_count = 0;
-        return;
-    }
-    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    cJSON *state = checkpoint_load_state(path);
-    checkpoint_load_weights(path, &buffers, true);
-    run_adopt_state(run, state, path);
-    cJSON_Delete(state);
-    bool again = rollback_restart_from(&run->rollback, run->step);
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "rollback");
-    log_integer(&run->log, "from_step", from);
-    log_integer(&run->log, "first_bad_step", first_bad);
-    log_integer(&run->log, "next_window", (int64_t)run->next_window);
-    log_end(&run->log);
-    if (is_rank0()) checkpoint_drop_after(o->out, run->step); // they hold what is taken back
-    comm_barrier(); // also when the run ends here: --resume must not find them
-    CHECK(again,
-          "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
-          ": it does not help; try a lower --lr or --init from an earlier checkpoint",
-          from, o->rollback, ROLLBACK_TIMES + 1, run->step);
-    progress_break();
-    warn("step %" PRId64 ": %" PRId64 " spikes or updates left out since step %" PRId64
-         ": back to the checkpoint of step %" PRId64 ", on with the data that follow (window %" PRIu64 ")",
-         from, run->rollback.count, first_bad, run->step, run->next_window);
-    run_checkpoint(run, false); // the same one, with its new place in the data
-}
-
-// Whether a signal asks the run to stop. Called once per step: one that arrives a moment later is for the next step,
-// so that the checkpoint, the end of the loop and the status follow from the same answer. Many ranks stop at the same
-// step: the one whose end all of them know of it.
+// Whether a signal asks the run to stop. Called once per step: the checkpoint, the end of the loop and the exit status
+// follow from one answer, and a signal that arrives a moment later counts for the next step. With several ranks all
+// stop at the same step, the one in which they have agreed on it.
 static bool run_stop(Run *run) {
     if (comm_ranks() == 1) run->stop = stop_signal_read();
     else if (run->stop && is_rank0())
-        warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once", run->step,
-             run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
+        warn("signal: all ranks have finished step %" PRId64 "%s; a second signal ends the run at once",
+             run->state.step, run->options.out ? ", and a checkpoint is saved" : "; without --out nothing is saved");
     return run->stop != 0;
 }
 
-// A run that ends before its last step says how it goes on. Returns the exit status.
+// A run that ends before its last step. Returns the exit status.
 static int run_stopped(Run *run) {
     const Options *o = &run->options;
     const char *why = run->stop ? strsignal(run->stop) : "--stop-after";
-    log_begin(&run->log, "event", run->step);
-    log_string(&run->log, "what", "stopped");
-    log_string(&run->log, "why", why);
-    log_end(&run->log);
-    progress_break();
-    if (o->out)
-        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); go on with --out %s --resume\n", run->step,
-               o->steps, why, o->out);
-    else
-        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); without --out nothing was saved\n", run->step,
-               o->steps, why);
-    run_print_spikes(run);
+    log_stopped(&run->log, run->state.step, why, NULL);
+    print_stopped(run->state.step, o->steps, why, o->out);
+    print_spikes(&run->state.guard);
     return !run->stop ? EXIT_DONE : o->out ? EXIT_SIGNALLED : EXIT_FAILED;
 }
 
-// The last line of a run that has diverged. The last step or validation is not finite: then the status is not that of
-// success. Or the last loss is more than 1 above the first loss of this start, or above ln V, the loss of an untrained
-// model: the perplexity is e times what it was. Losses of single batches differ by less. Returns the exit status.
+// Warns about a run that has diverged, and returns its exit status. It has diverged when the last step or validation is
+// not finite: then the exit status is not EXIT_DONE. It also has when the last loss is more than 1 above the first loss
+// of this start, or above ln V, the loss of an untrained model; losses of single batches differ by less.
 static int run_end(Run *run, int status) {
     double untrained = log(run->model.plan.config.V);
     char good[PATH_SIZE];
@@ -1166,258 +962,128 @@ static int run_end(Run *run, int status) {
     if (!run_is_finite(run)) {
         if (status == EXIT_DONE) run_log_diverged(run, good);
         else run_last_good_checkpoint(run, good);
-        warn("the run ends at step %" PRId64
-             " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
-             "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
-             run->step, good);
+        warn_not_finite(run->state.step, good);
         return status == EXIT_DONE ? EXIT_FAILED : status;
     }
     if (run->last_loss > fmin(run->first_loss, untrained) + 1)
-        warn("the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a "
-             "lower --lr, a longer --warmup or --grad-clip",
-             run->last_loss, run->first_loss, untrained);
+        warn_loss_rose(run->last_loss, run->first_loss, untrained);
     return status;
+}
+
+static void run_train_begin(Run *run) {
+    const Options *o = &run->options;
+    print_training(run->state.step, o, comm_ranks(), run->micro_steps, run->peak_gflops, run->peak_from);
+    if (o->stats_every && !o->out)
+        warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
+    if (o->val_data && run->state.step == 0) run_log_validation(run);
+    run->saved_at = now_seconds();
+    dataloader_start(&run->train, run->state.next_window);
 }
 
 // Steps until the last one, --stop-after or a signal. Returns the exit status.
 static int run_train(Run *run) {
     const Options *o = &run->options;
-    int64_t first = run->step;
-    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", first, o->steps, o->total_batch);
-    if (comm_ranks() > 1) printf("%d ranks, ", comm_ranks());
-    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", run->micro_steps, run->micro_steps == 1 ? "" : "s",
-           run->model.plan.B, run->model.plan.T, run->peak_gflops, run->peak_from);
-    progress_flush();
-    if (o->stats_every && !o->out)
-        warn("--stats-every: the statistics are left out, since without --out there is no log for them");
-    if (o->val_data && run->step == 0) run_log_validation(run);
+    const TrainerState *s = &run->state;
     double busy = 0; // seconds in steps; validation and samples come on top and are few
     int64_t done = 0;
-    bool stop = false;
-    run->saved_at = now_seconds();
-    dataloader_start(&run->train, run->next_window);
+    run_train_begin(run);
     int missed = matmul_tune_missed(); // by a validation
-    while (!stop) {
+    for (bool stop = false; !stop;) {
         StepResult r = run_step(run);
         busy += r.seconds;
         run->last_loss = r.loss;
         if (done == 0) run->first_loss = r.loss;
-        run_log_step(run, &r, busy / (double)++done * (double)(o->steps - run->step));
-        run_log_events(run, &r);
+        run_log_step(run, &r, busy / (double)++done * (double)(o->steps - s->step));
         if (done == 1 && o->tune_gemm && matmul_tune_missed() > missed)
-            warn("--tune-gemm %s does not have %d of the products of a step, which the library's first choice computes",
+            warn("--tune-gemm %s lacks %d of the matrix products of a step, for which the library's first choice is "
+                 "used",
                  o->tune_gemm, matmul_tune_missed() - missed);
         if (background_advance(run->checkpoint_stage)) run_log_background(run);
-        if (done == 1) memory_log(&run->log, run->step, &run->model.plan, run_sampling_plan(run));
-        if (run->stats && every(run->step, o->stats_every)) run_log_stats(run);
-        if (every(run->step, o->check_ranks_every)) run_check_ranks(run);
+        if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
+        if (run->stats && every(s->step, o->stats_every)) run_log_stats(run);
+        if (every(s->step, o->check_ranks_every)) run_check_ranks(run);
         run_stop_when_nothing_is_finite(run);
         run_roll_back(run);
-        bool last = run->step == o->steps;
-        if (o->val_data && (last || every(run->step, o->val_every))) run_log_validation(run);
-        if (every(run->step, o->sample_every)) run_print_sample(run);
-        stop = run_stop(run) || last || run->step == o->stop_after;
-        bool sound = run->guard.not_finite_in_row == 0; // else it would push a good one out of --keep
-        bool due = every(run->step, o->checkpoint_every) || run->checkpoint_due;
-        if (stop || (sound && due)) run_checkpoint(run, !stop);
+        bool last = s->step == o->steps;
+        if (o->val_data && (last || every(s->step, o->val_every))) run_log_validation(run);
+        if (every(s->step, o->sample_every)) run_print_sample(run);
+        stop = run_stop(run) || last || s->step == o->stop_after;
+        bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
+        bool due = every(s->step, o->checkpoint_every) || run->checkpoint_due;
+        if (stop || (finite && due)) run_checkpoint(run, !stop);
     }
-    if (run->step < o->steps) return run_end(run, run_stopped(run));
-    char duration[32];
-    format_duration(duration, sizeof(duration), busy);
-    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s, for checkpoints %.2f s", done, duration,
-           run->train.wait_seconds, run->stall_seconds);
-    if (comm_ranks() > 1) printf(", for other ranks %.2f s", comm.wait_seconds);
-    printf("\n");
-    run_print_spikes(run);
+    if (s->step < o->steps) return run_end(run, run_stopped(run));
+    print_done(done, busy, run->train.wait_seconds, run->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
+    print_spikes(&s->guard);
     return run_end(run, EXIT_DONE);
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Modes and main
+// Opening and closing a run
 
-// What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
-typedef struct {
-    char path[PATH_SIZE]; // what the weights are read from: the checkpoint, or else the run's own --init; or empty
-    cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
-    cJSON *run_json;      // NULL without --resume
-    RunLock lock;         // of rank 0, when the run goes on to train
-} Resume;
-
-// A start that trains locks the run before it reads any of it: else another process could add steps in between.
-static Resume resume_find(Options *o) {
-    Resume r;
-    memset(&r, 0, sizeof(r));
-    if (!o->resume) return r;
-    bool trains = !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
-    if (trains && is_rank0()) r.lock = log_lock(o->out);
-    r.run_json = log_read_run_json(o->out);
-    if (checkpoint_find_newest(o->out, r.path) >= 0) {
-        r.state = checkpoint_load_state(r.path);
-        options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
-    } else {
-        const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
-        const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
-        FORMAT(r.path, "%s", init ? init : "");
-        options_adopt_json(o, options);
-        printf("%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
-    }
-    return r;
+static void warn_of_attention(void) {
+    for (const char *text = attention_warning(); text; text = attention_warning())
+        if (is_rank0()) warn("%s", text);
 }
 
-// The options, complete, and the model they describe; from a checkpoint where there is one.
-static ModelConfig configure(Options *o, Resume *resume, int argc, char **argv) {
-    options_parse(o, argc, argv);
-    watch_timeout(o->timeout);
-    char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first thing that all do together
-    if (own) ranks_compare(own, "start all ranks with the same program and the same options", EXIT_USAGE);
-    free(own);
-    *resume = resume_find(o);
-    const char *loaded = resume->path[0] ? resume->path : o->init;
-    if (loaded) { // resume_find has verified a checkpoint of the run
-        if (!resume->state && !o->dry_run) checkpoint_check_init(loaded);
-        ModelConfig config = config_json_read(loaded);
-        options_adopt_model(o, &config);
-    }
-    options_adopt_data(o);
-    options_finish(o, options_ranks(o));
-    watch_timeout(o->timeout); // may be the checkpoint's
-    omp_set_num_threads((int)o->threads);
-    if (!matmul_has_choice) { // the build decides
-        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == built_for,
-              "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s", gemm_choice(o->gemm),
-              gemm_choice(built_for), gemm_choice(o->gemm));
-        o->gemm = built_for;
-    }
-    CHECK(matmul_has_algorithms || !o->tune_gemm,
-          "--tune-gemm is for GPUs: the libraries of the CPU offer no choice of algorithms");
-    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
-          "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; take --gemm fp32");
-    matmul_use_bf16(o->gemm == GEMM_BF16);
-    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
-                                  o->sdpa_linear};
-    attention_configure(attention);
-    if (matmul_in_bf16 && !matmul_bf16_native)
-        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
-               "its speed\n");
-    return options_model(o);
-}
-
-// Windows that the run reads in all its steps: those that it has read, and what the other steps read now.
-static double run_windows(const Run *run) {
+// The plans of the model and of the one for samples; nothing is allocated.
+static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
-    double left = (double)(o->steps - run->step);
-    return (double)run->next_window + left * (double)o->total_batch / (double)o->seq_len;
-}
-
-static cJSON *run_description(const Run *run, int argc, char **argv) {
-    const Options *o = &run->options;
-    cJSON *json = cJSON_CreateObject(), *command = cJSON_AddArrayToObject(json, "command_line");
-    for (int i = 0; i < argc; i++) cJSON_AddItemToArray(command, cJSON_CreateString(argv[i]));
-    cJSON_AddItemToObject(json, "options", options_to_json(o));
-    cJSON *size = cJSON_AddObjectToObject(json, "model"); // with the step's data, what a comparison of runs needs
-    json_add_u64(size, "parameters", run->model.plan.tensors.parameter_count);
-    cJSON_AddNumberToObject(size, "ffn", run->model.plan.config.F);
-    cJSON_AddNumberToObject(size, "flops_per_token",
-                            training_flops(&run->model.plan, run->model.plan.B, run->model.plan.T) /
-                                ((double)run->model.plan.B * run->model.plan.T));
-    json_add_u64(json, "data_fingerprint", run->fingerprint);
-    cJSON *data = cJSON_AddObjectToObject(json, "data");
-    cJSON_AddItemToObject(data, "train", dataloader_describe(&run->train, run_windows(run)));
-    if (o->val_data) cJSON_AddItemToObject(data, "val", dataloader_describe(&run->val, 0));
-    cJSON_AddStringToObject(json, "revision", source_revision());
-    struct utsname host;
-    CHECK(uname(&host) == 0, "cannot ask for the host's name: %s", strerror(errno));
-    cJSON_AddStringToObject(json, "host", host.nodename);
-    char text[256];
-    FORMAT(text, "%s %s %s", host.sysname, host.release, host.machine);
-    cJSON_AddStringToObject(json, "system", text);
-    cJSON *devices = cJSON_AddArrayToObject(json, "devices");
-    char driver[sizeof(text)];
-    int cores = host_cores("");
-    bool on_device = ops_device(text, driver, sizeof(text));
-    if (on_device) cJSON_AddItemToArray(devices, cJSON_CreateString(text));
-    FORMAT(text, "CPU: %d thread%s on %d core%s", (int)o->threads, o->threads == 1 ? "" : "s", cores,
-           cores == 1 ? "" : "s");
-    cJSON *peak = cJSON_AddObjectToObject(json, "peak"); // of which flops_util in the log is the share
-    cJSON_AddNumberToObject(peak, "gflops", run->peak_gflops);
-    cJSON_AddStringToObject(peak, "from", run->peak_from);
-    cJSON_AddNumberToObject(json, "ranks", comm_ranks());
-    cJSON_AddItemToArray(devices, cJSON_CreateString(text));
-    cJSON *libraries = cJSON_AddObjectToObject(json, "libraries");
-    cJSON_AddStringToObject(libraries, "gemm", matmul_library());
-    FORMAT(text, "%016" PRIx64, run->gemm_table);
-    if (o->tune_gemm) cJSON_AddStringToObject(libraries, "gemm_table_xxh3_64", text);
-    if (attention_backend()) cJSON_AddStringToObject(libraries, "attention", attention_backend());
-    if (on_device) cJSON_AddStringToObject(libraries, "cuda", driver);
-    if (comm_ranks() > 1 && comm_library()) cJSON_AddStringToObject(libraries, "ranks", comm_library());
-    cJSON_AddStringToObject(libraries, "cjson", cJSON_Version());
-    FORMAT(text, "%u", XXH_versionNumber());
-    cJSON_AddStringToObject(libraries, "xxhash", text);
-    cJSON_AddStringToObject(libraries, "compiler", __VERSION__);
-    cJSON *environment = cJSON_AddObjectToObject(json, "environment"); // variables that change what libraries compute
-    for (int i = 0; i < LIBRARY_VARIABLE_COUNT; i++)
-        if (library_variable(i)) cJSON_AddStringToObject(environment, library_variables[i].name, library_variable(i));
-    return json;
-}
-
-// --dump-grads: one forward and backward over the first B*T + 1 tokens in file order.
-static void dump_gradients(Run *run) {
-    const Options *o = &run->options;
-    Model *model = &run->model;
-    size_t N = (size_t)model->plan.B * (size_t)model->plan.T;
-    int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
-    dataloader_read_first_tokens(&run->train, tokens, N + 1);
-    CHECK(!run->starts || run->train.corpus_count == 1 || run->train.corpora[0].token_count > N,
-          "--dump-grads --doc-mask: the first of the corpora has %zu tokens and %zu are read: name one corpus",
-          run->train.corpora[0].token_count, N + 1);
-    for (int b = 0; run->starts && b < model->plan.B; b++) {
-        size_t at = (size_t)b * (size_t)model->plan.T;
-        document_starts(run->starts + at, tokens + at, model->plan.T, run->train.corpora[0].separator);
+    int B = run->mode == MODE_GENERATE ? 1 : (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
+    model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
+               (int)o->zero);
+    bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
+    if (samples)
+        model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
+                   (int)o->zero);
+    if (o->device) {
+        const DevicePeak *gpu = device_peak_named(o->device);
+        plan_for_device(&run->model.plan, gpu, o->deterministic);
+        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
+        return;
     }
-    model_micro_step(model, tokens, tokens + 1, run->starts, model->plan.B, model->plan.T, (double)N);
-    double loss = model_loss_sum(model, (int)N) / (double)N;
-    checkpoint_save_gradients(o->dump_grads, &model->plan.tensors, model->grads, loss);
-    printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
-    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
-    free(tokens);
+    if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
+    warn_of_attention();
 }
 
-// --train-data or --val-data, with the separators that --doc-mask needs.
-static void run_open_data(Run *run, DataLoader *loader, const char *option, const char *text, int V) {
+// Refuses a run for which the memory is too little, before any rank allocates. loaded: a checkpoint directory, or NULL.
+static void run_check_memory(Run *run, const char *loaded) {
+    memory_announce(&run->model.plan, run_sampling_plan(run));
+    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
+    if (run->options.memory_check) {
+        memory_check_host(&run->model.plan, run_sampling_plan(run));
+        memory_check_device(&run->model.plan, run_sampling_plan(run));
+    }
+    comm_barrier(); // all ranks have looked at what is available
+}
+
+// Attention of the last batch of a validation, which may be partial.
+static void run_plan_last_batch(Run *run) {
+    ModelPlan *plan = &run->model.plan;
+    int B = (int)(run_validation_windows(run) % (uint64_t)plan->B);
+    if (B == 0) return;
+    AttentionShape shape = key_set(plan, 0, B, plan->T, 0).shape;
+    attention_prepare(shape, false, false);
+    plan->workspace_bytes = max_size(plan->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    warn_of_attention();
+}
+
+// The tokenizer and the data that the mode reads.
+static void run_open_data(Run *run, const char *loaded) {
     const Options *o = &run->options;
-    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed,
-                    loader == &run->train);
-    Separator given = {-1, false};
-    if (o->separator) separator_parse(o->separator, &given); // below V, as run_tokenizer_open has seen
-    for (int i = 0; i < loader->corpus_count; i++) {
-        Corpus *corpus = &loader->corpora[i];
-        if (given.token >= 0) corpus->separator = given;
-        CHECK(!o->doc_mask || corpus->separator.token >= 0,
-              "--doc-mask: nothing says which token separates the documents of --%s %s: give --separator ID", option,
-              corpus->path);
-    }
-    loader->documents = o->doc_mask;
-    struct stat file;
-    for (int i = 0; i < loader->corpus_count; i++) {
-        const Corpus *corpus = &loader->corpora[i];
-        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
-            printf("--%s %s: no corpus.json, so its shards are taken as they are\n", option, corpus->path);
-    }
-    dataloader_check_distinct_files(loader);
+    const ModeRow *mode = &mode_rows[run->mode];
+    int V = run->model.plan.config.V;
+    run_tokenizer_open(&run->tokenizer, o, loaded, !mode->prompts);
+    bool generates = mode->prompts || run_sampling_plan(run);
+    if (generates && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
+        warn("generated text begins after token 0, because the token that separates documents is unknown: give "
+             "--separator ID, or --prompt-tokens");
+    if (mode->train_data) run_data_open(&run->train, o, "train-data", o->train_data, V, true);
+    if (mode->val_data && o->val_data) run_data_open(&run->val, o, "val-data", o->val_data, V, false);
+    if (run->val.shard_count) run_plan_last_batch(run);
 }
 
-// Ranks on machines of their own may see other files under the same name.
-static void run_compare_data(const Run *run) {
-    char text[200];
-    FORMAT(text,
-           "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64
-           "\nthe-fingerprint-of-the-validation-data %016" PRIx64 "\n",
-           run->fingerprint, run->val.window_count, run->val_fingerprint);
-    ranks_compare(text, "all ranks must see the same files under --train-data and --val-data", EXIT_FAILED);
-}
-
-// What a step's speed is compared with: the maker's figure, or a product measured now.
+// The peak that the speed of a step is compared with: the manufacturer's, or that of a matrix product measured now.
 static void run_find_peak(Run *run) {
     run->peak_gflops = run->options.measure_peak ? 0 : ops_rated_gflops(&run->peak_from);
     if (run->peak_gflops > 0) return;
@@ -1425,130 +1091,72 @@ static void run_find_peak(Run *run) {
     run->peak_from = "a large matrix product, measured";
 }
 
-static void warn_of_attention(void) {
-    for (const char *text = attention_warning(); text; text = attention_warning())
-        if (is_rank0()) warn("%s", text);
+static void run_alloc(Run *run) {
+    const Options *o = &run->options;
+    const ModelPlan *plan = &run->model.plan;
+    int ranks = plan->sharding.ranks;
+    size_t N = (size_t)o->batch_size * (size_t)o->seq_len, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
+    model_alloc(&run->model, NULL);
+    ops_init(plan->workspace_bytes);
+    comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level);
+    if (run_sampling_plan(run)) model_alloc(&run->sampling_model, &run->model);
+    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * agreed, sizeof(double));
+    run->inputs = (int *)checked_calloc(N, sizeof(int));
+    run->targets = (int *)checked_calloc(N, sizeof(int));
+    if (o->doc_mask) run->starts = (int *)checked_calloc(N, sizeof(int));
+    if (run->mode == MODE_TRAIN && o->stats_every && o->out && is_rank0())
+        run->stats = (LayerStats *)checked_calloc((size_t)plan->config.L, sizeof(LayerStats));
+    run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
 }
 
-// Attention of the last batch of a validation, which may be partial.
-static void run_plan_last_batch(Run *run) {
-    Model *model = &run->model;
-    int B = (int)(run_validation_windows(run) % (uint64_t)model->plan.B);
-    if (B == 0) return;
-    AttentionShape shape = model_key_set(model, 0, B, model->plan.T, 0).shape;
-    attention_prepare(shape, false, false);
-    model->plan.workspace_bytes =
-        max_size(model->plan.workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
-    warn_of_attention();
-}
-
-// The table of --tune-gemm, measured on the products of two micro-steps: one writes the gradients, one adds to them.
+// --tune-gemm: measures the matrix products of two micro-steps: one writes the gradients, one adds to them.
 static char *run_measure_gemm(Run *run, size_t *size) {
     Model *model = &run->model;
-    int N = model->plan.B * model->plan.T;
-    const char *path = run->options.tune_gemm;
+    int B = model->plan.B, T = model->plan.T;
     double start = now_seconds();
     matmul_tune_measure();
     for (model->micro_step = 0; model->micro_step < 2; model->micro_step++)
-        model_micro_step(model, run->inputs, run->targets, run->starts, model->plan.B, model->plan.T, N);
+        model_micro_step(model, run->inputs, run->targets, run->starts, B, T, B * T);
     model->micro_step = 0;
-    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    char *text = matmul_tune_table(size);
-    file_write_atomic(path, text, *size);
-    printf("--tune-gemm: matrix products measured in %.1f s, %s written\n", now_seconds() - start, path);
-    return text;
+    buffer_zero(model->acts.losses, (size_t)(B * T) * sizeof(real));
+    return gemm_table_write(run->options.tune_gemm, now_seconds() - start, size);
 }
 
-// --tune-gemm: all ranks take the table that rank 0 reads, or measures.
 static void run_tune_gemm(Run *run) {
     const char *path = run->options.tune_gemm;
-    char *text = NULL, why[600];
     size_t size = 0;
-    if (is_rank0()) {
-        text = file_read(path, (size_t)1 << 24, &size);
-        CHECK(text || errno == ENOENT, "cannot read --tune-gemm %s: %s", path, strerror(errno));
-        if (!text) text = run_measure_gemm(run, &size);
-    }
-    comm_broadcast(&size, sizeof(size));
-    if (!text) text = (char *)checked_calloc(size + 1, 1);
-    comm_broadcast(text, size);
-    CHECK(matmul_tune_read(text, size, why, sizeof(why)),
-          "--tune-gemm %s: %s; remove the file to measure again, or leave the option out", path, why);
-    run->gemm_table = XXH3_64bits(text, size);
-    free(text);
+    char *table = is_rank0() ? gemm_table_read(path, &size) : NULL;
+    if (is_rank0() && !table) table = run_measure_gemm(run, &size);
+    run->gemm_table = gemm_table_use(path, table, size);
 }
 
 // Opens what the mode reads and allocates what it computes with: everything before the first step.
 static void run_open(Run *run, const ModelConfig *config, const Resume *resume) {
     const Options *o = &run->options;
-    bool training = !o->generate && !o->eval && !o->dry_run;
-    int B = (int)o->batch_size, T = (int)o->seq_len;
-    Purpose purpose = o->generate ? FOR_GENERATION : o->eval ? FOR_EVALUATION : FOR_TRAINING;
-    int ranks = options_ranks(o);
-    model_plan_rank(&run->model, config, o->generate ? 1 : B, T, purpose, (Recompute)o->recompute, comm_rank(), ranks,
-                    (int)o->zero);
-    bool speaks = o->sample_every && purpose == FOR_TRAINING && !o->dump_grads;
-    if (speaks)
-        model_plan_rank(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
-                        (int)o->zero);
-    if (o->device) {
-        plan_for_device(&run->model.plan, device_peak_named(o->device), o->deterministic);
-        plan_for_device(&run->sampling_model.plan, speaks ? run->model.plan.device : NULL, o->deterministic);
-    }
-    if (training && !o->dump_grads) signal(SIGPIPE, SIG_IGN); // progress_flush
-    if (!o->device) {
-        if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
-        warn_of_attention();
-    }
-    if (o->dry_run) return;
-    memory_announce(&run->model.plan, run_sampling_plan(run));
-    const char *loaded = resume->path[0] ? resume->path : o->init;
-    if (loaded) checkpoint_check_weights(loaded, &run->model.plan.tensors);
-    if (o->memory_check) memory_check_host(&run->model.plan, run_sampling_plan(run));
-    if (o->memory_check) memory_check_device(&run->model.plan, run_sampling_plan(run));
-    comm_barrier(); // no rank allocates before all ranks have looked at what is available
-    run_tokenizer_open(&run->tokenizer, o, loaded, !o->generate);
-    if ((o->generate || speaks) && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
-        warn("generated text begins after token 0, since nothing says which token separates documents: give "
-             "--separator ID, or --prompt-tokens");
-    if (training) run_open_data(run, &run->train, "train-data", o->train_data, config->V);
-    if (o->val_data && !o->generate && !o->dump_grads)
-        run_open_data(run, &run->val, "val-data", o->val_data, config->V);
-    if (run->val.shard_count) run_plan_last_batch(run);
-    if (training && !o->dump_grads) run_find_peak(run); // while memory is free
-    model_alloc(&run->model, NULL);
-    ops_init(run->model.plan.workspace_bytes);
-    comm_alloc(run->model.plan.sharding.largest * sizeof(grad_t), run->model.plan.sharding.level);
-    run->agreed = (double *)checked_calloc((size_t)(ranks + 1) * (size_t)(RUN_AGREED + run->model.plan.sharding.count),
-                                           sizeof(double));
-    if (training && !o->dump_grads) run->fingerprint = dataloader_fingerprint(&run->train);
+    const char *loaded = resume_weights(resume, o);
+    run->mode = options_mode(o);
+    bool trains = run->mode == MODE_TRAIN;
+    if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
+    run_plan(run, config);
+    if (run->mode == MODE_DRY_RUN) return;
+    run_check_memory(run, loaded);
+    run_open_data(run, loaded);
+    if (trains) run_find_peak(run); // while memory is free
+    run_alloc(run);
+    if (trains) run->fingerprint = dataloader_fingerprint(&run->train);
     if (run->val.shard_count) run->val_fingerprint = dataloader_fingerprint(&run->val);
-    run_compare_data(run);
-    if (speaks) model_alloc(&run->sampling_model, &run->model);
-    run->inputs = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    run->targets = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    if (o->doc_mask) run->starts = (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int));
-    if (training && o->stats_every && o->out && is_rank0())
-        run->stats = (LayerStats *)checked_calloc((size_t)config->L, sizeof(LayerStats));
-    run->micro_steps = (int)(o->total_batch / ((int64_t)B * T * ranks));
-    if (o->rollback) rollback_parse(o->rollback, &run->rollback.count, &run->rollback.steps);
+    run_data_compare(run->fingerprint, run->val.window_count, run->val_fingerprint);
+    TrainerState *s = &run->state;
+    if (o->rollback) rollback_parse(o->rollback, &s->rollback.count, &s->rollback.steps);
 
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    if (loaded) checkpoint_load_weights(loaded, &buffers, resume->state && training);
-    else model_init(&run->model, o->seed);
-    if (training && o->tune_gemm) run_tune_gemm(run);
-    if (!resume->state || !training) return;
-    run_adopt_state(run, resume->state, resume->path);
-    run->next_window = state_number(resume->state, "next_window", UINT64_MAX / 2, resume->path);
-    CHECK(rollback_from_json(&run->rollback, cJSON_GetObjectItemCaseSensitive(resume->state, "rollback")),
-          "%s: \"rollback\" in trainer_state.json has an invalid format", resume->path);
-    char difference[PATH_SIZE];
-    dataloader_describe_difference(&run->train, cJSON_GetObjectItemCaseSensitive(resume->state, "data"), difference,
-                                   sizeof(difference));
-    CHECK(run->fingerprint == state_number(resume->state, "data_fingerprint", UINT64_MAX, resume->path),
-          "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start anew "
-          "with --init",
-          o->train_data, o->out, difference);
+    bool resumes = trains && resume->state;
+    if (loaded) checkpoint_load_weights(loaded, &buffers, resumes);
+    else model_init(&run->model.plan, run->model.params, run->model.master, o->seed);
+    if (o->tune_gemm && mode_rows[run->mode].purpose == FOR_TRAINING) run_tune_gemm(run);
+    if (!resumes) return;
+    trainer_state_resume(s, resume->state, resume->path);
+    run_data_check_resumed(&run->train, run->fingerprint, resume->state, resume->path, o);
 }
 
 static void run_close(Run *run) {
@@ -1569,79 +1177,102 @@ static void run_close(Run *run) {
     options_free(&run->options);
 }
 
-// What this start of the run changes.
-static cJSON *run_changes(const Run *run, const Resume *resume) {
-    const cJSON *before = resume->state ? resume->state : resume->run_json;
-    cJSON *now = options_state_to_json(&run->options);
-    cJSON *changed = starts_changed(resume->run_json, cJSON_GetObjectItemCaseSensitive(before, "options"), now);
-    cJSON_Delete(now);
-    return changed;
+// ---------------------------------------------------------------------------------------------------
+// Modes and main
+
+// --dump-grads: one forward and backward over the first B*T + 1 tokens in file order.
+static void dump_gradients(Run *run) {
+    const Options *o = &run->options;
+    Model *model = &run->model;
+    int B = model->plan.B, T = model->plan.T;
+    size_t N = (size_t)B * (size_t)T;
+    const Corpus *first = &run->train.corpora[0];
+    int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
+    dataloader_read_first_tokens(&run->train, tokens, N + 1);
+    CHECK(!run->starts || run->train.corpus_count == 1 || first->token_count > N,
+          "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
+          first->token_count, N + 1);
+    for (int b = 0; run->starts && b < B; b++) {
+        size_t at = (size_t)b * (size_t)T;
+        document_starts(run->starts + at, tokens + at, T, first->separator);
+    }
+    model_micro_step(model, tokens, tokens + 1, run->starts, B, T, (double)N);
+    double loss = model_loss_sum(model, (int)N) / (double)N;
+    checkpoint_save_gradients(o->dump_grads, &model->plan.tensors, model->grads, loss);
+    printf("loss %.9g, gradients written to %s\n", signless_nan(loss), o->dump_grads);
+    CHECK(isfinite(loss), "the loss is not finite: the model's weights are broken or training diverged");
+    free(tokens);
+}
+
+// Windows that the run reads in all its steps: those that it has read, and what the other steps read now.
+static double run_windows(const Run *run) {
+    const Options *o = &run->options;
+    double left = (double)(o->steps - run->state.step);
+    return (double)run->state.next_window + left * (double)o->total_batch / (double)o->seq_len;
 }
 
 static void run_open_log(Run *run, const Resume *resume, int argc, char **argv) {
-    const Options *o = &run->options;
-    cJSON *description = run_description(run, argc, argv), *changed = NULL;
-    if (o->resume) {
-        changed = run_changes(run, resume);
-        starts_append(resume->run_json, description, run->step, changed);
-        log_write_run(&run->log, o->out, resume->run_json);
-        log_resume(&run->log, o->out, run->step);
-    } else {
-        changed = cJSON_CreateArray();
-        starts_begin(description);
-        log_create(&run->log, o->out, description);
-    }
-    cJSON *event = starts_event(run->step, changed);
-    log_record(&run->log, event);
-    cJSON_Delete(event);
-    cJSON_Delete(changed);
+    const ModelPlan *plan = &run->model.plan;
+    double per_token = training_flops(plan, plan->B, plan->T) / ((double)plan->B * plan->T);
+    RunFacts facts = {argc,
+                      argv,
+                      &run->options,
+                      plan->tensors.parameter_count,
+                      plan->config.F,
+                      per_token,
+                      &run->train,
+                      run->options.val_data ? &run->val : NULL,
+                      run->fingerprint,
+                      run_windows(run),
+                      run->peak_gflops,
+                      run->peak_from,
+                      run->gemm_table};
+    cJSON *description = run_description(&facts);
+    start_open_log(&run->log, &run->options, resume, run->state.step, description);
     cJSON_Delete(description);
-    checkpoint_clean(o->out);
 }
 
-// What the first signal is answered with at once. Ranks answer in run_stop: they also get one from a launcher that ends
-// a job of which a rank has failed, and then no step is finished.
-static const char *stop_notice(const Options *o) {
-    if (comm_ranks() > 1) return NULL;
-    return o->out
-               ? "diffv2: signal: the step under way is finished, then a checkpoint is saved; a second signal ends the "
-                 "run at once\n"
-               : "diffv2: signal: the step under way is finished, and without --out nothing is saved; a second signal "
-                 "ends the run at once\n";
+static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
+    const Options *o = &run->options;
+    int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps, step = run->state.step;
+    if (step >= end) {
+        printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
+               ": nothing to do; a larger --%s continues it\n",
+               o->out, step, end, end < o->steps ? "stop-after" : "steps");
+        CHECK(run_is_finite(run), "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged",
+              o->out, step);
+        return EXIT_DONE;
+    }
+    stop_signals_catch(comm_ranks() > 1 ? NULL : stop_notice(o->out)); // run_stop prints it for several ranks
+    if (o->out && is_rank0()) run_open_log(run, resume, argc, argv);   // the last that may refuse to start
+    dataloader_print(&run->train, run_windows(run));
+    options_print(o);
+    if (o->match_params) print_match(&run->model.plan, o);
+    comm_barrier();
+    int status = run_train(run);
+    progress_flush();
+    return status;
+}
+
+static void mode_generate(Run *run) {
+    const Options *o = &run->options;
+    bool whole = run_generate(run, &run->model, (int)o->generate, random_key("generate", o->seed));
+    CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
 }
 
 // Does what the options ask for. Returns the exit status.
 static int run_mode(Run *run, const Resume *resume, int argc, char **argv) {
-    const Options *o = &run->options;
-    int64_t end = o->stop_after && o->stop_after < o->steps ? o->stop_after : o->steps;
-    if (o->dry_run) print_dry_run(&run->model.plan, run_sampling_plan(run), o);
-    else if (o->generate) {
-        Generator generator = model_generator(&run->model, o->temperature, (int)o->top_k);
-        bool whole = print_generated(&generator, &run->tokenizer, (int)o->generate, random_key("generate", o->seed));
-        CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
-    } else if (o->eval) run_evaluate(run);
-    else if (o->dump_grads) dump_gradients(run);
-    else if (run->step >= end) {
-        printf("%s is at step %" PRId64 " and the run ends after step %" PRId64
-               ": nothing to do; a larger --%s goes on\n",
-               o->out, run->step, end, end < o->steps ? "stop-after" : "steps");
-        CHECK(run_is_finite(run), "%s: the loss or gradient of step %" PRId64 " is not finite: the run has diverged",
-              o->out, run->step);
-    } else {
-        stop_signals_catch(stop_notice(o));
-        if (o->out && is_rank0()) run_open_log(run, resume, argc, argv); // the last that may refuse to start
-        dataloader_print(&run->train, run_windows(run));
-        options_print(o);
-        if (o->match_params) print_match(&run->model.plan, o);
-        comm_barrier();
-        int status = run_train(run);
-        progress_flush();
-        return status;
+    switch (run->mode) {
+    case MODE_TRAIN: return mode_train(run, resume, argc, argv);
+    case MODE_DUMP_GRADS: dump_gradients(run); break;
+    case MODE_GENERATE: mode_generate(run); break;
+    case MODE_EVAL: run_evaluate(run); break;
+    default: print_dry_run(&run->model.plan, run_sampling_plan(run), &run->options);
     }
     return EXIT_DONE;
 }
 
-// The exit status of a program that has printed all.
+// The exit status of a program that has printed everything.
 static int end_of_output(int status) {
     CHECK(fflush(stdout) == 0 && !ferror(stdout), "cannot write to stdout: %s", strerror(errno));
     return status;
@@ -1649,7 +1280,7 @@ static int end_of_output(int status) {
 
 int main(int argc, char **argv) {
     if (options_answer(argc, argv, launch_rank() == 0)) return end_of_output(EXIT_DONE);
-    environment_reexecute(argv);
+    environment_reexecute(argv); // once, with the variables that libraries read before main
     environment_refuse();
     stop_signals_block();
     Run run;
@@ -1657,13 +1288,12 @@ int main(int argc, char **argv) {
     memset(&run, 0, sizeof(run));
     comm_open(options_start_timeout(argc, argv));
     if (comm_rank() != 0) stdout_discard(); // rank 0 prints for all
-    ModelConfig config = configure(&run.options, &resume, argc, argv);
+    ModelConfig config = start_configure(&run.options, &resume, argc, argv);
     run.log.lock = resume.lock;
     run_open(&run, &config, &resume);
     int status = run_mode(&run, &resume, argc, argv);
     run_close(&run);
-    cJSON_Delete(resume.state);
-    cJSON_Delete(resume.run_json);
+    resume_free(&resume);
     comm_close();
     program_exit(end_of_output(status));
 }

@@ -18,10 +18,10 @@ import rooms
 TRAINER = "train_diffv2.c"
 # room: column (0 is the left edge), what it holds in two lines
 PLACES = {
-    TRAINER: (1.8, "model, forward, backward, update, main", "train_diffv2.cu: with CUDA operations"),
-    "run": (1.0, "options, log, schedule, spikes, rollback,", "evaluation, prediction, memory, signals"),
-    "checkpoint": (3.0, "safetensors, checksums,", "atomic and background saves"),
-    "comm": (2.4, "ranks: MPI, NCCL or one process;", "launch, watchdog, sharding"),
+    TRAINER: (1.6, "model, forward, backward, update, main", "train_diffv2.cu: with CUDA operations"),
+    "run": (1.6, "options, log, schedule, spikes, rollback,", "evaluation, prediction, memory, signals"),
+    "checkpoint": (2.6, "safetensors, checksums,", "atomic and background saves"),
+    "comm": (2.6, "ranks: MPI, NCCL or one process;", "launch, watchdog, sharding"),
     "ops": (3.0, "ops.h declares the operations; each is", "NAME.h in C and NAME.cuh in CUDA"),
     "text": (0.0, "tokenizer, prompts,", "sampling"),
     "data": (1.0, "token shards, corpora,", "order, batches"),

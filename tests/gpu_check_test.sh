@@ -177,12 +177,12 @@ fake slow <<END
 exec "$fakes/sanitizer" "\$@"
 END
 COMPUTE_SANITIZER="$fakes/slow" SANITIZER_SECONDS=1 check k --parts memcheck
-found 3 'memcheck: unfinished: stopped after 1 s without findings: memcheck off the pack' \
+found 3 'memcheck: unfinished: stopped after 1 s without findings: memcheck unaligned' \
     && state 'p["memcheck"]["done"] == ["memcheck smallest"]' && results '^unfinished: memcheck$'
 ok "a sanitizer case that is stopped is unfinished, and the following cases run" $?
 touch "$work/quick"
 COMPUTE_SANITIZER="$fakes/slow" check k --parts memcheck
-found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck off the pack"] and
+found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck unaligned"] and
     len(p["memcheck"]["checks"]) == 2'
 ok "the next run repeats only the case that was stopped" $?
 

@@ -47,7 +47,7 @@ COMMANDS = [
     ("mpirun", STOP, signal.SIGUSR1, "runs/two/log.jsonl", 5),
     ("scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/recipe_test.sh runs the recipes"),
     ("sbatch scripts/run_124m.sh", INSTEAD, "scripts/run_124m.sh --help", "tests/slurm_test.sh runs them in Slurm"),
-    ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 150),
+    ("python3 scripts/lab run", STOP, signal.SIGTERM, "runs/smoke-cpu/*/log.jsonl", 60),
     ("python3 scripts/lab report", RUN),
 ]
 STOPPED = 3  # the trainer's exit status
@@ -204,9 +204,14 @@ def test_paths(report):
     report("paths that documents name exist", not wrong, "; ".join(wrong))
 
 
-def test_figure(report):
-    done = subprocess.run([sys.executable, ROOT / "dev/rooms_figure.py", "--check"], capture_output=True, text=True)
-    report("docs/rooms.svg shows the includes of llmc", done.returncode == 0, done.stderr.strip())
+def test_generated(report):
+    environment = {**os.environ, "TRAIN_DIFFV2": os.environ.get("TRAIN_DIFFV2", "build/train_diffv2")}
+    for script, what in (
+        ("dev/rooms_figure.py", "docs/rooms.svg shows the includes of llmc"),
+        ("scripts/update_docs.py", "the help in docs/options.md and the tables of docs/sizing.md are up to date"),
+    ):
+        done = subprocess.run([ROOT / script, "--check"], capture_output=True, text=True, env=environment)
+        report(what, done.returncode == 0, done.stderr.strip())
 
 
 def main():
@@ -227,7 +232,7 @@ def main():
             flush=True,
         )
 
-    for test in (test_links, test_paths, test_figure, test_commands):
+    for test in (test_links, test_paths, test_generated, test_commands):
         test(report)
     print(f"{counts[True]} passed, {counts[False]} failed" + (f", {counts[None]} skipped" if counts[None] else ""))
     return 1 if counts[False] else 0

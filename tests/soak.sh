@@ -179,8 +179,8 @@ resume() { # run directory
         why="status $? of the resumed run: $(tail -n 1 "$1.err")"
         return 1
     }
-    ! grep -q 'passed over' "$1.err" || {
-        why="an incomplete checkpoint remained: $(grep -m 1 'passed over' "$1.err")"
+    ! grep -q 'skipping checkpoint' "$1.err" || {
+        why="an incomplete checkpoint remained: $(grep -m 1 'skipping checkpoint' "$1.err")"
         return 1
     }
     difference=$(same_end "$reference" "$1") || {

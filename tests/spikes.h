@@ -347,7 +347,7 @@ static InnerRun *inner_open(const ProgramData *d, const char *options) {
     InnerRun *inner = (InnerRun *)checked_calloc(1, sizeof(InnerRun));
     inner->threads = omp_get_max_threads();
     Resume resume;
-    ModelConfig config = configure(&inner->run.options, &resume, count, words);
+    ModelConfig config = start_configure(&inner->run.options, &resume, count, words);
     run_open(&inner->run, &config, &resume);
     dataloader_start(&inner->run.train, 0);
     return inner;
@@ -360,9 +360,9 @@ static void inner_close(InnerRun *inner) {
 }
 
 static void fill_detectors(Run *run) {
-    memset(&run->guard, 0, sizeof(run->guard));
-    accept_series(&run->guard.loss, 200, 0.9, 1.1); // far below a first loss of ln 256
-    accept_series(&run->guard.grad_norm, 200, 0.0009, 0.0011);
+    memset(&run->state.guard, 0, sizeof(run->state.guard));
+    accept_series(&run->state.guard.loss, 200, 0.9, 1.1); // far below a first loss of ln 256
+    accept_series(&run->state.guard.grad_norm, 200, 0.0009, 0.0011);
 }
 
 // Three steps of which the second is left out are two updates on the first and the third batch.
@@ -401,19 +401,20 @@ static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
         bool same = memcmp(params, model->params, model->plan.params_bytes) == 0 &&
                     memcmp(moments, model->m, model->plan.moments_bytes) == 0;
         EXPECT(same == !cases[i].applied, "%s: weights or moments changed: %d", cases[i].options, !same);
-        EXPECT(run->step == 2 && run->next_window == 8 && run->updates == 1 + cases[i].applied,
-               "step %d, window %d, %d updates", (int)run->step, (int)run->next_window, (int)run->updates);
-        EXPECT(run->guard.loss.count == (cases[i].detectors ? 200 : 1) + cases[i].applied, "%d accepted losses",
-               run->guard.loss.count);
+        EXPECT(run->state.step == 2 && run->state.next_window == 8 && run->state.updates == 1 + cases[i].applied,
+               "step %d, window %d, %d updates", (int)run->state.step, (int)run->state.next_window,
+               (int)run->state.updates);
+        EXPECT(run->state.guard.loss.count == (cases[i].detectors ? 200 : 1) + cases[i].applied, "%d accepted losses",
+               run->state.guard.loss.count);
 
         model->params[at] = cases[i].poison ? kept : model->params[at];
-        memset(&run->guard, 0, sizeof(run->guard));
+        memset(&run->state.guard, 0, sizeof(run->state.guard));
         run_step(run);
         if (cases[i].applied) run_step(reference);
         else dataloader_start(&reference->train, 8);
         run_step(reference);
-        EXPECT(run->updates == reference->updates && run->next_window == reference->next_window, "%d and %d updates",
-               (int)run->updates, (int)reference->updates);
+        EXPECT(run->state.updates == reference->state.updates && run->state.next_window == reference->state.next_window,
+               "%d and %d updates", (int)run->state.updates, (int)reference->state.updates);
         EXPECT(memcmp(model->params, reference->model.params, model->plan.params_bytes) == 0 &&
                    memcmp(model->m, reference->model.m, model->plan.moments_bytes) == 0,
                "case %zu: the next update is not that of a run without the step", i);
@@ -536,8 +537,8 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
                "%d lines on stderr for %d skips", count_lines(r.err), skipped);
         char summary[200];
         FORMAT(summary,
-               "\nspikes: loss %.2f%% (%d of 132 steps), gradient norm %.2f%% (%d of 132 steps); updates left out: %d "
-               "skipped, 0 not finite\n",
+               "\nspikes: loss %.2f%% (%d of 132 steps), gradient norm %.2f%% (%d of 132 steps); updates skipped: %d "
+               "as spikes, 0 not finite\n",
                loss_spikes / 1.32, loss_spikes, grad_spikes / 1.32, grad_spikes, skipped);
         EXPECT(strstr(r.out, summary), "no %s in %s", summary, r.out + max_int(0, (int)strlen(r.out) - 300));
         char dir[700];
@@ -570,7 +571,7 @@ static void too_many_skipped_steps_are_said_and_end(void) {
         shifts += shift;
         excess = shift ? 0 : records[i].skipped ? excess + 1 : max_int(0, excess - 1);
     }
-    run_command(&r, "cd '%s' && grep -c '\"what\": \"shift\"' run/log.jsonl; grep -c 'a lasting shift' said",
+    run_command(&r, "cd '%s' && grep -c '\"what\": \"shift\"' run/log.jsonl; grep -c 'accepted as the new level' said",
                 d.dir.path);
     char wanted[40];
     FORMAT(wanted, "%d\n%d\n", shifts, shifts);

@@ -9,7 +9,7 @@ import re
 from tools import find_tool, last_line
 from runner import OutOfTime, Skip, Unfinished
 
-SHORT = [("memcheck", "off the pack"), ("memcheck", "smallest")]  # small cases, first those at unaligned addresses
+SHORT = [("memcheck", "unaligned"), ("memcheck", "smallest")]  # small cases, first those at unaligned addresses
 LONG = [
     ("memcheck", word)
     for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")

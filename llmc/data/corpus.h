@@ -164,25 +164,26 @@ static inline cJSON *corpus_read(const char *path) {
     return json;
 }
 
-static inline bool corpus_read_info(const char *path, CorpusInfo *about) {
+static inline bool corpus_read_info(const char *path, CorpusInfo *info) {
     char name[PATH_MAX + 32];
     uint64_t vocab = 0;
-    about->vocab_size = 0;
-    about->separator.token = -1;
-    about->separator.after = false;
+    info->vocab_size = 0;
+    info->separator.token = -1;
+    info->separator.after = false;
     cJSON *json = corpus_read(path);
     if (json == NULL) return false;
     FORMAT(name, "%s/corpus.json", path);
     CHECK(json_get_u64(json, "vocab_size", &vocab) && vocab >= 1 && vocab <= INT_MAX,
           "%s has no \"vocab_size\" of 1 or more", name);
-    about->vocab_size = (int)vocab;
-    about->separator = corpus_separator(json, name, vocab);
+    info->vocab_size = (int)vocab;
+    info->separator = corpus_separator(json, name, vocab);
     cJSON_Delete(json);
     return true;
 }
 
-// Exits unless the shards of `split` ("train" or "val") are those that corpus.json lists, if it lists any. An incomplete
-// copy, or shards of another corpus in the directory, would be different data from what corpus.json describes.
+// Exits unless the shards of `split` ("train" or "val") are those that corpus.json lists, if it lists any. An
+// incomplete copy, or shards of another corpus in the directory, would be different data from what corpus.json
+// describes.
 static inline void corpus_check_shards(const char *path, const char *split, const Shard *shards, size_t count) {
     cJSON *json = corpus_read(path);
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(json, "shards"), *item;
@@ -217,8 +218,8 @@ static inline int corpus_vocabulary(const char *text, int fallback) {
     CorpusSpecs list = corpus_parse(text);
     int vocabulary = 0;
     for (int i = 0; i < list.count; i++) {
-        CorpusInfo about;
-        vocabulary = max_int(vocabulary, corpus_read_info(list.items[i].path, &about) ? about.vocab_size : fallback);
+        CorpusInfo info;
+        vocabulary = max_int(vocabulary, corpus_read_info(list.items[i].path, &info) ? info.vocab_size : fallback);
     }
     free(list.items);
     return vocabulary;

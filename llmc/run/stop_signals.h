@@ -94,4 +94,13 @@ static inline void stop_signals_catch(const char *notice) {
         CHECK(!sigismember(&set, stop_signals[i]) || sigaction(stop_signals[i], &action, NULL) == 0,
               "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
 }
+// The notice of one process. Several ranks have none: a launcher that ends a job in which a rank has failed sends a signal
+// too, and then the step is not finished.
+static inline const char *stop_notice(const char *out) {
+    return out ? "diffv2: signal: the run stops after the current step and saves a checkpoint; a second signal ends it "
+                 "at "
+                 "once\n"
+               : "diffv2: signal: the run stops after the current step and, without --out, saves nothing; a second "
+                 "signal ends it at once\n";
+}
 #endif

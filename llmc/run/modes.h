@@ -1,0 +1,48 @@
+/*
+modes.h: what the program does: it trains, or one of the things that options ask for instead.
+
+One row per mode says which option selects it and what it needs. To add a mode: a value of Mode, a row, and its case in
+run_mode (train_diffv2.c).
+*/
+#ifndef LLMC_MODES_H
+#define LLMC_MODES_H
+#include "model_plan.h"
+#include "options_table.h"
+
+typedef enum { MODE_TRAIN, MODE_DUMP_GRADS, MODE_GENERATE, MODE_EVAL, MODE_DRY_RUN, MODE_COUNT } Mode;
+
+typedef enum { DATA_NOT_READ, DATA_OPTIONAL, DATA_REQUIRED } DataNeed;
+
+typedef struct {
+    const char *option; // that selects the mode; NULL: the default
+    Purpose purpose;    // of the model's memory
+    DataNeed train_data, val_data;
+    bool many_ranks; // runs under mpirun or srun
+    bool prompts;    // reads a prompt, and the corpora only for their tokenizer
+} ModeRow;
+
+static const ModeRow mode_rows[MODE_COUNT] = {
+    {NULL, FOR_TRAINING, DATA_REQUIRED, DATA_OPTIONAL, true, false},
+    {"dump-grads", FOR_TRAINING, DATA_REQUIRED, DATA_NOT_READ, false, false},
+    {"generate", FOR_GENERATION, DATA_NOT_READ, DATA_NOT_READ, false, true},
+    {"eval", FOR_EVALUATION, DATA_NOT_READ, DATA_REQUIRED, true, false},
+    {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false},
+};
+
+static inline bool mode_requested(const Options *o, Mode mode) {
+    const OptionRow *row = &option_rows[option_row(mode_rows[mode].option)];
+    const char *field = (const char *)o + row->field;
+    switch (row->kind) {
+    case OPTION_BOOL: return *(const bool *)field;
+    case OPTION_INT: return *(const int64_t *)field > 0;
+    default: return *(const char *const *)field != NULL;
+    }
+}
+
+// The mode that the options select; options_exclusions refuses two.
+static inline Mode options_mode(const Options *o) {
+    for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++)
+        if (mode_requested(o, (Mode)m)) return (Mode)m;
+    return MODE_TRAIN;
+}
+#endif

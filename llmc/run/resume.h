@@ -1,0 +1,120 @@
+/*
+resume.h: how a start begins: what --resume finds in --out, the options and the model that follow, and the log that the
+start opens.
+
+  ModelConfig start_configure(options, resume, argc, argv)   the complete options and the model
+  void        start_open_log(log, options, resume, step, description)   a new log, or the one that --resume continues
+*/
+#ifndef LLMC_RESUME_H
+#define LLMC_RESUME_H
+#include "../checkpoint/checkpoint.h"
+#include "../comm/watchdog.h"
+#include "../model/config_json.h"
+#include "logger.h"
+#include "modes.h"
+#include "options.h"
+#include "ranks.h"
+#include "starts.h"
+
+// What --resume finds in --out. Without a checkpoint the run starts again from step 0, under the options of run.json.
+typedef struct {
+    char path[PATH_SIZE]; // where the weights are: the checkpoint, or else --init of the first start; or empty
+    cJSON *state;         // trainer_state.json; NULL when there is no checkpoint
+    cJSON *run_json;      // NULL without --resume
+    RunLock lock;         // of rank 0, when the run will be trained
+} Resume;
+
+static inline void resume_free(Resume *r) {
+    cJSON_Delete(r->state);
+    cJSON_Delete(r->run_json);
+    memset(r, 0, sizeof(*r));
+}
+
+// The checkpoint directory that weights are loaded from, or NULL.
+static inline const char *resume_weights(const Resume *r, const Options *o) { return r->path[0] ? r->path : o->init; }
+
+// Training locks the run before it reads any of it, so that no other process can add steps in between.
+static inline Resume resume_find(Options *o) {
+    Resume r;
+    memset(&r, 0, sizeof(r));
+    if (!o->resume) return r;
+    if (options_mode(o) == MODE_TRAIN && comm_rank() == 0) r.lock = log_lock(o->out);
+    r.run_json = log_read_run_json(o->out);
+    if (checkpoint_find_newest(o->out, r.path) >= 0) {
+        r.state = checkpoint_load_state(r.path);
+        options_adopt_json(o, cJSON_GetObjectItemCaseSensitive(r.state, "options"));
+    } else {
+        const cJSON *options = cJSON_GetObjectItemCaseSensitive(r.run_json, "options");
+        const char *init = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(options, "init"));
+        FORMAT(r.path, "%s", init ? init : "");
+        options_adopt_json(o, options);
+        printf("%s was stopped before its first checkpoint: starting again from step 0\n", o->out);
+    }
+    return r;
+}
+
+// Sets the precision and the libraries of the operations.
+static inline void start_configure_operations(Options *o) {
+    if (!matmul_has_choice) { // the build decides
+        int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for,
+              "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s", gemm_choice(o->gemm),
+              gemm_choice(built_for), gemm_choice(o->gemm));
+        o->gemm = built_for;
+    }
+    CHECK(matmul_has_algorithms || !o->tune_gemm,
+          "--tune-gemm requires a GPU: the libraries of the CPU offer no choice of algorithms");
+    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
+          "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; use --gemm fp32");
+    matmul_use_bf16(o->gemm == GEMM_BF16);
+    AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
+                                  o->sdpa_linear};
+    attention_configure(attention);
+    if (matmul_in_bf16 && !matmul_bf16_native)
+        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
+               "its speed\n");
+}
+
+static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
+    options_parse(o, argc, argv);
+    watch_timeout(o->timeout);
+    char *own = comm_ranks() > 1 ? ranks_describe(o) : NULL; // before the first collective
+    if (own) ranks_compare(own, "start all ranks with the same program and the same options", EXIT_USAGE);
+    free(own);
+    *resume = resume_find(o);
+    const char *loaded = resume_weights(resume, o);
+    if (loaded) { // resume_find has verified a checkpoint of the run
+        if (!resume->state && options_mode(o) != MODE_DRY_RUN) checkpoint_check_init(loaded);
+        ModelConfig config = config_json_read(loaded);
+        options_adopt_model(o, &config);
+    }
+    options_adopt_data(o);
+    options_finish(o, options_ranks(o));
+    watch_timeout(o->timeout); // may be the checkpoint's
+    omp_set_num_threads((int)o->threads);
+    start_configure_operations(o);
+    return options_model(o);
+}
+
+static inline void start_open_log(Log *log, const Options *o, const Resume *resume, int64_t step, cJSON *description) {
+    cJSON *changed = NULL;
+    if (o->resume) {
+        const cJSON *before = resume->state ? resume->state : resume->run_json;
+        cJSON *now = options_state_to_json(o);
+        changed = starts_changed(resume->run_json, cJSON_GetObjectItemCaseSensitive(before, "options"), now);
+        cJSON_Delete(now);
+        starts_append(resume->run_json, description, step, changed);
+        log_write_run(log, o->out, resume->run_json);
+        log_resume(log, o->out, step);
+    } else {
+        changed = cJSON_CreateArray();
+        starts_begin(description);
+        log_create(log, o->out, description);
+    }
+    cJSON *event = starts_event(step, changed);
+    log_record(log, event);
+    cJSON_Delete(event);
+    cJSON_Delete(changed);
+    checkpoint_clean(o->out);
+}
+#endif

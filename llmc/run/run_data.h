@@ -1,0 +1,57 @@
+/*
+run_data.h: opens --train-data and --val-data, and compares them between ranks.
+*/
+#ifndef LLMC_RUN_DATA_H
+#define LLMC_RUN_DATA_H
+#include "../data/data_identity.h"
+#include "options_model.h"
+#include "ranks.h"
+#include "trainer_state.h"
+
+// text: the value of --`option`. V: vocabulary of the model. Also finds the separators that --doc-mask needs.
+static inline void run_data_open(DataLoader *loader, const Options *o, const char *option, const char *text, int V,
+                                 bool shuffled) {
+    dataloader_open(loader, text, (int)o->batch_size, (int)o->seq_len, V, comm_rank(), comm_ranks(), o->seed, shuffled);
+    Separator given = {-1, false};
+    if (o->separator) separator_parse(o->separator, &given); // run_tokenizer_open has checked it
+    for (int i = 0; i < loader->corpus_count; i++) {
+        Corpus *corpus = &loader->corpora[i];
+        if (given.token >= 0) corpus->separator = given;
+        CHECK(!o->doc_mask || corpus->separator.token >= 0,
+              "--doc-mask: the token that separates the documents of --%s %s is unknown: give --separator ID", option,
+              corpus->path);
+    }
+    loader->documents = o->doc_mask;
+    struct stat file;
+    for (int i = 0; i < loader->corpus_count; i++) {
+        const Corpus *corpus = &loader->corpora[i];
+        if (!corpus->described && stat(corpus->path, &file) == 0 && S_ISDIR(file.st_mode))
+            printf("--%s %s has no corpus.json: its shards are used without a description\n", option, corpus->path);
+    }
+    dataloader_check_distinct_files(loader);
+}
+
+// Ranks on different machines may read different files under the same name.
+static inline void run_data_compare(uint64_t fingerprint, uint64_t val_windows, uint64_t val_fingerprint) {
+    char text[200];
+    FORMAT(text,
+           "the-fingerprint-of-the-training-data %016" PRIx64 "\nthe-number-of-validation-windows %" PRIu64
+           "\nthe-fingerprint-of-the-validation-data %016" PRIx64 "\n",
+           fingerprint, val_windows, val_fingerprint);
+    ranks_compare(text, "all ranks must read the same files under --train-data and --val-data", EXIT_FAILED);
+}
+
+// --resume requires the data of the checkpoint at `path`.
+static inline void run_data_check_resumed(const DataLoader *train, uint64_t fingerprint, const cJSON *state,
+                                          const char *path, const Options *o) {
+    char difference[PATH_SIZE];
+    uint64_t trained_on = state_number(state, "data_fingerprint", UINT64_MAX, path);
+    dataloader_describe_difference(train, cJSON_GetObjectItemCaseSensitive(state, "data"), difference,
+                                   sizeof(difference));
+    CHECK(
+        fingerprint == trained_on,
+        "--train-data %s: not the data that %s was trained on%s; give the same shards and weights, or start a new run "
+        "with --init",
+        o->train_data, o->out, difference);
+}
+#endif

@@ -1,0 +1,195 @@
+/*
+run_records.h: what a training run reports: records of log.jsonl, lines of stdout, warnings on stderr. Each function takes
+plain data; a closed Log writes nothing. docs/formats.md describes the records.
+*/
+#ifndef LLMC_RUN_RECORDS_H
+#define LLMC_RUN_RECORDS_H
+#include "logger.h"
+#include "options_table.h"
+#include "progress.h"
+#include "spikes.h"
+
+// A training step.
+typedef struct {
+    double loss, grad_norm, lr, seconds;
+    double comm_seconds; // of these, waiting for other ranks
+    UpdateDecision decision;
+} StepResult;
+
+// The speed of a step as a share of the peak.
+typedef struct {
+    double flops, peak_gflops;
+    int64_t total_batch; // tokens
+} StepWork;
+
+static inline void log_step(Log *log, int64_t step, int64_t steps, int64_t tokens, const StepResult *r, StepWork work,
+                            double seconds_left) {
+    double share = work.peak_gflops > 0 ? work.flops / r->seconds / (work.peak_gflops * 1e9) : NAN,
+           tokens_per_s = (double)work.total_batch / r->seconds;
+    log_begin(log, "train", step);
+    log_number(log, "loss", r->loss);
+    log_number(log, "grad_norm", r->grad_norm);
+    log_number(log, "lr", r->lr);
+    log_integer(log, "tokens", tokens);
+    log_number(log, "tokens_per_s", tokens_per_s);
+    log_number(log, "ms", 1e3 * r->seconds);
+    log_number(log, "flops_util", share);
+    log_number(log, "comm_ms", 1e3 * r->comm_seconds);
+    log_number(log, "loss_z", r->decision.loss_z);
+    log_number(log, "grad_z", r->decision.grad_z);
+    log_bool(log, "skipped", !r->decision.apply);
+    log_end(log);
+    progress_step(step, steps, r->loss, r->grad_norm, r->lr, tokens_per_s, share, seconds_left);
+}
+
+static inline void log_event(Log *log, int64_t step, const char *what) {
+    log_begin(log, "event", step);
+    log_string(log, "what", what);
+}
+
+static inline void log_spike(Log *log, int64_t step, const char *of, double value, double z) {
+    if (!(z >= SPIKE_Z)) return;
+    log_event(log, step, "spike");
+    log_string(log, "of", of);
+    log_number(log, "value", value);
+    log_number(log, "z", z);
+    log_end(log);
+}
+
+// An update that would be skipped is applied, because SKIP_LIMIT skipped steps are not a spike.
+static inline void log_shift(Log *log, int64_t step, const StepResult *r) {
+    log_event(log, step, "shift");
+    log_number(log, "loss", r->loss);
+    log_number(log, "grad_norm", r->grad_norm);
+    log_end(log);
+    progress_break();
+    warn("step %" PRId64 ": loss %.4f and gradient norm %.4g are accepted as the new level, because %d more steps were "
+         "skipped than applied: the update is applied, and no update is skipped for %d applied steps",
+         step, r->loss, r->grad_norm, SKIP_LIMIT, SPIKE_LEAST);
+}
+
+// The unusual in a step: spikes, and an update that was not applied. not_finite_in_row: steps up to this one.
+static inline void log_step_events(Log *log, int64_t step, const StepResult *r, int64_t not_finite_in_row) {
+    const UpdateDecision *d = &r->decision;
+    log_spike(log, step, "loss", r->loss, d->loss_z);
+    log_spike(log, step, "grad_norm", r->grad_norm, d->grad_z);
+    if (d->shift) log_shift(log, step, r);
+    if (d->apply) return;
+    log_event(log, step, d->finite ? "skipped" : "not_finite");
+    log_number(log, "loss", r->loss);
+    log_number(log, "grad_norm", r->grad_norm);
+    log_number(log, "loss_z", d->loss_z);
+    log_number(log, "grad_z", d->grad_z);
+    if (!d->finite) log_integer(log, "in_row", not_finite_in_row);
+    log_end(log);
+    progress_break();
+    if (d->finite)
+        warn("step %" PRId64 ": loss %.4f (z %.3g), gradient norm %.4g (z %.3g): the update was skipped", step, r->loss,
+             d->loss_z, r->grad_norm, d->grad_z);
+    else
+        warn("step %" PRId64 ": loss %g, gradient norm %g: not finite (%" PRId64 " in a row), the update was skipped",
+             step, signless_nan(r->loss), signless_nan(r->grad_norm), not_finite_in_row);
+}
+
+static inline void log_validation(Log *log, int64_t step, double loss, uint64_t windows, uint64_t data_fingerprint) {
+    char fingerprint[24];
+    FORMAT(fingerprint, "%" PRIu64, data_fingerprint);
+    log_begin(log, "val", step);
+    log_number(log, "loss", loss);
+    log_integer(log, "windows", (int64_t)windows); // losses over other windows do not compare
+    log_string(log, "data_fingerprint", fingerprint);
+    log_end(log);
+    progress_break();
+    printf("step %" PRId64 ": validation loss %.4f (perplexity %.2f)\n", step, signless_nan(loss),
+           signless_nan(exp(loss)));
+    progress_flush();
+}
+
+// The checkpoint of step `of_step` is complete. Training waited `stall` of the seconds that writing it took.
+static inline void log_checkpoint(Log *log, int64_t step, int64_t of_step, bool in_background, double seconds,
+                                  double stall) {
+    log_event(log, step, "checkpoint");
+    log_integer(log, "of_step", of_step);
+    log_bool(log, "background", in_background);
+    log_number(log, "ms", 1e3 * seconds);
+    log_number(log, "stall_ms", 1e3 * stall);
+    log_end(log);
+    progress_break();
+    printf("checkpoint of step %" PRId64 " written in %.1f s", of_step, seconds);
+    if (in_background) printf(", training waited %.2f s", stall);
+    printf("\n");
+}
+
+static inline void log_rollback(Log *log, int64_t step, int64_t from, int64_t first_bad, uint64_t next_window) {
+    log_event(log, step, "rollback");
+    log_integer(log, "from_step", from);
+    log_integer(log, "first_bad_step", first_bad);
+    log_integer(log, "next_window", (int64_t)next_window);
+    log_end(log);
+}
+
+// The run stops before its last step. last_good_checkpoint: NULL, or where a run that diverged can continue from.
+static inline void log_stopped(Log *log, int64_t step, const char *why, const char *last_good_checkpoint) {
+    log_event(log, step, "stopped");
+    log_string(log, "why", why);
+    if (last_good_checkpoint) log_string(log, "last_good_checkpoint", last_good_checkpoint);
+    log_end(log);
+}
+
+static inline void print_spike_score(const char *of, const SpikeDetector *d, const char *end) {
+    if (d->judged)
+        printf("%s %.2f%% (%" PRId64 " of %" PRId64 " steps)%s", of, spike_score(d), d->spikes, d->judged, end);
+    else printf("%s n/a (no step had %d before it)%s", of, (int)SPIKE_LEAST, end);
+}
+
+static inline void print_spikes(const SpikeGuard *g) {
+    printf("spikes: ");
+    print_spike_score("loss", &g->loss, ", ");
+    print_spike_score("gradient norm", &g->grad_norm, "; ");
+    printf("updates skipped: %" PRId64 " as spikes, %" PRId64 " not finite\n", g->skipped, g->not_finite);
+}
+
+static inline void print_stopped(int64_t step, int64_t steps, const char *why, const char *out) {
+    progress_break();
+    if (out)
+        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); to continue: --out %s --resume\n", step, steps, why,
+               out);
+    else
+        printf("stopped after step %" PRId64 " of %" PRId64 " (%s); nothing was saved without --out\n", step, steps,
+               why);
+}
+
+static inline void print_training(int64_t step, const Options *o, int ranks, int micro_steps, double peak_gflops,
+                                  const char *peak_from) {
+    printf("training from step %" PRId64 " to %" PRId64 ", %" PRId64 " tokens each (", step, o->steps, o->total_batch);
+    if (ranks > 1) printf("%d ranks, ", ranks);
+    printf("%d micro-step%s of %d x %d); peak %.0f GFLOP/s (%s)\n", micro_steps, micro_steps == 1 ? "" : "s",
+           (int)o->batch_size, (int)o->seq_len, peak_gflops, peak_from);
+    progress_flush();
+}
+
+// comm_seconds: waiting for other ranks; NaN with one rank.
+static inline void print_done(int64_t steps, double seconds, double data_seconds, double checkpoint_seconds,
+                              double comm_seconds) {
+    char duration[32];
+    format_duration(duration, sizeof(duration), seconds);
+    printf("done: %" PRId64 " steps in %s, waiting for data %.2f s, for checkpoints %.2f s", steps, duration,
+           data_seconds, checkpoint_seconds);
+    if (!isnan(comm_seconds)) printf(", for other ranks %.2f s", comm_seconds);
+    printf("\n");
+}
+
+static inline void warn_not_finite(int64_t step, const char *last_good_checkpoint) {
+    warn("the run ends at step %" PRId64
+         " with a loss or gradient that is not finite: it has diverged; try a lower --lr, a longer --warmup or "
+         "--grad-clip from an earlier checkpoint; last good checkpoint: %s",
+         step, last_good_checkpoint);
+}
+
+static inline void warn_loss_rose(double last, double first, double untrained) {
+    warn(
+        "the last loss is %.4f, the first was %.4f, and an untrained model has %.4f: the run has diverged; try a lower "
+        "--lr, a longer --warmup or --grad-clip",
+        last, first, untrained);
+}
+#endif

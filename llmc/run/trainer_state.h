@@ -1,0 +1,78 @@
+/*
+trainer_state.h: where a run is: its counters and detectors, and trainer_state.json of a checkpoint.
+
+  cJSON  *trainer_state_to_json(state, options, data_fingerprint, data_identity)   all but the checksums
+  void    trainer_state_rewind(state, json, path)    the counters and detectors of a checkpoint; the position in the data and
+                                                     the rollback state stay
+  void    trainer_state_resume(state, json, path)    all of a checkpoint's
+  uint64_t state_number(json, key, limit, path)      one number of the file
+
+  errors   CHECK, with the path of the checkpoint
+*/
+#ifndef LLMC_TRAINER_STATE_H
+#define LLMC_TRAINER_STATE_H
+#include "../checkpoint/checkpoint.h"
+#include "options_json.h"
+#include "rollback.h"
+#include "spikes.h"
+
+typedef struct {
+    int64_t step;         // steps done; they count from 1
+    int64_t updates;      // of them applied: Adam's step count, for its bias correction
+    int64_t tokens;       // of the steps done, each with the --total-batch of its start
+    uint64_t next_window; // position in the training order
+    SpikeGuard guard;     // decides which updates are applied
+    Rollback rollback;    // decides when the run goes back
+} TrainerState;
+
+static inline cJSON *trainer_state_to_json(const TrainerState *s, const Options *o, uint64_t data_fingerprint,
+                                           cJSON *data_identity) {
+    cJSON *json = cJSON_CreateObject();
+    json_add_u64(json, "step", (uint64_t)s->step);
+    json_add_u64(json, "updates", (uint64_t)s->updates);
+    json_add_u64(json, "tokens", (uint64_t)s->tokens);
+    json_add_u64(json, "next_window", s->next_window);
+    json_add_u64(json, "seed", o->seed);
+    json_add_u64(json, "data_fingerprint", data_fingerprint);
+    CHECK(cJSON_AddItemToObject(json, "data", data_identity) &&
+              cJSON_AddItemToObject(json, "detectors", spike_guard_to_json(&s->guard)) &&
+              (!s->rollback.count || cJSON_AddItemToObject(json, "rollback", rollback_to_json(&s->rollback))) &&
+              cJSON_AddItemToObject(json, "options", options_state_to_json(o)),
+          "out of memory for a checkpoint");
+    return json;
+}
+
+static inline uint64_t state_number(const cJSON *json, const char *key, uint64_t limit, const char *path) {
+    uint64_t value = 0;
+    CHECK(json_get_u64(json, key, &value),
+          "%s: trainer_state.json has no \"%s\": it is not a checkpoint of this program", path, key);
+    CHECK(value <= limit,
+          "%s: trainer_state.json has \"%s\" %" PRIu64 ", more than %" PRIu64
+          ": it is not a checkpoint of this program",
+          path, key, value, limit);
+    return value;
+}
+
+// The tokens of the steps up to a checkpoint. Checkpoints of versions that did not count them have one --total-batch.
+static inline int64_t state_tokens(const cJSON *json, int64_t step, const char *path) {
+    double total_batch = 0;
+    if (cJSON_HasObjectItem(json, "tokens")) return (int64_t)state_number(json, "tokens", INT64_MAX / 2, path);
+    json_get_number(cJSON_GetObjectItemCaseSensitive(json, "options"), "total-batch", &total_batch);
+    return (int64_t)fmin((double)step * total_batch, 0x1p53);
+}
+
+static inline void trainer_state_rewind(TrainerState *s, const cJSON *json, const char *path) {
+    s->step = (int64_t)state_number(json, "step", (uint64_t)CHECKPOINT_STEP_LIMIT, path);
+    s->updates = (int64_t)state_number(json, "updates", (uint64_t)s->step, path);
+    s->tokens = state_tokens(json, s->step, path);
+    CHECK(spike_guard_from_json(&s->guard, cJSON_GetObjectItemCaseSensitive(json, "detectors")),
+          "%s: \"detectors\" in trainer_state.json has an invalid format", path);
+}
+
+static inline void trainer_state_resume(TrainerState *s, const cJSON *json, const char *path) {
+    trainer_state_rewind(s, json, path);
+    s->next_window = state_number(json, "next_window", UINT64_MAX / 2, path);
+    CHECK(rollback_from_json(&s->rollback, cJSON_GetObjectItemCaseSensitive(json, "rollback")),
+          "%s: \"rollback\" in trainer_state.json has an invalid format", path);
+}
+#endif
