@@ -3,7 +3,7 @@
 trainer calls it, for all variants, memory is that of the GPU program, and docs/scale.md is up to date. The last line is
 "N passed, N failed".
 
-Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (each may have arguments: 'build/x --trainer')
+Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU    (with arguments: 'build/x --trainer')
 Exit status: 0 nothing failed, 1 something did, 2 usage.
 """
 
