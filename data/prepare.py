@@ -468,18 +468,9 @@ def prepare(options):
     except OSError:
         raise BadInput(f"another prepare.py is writing to {out}: wait for it, or use another --out") from None
     kept = (
-        "tokenizer",
-        "train_bpe",
-        "bpe_sample",
-        "separator",
-        "separator_place",
-        "text_field",
-        "val_tokens",
-        "shard_tokens",
-        "max_tokens",
-        "max_document",
-        "skip_bad",
-    )
+        "tokenizer train_bpe bpe_sample separator separator_place text_field val_tokens shard_tokens max_tokens "
+        "max_document skip_bad"
+    ).split()
     wanted = {k: getattr(options, k) for k in kept} | {
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],

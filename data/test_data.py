@@ -150,19 +150,8 @@ def corpora_of_the_hub_are_read_by_their_layout(d):
 def the_number_of_workers_does_not_change_the_corpus(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
     for workers in (1, 2, 5):
-        r = prepare(
-            d / "in.jsonl",
-            "--out",
-            d / str(workers),
-            "--train-bpe",
-            600,
-            "--workers",
-            workers,
-            "--val-tokens",
-            5000,
-            "--shard-tokens",
-            20000,
-        )
+        options = f"--train-bpe 600 --workers {workers} --val-tokens 5000 --shard-tokens 20000".split()
+        r = prepare(d / "in.jsonl", "--out", d / str(workers), *options)
         check(r.returncode == 0, r.stderr)
 
     def plain(n):
@@ -176,17 +165,8 @@ def the_number_of_workers_does_not_change_the_corpus(d):
 def a_killed_run_continues_to_the_same_corpus(d):
     write_jsonl(d / "a.jsonl", make_documents(6000))
     write_parquet(d / "b.parquet", make_documents(3000, 2))
-    command = [
-        d / "a.jsonl",
-        d / "b.parquet",
-        "--tokenizer",
-        "bytes",
-        "--val-tokens",
-        "3000",
-        "--shard-tokens",
-        "100000",
-        "--out",
-    ]
+    options = "--tokenizer bytes --val-tokens 3000 --shard-tokens 100000 --out".split()
+    command = [d / "a.jsonl", d / "b.parquet", *options]
     begin = time.monotonic()
     r = prepare(*command, d / "whole/c")
     whole = time.monotonic() - begin
@@ -377,17 +357,8 @@ def a_full_disk_leaves_complete_shards_to_continue_from(d):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # smaller than the second shard
 
-    command = (
-        d / "in.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--val-tokens",
-        3000,
-        "--shard-tokens",
-        100_000,
-        "--out",
-        d / "o",
-    )
+    options = "--tokenizer bytes --val-tokens 3000 --shard-tokens 100000 --out".split()
+    command = (d / "in.jsonl", *options, d / "o")
     r = prepare(*command, preexec_fn=limit)
     expect_error(r, d / "o", "continues")
     check([p.name for p in (d / "o").glob("*.bin")] == ["val_000000.bin"], list((d / "o").iterdir()))
@@ -420,30 +391,9 @@ def the_trainer_reads_a_corpus_and_generates_its_text(d):
         r = prepare(d / "in.jsonl", "--out", d / name, *choice, "--val-tokens", 3000)
         check(r.returncode == 0, r.stderr)
         run_directory = d / f"run_{name}"
-        r = subprocess.run(
-            [
-                trainer,
-                "--train-data",
-                d / name,
-                "--val-data",
-                d / name,
-                "--doc-mask",
-                "--steps",
-                "3",
-                "--sample-every",
-                "3",
-                "--prompt",
-                "the naïve",
-                "--seq-len",
-                "64",
-                "--batch-size",
-                "2",
-                "--out",
-                run_directory,
-            ],
-            capture_output=True,
-            text=True,
-        )
+        options = "--doc-mask --steps 3 --sample-every 3 --seq-len 64 --batch-size 2".split()
+        command = [trainer, "--train-data", d / name, "--val-data", d / name, *options, "--prompt", "the naïve"]
+        r = subprocess.run([*command, "--out", run_directory], capture_output=True, text=True)
         check(r.returncode == 0 and "the naïve" in r.stdout, r.stderr, r.stdout[-300:])
         checkpoint = run_directory / "checkpoints/step_00000003"
         r = subprocess.run(
@@ -498,21 +448,8 @@ def megatron_corpora_are_converted(d):
         Path(f"{prefix}.idx").write_bytes(index)
         documents = [np.concatenate(sequences[a:b]) for a, b in zip(starts[:-1], starts[1:])]
         expected = np.concatenate([np.append(x, 999) for x in documents if len(x)])
-        r = run(
-            "megatron_to_shards.py",
-            prefix,
-            "--out",
-            d / f"o{kind}",
-            "--vocab",
-            1000,
-            "--separator",
-            999,
-            "--add-separator",
-            "--val-tokens",
-            500,
-            "--shard-tokens",
-            2000,
-        )
+        options = "--vocab 1000 --separator 999 --add-separator --val-tokens 500 --shard-tokens 2000".split()
+        r = run("megatron_to_shards.py", prefix, "--out", d / f"o{kind}", *options)
         check(r.returncode == 0, r.stderr)
         tokens, corpus = read_corpus(d / f"o{kind}")
         check(

@@ -13,30 +13,8 @@ from .option_history import shown
 HERE = Path(__file__).resolve().parent
 # distinguishable in both themes; the first four also with colour vision deficiency (after Okabe and Ito)
 PALETTE = {
-    "light": [
-        "#4d5661",
-        "#0b62c4",
-        "#c4570b",
-        "#0a7d4f",
-        "#9b3fb5",
-        "#a8780b",
-        "#0e8fa3",
-        "#c2255c",
-        "#6b7a00",
-        "#7048c8",
-    ],
-    "dark": [
-        "#aab4bf",
-        "#6cb2ff",
-        "#ff9f5a",
-        "#5cd6a0",
-        "#d99bf0",
-        "#f0c75a",
-        "#5fd3e3",
-        "#ff8fb3",
-        "#c5d34d",
-        "#b39dff",
-    ],
+    "light": "#4d5661 #0b62c4 #c4570b #0a7d4f #9b3fb5 #a8780b #0e8fa3 #c2255c #6b7a00 #7048c8".split(),
+    "dark": "#aab4bf #6cb2ff #ff9f5a #5cd6a0 #d99bf0 #f0c75a #5fd3e3 #ff8fb3 #c5d34d #b39dff".split(),
 }
 
 

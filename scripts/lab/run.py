@@ -23,6 +23,8 @@ from . import cli, option_history, plan as plans, run_directory
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
+# options that a resume may change
+MAY_CHANGE = "val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -176,14 +178,7 @@ def check_begun(run, directory):
             same = have == value or (
                 isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value)
             )
-            if not same and name not in (
-                "val-every",
-                "stats-every",
-                "checkpoint-every",
-                "checkpoint-minutes",
-                "keep",
-                "batch-size",
-            ):
+            if not same and name not in MAY_CHANGE:
                 began = f"was resumed after step {step}" if step else "was started"
                 fail(
                     f"{directory} {began} with --{name} {option_history.shown(have)}, and the plan has "

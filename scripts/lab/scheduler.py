@@ -125,19 +125,8 @@ class Queue:
         kept = {
             k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         }
-        words = [
-            str(self.trainer.path),
-            "--eval",
-            "--init",
-            str(checkpoint),
-            *plans.arguments(kept),
-            "--val-steps",
-            "1000000",
-            "--eval-out",
-            str(job.directory / "eval.json"),
-            "--seed",
-            "1",
-        ]
+        words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
+        words += ["--val-steps", "1000000", "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)

@@ -20,18 +20,7 @@ TYPES = {
 OPTIONS = {
     **{
         key: "positive integer"
-        for key in (
-            "steps",
-            "total-batch",
-            "layers",
-            "hidden",
-            "heads",
-            "kv-heads",
-            "head-dim",
-            "ffn",
-            "seq-len",
-            "vocab",
-        )
+        for key in "steps total-batch layers hidden heads kv-heads head-dim ffn seq-len vocab".split()
     },
     **{key: "number" for key in ("lr", "warmup", "min-lr-ratio", "weight-decay", "beta1", "beta2", "grad-clip")},
     **{key: "text" for key in ("attention", "schedule", "gemm")},

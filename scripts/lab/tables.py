@@ -132,32 +132,13 @@ def ladder_rows(study):
 
 
 STATS_KEYS = (
-    "lambda_mean",
-    "lambda_min",
-    "lambda_max",
-    "context_rms_mean",
-    "context_rms_min",
-    "context_rms_max",
-    "first_mass_map0",
-    "first_mass_map1",
-    "first_mass_effective",
-    "logit_max",
-    "residual_max",
-    "residual_median",
-    "grad_norm",
-)
+    "lambda_mean lambda_min lambda_max context_rms_mean context_rms_min context_rms_max first_mass_map0 "
+    "first_mass_map1 first_mass_effective logit_max residual_max residual_median grad_norm"
+).split()
 EVAL_KEYS = (
-    "first_mass_map0",
-    "first_mass_map1",
-    "first_mass_effective",
-    "sink_rate_map0",
-    "sink_rate_map1",
-    "sink_rate_effective",
-    "logit_max",
-    "logit_median",
-    "hidden_max",
-    "hidden_median",
-)
+    "first_mass_map0 first_mass_map1 first_mass_effective sink_rate_map0 sink_rate_map1 sink_rate_effective "
+    "logit_max logit_median hidden_max hidden_median"
+).split()
 
 
 def layer_table(study, lr):
@@ -287,18 +268,7 @@ def results(study):
         },
         "training": {
             k: first.options.get(k)
-            for k in (
-                "total-batch",
-                "steps",
-                "warmup",
-                "schedule",
-                "min-lr-ratio",
-                "weight-decay",
-                "beta1",
-                "beta2",
-                "grad-clip",
-                "gemm",
-            )
+            for k in ("total-batch steps warmup schedule min-lr-ratio weight-decay beta1 beta2 grad-clip gemm").split()
         },
         "data": {
             which: [{k: v for k, v in source.items() if k != "path"} for source in sources]

@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
 from lab import option_history, plan as plans, run_directory, stats
+from lab.testing import expect_error
 from lab.trainer import Trainer
 
 TRAINER = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "train_diffv2")).absolute()
@@ -94,16 +95,10 @@ def a_plan_becomes_its_runs_seed_by_seed():
     plan = plans.parse(GOOD, "x.plan", OPTIONS)
     assert plan.common["reference"] == "one"
     runs = plans.expand(plan, OPTIONS)
-    assert [r.name for r in runs] == [
-        "one.lr0.001.seed1",
-        "one.lr0.002.seed1",
-        "two.lr0.001.seed1",
-        "two.lr0.002.seed1",
-        "one.lr0.001.seed2",
-        "one.lr0.002.seed2",
-        "two.lr0.001.seed2",
-        "two.lr0.002.seed2",
-    ]
+    assert [r.name for r in runs] == (
+        "one.lr0.001.seed1 one.lr0.002.seed1 two.lr0.001.seed1 two.lr0.002.seed1 one.lr0.001.seed2 "
+        "one.lr0.002.seed2 two.lr0.001.seed2 two.lr0.002.seed2"
+    ).split()
     run = runs[3]
     assert (run.steps, run.tokens, run.match) == (2, 2000, "one"), run
     assert run.options["preset"] == "tiny-1.5h" and run.options["lr"] == "0.002" and run.options["seed"] == "1"
@@ -510,12 +505,12 @@ def a_plan_runs_once_and_every_run_is_evaluated():
         assert again.returncode == 0 and {p: p.stat().st_mtime_ns for p in before} == before
         # a changed plan does not modify the existing runs
         other = lab(place, plan=SMALL.replace("warmup = 2", "warmup = 3"))
-        assert other.returncode == 2 and "was started with --warmup 2, and the plan has 3" in other.stderr, other.stderr
+        expect_error(other, 2, "was started with --warmup 2, and the plan has 3")
         other = lab(
             place,
             plan=SMALL.replace("[arm diff_v2]", "[arm diff_v3]").replace("attention = diff_v2", "attention = diff_v3"),
         )
-        assert other.returncode == 2 and "small.plan:23: [arm diff_v3]: --attention" in other.stderr, other.stderr
+        expect_error(other, 2, "small.plan:23: [arm diff_v3]: --attention")
         assert {p: p.stat().st_mtime_ns for p in before} == before
 
 
@@ -651,7 +646,7 @@ def gpus_are_allocated_and_released():
                 held -= gpus
         assert begun == 4 and most == 4 and not held, (begun, most, held)
         done = lab(place, "--gpus", "1", plan=plan)
-        assert done.returncode == 2 and "requires 2 GPUs, and --gpus is 1" in done.stderr, done.stderr
+        expect_error(done, 2, "requires 2 GPUs, and --gpus is 1")
 
 
 class Skip(Exception):
@@ -752,11 +747,7 @@ def a_missing_launcher_is_reported_before_any_run_starts():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
         done = lab(place, plan=RANKS.replace("ranks = 2", "ranks = 2\nlauncher = no-such-launcher -n 2"))
-        assert (
-            done.returncode == 2
-            and "no-such-launcher, the launcher of arm" in done.stderr
-            and done.stderr.count("\n") == 1
-        ), done.stderr
+        expect_error(done, 2, "no-such-launcher, the launcher of arm", lines=1)
         assert not (Path(place) / "out").exists()
 
 
@@ -806,11 +797,7 @@ def errors_are_one_line():
             (out / name).parent.mkdir(parents=True)
             (out / name).write_text(text)
             done = lab(place)
-            assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, (
-                name,
-                text,
-                done.stderr,
-            )
+            expect_error(done, 1, said, lines=1)
             assert (out / name).read_text() == text
 
 
@@ -832,9 +819,7 @@ def a_run_that_was_resumed_with_other_options_is_an_error():
         said["starts"] = [{"step": 0, "changed": []}, {"step": 8, "changed": [{"name": "lr", "old": 0.01, "new": 0.5}]}]
         path.write_text(json.dumps(said))
         done = lab(place, "--no-eval", "--arms", "baseline", plan=plan)
-        assert (
-            done.returncode == 2 and "was resumed after step 8 with --lr 0.5, and the plan has 0.01" in done.stderr
-        ), done.stderr
+        expect_error(done, 2, "was resumed after step 8 with --lr 0.5, and the plan has 0.01")
 
 
 @test
@@ -847,7 +832,7 @@ def two_labs_cannot_share_a_directory():
         while not (lock.exists() and (Path(place) / "out" / "lab.json").exists()) and time.time() < deadline:
             time.sleep(0.1)
         second = lab(place, plan=SMALL.replace("20K", "10M"))
-        assert second.returncode == 1 and "another lab is running in it" in second.stderr, second.stderr
+        expect_error(second, 1, "another lab is running in it")
         first.send_signal(signal.SIGTERM)
         assert first.wait(timeout=130) == 3
 

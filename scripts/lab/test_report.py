@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from . import browser, run_directory
+from .testing import expect_error
 
 HERE = Path(__file__).resolve().parent
 tests, browser_tests = [], []
@@ -305,11 +306,7 @@ def runs_that_are_not_comparable_are_an_error():
         made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
         out = Path(place) / "out"
         done = report(one, other, "--out", out)
-        assert (
-            done.returncode == 2
-            and "--total-batch: 1000 in one, 2000 in other" in done.stderr
-            and done.stderr.count("\n") == 1
-        ), done.stderr
+        expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
         assert not out.exists()
         done = report(one, other, "--out", out, "--force", "--no-png")
         assert (
@@ -318,7 +315,7 @@ def runs_that_are_not_comparable_are_an_error():
         ), done.stderr
         made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
         done = report(one, Path(place) / "again", "--out", out)
-        assert done.returncode == 2 and "are both arm baseline with rate 0.001 and seed 1" in done.stderr, done.stderr
+        expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
         for words, status, said in (
             ((Path(place) / "nothing",), 1, "no such directory"),
             ((one, "--reference", "x"), 1, "no such arm"),
@@ -355,9 +352,7 @@ def a_run_that_has_just_started_has_a_report():
             )
         )
         done = report(lab)
-        assert (
-            done.returncode == 1 and "no run of the plan has started" in done.stderr and done.stderr.count("\n") == 1
-        ), done.stderr
+        expect_error(done, 1, "no run of the plan has started", lines=1)
 
 
 def edit(directory, change):
@@ -412,10 +407,7 @@ def the_report_of_a_resumed_run_has_its_option_history():
             and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
         )
         done = report(run, whole, "--out", out, "--no-png")
-        assert (
-            done.returncode == 2
-            and "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)" in done.stderr
-        ), done.stderr
+        expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
         # resumed by an older trainer, which wrote no starts: the log shows the final step
         edit(run, lambda j: j.pop("starts"))
         assert report(run, "--out", out, "--no-png").returncode == 0
@@ -430,44 +422,11 @@ def the_report_of_a_resumed_run_has_all_its_steps():
 
     with tempfile.TemporaryDirectory() as place:
         test_lab.corpus(place)
-        words = [
-            "--train-data",
-            "corpus",
-            "--val-data",
-            "corpus",
-            "--layers",
-            "1",
-            "--hidden",
-            "16",
-            "--heads",
-            "2",
-            "--kv-heads",
-            "1",
-            "--head-dim",
-            "8",
-            "--ffn",
-            "16",
-            "--seq-len",
-            "16",
-            "--vocab",
-            "256",
-            "--batch-size",
-            "2",
-            "--total-batch",
-            "64",
-            "--warmup",
-            "2",
-            "--val-every",
-            "20",
-            "--val-steps",
-            "4",
-            "--threads",
-            "1",
-            "--lr",
-            "0.001",
-            "--attention",
-            "baseline",
-        ]
+        words = (
+            "--train-data corpus --val-data corpus --layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 "
+            "--ffn 16 --seq-len 16 --vocab 256 --batch-size 2 --total-batch 64 --warmup 2 --val-every 20 "
+            "--val-steps 4 --threads 1 --lr 0.001 --attention baseline"
+        ).split()
         for more in (
             ["--out", "run", "--steps", "40", *words],
             ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
@@ -485,9 +444,7 @@ def the_report_of_a_resumed_run_has_all_its_steps():
         assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
         assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
         done = report(Path(place) / "whole", run, "--out", out, "--no-png")
-        assert (
-            done.returncode == 2 and "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and " in done.stderr
-        ), done.stderr
+        expect_error(done, 2, "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and ")
 
 
 @test
@@ -530,7 +487,7 @@ def losses_of_other_validation_windows_are_not_compared():
         edit(other, lambda j: j.update(data={"val": sources("7")}))
         (other / "eval.json").write_text(json.dumps({**evaluation, "windows": 8}))
         done = report(one, other, "--out", out, "--no-png")
-        assert done.returncode == 2 and "windows of the evaluation: 9 in one, 8 in other" in done.stderr, done.stderr
+        expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
 @test
@@ -625,11 +582,7 @@ def damaged_files_are_left_out_with_one_line():
         for paths, left in (((lab,), 7), ((lab, other), 8)):
             command = [sys.executable, str(HERE), "report", *map(str, paths), "--out", str(out), "--no-png"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
-            assert (
-                done.returncode == 1
-                and f"{run}/run.json: Permission denied" in done.stderr
-                and done.stderr.count("\n") == 1
-            ), done.stderr
+            expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
             assert len(results_of(out)["runs"]) == left
         run.chmod(0o755)
         (lab / "lab.json").write_text("[1]")
@@ -761,14 +714,14 @@ def heads_without_maps_are_an_error():
             and '"title":"layer 1, head 1"' not in (out / "report.html").read_text()
         ), done.stderr
         done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
-        assert done.returncode == 2 and "there are no maps" in done.stderr, done.stderr
+        expect_error(done, 2, "there are no maps")
         for words, said in (
             (("--reference", ""), "the value is empty"),
             (("--reference", "a", "--reference", "b"), "specified more than once"),
             (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
         ):
             done = report(lab, "--out", out, "--no-png", *words)
-            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            expect_error(done, 2, said, lines=1)
 
 
 def wait_for(page, expression, seconds=20):
