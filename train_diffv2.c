@@ -945,9 +945,9 @@ static void run_plan(Run *run, const ModelConfig *config) {
         model_plan(&run->sampling_model, config, 1, T, FOR_GENERATION, RECOMPUTE_NOTHING, comm_rank(), ranks,
                    (int)o->zero);
     if (o->device) {
-        const DevicePeak *device = device_peak_named(o->device);
-        plan_for_device(&run->model.plan, device, o->deterministic);
-        if (samples) plan_for_device(&run->sampling_model.plan, device, o->deterministic);
+        const DevicePeak *gpu = device_peak_named(o->device);
+        plan_for_device(&run->model.plan, gpu, o->deterministic);
+        if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
         return;
     }
     if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());

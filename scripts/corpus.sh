@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# corpus.sh: the default corpus as token shards, corpus/train_*.bin and corpus/val_*.bin. Of these
-# sources the first that works is taken:
+# corpus.sh: writes the default corpus as token shards, corpus/train_*.bin and corpus/val_*.bin. Uses the first of these
+# sources that is available:
 #   gcide    the Collaborative International Dictionary of English, package dict-gcide (32 MB of text)
 #   bible    the King James Bible, packages bible-kjv and bible-kjv-text (4 MB)
 #   system   this machine's manual pages and licences (at least 1 MB)
-#   project  the sources of this program (below 1 MB: training soon repeats itself)
-# Packages are downloaded with apt-get and unpacked, not installed; no root is needed. Shards that are
-# already there are left alone. Exit status: 0 shards are there, 1 failed, 2 usage.
+#   project  the sources of this program (less than 1 MB: training soon repeats them)
+# Packages are downloaded with apt-get and unpacked, not installed, which requires no root. Existing shards are kept.
+# Exit status: 0 the shards exist, 1 failed, 2 usage.
 #
 # Usage: scripts/corpus.sh [--force] [SOURCE]
-#   --force   make the shards again
-#   SOURCE    take this one only
+#   --force   replaces existing shards
+#   SOURCE    uses only this source
 set -euo pipefail
-export LC_ALL=C # bytes are bytes
+export LC_ALL=C # text is bytes
 cd "$(dirname "$0")/.."
 
 fail() {
@@ -36,8 +36,8 @@ done
 
 if [ "$force" = no ] && compgen -G 'corpus/train_*.bin' >/dev/null; then
     compgen -G 'corpus/val_*.bin' >/dev/null \
-        || fail "corpus has training shards but none for validation: scripts/corpus.sh --force makes both"
-    echo "corpus: $(cat corpus/SOURCE 2>/dev/null || echo 'shards that were there already'), in corpus/"
+        || fail "corpus has training shards but no validation shards: scripts/corpus.sh --force creates both"
+    echo "corpus: $(cat corpus/SOURCE 2>/dev/null || echo 'existing shards'), in corpus/"
     exit 0
 fi
 [ -x text_to_shards ] || fail "text_to_shards is not built: run make text_to_shards"
@@ -50,7 +50,7 @@ unpack_packages() {
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return 1
     local apt=(apt-get -qq -o Acquire::Retries=1 -o Acquire::http::Timeout=20 -o APT::Sandbox::User=)
     if ! (cd "$work" && "${apt[@]}" download "$@") 2>"$work/apt.err"; then
-        # the package lists are missing or old: fetch lists of our own, which needs no root either
+        # the package lists are missing or old: download private ones, which requires no root
         mkdir -p "$work/lists/partial" "$work/cache"
         apt+=(-o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache")
         "${apt[@]}" update 2>"$work/apt.err" || return 1
@@ -60,19 +60,20 @@ unpack_packages() {
     for deb in "$work"/*.deb; do dpkg-deb -x "$deb" "$work/root" || return 1; done
 }
 
-# Each make_SOURCE writes documents, with a form feed before each, to $work/text and sets `what`; or fails.
+# Each make_SOURCE writes documents to $work/text, each after a form feed, and sets `what`; or fails.
 
-# An entry begins at the margin after an empty line, and its text is indented. Kept are the entries from the
-# first to the last letter, without indentation, source tags and braces around cross references.
+# An entry begins at the margin after an empty line, and its text is indented. Removes the front matter, indentation,
+# source tags, and braces around cross references.
 make_gcide() {
     unpack_packages dict-gcide || return 1
     gzip -dc <"$work/root/usr/share/dictd/gcide.dict.dz" >"$work/raw" || return 1
-    awk '
+    local tag=' *\\[(1913 Webster|Webster 1913 Suppl\\.|WordNet [0-9.]+|PJC|Century Dict\\. 1906|AS|RP|RH)'
+    awk -v tag="$tag( ?\\\\+ ?[A-Za-z]+)*\\\\]" '
         /^[^ ].*\\.*\\/ && empty { entries = 1; printf "\f" }
         { empty = $0 ~ /^ *$/ }
         !entries { next }
         {
-            gsub(/ *\[(1913 Webster|Webster 1913 Suppl\.|WordNet [0-9.]+|PJC|Century Dict\. 1906|AS|RP|RH)( ?\+ ?[A-Za-z]+)*\]/, "")
+            gsub(tag, "")
             gsub(/[{}]/, "")
             sub(/^ +/, "")
             sub(/ +$/, "")
@@ -83,18 +84,20 @@ make_gcide() {
 
 make_bible() {
     unpack_packages bible-kjv bible-kjv-text || return 1
-    # one verse a line; a chapter is a document
-    "$work/root/usr/bin/bible" -f -p "$work/root/usr/lib" gen1:1-rev22:21 </dev/null >"$work/raw" 2>/dev/null || return 1
-    awk '{ chapter = $1; sub(/:.*/, "", chapter); if (chapter != last) printf "\f"; last = chapter; print }' "$work/raw" \
-        >"$work/text" || return 1
+    # one verse per line; a chapter is a document
+    "$work/root/usr/bin/bible" -f -p "$work/root/usr/lib" gen1:1-rev22:21 </dev/null >"$work/raw" 2>/dev/null \
+        || return 1
+    awk '{ chapter = $1; sub(/:.*/, "", chapter); if (chapter != last) printf "\f"; last = chapter; print }' \
+        "$work/raw" >"$work/text" || return 1
     what="the King James Bible (package bible-kjv-text)"
 }
 
-# Manual pages without their formatting requests, and licences; a page begins with a line .TH or .Dd.
+# Manual pages without formatting requests, and licences. A page begins with .TH or .Dd.
 make_system() {
     local file
     {
-        find /usr/share/man/man[1578] -name '*.gz' -type f -print0 | sort -z | xargs -0 -r gzip -dc | head -c 30000000 | awk '
+        find /usr/share/man/man[1578] -name '*.gz' -type f -print0 | sort -z | xargs -0 -r gzip -dc \
+            | head -c 30000000 | awk '
             /^\.(TH|Dd) / { printf "\f" }
             /^.?\\"/ || /^\.(TH|Dd|Dt|Os|ie|el|if|de|ds|nr|\.)/ { next }
             /^[.\047]/ { sub(/^. *[A-Za-z]* */, "") }
@@ -128,16 +131,17 @@ for source in "${sources[@]}"; do
     case "$source" in gcide | bible) echo "corpus: downloading $source with apt-get" ;; esac
     if "make_$source" && [ "$(wc -c <"$work/text")" -ge 100000 ]; then break; fi
     reason=$(grep -m 1 '^E:' "$work/apt.err" 2>/dev/null || true)
-    echo "corpus: no text from $source${reason:+ (${reason#E: }; is there a network?)}"
+    echo "corpus: $source is not available${reason:+ (${reason#E: }; check the network)}"
     rm -rf "$work"
     mkdir -p "$work"
     source=
 done
-[ -n "$source" ] || fail "no text at all: make shards of your own with ./text_to_shards --out corpus FILE..."
+[ -n "$source" ] \
+    || fail "no source is available: create shards from your own text with ./text_to_shards --out corpus FILE..."
 
 bytes=$(wc -c <"$work/text")
 fraction=0.01
-[ "$bytes" -ge 10000000 ] || fraction=0.05 # of a small corpus, enough to measure a loss on
+[ "$bytes" -ge 10000000 ] || fraction=0.05 # of a small corpus, enough for a validation loss
 ./text_to_shards --out corpus --delimiter '\f' --val-fraction "$fraction" --force - <"$work/text"
 what="$what, $((bytes / 100000 / 10)).$((bytes / 100000 % 10)) MB of text"
 echo "$what" >corpus/SOURCE

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# install_deps.sh: installs what the build needs and this machine lacks, with the system's package
-# manager: a C and a C++ compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash.
-# Says what it does; does nothing when all is there. Exit status: 0 all is there, 1 not, 2 usage.
+# install_deps.sh: installs the missing dependencies of the build with the system's package manager: a C and a C++
+# compiler, make, pkg-config, OpenBLAS (its OpenMP build), oneDNN, cJSON, xxHash. Prints the commands that it runs; does
+# nothing if nothing is missing. Exit status: 0 all dependencies are installed, 1 not, 2 usage.
 #
 # Usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]
-#   --check             only say what is missing
-#   --with-mpi          also OpenMPI, for runs of many processes
-#   --with-browser      also Chromium, in which the tests look at the pages of scripts/lab
-#   --with-cuda-python  also what the CUDA build lacks here of NVIDIA's packages for Python, into build/python, where it looks:
-#                       cuDNN's frontend (a few MB), and cuDNN, NCCL, NVRTC or a whole toolkit (gigabytes) where there are none.
-#                       Refuses where the driver is older than the CUDA that they are for
+#   --check             only prints what is missing
+#   --with-mpi          also OpenMPI, for runs of several processes
+#   --with-browser      also Chromium, for the tests of the pages of scripts/lab
+#   --with-cuda-python  also the missing dependencies of the CUDA build: NVIDIA's Python packages, into build/python.
+#                       The cuDNN frontend has a few MB; cuDNN, NCCL, NVRTC or a whole toolkit have gigabytes. Fails
+#                       if the driver is older than their CUDA version
 set -euo pipefail
 
 fail() {
@@ -28,23 +28,23 @@ case "$#:${1-}" in
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-*) fail "unexpected argument '$1': usage: scripts/install_deps.sh [--check | --with-mpi | --with-browser | --with-cuda-python]" 2 ;;
+*) fail "unexpected argument '$1'; scripts/install_deps.sh --help prints the usage" 2 ;;
 esac
 
 has_program() { command -v "$1" >/dev/null 2>&1; }
 has_library() { pkg-config --exists "$1" 2>/dev/null; }
 has_header() { echo "#include <$1>" | cc -E -x c - >/dev/null 2>&1; }
 
-# Debian keeps several builds of OpenBLAS side by side, and pkg-config, the linker and the loader follow
-# an "alternative". The OpenMP build shares its threads with the trainer instead of competing with them.
+# Debian has several builds of OpenBLAS; update-alternatives selects the one that pkg-config, the linker and the loader
+# use. The OpenMP build shares its threads with the trainer. The others compete with them.
 has_openmp_openblas() {
     has_library openblas || return 1
-    has_program apt-get || return 0                                          # elsewhere its name does not say
-    [[ $(pkg-config --variable=libdir openblas) == /usr/lib/* ]] || return 0 # somebody's own
+    has_program apt-get || return 0                                          # only Debian's names tell the build
+    [[ $(pkg-config --variable=libdir openblas) == /usr/lib/* ]] || return 0 # not Debian's package
     compgen -G '/usr/lib/*/openblas-openmp/libopenblas.so' >/dev/null
 }
 
-# What is missing, as words that package_of translates.
+# Sets `missing` to names that package_of translates.
 find_missing() {
     missing=()
     has_program gcc || missing+=(gcc)
@@ -57,8 +57,10 @@ find_missing() {
     has_library libxxhash || missing+=(xxhash)
     if [ "$with_mpi" = yes ]; then has_library ompi-c || has_library ompi || missing+=(openmpi); fi
     if [ "$with_mpi" = yes ]; then has_program mpirun || missing+=(mpirun); fi
-    if [ "$with_browser" = yes ]; then has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium); fi
-    # gcc only recommends the C library's headers
+    if [ "$with_browser" = yes ]; then
+        has_program chromium || has_program chromium-browser || has_program google-chrome || missing+=(chromium)
+    fi
+    # Debian's gcc does not depend on the headers of the C library
     if has_program apt-get && [ ! -e /usr/include/stdio.h ]; then missing+=(libc-dev); fi
 }
 
@@ -92,18 +94,18 @@ package_of() { # manager word
     esac
 }
 
-# Runs a command as root; without a way to, says what to run.
+# Runs a command as root, or fails with the commands that root must run.
 as_root() {
     local sudo=()
     if [ "$(id -u)" -ne 0 ]; then
-        has_program sudo || fail "neither root nor sudo: as root, run: $all_commands"
+        has_program sudo || fail "not root, and sudo is missing; run as root: $all_commands"
         sudo=(sudo)
     fi
     echo "+ ${sudo[*]}${sudo:+ }$*"
     "${sudo[@]}" "$@"
 }
 
-# One line when the linker or the loader would take another build of OpenBLAS than the OpenMP one.
+# Fails if the linker or the loader uses another build of OpenBLAS than the OpenMP one.
 check_openblas_build() {
     has_program update-alternatives || return 0
     local name value wrong=()
@@ -116,48 +118,53 @@ check_openblas_build() {
     [ "${#wrong[@]}" -eq 0 ] && return 0
     local commands
     commands=$(printf ' && %s' "${wrong[@]}")
-    fail "OpenBLAS is not its OpenMP build, which attention needs; as root, run: ${commands# && }"
+    fail "the OpenMP build of OpenBLAS is not selected, and attention requires it; run as root: ${commands# && }"
 }
 
-# What scripts/find_cuda.sh does not find, as names of packages in `wanted`, for CUDA `major`.
+# Sets `wanted` to the packages that scripts/find_cuda.sh does not find, and `major` to their CUDA version.
 find_missing_cuda() {
     local found
-    found=$(mktemp) || fail "cannot make a temporary file"
+    found=$(mktemp) || fail "cannot create a temporary file"
     wanted=()
     if "$here/scripts/find_cuda.sh" "$found" 2>/dev/null; then
         major=$(sed -n 's/^CUDA_MAJOR := //p' "$found")
         local suffix=
         [ "$major" -ge 13 ] || suffix=-cu$major
-        ! grep -q "its frontend is" "$found" || wanted+=(nvidia-cudnn-frontend)
-        ! grep -q "cuDNN 9 is not found\|not for CUDA.*nvidia-cudnn\|older than cuDNN 9" "$found" || wanted+=("nvidia-cudnn-cu$major")
-        ! grep -q "NVRTC is not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
+        ! grep -q "cuDNN frontend" "$found" || wanted+=(nvidia-cudnn-frontend)
+        ! grep -q "cuDNN 9 not found\|not for CUDA.*nvidia-cudnn\|older than cuDNN 9" "$found" \
+            || wanted+=("nvidia-cudnn-cu$major")
+        ! grep -q "NVRTC not found" "$found" || wanted+=("nvidia-cuda-nvrtc$suffix")
         grep -q "^NCCL_LIBS" "$found" || wanted+=("nvidia-nccl-cu$major")
     else
         major=13
-        wanted=(nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-cccl nvidia-cuda-runtime nvidia-cuda-nvrtc nvidia-cublas nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-nccl-cu13)
+        wanted=(nvidia-cuda-{nvcc,crt,cccl,runtime,nvrtc} nvidia-nvvm nvidia-cublas)
+        wanted+=(nvidia-cudnn-cu13 nvidia-cudnn-frontend nvidia-nccl-cu13)
     fi
     rm -f "$found"
 }
 
-# The lines of packages in scripts/cuda_python/requirements.txt: version and hashes.
+# Prints the pinned versions and hashes of packages.
 pinned() { # packages...
     local file=scripts/cuda_python/requirements.txt package
     for package; do
-        grep -q "^$package==" "$here/$file" || fail "$file has no $package: install it with pip, or add it to requirements.in and run scripts/pin_packages.sh"
+        grep -q "^$package==" "$here/$file" \
+            || fail "$file has no $package: install it with pip, or add it to requirements.in and\
+ run scripts/pin_packages.sh"
         awk -v name="$package==" 'index($0, name) == 1 { on = 1 } on { print } !/\\$/ { on = 0 }' "$here/$file"
     done
 }
 
-# Programs for CUDA 13 need a driver for CUDA 13, release 580 or newer; those for CUDA 12 run with it too.
+# Programs for CUDA 13 require a driver for CUDA 13 (release 580 or newer), which also runs programs for CUDA 12.
 check_driver() {
     local driver
-    driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Z ]* Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1) || true # without one it fails
+    driver=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Z ]* Version: *\([0-9]*\.[0-9]*\).*/\1/p' | head -n 1) || true
     [ -n "$driver" ] || {
-        echo "no driver here (nvidia-smi): what is installed is for CUDA $major"
+        echo "no driver found (nvidia-smi): installs packages for CUDA $major"
         return 0
     }
     [ "${driver%.*}" -ge "$major" ] \
-        || fail "this driver runs CUDA $driver, and the toolkit is for CUDA $major: update the driver, or install the toolkit of CUDA $driver and say CUDA=DIRECTORY"
+        || fail "the driver supports CUDA $driver, and the toolkit is CUDA $major: update the driver,\
+ or install the toolkit of CUDA $driver and specify CUDA=DIRECTORY"
 }
 
 install_cuda() {
@@ -165,14 +172,16 @@ install_cuda() {
     find_missing_cuda
     [ "${#wanted[@]}" -gt 0 ] || return 0
     check_driver
-    has_program "$python" || fail "no python3, whose packages were to be installed: ${wanted[*]}"
-    pins=$(mktemp) || fail "cannot make a temporary file"
+    has_program "$python" || fail "python3 is missing; it is required to install ${wanted[*]}"
+    pins=$(mktemp) || fail "cannot create a temporary file"
     trap 'rm -f "$pins"' EXIT
     pinned "${wanted[@]}" >"$pins"
-    echo "+ $python -m pip install --no-deps --require-hashes --only-binary :all: --target build/python ${wanted[*]}, as scripts/cuda_python pins them"
-    "$python" -m pip install -q --no-deps --require-hashes --only-binary :all: --upgrade --target "$here/build/python" -r "$pins" || fail "pip install failed: look at its lines above"
+    echo "+ pip install --target build/python ${wanted[*]} (versions: scripts/cuda_python/requirements.txt)"
+    "$python" -m pip install -q --no-deps --require-hashes --only-binary :all: --upgrade \
+        --target "$here/build/python" -r "$pins" || fail "pip install failed: see its output above"
     find_missing_cuda
-    [ "${#wanted[@]}" -eq 0 ] || fail "still missing after the installation: ${wanted[*]}; scripts/find_cuda.sh - says why"
+    [ "${#wanted[@]}" -eq 0 ] \
+        || fail "still missing after the installation: ${wanted[*]}; scripts/find_cuda.sh - prints the reason"
 }
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -180,7 +189,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 find_missing
 if [ "${#missing[@]}" -eq 0 ]; then
     check_openblas_build
-    echo "dependencies: all there"
+    echo "dependencies: all installed"
     exit 0
 fi
 detect_manager
@@ -194,23 +203,23 @@ case "$manager" in
 apt-get)
     echo "installing with apt-get: ${packages[*]}"
     all_commands="apt-get update && apt-get install -y --no-install-recommends ${packages[*]}"
-    as_root apt-get update -q || fail "apt-get update failed: look at its lines above, most likely there is no network"
+    as_root apt-get update -q || fail "apt-get update failed: see its output above; the network may be unavailable"
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${packages[@]}" \
-        || fail "apt-get install failed: look at its lines above"
+        || fail "apt-get install failed: see its output above"
     ;;
 dnf)
     echo "installing with dnf: ${packages[*]}"
     all_commands="dnf install -y ${packages[*]}"
-    as_root dnf install -y "${packages[@]}" || fail "dnf install failed: look at its lines above"
+    as_root dnf install -y "${packages[@]}" || fail "dnf install failed: see its output above"
     ;;
 pacman)
     echo "installing with pacman: ${packages[*]}"
     all_commands="pacman -S --needed --noconfirm ${packages[*]}"
-    as_root pacman -S --needed --noconfirm "${packages[@]}" || fail "pacman failed: look at its lines above"
+    as_root pacman -S --needed --noconfirm "${packages[@]}" || fail "pacman failed: see its output above"
     ;;
-*) fail "no apt-get, dnf or pacman here: install with this system's package manager: ${missing[*]} (OpenBLAS built with OpenMP)" ;;
+*) fail "no apt-get, dnf or pacman: install with the system's package manager: ${missing[*]} (OpenBLAS with OpenMP)" ;;
 esac
 find_missing
 [ "${#missing[@]}" -eq 0 ] || fail "still missing after the installation: ${missing[*]}"
 check_openblas_build
-echo "dependencies: all there"
+echo "dependencies: all installed"

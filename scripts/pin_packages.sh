@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# pin_packages.sh: writes the requirements.txt files of Python packages from the requirements.in files beside them: the exact
-# version of each package and of what it needs, with the hashes of its files, for Python 3.10 and later. Versions that are not
-# given are the newest. pip installs nothing else from them, and runs no code to build a package. Needs uv.
+# pin_packages.sh: writes each requirements.txt of Python packages from the requirements.in beside it: the exact
+# versions of the packages and their dependencies, with hashes, for Python 3.10 and later. A package without a version
+# in requirements.in gets the newest. pip installs only wheels from these files, so it runs no code to build a package.
+# Requires uv.
 #
 # Usage: scripts/pin_packages.sh
 set -euo pipefail
@@ -18,7 +19,8 @@ command -v uv >/dev/null || {
 pin() { # directory, further options...
     local directory=$1 pins
     shift
-    pins=$(uv pip compile -q --universal --python-version 3.10 --generate-hashes --only-binary :all: --no-header --no-annotate "$@" "$directory/requirements.in")
+    pins=$(uv pip compile -q --universal --python-version 3.10 --generate-hashes --only-binary :all: --no-header \
+        --no-annotate "$@" "$directory/requirements.in")
     {
         echo "# Written by scripts/pin_packages.sh from requirements.in."
         echo "--require-hashes"

@@ -1,24 +1,25 @@
-# recipe.sh: what the recipes run_SIZE.sh have in common; they set `name`, `ranks` and `settings` and source this.
-# Starts the run, or resumes it where its directory has a run.json:
-#   in a Slurm job     with srun, on all of the job's tasks. Stopped by a signal (--signal of sbatch before the time
-#                      limit, scancel --signal=USR1, preemption), the trainer saves a checkpoint and ends with status 3,
-#                      and the job puts itself back into the queue. Slurm itself requeues after the failure of a node.
-#                      Any other status ends the job: nothing that fails is started again and again.
-#   on one machine     with mpirun; SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 save a checkpoint; Ctrl-C twice does not.
-# A first start has the recipe's settings, and arguments take the place of settings of the same name. A resumed run has
-# the options it was started with, and the arguments given now.
+# recipe.sh: the shared part of the recipes run_SIZE.sh, which set `name`, `ranks` and `settings` and source this file.
+# Starts the run, or resumes it if its directory has a run.json:
+#   in a Slurm job   with srun, on all tasks of the job. After a signal (--signal of sbatch before the time limit,
+#                    scancel --signal=USR1, preemption) the trainer saves a checkpoint and exits with status 3, and the
+#                    job requeues itself. Slurm requeues it after the failure of a node. Any other status ends the job,
+#                    so that a run that fails is not restarted repeatedly.
+#   on one machine   with mpirun. SIGTERM, SIGINT (Ctrl-C) and SIGUSR1 save a checkpoint; a second Ctrl-C exits at once.
+# On the first start, arguments override the recipe's settings. A resumed run has the options of its last start, which
+# arguments override.
 # Exit status: the trainer's: 0 done, 1 failed, 2 usage, 3 stopped by a signal after saving a checkpoint.
 #
-# Each start draws a secret, DIFFV2_SECRET, by which ranks that srun starts without MPI know each other. It is only in
-# the environment of this job's processes.
+# Each start creates a secret, DIFFV2_SECRET, by which ranks that srun starts without MPI authenticate each other. It is
+# only in the environment of the job's processes.
 #
 # Variables
 #   TRAIN_DIFFV2   the program (./train_diffv2cu; ./train_diffv2 for CPUs)
-#   RANKS          processes on one machine (its GPUs that CUDA_VISIBLE_DEVICES leaves; the recipe's number where
-#                  nvidia-smi finds none)
+#   RANKS          processes on one machine (default: its GPUs, as restricted by CUDA_VISIBLE_DEVICES; the recipe's
+#                  number if nvidia-smi finds none)
 #   LAUNCH         the launcher and its flags, instead of mpirun or srun: LAUNCH='mpirun --hostfile hosts -np 64'
-#   SLURM_MPI_TYPE how srun starts MPI (none for a program named ...cu: its ranks meet by Slurm's variables; else pmix)
-# shellcheck shell=bash disable=SC2154 # name, ranks and settings are the recipe's
+#   SLURM_MPI_TYPE how srun starts MPI (default: none for a program named ...cu, whose ranks connect by Slurm's
+#                  variables; otherwise pmix)
+# shellcheck shell=bash disable=SC2154 # the recipe sets name, ranks and settings
 set -uo pipefail
 
 fail() { # text, status
@@ -26,7 +27,7 @@ fail() { # text, status
     exit "${2:-1}"
 }
 
-# How many GPUs the program will see. CUDA_VISIBLE_DEVICES lists them, by index or UUID, up to the first invalid entry.
+# The number of GPUs that the program sees: CUDA_VISIBLE_DEVICES lists indices or UUIDs, up to the first invalid entry.
 visible_gpus() {
     local gpus count=0 entry entries
     gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
@@ -41,7 +42,7 @@ visible_gpus() {
     echo "$gpus"
 }
 
-# Splits the arguments: where the run is, and the names of the options that are given.
+# Splits the arguments: the run directory, the names of the options, and the options of a resume.
 out=runs/$name given=' ' arguments=() without_init=()
 while [ $# -gt 0 ]; do
     case $1 in
@@ -50,9 +51,9 @@ while [ $# -gt 0 ]; do
         echo "The options are those of train_diffv2 --help."
         exit 0
         ;;
-    --resume | --no-resume | --resume=*) fail "$1: the recipe resumes where there is a run, and starts one where there is none; leave it out" 2 ;;
+    --resume | --no-resume | --resume=*) fail "$1 is not allowed: the recipe resumes a run that exists" 2 ;;
     --out)
-        [ $# -ge 2 ] || fail "--out needs a directory" 2
+        [ $# -ge 2 ] || fail "--out requires a directory" 2
         out=$2
         shift
         ;;
@@ -62,7 +63,7 @@ while [ $# -gt 0 ]; do
         option=${option#--}
         [[ $1 != --* ]] || given+="${option#no-} "
         arguments+=("$1")
-        [[ $1 != --init* ]] || { # only a first start has it: a resumed run has weights of its own
+        [[ $1 != --init* ]] || { # only for a first start: a resumed run has its own weights
             [[ $1 == --init=* || $# -eq 1 ]] || { arguments+=("$2") && shift; }
             shift
             continue
@@ -73,7 +74,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-# The settings that no argument replaces.
+# The settings that no argument overrides.
 kept=()
 for word in "${settings[@]}"; do
     if [[ $word == --* ]]; then
@@ -84,23 +85,24 @@ for word in "${settings[@]}"; do
 done
 
 program=${TRAIN_DIFFV2:-./train_diffv2cu}
-[ -x "$program" ] || fail "there is no program $program: make ${program##*/}, or name another with TRAIN_DIFFV2"
+[ -x "$program" ] || fail "no program $program: run make ${program##*/}, or set TRAIN_DIFFV2"
 if [ -n "${SLURM_JOB_ID-}" ]; then
     [[ $program == *cu ]] && mpi=none || mpi=pmix
-    # srun does not take over --cpus-per-task by itself
+    # srun does not inherit --cpus-per-task
     launcher=(srun --mpi="${SLURM_MPI_TYPE:-$mpi}" --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1)
 else
     gpus=$(visible_gpus)
     [ "$gpus" -eq 0 ] || ranks=$gpus
     ranks=${RANKS:-$ranks}
-    [[ $ranks =~ ^[1-9][0-9]*$ ]] || fail "RANKS '$ranks': a number of processes from 1 is wanted" 2
-    # A rank has a GPU of its own, so the number of cores is no limit. mpirun runs as root, as containers do, only when told.
+    [[ $ranks =~ ^[1-9][0-9]*$ ]] || fail "RANKS '$ranks': must be a number of processes, at least 1" 2
+    # Each rank has its own GPU, so there may be more ranks than cores. By default mpirun refuses to run as root.
     launcher=(mpirun -q -np "$ranks" --bind-to none --oversubscribe)
     [ "$ranks" -gt 1 ] || launcher=()
     [ "$(id -u)" -ne 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 [ -z "${LAUNCH-}" ] || read -ra launcher <<<"$LAUNCH"
-[ "${#launcher[@]}" -eq 0 ] || command -v "${launcher[0]}" >/dev/null || fail "there is no ${launcher[0]} here: install it, or name another launcher with LAUNCH"
+[ "${#launcher[@]}" -eq 0 ] || command -v "${launcher[0]}" >/dev/null \
+    || fail "${launcher[0]} is missing: install it, or specify another launcher with LAUNCH"
 
 command=(${launcher[@]+"${launcher[@]}"} "$program" --out "$out")
 if [ -e "$out/run.json" ]; then
@@ -109,16 +111,16 @@ else
     command+=("${kept[@]}" ${arguments[@]+"${arguments[@]}"})
 fi
 
-# Of this start alone; never printed
+# new for each start; never printed
 DIFFV2_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' ')
 [ "${#DIFFV2_SECRET}" -eq 32 ] || fail "cannot read 16 bytes from /dev/urandom"
 export DIFFV2_SECRET
 
-# The launcher gets SIGUSR1, which it passes on; at SIGTERM mpirun would end the ranks before they have saved. In a
-# Slurm job SIGTERM comes to the ranks from Slurm itself, and a second signal would end them at once.
+# The launcher gets SIGUSR1, which it forwards: at SIGTERM mpirun kills the ranks before they have saved. In a Slurm job
+# Slurm itself sends SIGTERM to the ranks, and a second signal would end them at once.
 child='' asked='' began=$(date +%s.%N)
 # shellcheck disable=SC2317 # called by the traps
-pass_on() { # a launcher that is still starting its processes loses what it gets; the log tells that they are there
+forward() { # waits for the log: a launcher that is still starting its processes loses signals
     while [ "$SECONDS" -lt 5 ] && kill -0 "$child" 2>/dev/null; do
         [ -z "$(find "$out/log.jsonl" -newermt "@$began" 2>/dev/null)" ] || break
         sleep 0.1
@@ -130,8 +132,8 @@ stop() { # signal
     interrupted=yes
     if [ -z "$asked" ]; then
         asked=$1
-        [[ $1 == TERM && -n ${SLURM_JOB_ID-} ]] || [ -z "$child" ] || pass_on
-    elif [[ $1 == INT && -n $child ]]; then # a second Ctrl-C: at once
+        [[ $1 == TERM && -n ${SLURM_JOB_ID-} ]] || [ -z "$child" ] || forward
+    elif [[ $1 == INT && -n $child ]]; then # a second Ctrl-C
         kill -TERM "$child" 2>/dev/null
     fi
 }
@@ -141,9 +143,9 @@ for signal in USR1 TERM INT HUP; do
 done
 
 echo "+ ${command[*]}"
-setsid "${command[@]}" & # in a session of its own: Ctrl-C comes here, and only here
+setsid "${command[@]}" & # in its own session, so that only this script gets Ctrl-C
 child=$!
-[ -z "$asked" ] || pass_on
+[ -z "$asked" ] || forward
 status=127
 while :; do # a signal ends `wait` early
     interrupted=no
@@ -153,15 +155,17 @@ while :; do # a signal ends `wait` early
     [ "$interrupted" = yes ] || break
 done
 
-# Stopped: with a checkpoint, or so early that the trainer did not catch signals yet.
+# Stopped with a checkpoint, or before the trainer caught signals.
 stopped=no
-if [ "$status" -eq 3 ] || [ "$status" -eq $((128 + 10)) ] || { [ -n "$asked" ] && [ "$status" -gt 128 ]; }; then stopped=yes; fi
+if [ "$status" -eq 3 ] || [ "$status" -eq $((128 + 10)) ] || { [ -n "$asked" ] && [ "$status" -gt 128 ]; }; then
+    stopped=yes
+fi
 if [ "$stopped" = yes ] && [ -n "${SLURM_JOB_ID-}" ]; then
-    # A job that was cancelled stays so, one that Slurm preempts is requeued by Slurm, and one of salloc has no queue.
+    # A cancelled job stays cancelled, Slurm itself requeues a preempted one, and a job of salloc cannot be requeued.
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     if [[ $state =~ JobState=(RUNNING|TIMEOUT)\  && $state == *' BatchFlag=1 '* ]]; then
-        echo "run_$name.sh: stopped by a signal; job $SLURM_JOB_ID goes back into the queue and resumes $out"
-        scontrol requeue "$SLURM_JOB_ID" || echo "run_$name.sh: it could not be requeued: submit it again to go on" >&2
+        echo "run_$name.sh: stopped by a signal; requeues job $SLURM_JOB_ID, which resumes $out"
+        scontrol requeue "$SLURM_JOB_ID" || echo "run_$name.sh: requeuing failed: submit it again to continue" >&2
     fi
 fi
 exit "$status"

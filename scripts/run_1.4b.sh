@@ -2,15 +2,15 @@
 # run_1.4b.sh: pretrains a DIFF V2 of 1.4b on 10.5G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 1.4b --kv-heads 8, 1420527616 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   40 GiB; sent per step 6.95 GiB, for which a step waits 6.2 ms
+#   memory per GPU  40 GiB; sends 6.95 GiB per step, which delays the step by 6.2 ms
 #   FLOPs           1.02e+20 (9.73e+09 per token)
 #   expected hours  6.8 on H100 at 52% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
-#   settings of     the runs of that size in arXiv 2410.05258, but 8 key/value heads, so that 1.4b-1.5h and -2h are baselines
+#   settings from   the runs of that size in arXiv 2410.05258, but 8 key/value heads, as in 1.4b-1.5h and 1.4b-2h
 #
 # Usage: scripts/run_1.4b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
 #        sbatch scripts/run_1.4b.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
-# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
-# runs/1.4b, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+# Start it from the root of the repository. Starting it again resumes the run, which is runs/1.4b, or --out DIR.
+# scripts/recipe.sh describes signals, failures and environment variables.
 #SBATCH --job-name=diffv2-1.4b
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -41,7 +41,7 @@ settings=(
 )
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
 [ -e scripts/recipe.sh ] || {
-    echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2
+    echo "run_$name.sh: no scripts/recipe.sh in $PWD: start it from the root of the repository" >&2
     exit 2
 }
 source scripts/recipe.sh

@@ -2,15 +2,15 @@
 # run_124m.sh: pretrains a DIFF V2 of 124m on 10G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 124m, 123661824 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   14.5 GiB; sent per step 0.605 GiB, for which a step waits 0.82 ms
+#   memory per GPU  14.5 GiB; sends 0.605 GiB per step, which delays the step by 0.82 ms
 #   FLOPs           8.55e+18 (8.55e+08 per token)
 #   expected hours  0.84 on H100 at 36% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
-#   settings of     the batch of GPT-2 reproductions of that size
+#   settings from   the batch of GPT-2 reproductions of that size
 #
 # Usage: scripts/run_124m.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
 #        sbatch scripts/run_124m.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
-# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
-# runs/124m, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+# Start it from the root of the repository. Starting it again resumes the run, which is runs/124m, or --out DIR.
+# scripts/recipe.sh describes signals, failures and environment variables.
 #SBATCH --job-name=diffv2-124m
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -37,7 +37,7 @@ settings=(
 )
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
 [ -e scripts/recipe.sh ] || {
-    echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2
+    echo "run_$name.sh: no scripts/recipe.sh in $PWD: start it from the root of the repository" >&2
     exit 2
 }
 source scripts/recipe.sh

@@ -2,15 +2,15 @@
 # run_350m.sh: pretrains a DIFF V2 of 350m on 30G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 350m, 355469312 parameters
 #   GPUs            8, on one machine
-#   bytes per GPU   18.4 GiB; sent per step 1.74 GiB, for which a step waits 1.6 ms
+#   memory per GPU  18.4 GiB; sends 1.74 GiB per step, which delays the step by 1.6 ms
 #   FLOPs           7.3e+19 (2.43e+09 per token)
 #   expected hours  6.7 on H100 at 38% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
-#   settings of     the batch of GPT-2 reproductions of that size
+#   settings from   the batch of GPT-2 reproductions of that size
 #
 # Usage: scripts/run_350m.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
 #        sbatch scripts/run_350m.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
-# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
-# runs/350m, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+# Start it from the root of the repository. Starting it again resumes the run, which is runs/350m, or --out DIR.
+# scripts/recipe.sh describes signals, failures and environment variables.
 #SBATCH --job-name=diffv2-350m
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8
@@ -37,7 +37,7 @@ settings=(
 )
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
 [ -e scripts/recipe.sh ] || {
-    echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2
+    echo "run_$name.sh: no scripts/recipe.sh in $PWD: start it from the root of the repository" >&2
     exit 2
 }
 source scripts/recipe.sh

@@ -2,15 +2,15 @@
 # run_3b.sh: pretrains a DIFF V2 of 3b on 105G tokens. Written by scripts/update_recipes.sh.
 #   model           --preset 3b --kv-heads 12, 3481218048 parameters
 #   GPUs            64, on 8 machines with 8 each
-#   bytes per GPU   46.3 GiB; sent per step 19.1 GiB, for which a step waits 21 ms
+#   memory per GPU  46.3 GiB; sends 19.1 GiB per step, which delays the step by 21 ms
 #   FLOPs           2.41e+21 (2.3e+10 per token)
 #   expected hours  18 on H100 at 58% of 989.4 TFLOP/s: predicted by --dry-run --device H100, not measured
-#   settings of     the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419
+#   settings from   the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419
 #
 # Usage: scripts/run_3b.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
 #        sbatch scripts/run_3b.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
-# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
-# runs/3b, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+# Start it from the root of the repository. Starting it again resumes the run, which is runs/3b, or --out DIR.
+# scripts/recipe.sh describes signals, failures and environment variables.
 #SBATCH --job-name=diffv2-3b
 #SBATCH --nodes=8
 #SBATCH --ntasks-per-node=8
@@ -38,7 +38,7 @@ settings=(
 )
 cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")/..}" || exit 1
 [ -e scripts/recipe.sh ] || {
-    echo "run_$name.sh: no scripts/recipe.sh in $PWD: submit it in the directory of the repository" >&2
+    echo "run_$name.sh: no scripts/recipe.sh in $PWD: start it from the root of the repository" >&2
     exit 2
 }
 source scripts/recipe.sh

@@ -1,34 +1,38 @@
 #!/usr/bin/env bash
-# test.sh: builds everything and runs all tests. The last line is "N passed, N failed" (and ", N skipped"
-# when something was), over all stages; exit status 0 when nothing failed, 1 otherwise, 2 usage.
-#   float      the tests with the build that trains
-#   double     the same compiled with REAL=double, with finite differences of the whole model
-#   sanitizers the same under AddressSanitizer and UndefinedBehaviorSanitizer, tests and programs
-#   C++        the trainer compiled as C++17 computes the gradients of the C build
-#   narrow     the operations compiled for the oldest x86-64, whose vectors are 4 wide (on such machines)
-#   CUDA on the CPU  kernels compiled by g++ and run by dev/cuda_on_cpu (where CUDA's headers are), with sanitizers too;
-#              dev/gpu_check.sh with them in the place of a GPU
-#   rooms      includes point downwards, headers compile alone, functions are called (dev/rooms.py)
-#   format     all sources are formatted, and no line exceeds 120 columns (dev/format/format.sh)
-#   nvcc       what the build finds in which places (tests/build_test.sh); the CUDA programs compile and link without warnings:
-#              for one architecture, with --all for all of them; cuDNN's plans for an H200, with --all for other GPUs too
-#   data       the scripts of data/ and the C tokenizer against the library's (where Python packages can be had)
-#   runs       the recipes of scripts/ on this machine, and runs that end by a fault and are resumed (tests/soak.sh); with
-#              --all more of them, and the Slurm recipe in a real Slurm on loopback
-#   lab        plans, runs and reports of scripts/lab, its page in Chromium (where they can be had)
-#   fuzzing    the readers of files against hostile ones (dev/fuzz), 5 s of libFuzzer each where clang is
+# test.sh: builds everything and runs all tests. The last line is "N passed, N failed", and ", N skipped" if tests were
+# skipped. Exit status: 0 nothing failed, 1 something failed, 2 usage.
+#
+# Stages, in order. A stage prints one line per test: "ok", "FAIL" or "skip".
+#   dependencies     installs what the tests require (scripts/install_deps.sh)
+#   float            the tests, with the build that users run
+#   C++              the trainer compiled as C++17 computes the same gradients as the C build
+#   sources          includes point downwards and headers compile alone (dev/rooms.py); the variants in Python equal
+#                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh)
+#   double           the tests compiled with REAL=double, and finite differences of the whole model
+#   sanitizers       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+#   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
+#   CUDA on the CPU  CUDA kernels and trainer, run by dev/cuda_on_cpu, also under the sanitizers; dev/gpu_check.sh with
+#                    this emulation; the predictions of --dry-run --device. Requires CUDA's headers
+#   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
+#                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
+#   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
+#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
+#                    Slurm recipe under Slurm
+#   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
+#   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
 # Usage: scripts/test.sh [--quick | --all]
-#   --quick   only float and C++
-#   --all     also what takes longer: a million strings through the tokenizers, Slurm, more faults, many ranks and a
-#             run of 200 steps under the sanitizers, kernels under ThreadSanitizer, every GPU architecture, cuDNN's
-#             plans, fuzzing of 20 s each
+#   --quick   only dependencies, float and C++
+#   --all     also the slow tests: a million strings through the tokenizers, Slurm, more interruptions, many ranks and
+#             200 steps under the sanitizers, kernels under ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s
+#             of fuzzing each
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
-quick=no
+quick=no all=no
 case "$#:${1-}" in
-0: | 1:--all) ;;
+0:) ;;
+1:--all) all=yes ;;
 1:--quick) quick=yes ;;
 1:--help | 1:-h)
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
@@ -51,29 +55,36 @@ finish() {
     [ "$failed" -eq 0 ]
     exit
 }
-fail_one() {
+pass() {
+    echo "ok   $1"
+    passed=$((passed + 1))
+}
+fail() {
     echo "FAIL $1"
     failed=$((failed + 1))
 }
+skip() {
+    echo "skip $1"
+    skipped=$((skipped + 1))
+}
 
-# Builds targets with make variables; a build that fails is a failed test.
-build() { # what, make arguments...
-    local what=$1 start=$SECONDS
+# Builds targets. A failed build is a failed test.
+build() { # name, arguments of make...
+    local name=$1 start=$SECONDS
     shift
     if make -s -j2 "$@" >"$scratch/build" 2>&1; then
-        echo "ok   build: $what ($((SECONDS - start)) s)"
-        passed=$((passed + 1))
+        pass "build: $name ($((SECONDS - start)) s)"
     else
         cat "$scratch/build"
-        fail_one "build: $what"
+        fail "build: $name"
         return 1
     fi
 }
 
-# Runs a program or script of tests and adds up the counts of its last line, "N passed, N failed" and perhaps ", N skipped".
-# One that ends without such a line, that ran and skipped nothing, or whose status does not agree with its line, failed.
-run_script() { # what, command...
-    local what=$1 status last
+# Runs a test program and adds the counts of its last line, "N passed, N failed[, N skipped]". A program fails if it
+# prints no such line, if it runs and skips nothing, or if its exit status contradicts the line.
+run() { # name, command...
+    local name=$1 status last
     shift
     "$@" 2>&1 | tee "$scratch/tests"
     status=${PIPESTATUS[0]}
@@ -83,36 +94,37 @@ run_script() { # what, command...
         failed=$((failed + BASH_REMATCH[2]))
         skipped=$((skipped + ${BASH_REMATCH[4]:-0}))
         if [ $((BASH_REMATCH[1] + BASH_REMATCH[2] + ${BASH_REMATCH[4]:-0})) -eq 0 ]; then
-            fail_one "$what ran no test"
-        elif [ "${BASH_REMATCH[2]}" -eq 0 ] && [ "$status" -ne 0 ]; then
-            fail_one "$what ended with status $status although it says '$last'"
-        elif [ "${BASH_REMATCH[2]}" -ne 0 ] && [ "$status" -eq 0 ]; then
-            fail_one "$what ended with status 0 although it says '$last'"
+            fail "$name ran no test"
+        elif [ $((status != 0)) -ne $((BASH_REMATCH[2] != 0)) ]; then
+            fail "$name ended with status $status, which contradicts '$last'"
         fi
     else
         passed=$((passed + $(grep -c '^ok ' "$scratch/tests")))
         failed=$((failed + $(grep -c '^FAIL ' "$scratch/tests")))
-        fail_one "$what ended with status $status in the middle of its tests"
+        fail "$name ended with status $status before its last test"
     fi
 }
+run_script() { run "$1" "$@"; } # path, arguments...
 
-run_tests() { # build directory, words that choose tests
+run_tests() { # build directory, words that select tests
     local directory=$1 start=$SECONDS
     shift
-    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" run_script "$directory/test_diffv2" "$directory/test_diffv2" "$@"
+    TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
+        run_script "$directory/test_diffv2" "$@"
     echo "     $directory: $((SECONDS - start)) s"
 }
 
-# Whether this machine has the sanitizers. Leaks are not looked for: the programs leave their memory to the system
-# when they end with an error, and the leak checker cannot stop the threads of OpenMP.
+# The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
+# threads of OpenMP.
 sanitizers=address,undefined
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
-has_sanitizers() { # those, or the ones named
+has_sanitizers() { # sanitizers (default: the two above)
     echo 'int main(void) { return 0; }' >"$scratch/probe.c"
-    cc -fsanitize="${1-$sanitizers}" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null && "$scratch/probe" >/dev/null 2>&1
+    cc -fsanitize="${1-$sanitizers}" -o "$scratch/probe" "$scratch/probe.c" 2>/dev/null \
+        && "$scratch/probe" >/dev/null 2>&1
 }
 
-# The trainer as C++ against the trainer as C, on a model of the reference.
+# Compares the gradients of the C++ build and the C build, on a fixture.
 compare_languages() {
     local fixture=$scratch/diff_v2_a language program batch
     batch=$(dev/reference/fixtures.py dev/reference/fixtures/diff_v2_a.safetensors "$fixture") || return 1
@@ -128,218 +140,211 @@ compare_languages() {
     cmp "$scratch/c.safetensors" "$scratch/cpp.safetensors"
 }
 
-# The program of nvcc, as it starts without LD_LIBRARY_PATH and perhaps without a GPU, against the one on the CPU: but for
-# what cuDNN takes, and what is said of the device.
-compare_dry_runs() { # the latter's program
-    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1) rows='^  (parameters|gradients|optimizer states|master|activations|per |of the run|embedding)'
-    env -u LD_LIBRARY_PATH build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 && "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1 || {
+# Compares the dry run of nvcc's program with the emulated one's, except for cuDNN's workspace and the device. Without
+# LD_LIBRARY_PATH: the program must start on a machine without a GPU.
+nvcc_program=(env -u LD_LIBRARY_PATH)
+compare_dry_runs() { # emulated program
+    local dry=(--preset 124m --sample-every 10 --dry-run --ranks 8 --zero 1 --threads 1)
+    local rows='^  (parameters|gradients|optimizer states|master|activations|per |of the run|embedding)'
+    if ! "${nvcc_program[@]}" build/nvcc/train_diffv2cu "${dry[@]}" >"$scratch/nvcc.out" 2>&1 \
+        || ! "$1" --trainer "${dry[@]}" >"$scratch/cpu.out" 2>&1; then
         tail -n 3 "$scratch/nvcc.out" "$scratch/cpu.out"
         return 1
-    }
-    grep -E "$rows" "$scratch/nvcc.out" >"$scratch/nvcc.rows" && diff "$scratch/nvcc.rows" <(grep -E "$rows" "$scratch/cpu.out")
+    fi
+    grep -E "$rows" "$scratch/nvcc.out" >"$scratch/nvcc.rows" \
+        && diff "$scratch/nvcc.rows" <(grep -E "$rows" "$scratch/cpu.out")
+}
+# --help as one of two processes: only rank 0 prints, and no process waits for the other.
+help_without_ranks() {
+    local help=("${nvcc_program[@]}" OMPI_COMM_WORLD_SIZE=2)
+    [ -z "$("${help[@]}" OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] \
+        && "${help[@]}" OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
 }
 
 echo "== dependencies"
 scripts/install_deps.sh --with-mpi || {
-    fail_one "dependencies: see the line above"
+    fail "dependencies: see the line above"
     finish
 }
 
 echo "== float"
-if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 build/faulty_diffv2 build/single_diffv2; then run_tests build; fi
+if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 \
+    build/faulty_diffv2 build/single_diffv2; then
+    run_tests build
+fi
 
 echo "== C++"
 if build "the trainer as C++17" build/train_diffv2 build/train_diffv2_cpp; then
     if compare_languages; then
-        echo "ok   C++: the trainer compiled as C++17 computes the same bytes of gradients"
-        passed=$((passed + 1))
+        pass "C++: the trainer compiled as C++17 computes bitwise equal gradients"
     else
-        fail_one "C++: the trainer compiled as C++17 does not compute the gradients of the C build"
+        fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
     fi
 fi
 [ "$quick" = no ] || finish
 
-# what needs no speed compiles in a third of the time without it; --all takes the optimization that users get
+echo "== sources"
+run_script tests/rooms_test.py
+run_script tests/variants_test.py
+if dev/format/format.sh --check >"$scratch/format" 2>&1; then
+    pass "all sources are formatted"
+else
+    cat "$scratch/format"
+    fail "all sources are formatted"
+fi
+
+# These stages do not measure speed, and -O1 compiles in a third of the time; --all uses the optimization of users.
 speed=(OPT=-O1)
-[ "${1-}" != --all ] || speed=(OPT=-O3)
+[ $all = no ] || speed=(OPT=-O3)
 echo "== double"
-if build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/train_diffv2 build/fp64/text_to_shards build/fp64/test_diffv2; then
+if build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2}; then
     run_tests build/fp64
 fi
 
 echo "== sanitizers"
 if ! has_sanitizers; then
-    echo "skip sanitizers: this machine's compiler has none that run"
-    skipped=$((skipped + 1))
-elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/train_diffv2 build/asan/text_to_shards \
-    build/asan/test_diffv2 build/asan/faulty_diffv2 build/asan/single_diffv2; then
-    if [ "${1-}" = --all ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
+    skip "sanitizers: the compiler of this machine does not support them"
+elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" \
+    build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2,single_diffv2}; then
+    if [ $all = yes ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
 fi
 
 if [ "$(uname -m)" = x86_64 ]; then
-    echo "== narrow"
-    if build "narrow" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2; then run_tests build/narrow operations; fi
+    echo "== x86-64"
+    if build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2; then
+        run_tests build/narrow operations
+    fi
 fi
 
 echo "== CUDA on the CPU"
 cuda_start=$SECONDS cuda=${CUDA:-/usr/local/cuda}
-cuda_programs() { # build directory, programs that end with their counts
-    local directory=$1 program
+cuda_tests() { # name, build directory, variables of make, "-", programs...: builds and runs them
+    local name=$1 directory=$2/oncpu variables=("BUILD=$2") program
+    shift 2
+    while [ "$1" != - ]; do
+        variables+=("$1")
+        shift
+    done
     shift
-    for program in "$@"; do run_script "$directory/$program" "$directory/$program"; done
+    build "$name" "${variables[@]}" "${@/#/$directory/}" || return 1
+    for program; do
+        # single_diffv2 is started by test_trainer
+        [ "$program" = single_diffv2 ] || run_script "$directory/$program"
+    done
 }
 if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
-    echo "skip CUDA on the CPU: there are no CUDA headers in $cuda/include (CUDA=DIRECTORY says where they are)"
-    skipped=$((skipped + 1))
+    skip "CUDA on the CPU: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
 else
-    if build "CUDA on the CPU" build/oncpu/test_layer build/oncpu/planted_bugs build/oncpu/test_diffv2; then
-        cuda_programs build/oncpu test_layer planted_bugs test_diffv2
-    fi
-    if build "CUDA on the CPU in fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_diffv2; then
-        cuda_programs build/fp32/oncpu test_diffv2
-    fi
-    # the whole trainer, in both precisions
-    if build "the CUDA trainer on the CPU, bf16" build/train_diffv2 build/oncpu/test_trainer build/oncpu/single_diffv2; then cuda_programs build/oncpu test_trainer; fi
-    if build "the CUDA trainer on the CPU, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/test_trainer; then
-        cuda_programs build/fp32/oncpu test_trainer
-    fi
-    # the check on a device, with these programs in its place
-    if build "the benchmark of CUDA on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
-        run_script tests/gpu_check_test.sh tests/gpu_check_test.sh
-        [ ! -x build/oncpu/test_trainer ] || run_script tests/prediction_test.py tests/prediction_test.py build/train_diffv2 \
+    cuda_tests "CUDA on the CPU" build - test_layer planted_bugs test_diffv2
+    cuda_tests "CUDA on the CPU, fp32" build/fp32 PRECISION=fp32 - test_diffv2
+    cuda_tests "the CUDA trainer on the CPU, bf16" build - test_trainer single_diffv2
+    cuda_tests "the CUDA trainer on the CPU, fp32" build/fp32 PRECISION=fp32 - test_trainer
+    if build "CUDA benchmark on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
+        run_script tests/gpu_check_test.sh
+        [ ! -x build/oncpu/test_trainer ] || run_script tests/prediction_test.py build/train_diffv2 \
             build/oncpu/bench_cuda 'build/oncpu/test_trainer --trainer'
     fi
     if ! has_sanitizers; then
-        echo "skip CUDA on the CPU with sanitizers: this machine's compiler has none that run"
-        skipped=$((skipped + 1))
-    elif build "CUDA on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_layer \
-        build/asan/oncpu/planted_bugs build/asan/oncpu/test_diffv2; then
-        cuda_programs build/asan/oncpu test_layer planted_bugs test_diffv2
-        if build "the CUDA trainer on the CPU with sanitizers" BUILD=build/asan SANITIZE="$sanitizers" build/asan/oncpu/test_trainer; then
-            cuda_programs build/asan/oncpu test_trainer
-        fi
+        skip "CUDA on the CPU, sanitizers: the compiler of this machine does not support them"
+    elif cuda_tests "CUDA on the CPU, sanitizers" build/asan SANITIZE="$sanitizers" - \
+        test_layer planted_bugs test_diffv2; then
+        cuda_tests "the CUDA trainer on the CPU, sanitizers" build/asan SANITIZE="$sanitizers" - test_trainer
     fi
-    if [ "${1-}" = --all ]; then
-        if build "CUDA on the CPU without assembly" BUILD=build/ucontext UCONTEXT=yes build/ucontext/oncpu/test_layer \
-            build/ucontext/oncpu/planted_bugs; then
-            cuda_programs build/ucontext/oncpu test_layer planted_bugs
-        fi
+    if [ $all = yes ]; then
+        cuda_tests "CUDA on the CPU, without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs
         if ! has_sanitizers thread; then
-            echo "skip CUDA on the CPU with ThreadSanitizer: this machine's compiler has none that runs"
-            skipped=$((skipped + 1))
-        elif build "CUDA on the CPU with ThreadSanitizer" BUILD=build/tsan SANITIZE=thread build/tsan/oncpu/test_layer \
-            build/tsan/oncpu/planted_bugs build/tsan/oncpu/test_diffv2; then
-            # one thread of OpenMP: it is not instrumented, so that its own barriers would not count
-            OMP_NUM_THREADS=1 cuda_programs build/tsan/oncpu test_layer planted_bugs test_diffv2
+            skip "CUDA on the CPU, ThreadSanitizer: the compiler of this machine does not support it"
+        else # one thread: the barriers of OpenMP are not instrumented
+            OMP_NUM_THREADS=1 cuda_tests "CUDA on the CPU, ThreadSanitizer" build/tsan SANITIZE=thread - \
+                test_layer planted_bugs test_diffv2
         fi
     fi
     echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"
 fi
 
 echo "== nvcc"
-run_script tests/build_test.sh tests/build_test.sh
-run_script tests/rooms_test.py tests/rooms_test.py
-run_script tests/variants_test.py tests/variants_test.py
-
-echo "== format"
-if dev/format/format.sh --check >"$scratch/format" 2>&1; then
-    echo "ok   all sources are formatted"
-    passed=$((passed + 1))
-else
-    cat "$scratch/format"
-    fail_one "all sources are formatted"
-fi
+run_script tests/build_test.sh
 nvcc=${NVCC:-$cuda/bin/nvcc}
-# cuDNN's frontend is headers from a package
-[ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
+# cuDNN's frontend is a header-only Python package
+[ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
+    || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
 if [ ! -x "$nvcc" ]; then
-    echo "skip nvcc: there is no $nvcc (CUDA=DIRECTORY says where CUDA is)"
-    skipped=$((skipped + 1))
-elif [ "${1-}" = --all ]; then
-    build "CUDA for every architecture, bf16 and fp32" all-archs
-    build "the benchmark for GPUs" ARCHS=90 build/cuda_bf16/bench_cuda
-else # one architecture and precision a run: which one follows from the revision
+    skip "nvcc: no $nvcc (CUDA=DIRECTORY specifies another directory)"
+elif [ $all = yes ]; then
+    build "CUDA for all architectures, bf16 and fp32" all-archs
+    build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
+else # one architecture and precision per revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
     archs=(80 90 100 120) precisions=(bf16 fp32)
     arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
-    on_cpu=build/oncpu/test_trainer
-    [ "$precision" = bf16 ] || on_cpu=build/fp32/oncpu/test_trainer
-    help_without_ranks() { # by the second of two processes, where there is perhaps no GPU
-        [ -z "$(env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] \
-            && env -u LD_LIBRARY_PATH OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
-    }
-    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu \
-        && [ -x "$on_cpu" ]; then
-        if compare_dry_runs "$on_cpu"; then
-            echo "ok   nvcc: the program starts where there is no GPU, and its dry run is that of the CPU's layer"
-            passed=$((passed + 1))
+    emulated=build/oncpu/test_trainer
+    [ "$precision" = bf16 ] || emulated=build/fp32/oncpu/test_trainer
+    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \
+        build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu && [ -x "$emulated" ]; then
+        if compare_dry_runs "$emulated"; then
+            pass "nvcc: the program starts without a GPU, and its dry run equals the emulated program's"
         else
-            fail_one "nvcc: the dry run of build/nvcc/train_diffv2cu is not that of $on_cpu"
+            fail "nvcc: the dry runs of build/nvcc/train_diffv2cu and $emulated differ"
         fi
         if help_without_ranks; then
-            echo "ok   nvcc: --help needs neither a GPU nor other ranks"
-            passed=$((passed + 1))
+            pass "nvcc: --help requires neither a GPU nor other ranks"
         else
-            fail_one "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
+            fail "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
         fi
     fi
 fi
-# cuDNN's own answers, for devices that are not here
-if [ "${1-}" = --all ] && [ -x "$nvcc" ]; then
+if [ $all = yes ] && [ -x "$nvcc" ]; then # cuDNN plans for devices that are not in this machine
     plans=build/cudnn_plans
     mkdir -p "$plans"
     if ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
-        echo "skip cuDNN's plans: cuDNN, its frontend or NVRTC is not found (scripts/find_cuda.sh says more)"
-        skipped=$((skipped + 1))
-    elif build "cuDNN's plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
-        run_script cudnn_plans env LD_LIBRARY_PATH="$plans/no_gpu" "$plans/cudnn_plans"
+        skip "cuDNN plans: cuDNN, its frontend or NVRTC is missing (run scripts/find_cuda.sh -)"
+    elif build "cuDNN plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
+        LD_LIBRARY_PATH="$plans/no_gpu" run_script "$plans/cudnn_plans"
     fi
 fi
 
 echo "== data"
-strings=1500 every=64
-[ "${1-}" != --all ] || strings=125000 every=4
+strings=(--strings 1500 --every 64)
+[ $all = no ] || strings=(--strings 125000 --every 4)
 if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
-    echo "skip data: $(tail -n 1 "$scratch/python")"
-    skipped=$((skipped + 1))
+    skip "data: $(tail -n 1 "$scratch/python")"
 elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
-    run_script data/test_data.py "$python" data/test_data.py
-    run_script data/test_tokenizer.py "$python" data/test_tokenizer.py --strings "$strings" --every "$every"
+    run data/test_data.py "$python" data/test_data.py
+    run data/test_tokenizer.py "$python" data/test_tokenizer.py "${strings[@]}"
 fi
 
 echo "== runs"
+rounds=5
+[ $all = no ] || rounds=20
 if build "the trainer" build/train_diffv2 build/text_to_shards; then
-    run_script tests/recipe_test.sh tests/recipe_test.sh
-    if [ "${1-}" = --all ]; then
-        run_script tests/soak.sh tests/soak.sh --rounds 20
-        if tests/slurm_test.sh --check 2>"$scratch/slurm"; then
-            run_script tests/slurm_test.sh tests/slurm_test.sh
-        else
-            echo "skip Slurm: $(tail -n 1 "$scratch/slurm")"
-            skipped=$((skipped + 1))
-        fi
+    run_script tests/readme_test.py
+    run_script tests/recipe_test.sh
+    run_script tests/soak.sh --rounds $rounds
+    if [ $all = no ]; then
+        :
+    elif tests/slurm_test.sh --check 2>"$scratch/slurm"; then
+        run_script tests/slurm_test.sh
     else
-        run_script tests/soak.sh tests/soak.sh --rounds 5
+        skip "Slurm: $(tail -n 1 "$scratch/slurm")"
     fi
 fi
 
 echo "== lab"
 if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
-    echo "skip lab: $(tail -n 1 "$scratch/python")"
-    skipped=$((skipped + 1))
+    skip "lab: $(tail -n 1 "$scratch/python")"
 else
-    browser=--browser
+    reports=(--report --browser)
     if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
-        echo "skip the pages in a browser: $(tail -n 1 "$scratch/browser")"
-        skipped=$((skipped + 1)) browser=
+        skip "lab: pages in a browser: $(tail -n 1 "$scratch/browser")"
+        reports=(--report)
     fi
-    TRAIN_DIFFV2=build/train_diffv2 run_script scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py --report $browser
+    TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
 fi
 
 echo "== fuzzing"
 fuzz=(--seconds 5 --mutations 5000)
-[ "${1-}" != --all ] || fuzz=(--seconds 20)
-run_script dev/fuzz/run.sh dev/fuzz/run.sh "${fuzz[@]}"
+[ $all = no ] || fuzz=(--seconds 20)
+run_script dev/fuzz/run.sh "${fuzz[@]}"
 
 echo "     all stages: $SECONDS s"
 finish

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""update_docs.py: writes the generated parts of docs/: the text of --help in options.md.
+"""update_docs.py: writes the generated parts of docs/: the text of --help in options.md and the tables of sizing.md.
 
 Usage: scripts/update_docs.py [--check]
   --check   write nothing; name the documents that differ from what this program would write
@@ -7,11 +7,14 @@ Variables: TRAIN_DIFFV2 (./train_diffv2, which is built first when the variable 
 Exit status: 0 the documents are up to date, 1 failed, or with --check not up to date, 2 usage.
 """
 
+import functools
+import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PROGRAM = os.environ.get("TRAIN_DIFFV2", "./train_diffv2").split()
@@ -40,8 +43,120 @@ def options():
     return f"```\n{run(*PROGRAM, '--help')}```\n"
 
 
+# ---- the tables of sizing.md
+
+PAPER = "arXiv 2410.05258"
+# name, options, largest learning rate, tokens per update, where these two are from
+SIZES = [
+    ("tiny", "--preset tiny", 4e-3, 1 << 10, "`scripts/plans/loss-gap.plan`"),
+    ("124m", "--preset 124m", 6e-4, 1 << 19, "`scripts/run_124m.sh`"),
+    ("350m", "--preset 350m", 3e-4, 1 << 19, "`scripts/run_350m.sh`"),
+    ("830m", "--preset 830m", 1.5e-3, 1 << 18, PAPER),
+    ("1.4b", "--preset 1.4b --kv-heads 8", 1.5e-3, 1 << 18, "`scripts/run_1.4b.sh`"),
+    ("2.8b", "--preset 2.8b --kv-heads 10", 1.5e-3, 1 << 18, PAPER),
+    ("3b", "--preset 3b --kv-heads 12", 3.2e-4, 1 << 22, "`scripts/run_3b.sh`"),
+    ("6.8b", "--preset 6.8b --kv-heads 16", 7.5e-4, 1 << 18, PAPER),
+    ("13.1b", "--preset 13.1b --kv-heads 20", 7.5e-4, 1 << 18, PAPER),
+]
+MACHINES = [("RTX 5090", 1), ("H100", 1), ("H100", 8), ("B200", 8)]
+TOKENS_PER_PARAMETER = 20
+EPOCHS = 4
+
+
+@functools.lru_cache(maxsize=None)
+def dry_run(options):
+    """What --dry-run prints, and its prediction for a GPU."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        text = run(*PROGRAM, "--dry-run", "--threads", "1", "--dry-run-out", out.name, *options)
+        with open(out.name, encoding="utf-8") as file:
+            return text, json.load(file)
+
+
+def count(x):
+    for unit in ("", "K", "M", "G"):
+        if x < 999.5:
+            return f"{x:.3g}{unit}"
+        x /= 1000
+    return f"{x:.3g}T"
+
+
+def table(head, rows):
+    lines = ["| " + " | ".join(head) + " |", "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+def parameters(options):
+    """Of the model, and of its embedding."""
+    text, prediction = dry_run(("--device", "H100", *options.split()))
+    embedding = re.search(r"^ +embedding +(\d+)$", text, re.M)
+    if not embedding:
+        fail("--dry-run does not print the parameters of the embedding")
+    return prediction["parameters"], int(embedding[1])
+
+
+def settings():
+    rows = []
+    for name, options, lr, batch, source in SIZES:
+        total, embedding = parameters(options)
+        tokens = TOKENS_PER_PARAMETER * total
+        law_lr, law_batch = 1.79 * (total - embedding) ** -0.713 * tokens**0.307, 0.58 * tokens**0.571
+        in_range = total > 60e6  # the smallest model that the law was fitted to
+        rows.append(
+            [
+                f"`{options}`",
+                count(total),
+                count(tokens),
+                count(tokens / EPOCHS),
+                f"{lr:g}, {batch}",
+                source,
+                f"{law_lr:.2g}, {law_batch / 1e3:.0f}K" if in_range else "-",
+            ]
+        )
+    head = ["model", "parameters", "tokens", "unique tokens", "`--lr`, `--total-batch`", "used in", "Step Law"]
+    return table(head, rows)
+
+
+def fastest(options, device, ranks, batch):
+    """(hours per 1e9 tokens, B, recompute) of the fastest plan that fits; None: none fits."""
+    found = None
+    for recompute in range(3):
+        for B in (32, 16, 8, 4, 2, 1):
+            words = (
+                f"{options} --ranks {ranks} --zero {int(ranks > 1)} --recompute {recompute} --batch-size {B}".split()
+            )
+            sequence = 1024 if "124m" in options or "350m" in options else 2048
+            micro = B * sequence * ranks
+            if B > 1 and micro > batch:
+                continue
+            prediction = dry_run(("--device", device, *words, "--total-batch", str(max(1, batch // micro) * micro)))[1]
+            if prediction["fits"]:
+                hours = 1e9 / prediction["tokens_per_s"] / 3600
+                if found is None or hours < found[0]:
+                    found = (hours, B, recompute)
+                break
+        if found and found[1] >= 4:
+            break
+    return found
+
+
+def hours():
+    rows = []
+    for name, options, _, batch, _ in SIZES[1:]:
+        row, tokens = [name], TOKENS_PER_PARAMETER * parameters(options)[0]
+        for device, ranks in MACHINES:
+            plan = fastest(options, device, ranks, batch)
+            if not plan:
+                row.append("-")
+                continue
+            h = plan[0] * tokens / 1e9
+            duration = f"{60 * h:.0f} min" if h < 1 else f"{h:.3g} h" if h < 72 else f"{h / 24:.3g} days"
+            row.append(f"{duration}, B{plan[1]} r{plan[2]}")
+        rows.append(row)
+    return table(["size", *(f"{ranks} x {device}" for device, ranks in MACHINES)], rows)
+
+
 # document -> marker -> what is written between the markers
-GENERATED = {"docs/options.md": {"help": options}}
+GENERATED = {"docs/options.md": {"help": options}, "docs/sizing.md": {"settings": settings, "hours": hours}}
 
 
 def main():

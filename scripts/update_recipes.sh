@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in docs/cluster.md from the table below. Their
-# figures, with the hours, are those of the CUDA trainer's --dry-run --device (bf16), which needs no GPU.
+# update_recipes.sh: writes the recipes scripts/run_SIZE.sh and their table in docs/cluster.md from the table below. The
+# figures, including the hours, come from --dry-run --device of the CUDA trainer (bf16), which requires no GPU.
 # Exit status: 0 the recipes are up to date, 1 failed, or with --check not up to date, 2 usage.
 #
 # Usage: scripts/update_recipes.sh [--check]
-#   --check   write nothing, only say which recipe is not what this would write
-# Variables: TRAIN_DIFFV2CU (./train_diffv2cu where that is, else the same compiled for the CPU: build/oncpu/train_diffv2, or
-#            what the tests build, "build/oncpu/test_trainer --trainer")
+#   --check   writes nothing; prints which recipe is out of date
+# Variables: TRAIN_DIFFV2CU (default: ./train_diffv2cu if it exists, else the CUDA trainer compiled for the CPU:
+#            build/oncpu/train_diffv2, or the program of the tests, "build/oncpu/test_trainer --trainer")
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,33 +29,34 @@ program=${TRAIN_DIFFV2CU-}
 for there in ./train_diffv2cu build/oncpu/train_diffv2 'build/oncpu/test_trainer --trainer'; do
     if [ -z "$program" ] && [ -x "${there%% *}" ]; then program=$there; fi
 done
-[ -n "$program" ] || fail "there is no CUDA trainer: make build/oncpu/train_diffv2, or name one with TRAIN_DIFFV2CU"
+[ -n "$program" ] || fail "no CUDA trainer: run make build/oncpu/train_diffv2, or set TRAIN_DIFFV2CU"
 read -ra program <<<"$program"
-[ -x "${program[0]}" ] || fail "there is no program ${program[0]}: make build/oncpu/train_diffv2, or name another with TRAIN_DIFFV2CU"
+[ -x "${program[0]}" ] || fail "no program ${program[0]}: run make build/oncpu/train_diffv2, or set TRAIN_DIFFV2CU"
 
-device=H100 # that the hours are predicted for
-# What the settings are taken from.
+device=H100 # of the predicted hours
+# Sources of the settings
 from_gpt2='the batch of GPT-2 reproductions of that size'
-from_diff='the runs of that size in arXiv 2410.05258, but 8 key/value heads, so that 1.4b-1.5h and -2h are baselines'
+from_diff='the runs of that size in arXiv 2410.05258, but 8 key/value heads, as in 1.4b-1.5h and 1.4b-2h'
 from_3b='the 3B model of arXiv 2410.05258, but 12 key/value heads; its 1T tokens are --steps 238419'
 
-# name | machines | GPUs of each | sequences per GPU and micro-step | tokens per update | updates | validate and save every
-# N updates | model | update | where the settings are from
+diff_update='--lr 1.5e-3 --warmup 375 --schedule linear --beta2 0.98 --weight-decay 0.05'
+# name | machines | GPUs of each | sequences per GPU and micro-step | tokens per update | updates | validate and save
+# every N updates | model | update | source of the settings
 rows=(
     "124m|1|8|32|524288|19073|1000|--preset 124m|--lr 6e-4 --warmup 700|$from_gpt2"
     "350m|1|8|16|524288|57220|1000|--preset 350m|--lr 3e-4 --warmup 700|$from_gpt2"
-    "1.4b|1|8|8|262144|40000|1000|--preset 1.4b --kv-heads 8|--lr 1.5e-3 --warmup 375 --schedule linear --beta2 0.98 --weight-decay 0.05|$from_diff"
+    "1.4b|1|8|8|262144|40000|1000|--preset 1.4b --kv-heads 8|$diff_update|$from_diff"
     "3b|8|8|4|4194304|25000|250|--preset 3b --kv-heads 12|--lr 3.2e-4 --warmup 1000|$from_3b"
 )
 
-# What --dry-run says of a recipe, as assignments: of one rank, in GiB and ms. One thread, so that nothing depends on this
+# Prints the figures of --dry-run as assignments: of one rank, in GiB and ms. With one thread they do not depend on this
 # machine.
 ask() { # options...
     local text
     text=$("${program[@]}" --dry-run --threads 1 "$@") || fail "${program[*]} --dry-run failed"
     grep -q 'master weights' <<<"$text" || fail "${program[*]} is not a bf16 build: make it with PRECISION=bf16"
     awk -v level="$zero" '
-        function number(text,  power) { # 855M and 2.59e+21 alike
+        function number(text,  power) { # of 855M or 2.59e+21
             power = index("kMGTPE", substr(text, length(text)))
             return power ? substr(text, 1, length(text) - 1) * 1000 ^ power : text + 0
         }
@@ -75,10 +76,10 @@ ask() { # options...
             printf "parameters=%.0f memory=%.3g per_token=%.3g tokens=%.3g flops=%.3g sent=%.3g", parameters, memory,
                 per_token, tokens, flops, sent
             printf " exposed=%.2g share=%.0f hours=%.2g peak=%s", exposed, share, hours, peak
-        }' <<<"$text" || fail "cannot read what ${program[*]} --dry-run prints"
+        }' <<<"$text" || fail "cannot parse the output of ${program[*]} --dry-run"
 }
 
-# A line for each option with its value, as the script has them.
+# Prints one line per option and value, as in the script.
 settings_lines() { # options...
     local line='' word
     for word; do
@@ -96,7 +97,8 @@ recipe() { # row
     IFS='|' read -r name nodes gpus B total steps every model update from <<<"$1"
     local options ranks=$((nodes * gpus)) where='one machine' zero=1 facts billions
     local parameters memory per_token tokens flops sent exposed share hours peak
-    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps $update --zero $zero"
+    read -ra options <<<"$model --attention diff_v2 --batch-size $B --total-batch $total --steps $steps $update"
+    options+=(--zero "$zero")
     [ "$nodes" -eq 1 ] || where="$nodes machines with $gpus each"
     facts=$(ask "${options[@]}" --ranks "$ranks" --device "$device")
     eval "$facts"
@@ -106,15 +108,15 @@ recipe() { # row
 # run_$name.sh: pretrains a DIFF V2 of $name on ${billions}G tokens. Written by scripts/update_recipes.sh.
 #   model           $model, $parameters parameters
 #   GPUs            $ranks, on $where
-#   bytes per GPU   $memory GiB; sent per step $sent GiB, for which a step waits $exposed ms
+#   memory per GPU  $memory GiB; sends $sent GiB per step, which delays the step by $exposed ms
 #   FLOPs           $flops ($per_token per token)
 #   expected hours  $hours on $device at $share% of $peak TFLOP/s: predicted by --dry-run --device $device, not measured
-#   settings of     $from
+#   settings from   $from
 #
 # Usage: scripts/run_$name.sh --train-data DATA [--val-data DATA] [OPTION...]          one machine, mpirun
 #        sbatch scripts/run_$name.sh --train-data DATA [--val-data DATA] [OPTION...]   Slurm
-# Start it in the directory of the repository; start it again to go on: a run that is there is resumed. The run is
-# runs/$name, or --out DIR. scripts/recipe.sh says what happens at signals and failures, and which variables there are.
+# Start it from the root of the repository. Starting it again resumes the run, which is runs/$name, or --out DIR.
+# scripts/recipe.sh describes signals, failures and environment variables.
 #SBATCH --job-name=diffv2-$name
 #SBATCH --nodes=$nodes
 #SBATCH --ntasks-per-node=$gpus
@@ -131,15 +133,18 @@ $(settings_lines "${options[@]}" --checkpoint-every "$every" --val-every "$every
         --check-ranks-every "$every")
 )
 cd "\${SLURM_SUBMIT_DIR:-\$(dirname "\$0")/..}" || exit 1
-[ -e scripts/recipe.sh ] || { echo "run_\$name.sh: no scripts/recipe.sh in \$PWD: submit it in the directory of the repository" >&2; exit 2; }
+[ -e scripts/recipe.sh ] || {
+    echo "run_\$name.sh: no scripts/recipe.sh in \$PWD: start it from the root of the repository" >&2
+    exit 2
+}
 source scripts/recipe.sh
 END
 }
 
-# Writes a file, or with --check compares it.
+# Writes a file; with --check compares it.
 put() { # file, text, mode
     if [ "$check" = yes ]; then
-        [ "$2" = "$(cat "$1")" ] || fail "$1 is not what the table and ${program[*]} give: run scripts/update_recipes.sh"
+        [ "$2" = "$(cat "$1")" ] || fail "$1 is out of date (${program[*]}): run scripts/update_recipes.sh"
     else
         echo "$2" >"$1.tmp"
         chmod "$3" "$1.tmp"
@@ -165,5 +170,6 @@ document=$(table=$table awk '
     /<!-- recipes: end -->/ { inside = 0; ends++ }
     !inside { print }
     /<!-- recipes: begin/ { inside = 1; print ENVIRON["table"] }
-    END { exit ends != 1 || inside }' "$page") || fail "$page lacks the markers <!-- recipes: begin and <!-- recipes: end -->"
+    END { exit ends != 1 || inside }' "$page") \
+    || fail "$page lacks the markers <!-- recipes: begin and <!-- recipes: end -->"
 put "$page" "$document" 644

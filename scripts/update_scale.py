@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""update_scale.py: writes docs/scale.md from what the trainer predicts of GPUs (--dry-run --device), which needs none.
+"""update_scale.py: writes docs/scale.md from the trainer's predictions for GPUs (--dry-run --device). Requires no GPU.
 
 Usage: scripts/update_scale.py [--check]
-  --check   write nothing, only say whether docs/scale.md is what this would write
+  --check   write nothing; fail if docs/scale.md is not up to date
 Variables: TRAIN_DIFFV2 (./train_diffv2)
 Exit status: 0 docs/scale.md is up to date, 1 failed, or with --check not up to date, 2 usage.
 """
@@ -38,7 +38,7 @@ GPT2 = "--vocab 50257 --seq-len 1024 --ranks 8 --zero 1"
 QWEN = "--vocab 151936 --tie-embeddings --seq-len 1024"
 FOUNDRY = "--vocab 50368 --seq-len 2048 --ranks 8 --zero 2 --total-batch 1048576"
 QWEN_1_5B = f"{QWEN} {shape(28, 1536, 12, 2, 128, 8960)} --batch-size 16"
-# what, number of GPUs, device, published tokens/s of all, options
+# program and model, number of GPUs, device, published tokens/s of all GPUs, options
 PUBLISHED = [
     ("llm.c, GPT-2 124M", 8, "A100", 1.75e6, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
     ("llm.c, GPT-2 124M", 8, "H100", 8 * 468e3, f"{GPT2} --preset 124m --kv-heads 12 --batch-size 64"),
@@ -92,8 +92,8 @@ def predict(device, size, ranks, B, zero, recompute, batch):
 
 
 def best(device, size, ranks, batch):
-    """(the fastest plan that fits, its B, zero, recompute), of three B; recomputing only where 4 sequences do not fit
-    otherwise. None: nothing fits."""
+    """(the fastest plan that fits, its B, zero, recompute) of three values of B, with recomputation only if 4 sequences
+    do not fit otherwise. None: no plan fits."""
     found = None
     for recompute in range(3):
         for zero in range(3):
@@ -223,60 +223,60 @@ def assumed():
     ]
 
 
-TEXT = """# Which sizes on which GPUs
+TEXT = """# Model sizes and GPUs
 
-Written by `scripts/update_scale.py` from the trainer's predictions (`--dry-run --device NAME`). Nothing here is
-measured: the rates are assumed (last table), and `dev/gpu_check.sh` puts measured times beside them. All models are
+`scripts/update_scale.py` writes this page from the trainer's predictions (`--dry-run --device NAME`). Nothing here is
+measured: the rates are assumed (last table), and `dev/gpu_check.sh` compares them with measured times. All models are
 DIFF V2 in bf16 with a deterministic backward. *B* is the number of sequences per GPU and micro-step, *z* is `--zero`,
 *r* is `--recompute`.
 
 ## Eight GPUs of one machine
 
-Share of the dense bf16 peak, tokens/s of all eight and the fastest plan that fits, at 0.5M tokens per update; `-`:
-none fits. The last two sizes are the shapes of Qwen2.5-32B and Llama-3.1-70B.
+Share of the dense bf16 peak, tokens/s of all eight GPUs, and the fastest plan that fits, at 0.5M tokens per update;
+`-`: none fits. The last two sizes are the shapes of Qwen2.5-32B and Llama-3.1-70B.
 
 {sizes}
 
-## Where the levels stop sufficing
+## Limits of --zero and --recompute
 
-The largest size that fits with one sequence per GPU and `--recompute 2`. A GPU holds 18 bytes per parameter with
-`--zero 0`; `--zero 1` shares moments and master weights, 12 of them, and `--zero 2` also 4 of gradients, but for two
-layers' and the embedding's.
+The largest size that fits with one sequence per GPU and `--recompute 2`. With `--zero 0` a GPU holds 18 bytes per
+parameter. `--zero 1` shards 12 of them, the optimizer states and master weights. `--zero 2` also shards the 4 bytes of
+gradients, except those of two layers and the embedding.
 
 {zero}
 
-The 2 bytes of the parameters themselves stay on every GPU: where they alone fill its memory, `--zero 2` stops
-sufficing on any number of GPUs, and parameters would have to be shared, too. This program does not.
+Every GPU holds the 2 bytes of all parameters. When they alone fill its memory, `--zero 2` does not fit on any number of
+GPUs; that requires sharded parameters, which this program does not support.
 
-The most sequences per GPU on eight GPUs with `--zero 1`, by `--recompute` level: 1 keeps no norms and MLP
-activations, 2 only the input of each block.
+The most sequences per GPU on eight GPUs with `--zero 1`, by `--recompute` level: level 1 recomputes norms and MLP
+activations, level 2 stores only the input of each block.
 
 {recompute}
 
 ## Up to 4096 GPUs
 
-H200, eight on a machine, 400 Gbit/s of network per GPU, at 4M tokens per update or one sequence per GPU. *Exposed* is
-the share of a step that waits for communication; *latency* is that of the hops of all rings of a step, in ms.
+H200, eight per machine, a network of 400 Gbit/s per GPU, at 4M tokens per update or one sequence per GPU. *Exposed* is
+the share of a step that waits for communication; *latency* is the latency of all ring hops of a step, in ms.
 
 {scaling}
 
-A ring's latency grows with the number of ranks and comes once per bucket, so buckets grow with the ranks
-(`llmc/comm/sharding.h`). On 4096 GPUs the rings are not hidden even at 32M tokens per update (the last line of each size):
-there sums would have to be hierarchical, within machines and then between them.
+The latency of a ring grows with the number of ranks and occurs once per bucket, so the bucket size grows with the
+ranks (`llmc/comm/sharding.h`). On 4096 GPUs computation does not hide the rings even at 32M tokens per update (the last
+line of each size); this would require hierarchical reduction, within machines and then between them.
 
-## Predicted and published
+## Predicted and published speeds
 
-Other programs at their own sizes, predicted as if this program did the same work, without recomputation and with a
-backward that is not deterministic. llm.c and llmq are programs in CUDA of the same kind; the others run in PyTorch.
+Other programs at their own sizes, predicted as if this program did the same work, without activation recomputation and
+with a nondeterministic backward. llm.c and llmq are CUDA programs of the same kind; the others run in PyTorch.
 
 {published}
 
 Sources: figures that llm.c, llmq and llm-foundry publish; arXiv 2410.05258 for the last line, whose code was not
-tuned. Their batch sizes are partly guessed here.
+tuned. Some batch sizes are guesses.
 
-## What is assumed
+## Assumptions
 
-For 1.4b on 64 H200; *matters* is what a step takes longer when the value is a tenth worse.
+For 1.4b on 64 H200. *Effect* is the increase of a step's time when the value is 10% worse.
 
 {assumed}
 """
@@ -305,12 +305,12 @@ def main():
             published=table(
                 ["program and model", "GPUs", "published tokens/s", "predicted", "ratio"], rows(published())
             ),
-            assumed=table(["assumption", "value", "matters", "source"], assumed()),
+            assumed=table(["assumption", "value", "effect", "source"], assumed()),
         )
     path = ROOT / "docs/scale.md"
     if sys.argv[1:]:
         if not path.exists() or path.read_text() != text:
-            sys.exit("update_scale.py: docs/scale.md is not what the trainer predicts: run scripts/update_scale.py")
+            sys.exit("update_scale.py: docs/scale.md is not up to date: run scripts/update_scale.py")
         return 0
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)

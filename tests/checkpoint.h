@@ -447,20 +447,20 @@ static void ckpt_test_safetensors_hostile(void) {
         const char *word;
     } cases[] = {
         {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 7, "data_offsets are not within"},
-        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 9, "behind the last tensor"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") "}", 9, "after the last tensor"},
         {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "overlap"},
         {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "0", "8") "}", 8, "overlap"},
-        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "12", "20") "}", 20, "hole"},
-        {"{\"a\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "hole"},
+        {"{\"a\":" ENTRY("F32", "[2]", "0", "8") ",\"b\":" ENTRY("F32", "[2]", "12", "20") "}", 20, "gap"},
+        {"{\"a\":" ENTRY("F32", "[2]", "4", "12") "}", 12, "gap"},
         {"{\"a\":" ENTRY("F32", "[2]", "8", "0") "}", 8, "data_offsets are not within"},
         {"{\"a\":" ENTRY("F32", "[2]", "-8", "0") "}", 8, "data_offsets are not within"},
         {"{\"a\":" ENTRY("F32", "[2]", "0", "8.5") "}", 8, "data_offsets are not within"},
         {"{\"a\":" ENTRY("F32", "[2]", "0", "1e300") "}", 8, "data_offsets are not within"},
         {"{\"a\":" ENTRY("F32", "[3]", "0", "8") "}", 8, "need 3 elements"},
         {"{\"a\":" ENTRY("F64", "[2]", "0", "8") "}", 8, "of F64"},
-        {"{\"a\":" ENTRY("F32", "[-2]", "0", "8") "}", 8, "not a possible size"},
-        {"{\"a\":" ENTRY("F32", "[\"2\"]", "0", "8") "}", 8, "not a possible size"},
-        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, "not a possible size"},  // 2^64 = 0
+        {"{\"a\":" ENTRY("F32", "[-2]", "0", "8") "}", 8, "not a valid size"},
+        {"{\"a\":" ENTRY("F32", "[\"2\"]", "0", "8") "}", 8, "not a valid size"},
+        {"{\"a\":" ENTRY("F32", "[4294967296,4294967296]", "0", "0") "}", 0, "not a valid size"},     // 2^64 = 0
         {"{\"a\":" ENTRY("F32", "[2147483648,2147483648]", "0", "0") "}", 0, "shape and dtype need"}, // 4 * 2^62 = 0
         {"{\"a\":" ENTRY("F32", "[1,1,1,1,1,1,1,1,2]", "0", "8") "}", 8, "more than 8 dimensions"},
         {"{\"a\":" ENTRY("F32", "[1]", "0", "4") ",\"a\":" ENTRY("F32", "[1]", "4", "8") "}", 8, "duplicate tensor a"},
@@ -515,8 +515,8 @@ static void ckpt_test_safetensors_unknown_type(void) {
     ckpt_write_safetensors(path.text,
                            "{\"ids\":" ENTRY("I64", "[1]", "0", "8") ",\"x\":" ENTRY("F32", "[1]", "8", "12") "}", 12);
     ckpt_accepted("read", path.text, "x", "0\n");
-    ckpt_refused("read", path.text, "ids", "tensor ids has the type I64");
-    ckpt_refused("read", path.text, "y", "there is no tensor y");
+    ckpt_refused("read", path.text, "ids", "tensor ids has type I64");
+    ckpt_refused("read", path.text, "y", "has no tensor y");
     test_remove_directory(&d);
 }
 
@@ -561,15 +561,15 @@ static void ckpt_test_safetensors_sharded(void) {
     ckpt_write_text(index.text, "{\"metadata\":{},\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"0.safetensors\"}}");
     ckpt_accepted("read", d.path, "a", "2\n");
     ckpt_accepted("read", d.path, "b", "1\n");
-    ckpt_refused("read", d.path, "c", "there is no tensor c");
+    ckpt_refused("read", d.path, "c", "has no tensor c");
     static const struct {
         const char *index, *word;
     } cases[] = {
         {"{\"weight_map\":{\"a\":\"0.safetensors\"}}", "tensor a is not in 0.safetensors"},
         {"{\"weight_map\":{\"a\":\"1.safetensors\",\"b\":\"1.safetensors\",\"c\":\"0.safetensors\"}}", "is not in"},
-        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}", "names no file of this directory"},
-        {"{\"weight_map\":{\"a\":\"\"}}", "names no file of this directory"},
-        {"{\"weight_map\":{\"a\":1}}", "names no file of this directory"},
+        {"{\"weight_map\":{\"a\":\"../1.safetensors\"}}", "an entry that is not a file name"},
+        {"{\"weight_map\":{\"a\":\"\"}}", "an entry that is not a file name"},
+        {"{\"weight_map\":{\"a\":1}}", "an entry that is not a file name"},
         {"{\"weight_map\":{\"a\":\"9.safetensors\"}}", "No such file"},
         {"{\"weight_map\":[]}", "no object weight_map"},
         {"{", "no object weight_map"},
@@ -907,7 +907,7 @@ static void ckpt_test_flipped_bytes(void) {
         EXPECT(checkpoint_verify(dir.text, 7, why), "%s is as it was, but: %s", ckpt_files[f], why);
         free(text);
     }
-    EXPECT(!checkpoint_verify(dir.text, 8, why) && strstr(why, "another step, 7"),
+    EXPECT(!checkpoint_verify(dir.text, 8, why) && strstr(why, "saved at step 7"),
            "a checkpoint of step 7 as one of step 8");
     CHECK(truncate(ckpt_path("%s/trainer_state.json", dir.text).text, 100) == 0, "cannot truncate");
     ckpt_refused("state", dir.text, "", "trainer_state.json does not have the checksum");
@@ -928,18 +928,19 @@ static void ckpt_test_newest(void) {
         run_command(&r, "cp -r '%s/checkpoints/step_00000011' '%s/checkpoints/%s'", d.path, d.path, foreign[i]);
     ckpt_write_text(ckpt_path("%s/checkpoints/step_00000099", d.path).text, "not a directory");
     EXPECT(checkpoint_find_newest(d.path, found) == 11, "the newest is %s", found);
-    // a copy under a later name, a changed byte, a lost file: passed over, each with a line
+    // a copy under a later name, a changed byte, a lost file: skipped, each with a line
     run_command(&r, "cp -r '%s/checkpoints/step_00000011' '%s/checkpoints/step_00000013'", d.path, d.path);
     run_command(&r, "printf x | dd of='%s/checkpoints/step_00000011/optimizer.safetensors' bs=1 seek=5000 conv=notrunc",
                 d.path);
     run_command(&r, "rm '%s/checkpoints/step_00000010/config.json'", d.path);
     run_command(&r, "%s --child checkpoint-newest '%s'", ckpt_self(), d.path);
-    EXPECT(r.status == 0 && strcmp(r.out, "9\n") == 0 && count_lines(r.err) == 3 && strstr(r.err, "another step, 11") &&
-               strstr(r.err, "optimizer.safetensors has changed") && strstr(r.err, "cannot read its config.json"),
+    EXPECT(r.status == 0 && strcmp(r.out, "9\n") == 0 && count_lines(r.err) == 3 && strstr(r.err, "saved at step 11") &&
+               strstr(r.err, "optimizer.safetensors does not match its checksum") &&
+               strstr(r.err, "cannot read its config.json"),
            "status %d, newest %s, %s", r.status, r.out, r.err);
     run_command(&r, "rm '%s'/checkpoints/step_0000000?/trainer_state.json", d.path);
     run_command(&r, "%s --child checkpoint-newest '%s'", ckpt_self(), d.path);
-    EXPECT(r.status == 1 && count_lines(r.err) == 6 && strstr(r.err, "has no checkpoint that is whole"),
+    EXPECT(r.status == 1 && count_lines(r.err) == 6 && strstr(r.err, "has no valid checkpoint"),
            "with all broken: status %d, %s", r.status, r.err);
     test_remove_directory(&d);
 }
@@ -1116,15 +1117,15 @@ static void ckpt_test_wrong_tensors(void) {
     ckpt_accepted("load-weights", dir.text, "", "");
     ckpt_refused("load-weights", dir.text, "untied", "tensor lm_head.weight is missing");
     ckpt_refused("load-master", dir.text, "",
-                 "tensor master.model.embed_tokens.weight is missing; this build has another precision");
+                 "tensor master.model.embed_tokens.weight is missing; this build has a different precision");
 
     // written from a list of tensors that has one more, one less, one of another shape
     static const struct {
         const char *remove, *add, *reshape, *word;
     } cases[] = {
         {"", "lm_head.weight", "", "lm_head.weight is there, but config.json has tie_word_embeddings true"},
-        {"", "score.weight", "", "there is no place for tensor score.weight"},
-        {"", "model.layers.2.input_layernorm.weight", "", "no place for tensor model.layers.2.input_layernorm.weight"},
+        {"", "score.weight", "", "unexpected tensor score.weight"},
+        {"", "model.layers.2.input_layernorm.weight", "", "unexpected tensor model.layers.2.input_layernorm.weight"},
         {"model.layers.1.self_attn.lambda_proj.weight", "", "",
          "model.layers.1.self_attn.lambda_proj.weight is missing"},
         {"model.norm.weight", "model.norm.weights", "", "model.norm.weight is missing"},

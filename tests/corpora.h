@@ -460,12 +460,12 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     static const struct {
         const char *data, *words;
     } others[] = {
-        {"x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is 0.333333333;"},
-        {"x=a:1 z=b:3", ": there is 'z' where another name was;"},
+        {"x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is now 0.333333333;"},
+        {"x=a:1 z=b:3", ": 'z' has replaced a corpus of another name;"},
         {"x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"},
         {"a", ": it had 2 corpora and there is 1 now;"},
-        {"x=b:1 y=c:3", ": x had 303 tokens in 3 shards and has 202 in 2;"},
-        {"x=a:1 y=c:3", ": y had other tokens in its 2 shards;"},
+        {"x=b:1 y=c:3", ": x had 303 tokens in 3 shards and now has 202 in 2;"},
+        {"x=a:1 y=c:3", ": y had different tokens in its 2 shards;"},
     };
     for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
         run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(),
@@ -500,7 +500,7 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
         {"--train-data 'x=a:1 y=b'", "no weight"},
         {"--train-data 'x=a:1 x=b:1'", "twice"},
         {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
-        {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in a corpus before it"},
+        {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in an earlier corpus"},
         {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
         {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
         {"--train-data 'x=a:1e308 y=b:1e308'", "add up"},

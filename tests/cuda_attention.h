@@ -5,33 +5,6 @@ cuda_attention.h: attention and the statistics against their C twins.
 #define TESTS_CUDA_ATTENTION_H
 #include "cuda_operations.h"
 
-// n: B T NQ NKV D DV; the fused row is [q | k | v | gap], as the trainer's
-enum { FUSED_GAP = 3 };
-
-struct AttentionCase {
-    AttentionShape shape;
-    size_t q, k, v; // offsets within a fused row
-    int ld;
-};
-
-static AttentionCase attention_case(const Case *c, int sets = 1) {
-    AttentionCase a;
-    AttentionShape &s = a.shape;
-    memset(&s, 0, sizeof(s));
-    s.B = c->n[0], s.T = c->n[1], s.NQ = c->n[2], s.NKV = c->n[3], s.D = c->n[4], s.DV = c->n[5];
-    a.q = product(sets - 1, s.D); // the last of the key sets, whose heads alternate
-    a.k = a.q + product(sets, s.NQ, s.D);
-    a.v = product(sets, s.NQ, s.D) + product(sets, s.NKV, s.D);
-    a.ld = (int)round_up(a.v + product(s.NKV, s.DV) + FUSED_GAP, s.D % 8 || c->shift ? 1 : 64);
-    s.ldq = s.ldkv = a.ld;
-    s.ldo = sets * s.NQ * s.DV;
-    s.q_head = s.k_head = sets * s.D;
-    s.v_head = s.DV;
-    s.o_head = sets * s.DV;
-    s.scale = (float)(1 / sqrt((double)s.D));
-    return a;
-}
-
 // First keys as documents give them: not decreasing, never beyond the row itself. Each sequence has two or more.
 static void fill_first_keys(Tensor &first_key, int B, int T) {
     for (int b = 0; b < B; b++)
@@ -41,61 +14,10 @@ static void fill_first_keys(Tensor &first_key, int B, int T) {
         }
 }
 
-static double attention_error(AttentionShape s) { return error_of_sum(s.D) + error_of_sum(s.T) + 16; }
-static double largest(const std::vector<double> &x) {
-    double most = 0;
-    for (double v : x)
-        if (isfinite(v)) most = fmax(most, fabs(v));
-    return most;
-}
-
-static void check_attention(const Case *c, bool documents) {
-    AttentionCase a = attention_case(c);
-    AttentionShape s = a.shape;
-    int N = s.B * s.T;
-    size_t outs = product(N, s.ldo), stats = product(s.B, s.NQ, s.T);
-    size_t twin_bytes = twin::attention_workspace_bytes(twin_shape(s, nullptr), omp_get_max_threads());
-    twin_workspace(twin_bytes);
-    Operands o(c->shift);
-    Tensor &out = o.out("out", outs), &lse = o.out_fp32("lse", stats), &fused = o.in("fused", product(N, a.ld), 2);
-    Tensor &first_key = o.ints("first_key", (size_t)N, 1);
-    if (documents) fill_first_keys(first_key, s.B, s.T);
-    s.first_key = documents ? first_key.i() : nullptr;
-    twin::AttentionShape t = twin_shape(s, documents ? first_key.twin_ints.data() : nullptr);
-    o.run(0, [&] { attention_forward(out.x(), lse.f(), fused.x() + a.q, fused.x() + a.k, fused.x() + a.v, s); });
-    twin::attention_forward(out.t(), lse.t(), fused.t() + a.q, fused.t() + a.k, fused.t() + a.v, t);
-    o.expect(out, {4, 2 * attention_error(s)});
-    o.expect(lse, {4, attention_error(s)});
-
-    // backward of the twin's output as it is stored; add_dv by turns
-    for (int add_dv = 0; add_dv < 2; add_dv++) {
-        Operands b(c->shift);
-        Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs),
-               &from = b.in("fused", product(N, a.ld));
-        Tensor &keys = b.ints("first_key", (size_t)N, 1),
-               &dfused = add_dv ? b.updated("dfused", product(N, a.ld)) : b.out("dfused", product(N, a.ld));
-        for (size_t k = 0; k < outs; k++) out2.set(k, out.twin[k]);
-        for (size_t k = 0; k < stats; k++) lse2.set(k, lse.twin[k]);
-        for (size_t k = 0; k < from.count; k++) from.set(k, fused.twin[k]);
-        for (size_t k = 0; k < (size_t)N; k++) keys.set(k, first_key.twin_ints[k]);
-        s.first_key = documents ? keys.i() : nullptr;
-        t.first_key = documents ? keys.twin_ints.data() : nullptr;
-        b.run(attention_workspace_bytes(s, 1), [&] {
-            attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x(), out2.x(), lse2.f(),
-                               from.x() + a.q, from.x() + a.k, from.x() + a.v, s, add_dv);
-        });
-        twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t(), out2.t(), lse2.t(),
-                                 from.t() + a.q, from.t() + a.k, from.t() + a.v, t, add_dv);
-        b.expect(dfused, {4, (attention_error(s) + error_of_sum(s.DV)) * (1 + largest(dfused.twin))});
-    }
-}
-static void check_attention_plain(const Case *c) { check_attention(c, false); }
-static void check_attention_documents(const Case *c) { check_attention(c, true); }
-
-// n: B T NQ NKV D DV, key sets, parts that the values' columns are to be computed in (0: whichever), groups of heads of
-// one sequence that the workspace has room for (0: no limit), and the calls that there are to be then. The route must
-// be cuDNN's where parts are demanded; what cuDNN may refuse is our kernel's then, and said. A forward needs no
-// workspace of cuDNN's; its stand-in asks for as much as for the backward, so that it is done in as many calls.
+// n: B T NQ NKV D DV, key sets, parts in which the columns of the values are computed (0: any), groups of heads of one
+// sequence for which the workspace has room (0: no limit), and the calls that are then expected. Where parts are given,
+// cuDNN must take the shape; a shape that cuDNN may refuse is then computed by our kernel. cuDNN needs no workspace for
+// a forward; its stand-in asks for as much as for the backward, so that both take the same number of calls.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else
@@ -121,7 +43,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
     EXPECT(taken || !parts, "cuDNN does not take it");
-    if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no route");
+    if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no plan");
     else if (parts)
         EXPECT(r->parts == parts && attention_calls(r) == calls && (!STAND_IN || attention_calls(forward) == calls),
                "%d parts in %d calls (%d in the forward), not %d in %d", r->parts, attention_calls(r),
@@ -131,70 +53,51 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     return taken;
 }
 
-// What rounding P and dS to bf16 adds to sums of terms up to `size` that add up to little more than it.
+// The rounding of P and dS to bf16 in sums of terms up to `size` whose results are little more than it.
 static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
 
-static void check_attention_cudnn(const Case *c) {
-    if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h looks at what is said
-    AttentionCase a = attention_case(c, c->n[6]);
-    AttentionShape s = a.shape;
-    int N = s.B * s.T;
-    size_t outs = product(N, s.ldo), stats = product(s.B, s.NQ, s.T), heads = product(N, a.ld),
-           o_at = product(c->n[6] - 1, s.DV);
-    twin::AttentionShape t = twin_shape(s, nullptr);
-    twin_workspace(twin::attention_workspace_bytes(t, omp_get_max_threads()));
-    Operands o(0);
-    Tensor &out = o.out("out", outs), &lse = o.out_fp32("lse", stats), &fused = o.in("fused", heads, 2);
-    bool taken = prepare_library(c, s, true);
-    double loose = taken ? 1 : 0;
-    o.run(attention_workspace_bytes(s, 1),
-          [&] { attention_forward(out.x() + o_at, lse.f(), fused.x() + a.q, fused.x() + a.k, fused.x() + a.v, s); });
-    twin::attention_forward(out.t() + o_at, lse.t(), fused.t() + a.q, fused.t() + a.k, fused.t() + a.v, t);
-    o.expect(out, {4, 2 * attention_error(s) + loose * library_error(2)});
-    o.expect(lse, {4, attention_error(s) + loose * 1024}); // its exponentials and logarithms are the device's fast ones
-    for (int add_dv = 0; add_dv < 2; add_dv++) {
-        Operands b(0);
-        Tensor &out2 = b.in("out", outs), &lse2 = b.in_fp32("lse", stats), &dout = b.in("dout", outs),
-               &from = b.in("fused", heads);
-        Tensor &dfused = add_dv ? b.updated("dfused", heads) : b.out("dfused", heads);
-        for (size_t k = 0; k < outs; k++) out2.set(k, isnan(out.twin[k]) ? 0 : out.twin[k]);
-        for (size_t k = 0; k < stats; k++) lse2.set(k, lse.twin[k]);
-        for (size_t k = 0; k < heads; k++) from.set(k, fused.twin[k]);
-        std::vector<unsigned char> bits[2];
-        for (int split = 0; split < (c->n[8] ? 2 : 1); split++) { // in one call, and in several: the same bits
-            prepare_library(c, s, split || !c->n[8]);
-            b.run(attention_workspace_bytes(s, 1), [&] {
-                attention_backward(dfused.x() + a.q, dfused.x() + a.k, dfused.x() + a.v, dout.x() + o_at,
-                                   out2.x() + o_at, lse2.f(), from.x() + a.q, from.x() + a.k, from.x() + a.v, s,
-                                   add_dv);
-            });
-            bits[split] = dfused.result;
-        }
-        EXPECT(!c->n[8] || bits[0] == bits[1], "several calls give other bits than one");
-        twin::attention_backward(dfused.t() + a.q, dfused.t() + a.k, dfused.t() + a.v, dout.t() + o_at, out2.t() + o_at,
-                                 lse2.t(), from.t() + a.q, from.t() + a.k, from.t() + a.v, t, add_dv);
-        double most = 1 + largest(dfused.twin);
-        b.expect(dfused, {4, (attention_error(s) + error_of_sum(s.DV)) * most + loose * library_error(most)});
+static void check_attention_cudnn(const Case *row) {
+    if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h checks the message
+    const int *n = row->n, sets = n[6], width = (n[2] + n[3]) * sets * n[4] + n[3] * n[5];
+    const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, (int)round_up((size_t)width + 3, 64) - width};
+    OpCase c;
+    op_describe(&c, OP_ATTENTION, d);
+    AttentionShape s = op_attention_shape(&c);
+    if (prepare_library(row, s, true)) {
+        c.y[0].error.absolute += library_error(2);
+        c.y[1].error.absolute += 1024; // its exponentials and logarithms are the device's fast ones
+        c.dx[0].error.absolute += library_error(1);
     }
+    Pass forward(c, 0, 0);
+    forward.run();
+    forward.expect();
+    for (int add_dv = 0; add_dv < 2; add_dv++) {
+        c.x[0].view[2].adds = c.dx[0].view[2].adds = add_dv;
+        Pass backward(c, 0, 0, &forward);
+        std::vector<double> start = backward.dx[0]->twin;
+        std::vector<unsigned char> bits[2];
+        for (int split = 0; split < (n[8] ? 2 : 1); split++) { // in one call, and in several: the same bits
+            prepare_library(row, s, split || !n[8]);
+            backward.dx[0]->twin = start;
+            backward.run();
+            bits[split] = backward.dx[0]->result;
+        }
+        EXPECT(!n[8] || bits[0] == bits[1], "several calls give other bits than one");
+        backward.expect();
+    }
+    attention_stop();
 }
+static const Check cudnn_check = {"attention cuDNN", check_attention_cudnn, "B T NQ NKV D DV sets parts room calls"};
 
-// n: positions before, T, NQ, NKV, D, DV; one sequence, keys and values of the positions before come first
-static void check_attention_generation(const Case *c) {
-    Case whole = *c;
-    whole.n[0] = 1;
-    AttentionCase a = attention_case(&whole);
-    AttentionShape s = a.shape;
-    s.first = c->n[0];
-    size_t keys = (size_t)(s.first + s.T);
-    twin_workspace(twin::attention_workspace_bytes(twin_shape(s, nullptr), omp_get_max_threads()));
-    Operands o(c->shift);
-    Tensor &out = o.out("out", product(s.T, s.ldo)), &fused = o.in("fused", keys * (size_t)a.ld, 2);
-    size_t row = (size_t)s.first * (size_t)a.ld;
-    o.run(0, [&] { attention_forward(out.x(), nullptr, fused.x() + row + a.q, fused.x() + a.k, fused.x() + a.v, s); });
-    twin::attention_forward(out.t(), nullptr, fused.t() + row + a.q, fused.t() + a.k, fused.t() + a.v,
-                            twin_shape(s, nullptr));
-    s.T += s.first; // for the error
-    o.expect(out, {4, 2 * attention_error(s)});
+static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
+    twin::AttentionShape r;
+    r.B = s.B, r.T = s.T, r.first = s.first;
+    r.NQ = s.NQ, r.NKV = s.NKV, r.D = s.D, r.DV = s.DV;
+    r.ldq = s.ldq, r.ldkv = s.ldkv, r.ldo = s.ldo;
+    r.q_head = s.q_head, r.k_head = s.k_head, r.v_head = s.v_head, r.o_head = s.o_head;
+    r.scale = (double)s.scale;
+    r.first_key = first_key;
+    return r;
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -225,6 +128,7 @@ static void check_ranges(const Case *c) {
         });
     }
 }
+static const Check ranges_check = {"lambda_stats, rms_stats", check_ranges, "N NH ldl D"};
 
 static void check_magnitudes(const Case *c) {
     size_t count = (size_t)c->n[0];
@@ -243,6 +147,7 @@ static void check_magnitudes(const Case *c) {
         });
     }
 }
+static const Check magnitudes_check = {"magnitude_stats", check_magnitudes, "count"};
 
 // n: B, T, output heads, pair stride (0: one map), key sets, documents
 static void check_attention_stats(const Case *c) {
@@ -278,4 +183,6 @@ static void check_attention_stats(const Case *c) {
     });
     attention_stats_limit = SCRATCH_BYTES;
 }
+static const Check attention_stats_check = {"attention_stats", check_attention_stats,
+                                            "B T heads stride sets documents"};
 #endif

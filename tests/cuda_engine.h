@@ -14,11 +14,12 @@ cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
-#include "../llmc/base/common.h"
+#include "operation_cases.h"
 
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <string>
 #include <vector>
 
 #ifdef __CUDACC__
@@ -31,6 +32,7 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef DEVICE_OPS
 #define REAL double
 #include "../llmc/ops/all_ops.h"
+#include "operation_calls.h"
 #undef REAL
 #define DEVICE_OPS 1
 } // namespace twin
@@ -41,29 +43,19 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
 #include "../llmc/ops/all_ops.h"
-#include "harness.h"
+#include "operation_calls.h"
 
 static TestRandom test_random;
+static inline size_t product(int a, int b, int c) { return product(a, b) * (size_t)c; }
 
 // Unit roundoffs: of fp32, and of the storage type (8 bits of significand in bf16).
 static const double ROUND_FP32 = 0x1p-24, ROUND_STORE = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
 
-// What fp32 arithmetic may add to the rounding at the store, in units of ROUND_FP32.
-struct Error {
-    double relative; // times |want|: the number of rounded operations that a result passes through
-    double absolute; // for sums with cancellation: the size of their terms times error_of_sum of their number
-};
-// Rounding errors of a sum of `length` terms that several lanes share.
-static inline double error_of_sum(double length) { return 4 + length / 16 + 4 * sqrt(length); }
-// The same where a library adds them, perhaps one after another: a random walk of steps that grow with the sum.
-static inline double error_of_product(double length) { return 8 + length; }
-
-enum Type { STORED, FP32, FP64, INT32 };
 enum Role { INPUT, OUTPUT, UPDATED }; // an output is poisoned before, an updated tensor has a value that counts
 
 struct Tensor {
-    const char *name;
-    Type type;
+    std::string name;
+    TensorType type;
     Role role;
     size_t count;
     char *allocation = nullptr;                 // device memory with its guards
@@ -112,22 +104,31 @@ class Operands {
     Operands(const Operands &) = delete;
 
     // With integers > 0 values are whole numbers of at most that size; else uniform in (-spread, spread).
-    Tensor &in(const char *name, size_t count, double spread = 1) { return filled(name, STORED, INPUT, count, spread); }
-    Tensor &in_fp32(const char *name, size_t count, double spread = 1) {
+    Tensor &in(const std::string &name, size_t count, double spread = 1) {
+        return filled(name, STORED, INPUT, count, spread);
+    }
+    Tensor &in_fp32(const std::string &name, size_t count, double spread = 1) {
         return filled(name, FP32, INPUT, count, spread);
     }
-    Tensor &updated(const char *name, size_t count, double spread = 1) {
+    Tensor &updated(const std::string &name, size_t count, double spread = 1) {
         return filled(name, STORED, UPDATED, count, spread);
     }
-    Tensor &updated_fp32(const char *name, size_t count, double spread = 1) {
+    Tensor &updated_fp32(const std::string &name, size_t count, double spread = 1) {
         return filled(name, FP32, UPDATED, count, spread);
     }
-    Tensor &out(const char *name, size_t count) { return add(name, STORED, OUTPUT, count); }
-    Tensor &out_fp32(const char *name, size_t count) { return add(name, FP32, OUTPUT, count); }
-    Tensor &out_fp64(const char *name, size_t count) { return add(name, FP64, OUTPUT, count); }
-    Tensor &ints(const char *name, size_t count, int limit) { // in [0, limit)
+    Tensor &out(const std::string &name, size_t count) { return add(name, STORED, OUTPUT, count); }
+    Tensor &out_fp32(const std::string &name, size_t count) { return add(name, FP32, OUTPUT, count); }
+    Tensor &out_fp64(const std::string &name, size_t count) { return add(name, FP64, OUTPUT, count); }
+    Tensor &ints(const std::string &name, size_t count, int limit) { // in [0, limit)
         Tensor &t = add(name, INT32, INPUT, count);
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
+        return t;
+    }
+    // The tensor of a case; with `values`, the views of inputs are random. What lies between the views is NaN.
+    Tensor &of_case(const OpTensor &x, TensorType type, Role role, bool values) {
+        Tensor &t = add(x.view->name, type, role, x.count);
+        for (const OpView *v = x.view; v < x.view + x.views; v++)
+            for (size_t i = 0; i < op_size(v) && (values || v->adds); i++) t.set(op_at(v, i), random(x.spread));
         return t;
     }
     int integers = 0;
@@ -165,7 +166,7 @@ class Operands {
             if (wrong++ == 0 || by > excess) worst = k, excess = by;
         }
         EXPECT(wrong == 0, "%s: %zu of %zu wrong, worst [%zu] is %.9g, the twin's %.9g, %.3g times the tolerance",
-               t.name, wrong, t.count, worst, t.value(t.result, worst), t.twin[worst], excess);
+               t.name.c_str(), wrong, t.count, worst, t.value(t.result, worst), t.twin[worst], excess);
     }
 
   private:
@@ -176,7 +177,7 @@ class Operands {
         return t.type == STORED ? ROUND_STORE : t.type == FP64 ? 0x1p-53 : ROUND_FP32;
     }
 
-    Tensor &add(const char *name, Type type, Role role, size_t count) {
+    Tensor &add(const std::string &name, TensorType type, Role role, size_t count) {
         tensors.emplace_back();
         Tensor &t = tensors.back();
         t.name = name, t.type = type, t.role = role, t.count = count;
@@ -190,12 +191,14 @@ class Operands {
         t.twin_ints.assign(type == INT32 ? count : 0, 0);
         return t;
     }
-    Tensor &filled(const char *name, Type type, Role role, size_t count, double spread) {
+    Tensor &filled(const std::string &name, TensorType type, Role role, size_t count, double spread) {
         Tensor &t = add(name, type, role, count);
-        for (size_t k = 0; k < count; k++)
-            t.set(k, integers ? test_random_int(&test_random, 2 * integers + 1) - integers
-                              : spread * test_random_real(&test_random));
+        for (size_t k = 0; k < count; k++) t.set(k, random(spread));
         return t;
+    }
+    double random(double spread) const {
+        return integers ? test_random_int(&test_random, 2 * integers + 1) - integers
+                        : spread * test_random_real(&test_random);
     }
     void start() {
         for (Tensor &t : tensors)
@@ -211,29 +214,173 @@ class Operands {
             size_t end = t.begin + t.bytes, size = bytes.size();
             bool guards = memcmp(bytes.data(), t.initial.data(), t.begin) == 0 &&
                           memcmp(bytes.data() + end, t.initial.data() + end, size - end) == 0;
-            EXPECT(guards, "%s: bytes outside of it were written (%s)", t.name, order);
-            EXPECT(t.role != INPUT || bytes == t.initial, "%s: an input was changed (%s)", t.name, order);
-            EXPECT(first || bytes == t.result, "%s: other bits when run %s", t.name, order);
+            EXPECT(guards, "%s: bytes outside of it were written (%s)", t.name.c_str(), order);
+            EXPECT(t.role != INPUT || bytes == t.initial, "%s: an input was changed (%s)", t.name.c_str(), order);
+            EXPECT(first || bytes == t.result, "%s: other bits when run %s", t.name.c_str(), order);
             if (first) t.result = bytes;
         }
     }
 };
-
-static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first_key) {
-    twin::AttentionShape r;
-    r.B = s.B, r.T = s.T, r.first = s.first;
-    r.NQ = s.NQ, r.NKV = s.NKV, r.D = s.D, r.DV = s.DV;
-    r.ldq = s.ldq, r.ldkv = s.ldkv, r.ldo = s.ldo;
-    r.q_head = s.q_head, r.k_head = s.k_head, r.v_head = s.v_head, r.o_head = s.o_head;
-    r.scale = (double)s.scale;
-    r.first_key = first_key;
-    return r;
-}
 
 // The C operations' workspace, at least this large.
 static inline void twin_workspace(size_t bytes) {
     if (twin::ops_workspace.memory && bytes <= twin::ops_workspace.bytes) return;
     twin::ops_free();
     twin::ops_init(bytes);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// The cases of operation_cases.h
+
+struct Case;
+struct Check {
+    const char *operation;
+    void (*run)(const Case *c);
+    const char *dims; // the names of n
+};
+struct Case {
+    const Check *check;
+    int n[OP_DIMS];
+    int shift; // of every floatX tensor, in elements
+    const char *why;
+};
+
+static double largest(const std::vector<double> &x) {
+    double most = 0;
+    for (double v : x)
+        if (isfinite(v)) most = fmax(most, fabs(v));
+    return most;
+}
+
+// One forward or backward of a case. The backward has the inputs of the forward, and what the twin made of them.
+class Pass {
+  public:
+    OpCase c;
+    Operands o;
+    Tensor *x[OP_TENSORS], *dx[OP_TENSORS], *y[OP_TENSORS], *dy = nullptr, *index = nullptr;
+
+    Pass(const OpCase &described, int shift, int integers, const Pass *before = nullptr)
+        : c(described), o(shift), forward(before) {
+        o.integers = integers;
+        make_index();
+        for (int i = 0; i < OP_TENSORS; i++) {
+            x[i] = dx[i] = y[i] = nullptr;
+            if (c.x[i].views) {
+                x[i] = &o.of_case(c.x[i], c.x[i].type, INPUT, !forward);
+                if (forward) copy(x[i], forward->x[i]->twin);
+                else if (c.x[i].constant) make_rope_table(x[i]);
+            }
+            if (c.y[i].views) {
+                y[i] = &o.of_case(c.y[i], c.y[i].type, forward && !c.dloss ? INPUT : OUTPUT, false);
+                if (forward && !c.y[i].view->adds) copy(y[i], forward->y[i]->twin);
+                for (size_t k = 0; k < c.y[i].count && forward && c.y[i].high > 0; k++)
+                    y[i]->set(k, c.y[i].low + (c.y[i].high - c.y[i].low) * fabs(test_random_real(&test_random)));
+            }
+        }
+        if (!forward) set_special();
+        if (forward) dy = &o.of_case(c.y[0], c.y[0].type, INPUT, true);
+        for (int i = 0; i < OP_TENSORS && forward; i++)
+            if (c.dx[i].views) dx[i] = &o.of_case(c.dx[i], c.dx[i].type, OUTPUT, false);
+        if (c.in_place) copy(forward ? dx[0] : y[0], forward ? dy->twin : x[0]->twin);
+        if (c.dloss != 0 && forward) copy(dx[0], x[0]->twin);
+    }
+    void run() {
+        bind(true);
+        o.run(op_workspace(&c, forward), [&] { forward ? op_backward(&c) : op_forward(&c); });
+        bind(false);
+        twin_workspace(twin::op_workspace(&c, forward));
+        forward ? twin::op_backward(&c) : twin::op_forward(&c);
+    }
+    void expect() {
+        for (int i = 0; i < OP_TENSORS; i++) {
+            if (y[i] && (!forward || c.dloss)) expect(y[i], c.y[i]);
+            if (dx[i]) expect(dx[i], c.dx[i]);
+        }
+    }
+    void bind(bool on_device) { // the tensors that the calls of operation_calls.h use
+        auto data = [on_device](Tensor *t) { return !t ? nullptr : on_device ? t->at() : (void *)t->t(); };
+        for (int i = 0; i < OP_TENSORS; i++)
+            c.x[i].data = data(x[i]), c.dx[i].data = data(dx[i]), c.y[i].data = data(y[i]);
+        c.dy = data(dy);
+        if (index) c.index = on_device ? index->i() : index->twin_ints.data();
+    }
+
+  private:
+    const Pass *forward;
+
+    static void copy(Tensor *to, const std::vector<double> &from) {
+        for (size_t k = 0; k < from.size(); k++)
+            if (!isnan(from[k])) to->set(k, from[k]);
+    }
+    void expect(Tensor *t, const OpTensor &of) {
+        Error e = of.error;
+        if (o.integers) e.relative = e.absolute = 0;
+        if (of.error_grows) e.absolute *= 1 + largest(t->twin);
+        o.expect(*t, e);
+    }
+    void make_index() {
+        if (!c.index_count) return;
+        std::vector<int> values((size_t)c.index_count);
+        if (forward) values = forward->index->twin_ints;
+        else op_fill_index(&c, values.data(), &test_random);
+        index = &o.ints("index", values.size(), 1);
+        for (size_t n = 0; n < values.size(); n++) index->set(n, values[n]);
+    }
+    void make_rope_table(Tensor *table) { // both twins read the same numbers
+        std::vector<float> angles(table->count);
+        op_rope_table(angles.data(), &c);
+        twin::op_rope_table(table->t(), &c);
+        for (size_t k = 0; k < angles.size(); k++) {
+            EXPECT(fabs((double)angles[k] - table->twin[k]) <= ROUND_FP32, "rope_table [%zu] is %.9g, the twin's %.9g",
+                   k, (double)angles[k], table->twin[k]);
+            table->set(k, (double)angles[k]);
+        }
+    }
+    void set_special() {
+        // sigmoids that are 1, less than 2^-125, which the device may take for 0, and NaN
+        const double saturated[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
+        Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
+        for (size_t k = 0; gates && k < min_size(6, gates->count); k++) gates->set(k, saturated[k]);
+        if (c.kind != OP_CROSS_ENTROPY || !c.d[3]) return;
+        int N = c.d[0], V = c.d[1], Vp = c.d[2]; // a certain prediction, -inf, NaN, +inf: one row each
+        for (int v = 0; v < V; v++) x[0]->set((size_t)v, v == index->twin_ints[0] ? 60 : -60);
+        if (N > 1 && V > 1) x[0]->set(product(1, Vp) + (size_t)(index->twin_ints[1] ? 0 : 1), -INFINITY);
+        if (N > 2) x[0]->set(product(2, Vp) + (size_t)(V / 2), NAN);
+        if (N > 3) x[0]->set(product(3, Vp) + (size_t)(V / 2), INFINITY);
+    }
+};
+
+static Check operation_checks[OP_KIND_COUNT];
+static void check_operation(const Case *row) {
+    OpCase c;
+    op_describe(&c, (OpKindName)(row->check - operation_checks), row->n);
+    if (c.kind == OP_SINK) c.y[0].error.relative += 1.01 * ROUND_STORE / ROUND_FP32; // the output is stored twice
+    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) { // with whole numbers sums are exact
+        Pass forward(c, row->shift, exact ? 3 : 0);
+        forward.run();
+        forward.expect();
+        for (int add = 0; add < (c.no_backward ? 0 : c.kind == OP_ATTENTION ? 2 : 1); add++) {
+            OpCase with = c;
+            if (c.kind == OP_ATTENTION) with.x[0].view[2].adds = with.dx[0].view[2].adds = add;
+            Pass backward(with, row->shift, exact ? 3 : 0, &forward);
+            backward.run();
+            backward.expect();
+        }
+    }
+}
+// The cases of operation_cases.h; those with small tensors also at addresses that are no multiple of a pack.
+static void operation_cases(std::vector<Case> &table) {
+    for (const OpRow &row : op_cases) {
+        if (row.engines == C_ONLY) continue;
+        Check &check = operation_checks[row.kind];
+        check = {op_kinds[row.kind].name, check_operation, op_kinds[row.kind].dims};
+        OpCase layout;
+        op_describe(&layout, row.kind, row.d);
+        bool small = layout.y->count <= 10000 && layout.a.T <= 20;
+        for (int shift = 0; shift <= (small ? 1 : 0); shift++) {
+            table.push_back({&check, {}, shift, row.why});
+            std::copy(std::begin(row.d), std::end(row.d), table.back().n);
+        }
+    }
 }
 #endif

@@ -6,43 +6,8 @@ n[1], ... in the order of the names in the table of test_diffv2.cu.
 #define TESTS_CUDA_OPERATIONS_H
 #include "cuda_engine.h"
 
-struct Case {
-    const char *operation;
-    void (*check)(const Case *c);
-    const char *names;
-    int n[10];
-    int shift; // of every floatX tensor, in elements
-    const char *why;
-};
-static inline size_t product(int a, int b, int c = 1, int d = 1) {
-    return (size_t)a * (size_t)b * (size_t)c * (size_t)d;
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Rows
-
-static void check_embedding_forward(const Case *c) {
-    int N = c->n[0], V = c->n[1], C = c->n[2];
-    Operands o(c->shift);
-    Tensor &x = o.out("x", product(N, C)), &tokens = o.ints("tokens", (size_t)N, V),
-           &weight = o.in("weight", product(V, C));
-    tokens.set((size_t)N - 1, V - 1);
-    o.run(0, [&] { embedding_forward(x.x(), tokens.i(), weight.x(), N, C); });
-    twin::embedding_forward(x.t(), tokens.twin_ints.data(), weight.t(), N, C);
-    o.expect(x, {0, 0}); // copies
-}
-
-static void check_embedding_backward(const Case *c) {
-    int N = c->n[0], V = c->n[1], C = c->n[2];
-    Operands o(c->shift);
-    o.integers = 7; // sums are exact
-    Tensor &dx = o.in("dx", product(N, C)), &tokens = o.ints("tokens", (size_t)N, V);
-    Tensor &dweight = o.updated_fp32("dweight", product(V, C));
-    for (int n = 0; n < N; n += 3) tokens.set((size_t)n, V / 2); // one that occurs often
-    o.run(embedding_workspace_bytes(N), [&] { embedding_backward(dweight.f(), dx.x(), tokens.i(), N, C); });
-    twin::embedding_backward(dweight.t(), dx.t(), tokens.twin_ints.data(), N, C);
-    o.expect(dweight, {0, 0});
-}
 
 // In the fp32 build the rows of a token are added in the order of the C twin in fp32: the same bits.
 static void check_embedding_order(const Case *c) {
@@ -59,17 +24,7 @@ static void check_embedding_order(const Case *c) {
     for (size_t k = 0; k < want.size(); k++) dweight.twin[k] = (double)want[k];
     o.expect(dweight, {-1, 0}); // the store's rounding, taken back: equality
 }
-
-static void check_rmsnorm_forward(const Case *c) {
-    int N = c->n[0], C = c->n[1];
-    Operands o(c->shift);
-    Tensor &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
-    Tensor &x = o.in("x", product(N, C), 3), &weight = o.in("weight", (size_t)C, 2);
-    o.run(0, [&] { rmsnorm_forward(y.x(), rstd.f(), x.x(), weight.x(), N, C, 1e-5f); });
-    twin::rmsnorm_forward(y.t(), rstd.t(), x.t(), weight.t(), N, C, 1e-5);
-    o.expect(rstd, {error_of_sum(C), 0});
-    o.expect(y, {error_of_sum(C) + 4, 0});
-}
+static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
 // Also: the same bits as by the two operations that it stands for.
 static void check_residual_rmsnorm(const Case *c) {
@@ -93,50 +48,7 @@ static void check_residual_rmsnorm(const Case *c) {
     o.expect(rstd, {error_of_sum(C), 0});
     o.expect(y, {error_of_sum(C) + 4, 0});
 }
-
-static void check_rmsnorm_backward(const Case *c) {
-    int N = c->n[0], C = c->n[1];
-    bool add = c->n[2] == 0;
-    Operands o(c->shift);
-    Tensor &dx = add ? o.updated("dx", product(N, C)) : o.out("dx", product(N, C)),
-           &dweight = o.updated_fp32("dweight", (size_t)C), &dy = o.in("dy", product(N, C));
-    Tensor &x = o.in("x", product(N, C), 3), &weight = o.in("weight", (size_t)C, 2),
-           &rstd = o.in_fp32("rstd", (size_t)N);
-    for (size_t n = 0; n < (size_t)N; n++) rstd.set(n, 0.5 + fabs(rstd.twin[n]));
-    o.run(rmsnorm_workspace_bytes(C),
-          [&] { rmsnorm_backward(dx.x(), dweight.f(), dy.x(), x.x(), weight.x(), rstd.f(), N, C, add); });
-    twin_workspace(twin::rmsnorm_workspace_bytes(C));
-    twin::rmsnorm_backward(dx.t(), dweight.t(), dy.t(), x.t(), weight.t(), rstd.t(), N, C, add);
-    const double z = 3 * 1.5, g = 2; // largest |x r| and |dy weight|
-    o.expect(dx, {4, 1.5 * (4 * g + z * z * g * error_of_sum(C) / sqrt((double)C))});
-    o.expect(dweight, {4, z * error_of_sum(N)});
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Products
-
-static void check_matmul(const Case *c) {
-    int N = c->n[0], IC = c->n[1], OC = c->n[2], ldy = c->n[3];
-    for (int integers = 0; integers < 4; integers += 3) { // with whole numbers sums are exact
-        Operands o(c->shift);
-        bool add = integers == 0;
-        o.integers = integers;
-        Tensor &y = o.out("y", product(N, ldy)), &x = o.in("x", product(N, IC)),
-               &weight = o.in("weight", product(OC, IC));
-        Tensor &dx = o.out("dx", product(N, IC)),
-               &dweight = add ? o.updated_fp32("dweight", product(OC, IC)) : o.out_fp32("dweight", product(OC, IC)),
-               &dy = o.in("dy", product(N, ldy));
-        o.run(matmul_workspace_bytes(N, IC, OC), [&] {
-            matmul_forward(y.x(), x.x(), weight.x(), N, IC, OC, ldy);
-            matmul_backward(dx.x(), dweight.f(), dy.x(), x.x(), weight.x(), N, IC, OC, ldy, add);
-        });
-        twin::matmul_forward(y.t(), x.t(), weight.t(), N, IC, OC, ldy);
-        twin::matmul_backward(dx.t(), dweight.t(), dy.t(), x.t(), weight.t(), N, IC, OC, ldy, add);
-        o.expect(y, {0, integers ? 0 : error_of_product(IC)});
-        o.expect(dx, {0, integers ? 0 : error_of_product(OC)});
-        o.expect(dweight, {0, integers ? 0 : error_of_product(N)});
-    }
-}
+static const Check residual_rmsnorm_check = {"residual_rmsnorm_forward", check_residual_rmsnorm, "N C"};
 
 // The kernel for what the library refuses: every way of storing the operands, with each kind of output. n: M N K, gap
 // of the rows
@@ -167,6 +79,7 @@ static void check_gemm_plain(const Case *c) {
         o.expect(C, {0, 0});
     }
 }
+static const Check gemm_plain_check = {"gemm_plain", check_gemm_plain, "M N K gap"};
 
 #ifdef CUDA_ON_CPU
 // A library that likes to divide sums over K, and then leaves out a rest. n: K, parts of the sum
@@ -190,6 +103,7 @@ static void check_gemm_split(const Case *c) {
                     A.twin[product(m, s.K) + (size_t)k] * B.twin[product(n, s.K) + (size_t)k];
     o.expect(C, {0, 0});
 }
+static const Check gemm_split_check = {"gemm", check_gemm_split, "K parts"};
 #endif
 
 // Small uploads go through pinned memory in turn, large ones wait. n: bytes, times
@@ -220,32 +134,10 @@ static void check_buffers(const Case *c) {
     }
     ops_wait();
 }
+static const Check buffers_check = {"buffers", check_buffers, "bytes times"};
 
 // ---------------------------------------------------------------------------------------------------
 // Heads
-
-static void check_rope(const Case *c) {
-    int B = c->n[0], T = c->n[1], heads = c->n[2], D = c->n[3], ldx = c->n[4], first = c->n[5];
-    Operands o(c->shift);
-    Tensor &x = o.updated("x", product(B * T, ldx)), &dx = o.updated("dx", product(B * T, ldx)),
-           &table = o.in_fp32("table", product(first + T, D));
-    std::vector<float> angles(table.count);
-    rope_table(angles.data(), first + T, D, 10000);
-    twin::rope_table(table.t(), first + T, D, 10000);
-    for (size_t k = 0; k < angles.size(); k++) {
-        EXPECT(fabs((double)angles[k] - table.twin[k]) <= ROUND_FP32, "rope_table [%zu] is %.9g, the twin's %.9g", k,
-               (double)angles[k], table.twin[k]);
-        table.set(k, (double)angles[k]);
-    }
-    o.run(0, [&] {
-        rope_forward(x.x(), table.f(), B, T, heads, D, ldx, first);
-        rope_backward(dx.x(), table.f(), B, T, heads, D, ldx, first);
-    });
-    twin::rope_forward(x.t(), table.t(), B, T, heads, D, ldx, first);
-    twin::rope_backward(dx.t(), table.t(), B, T, heads, D, ldx, first);
-    o.expect(x, {0, 4});
-    o.expect(dx, {0, 4});
-}
 
 static void check_sink(const Case *c) {
     int B = c->n[0], T = c->n[1], NH = c->n[2], D = c->n[3], learned = c->n[4];
@@ -266,148 +158,7 @@ static void check_sink(const Case *c) {
     twin::sink_backward(dsinks.t(), dout.t(), o2.t(), l2.t(), s2.t(), B, T, NH, D);
     b.expect(dsinks, {4, exp(4.0) * sqrt((double)D) * error_of_sum(D + B * T)});
 }
-
-static void check_diff_combine(const Case *c) {
-    int N = c->n[0], NH = c->n[1], D = c->n[2], ldl = c->n[3], stride = c->n[4], sigmoid = c->n[5];
-    for (int integers = 0; integers < (sigmoid ? 1 : 4); integers += 3) {
-        Operands o(c->shift);
-        o.integers = integers; // without a sigmoid all is exact but the roundings to storage
-        size_t wide = product(N, 2 * NH, D), narrow = product(N, NH, D);
-        Tensor &out = o.out("o", narrow), &a = o.in("a", wide), &l = o.in("l", product(N, ldl), 6);
-        Tensor &da = o.out("da", wide), &dl = o.out("dl", product(N, ldl)), &dout = o.in("do", narrow);
-        o.run(0, [&] {
-            diff_combine_forward(out.x(), a.x(), l.x(), N, NH, D, ldl, stride, sigmoid);
-            diff_combine_backward(da.x(), dl.x(), dout.x(), a.x(), l.x(), N, NH, D, ldl, stride, sigmoid);
-        });
-        twin::diff_combine_forward(out.t(), a.t(), l.t(), N, NH, D, ldl, stride, sigmoid);
-        twin::diff_combine_backward(da.t(), dl.t(), dout.t(), a.t(), l.t(), N, NH, D, ldl, stride, sigmoid);
-        double any = integers ? 0 : 1;
-        o.expect(out, {0, any * 16});
-        o.expect(da, {any * 16, 0});
-        o.expect(dl, {any * 16, any * error_of_sum(D)});
-    }
-}
-
-// Arguments of a sigmoid that is 1, less than 2^-125, which the device may take for 0, and NaN.
-static const double TINY = 1e-20; // times ROUND_FP32
-static void set_saturated(Tensor &t) {
-    const double values[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
-    for (size_t k = 0; k < 6; k++) t.set(k, values[k]);
-}
-
-static void check_gate(const Case *c) {
-    int N = c->n[0], heads = c->n[1], D = c->n[2], ldg = c->n[3], width = c->n[4];
-    Operands o(c->shift);
-    size_t count = product(N, heads, D);
-    Tensor &y = o.out("y", count), &x = o.in("x", count), &g = o.in("g", product(N, ldg), 6);
-    Tensor &dx = o.out("dx", count), &dg = o.out("dg", product(N, ldg)), &dy = o.in("dy", count);
-    if (width > 1) set_saturated(g);
-    o.run(0, [&] {
-        gate_forward(y.x(), x.x(), g.x(), N, heads, D, ldg, width);
-        gate_backward(dx.x(), dg.x(), dy.x(), x.x(), g.x(), N, heads, D, ldg, width);
-    });
-    twin::gate_forward(y.t(), x.t(), g.t(), N, heads, D, ldg, width);
-    twin::gate_backward(dx.t(), dg.t(), dy.t(), x.t(), g.t(), N, heads, D, ldg, width);
-    o.expect(y, {16, TINY});
-    o.expect(dx, {16, TINY});
-    o.expect(dg, {16, width == 1 ? error_of_sum(D) : 8}); // 1 - s loses digits near 1
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Elements
-
-static void check_swiglu(const Case *c) {
-    int N = c->n[0], F = c->n[1];
-    Operands o(c->shift);
-    Tensor &y = o.out("y", product(N, F)), &gate_up = o.in("gate_up", product(N, 2 * F), 6);
-    Tensor &dgate_up = o.out("dgate_up", product(N, 2 * F)), &dy = o.in("dy", product(N, F));
-    set_saturated(gate_up);
-    o.run(0, [&] {
-        swiglu_forward(y.x(), gate_up.x(), N, F);
-        swiglu_backward(dgate_up.x(), dy.x(), gate_up.x(), N, F);
-    });
-    twin::swiglu_forward(y.t(), gate_up.t(), N, F);
-    twin::swiglu_backward(dgate_up.t(), dy.t(), gate_up.t(), N, F);
-    o.expect(y, {16, TINY});
-    o.expect(dgate_up, {16, 6 * 8}); // 1 + g (1 - p) cancels somewhere
-}
-
-static void check_elements(const Case *c) {
-    size_t count = (size_t)c->n[0];
-    Operands o(c->shift);
-    Tensor &y = o.out("y", count), &a = o.in("a", count), &b = o.in("b", count), &scaled = o.updated("x", count),
-           &l = o.out("l", count);
-    Tensor &l2 = o.out("l from a parameter", count), &lambda = o.in("lambda", 1);
-    o.run(0, [&] {
-        residual_forward(y.x(), a.x(), b.x(), count);
-        scale_inplace(scaled.x(), 0.75f, count);
-        fill_forward(l.x(), 0.625f, count);
-        lambda_scalar_forward(l2.x(), lambda.x(), count);
-    });
-    twin::residual_forward(y.t(), a.t(), b.t(), count);
-    twin::scale_inplace(scaled.t(), 0.75, count);
-    twin::fill_forward(l.t(), 0.625, count);
-    twin::lambda_scalar_forward(l2.t(), lambda.t(), count);
-    o.expect(y, {0, 0});
-    o.expect(scaled, {0, 0});
-    o.expect(l, {0, 0});
-    o.expect(l2, {0, 0});
-}
-
-static void check_layer_lambda(const Case *c) {
-    int D = c->n[0];
-    size_t count = (size_t)c->n[1];
-    Operands o(c->shift);
-    Tensor &l = o.out("l", count), &dl = o.in("dl", count), &dlambda = o.updated_fp32("dlambda", 1);
-    Tensor *v[4], *dv[4];
-    for (int i = 0; i < 4; i++)
-        v[i] = &o.in("q1, k1, q2 or k2", (size_t)D, 0.3), dv[i] = &o.updated_fp32("its gradient", (size_t)D);
-    o.run(0, [&] {
-        lambda_scalar_backward(dlambda.f(), dl.x(), count);
-        lambda_exp_forward(l.x(), v[0]->x(), v[1]->x(), v[2]->x(), v[3]->x(), D, 0.2f, count);
-        lambda_exp_backward(dv[0]->f(), dv[1]->f(), dv[2]->f(), dv[3]->f(), dl.x(), v[0]->x(), v[1]->x(), v[2]->x(),
-                            v[3]->x(), D, count);
-    });
-    twin::lambda_scalar_backward(dlambda.t(), dl.t(), count);
-    twin::lambda_exp_forward(l.t(), v[0]->t(), v[1]->t(), v[2]->t(), v[3]->t(), D, (double)0.2f, count);
-    twin::lambda_exp_backward(dv[0]->t(), dv[1]->t(), dv[2]->t(), dv[3]->t(), dl.t(), v[0]->t(), v[1]->t(), v[2]->t(),
-                              v[3]->t(), D, count);
-    double e = 1, dot[2] = {0, 0}; // the largest of 1 and the two exponentials, whose arguments are in double
-    for (size_t i = 0; i < 2 * (size_t)D; i++)
-        dot[i / (size_t)D] += v[i / (size_t)D * 2]->twin[i % (size_t)D] * v[i / (size_t)D * 2 + 1]->twin[i % (size_t)D];
-    for (int i = 0; i < 2; i++) e = fmax(e, exp(dot[i]));
-    o.expect(l, {4, 4 * e});
-    o.expect(dlambda, {2, 2});
-    for (int i = 0; i < 4; i++) o.expect(*dv[i], {4, 4 * e * sqrt((double)count)});
-}
-
-// ---------------------------------------------------------------------------------------------------
-// Loss and update
-
-static void check_cross_entropy(const Case *c) {
-    int N = c->n[0], V = c->n[1], Vp = c->n[2], special = c->n[3];
-    for (int gradient = 0; gradient < 2; gradient++) {
-        Operands o(c->shift);
-        Tensor &losses = o.updated_fp32("losses", (size_t)N), &logits = o.updated("logits", product(N, Vp), 8),
-               &targets = o.ints("targets", (size_t)N, V);
-        for (int n = 0; n < N; n++) // what lies beyond V is not read
-            for (int v = V; v < Vp; v++) logits.set(product(n, Vp) + (size_t)v, NAN);
-        targets.set((size_t)N - 1, V - 1);
-        if (special) { // a sure prediction, -inf, NaN, +inf: one row each
-            for (int v = 0; v < V; v++) logits.set((size_t)v, -60);
-            logits.set((size_t)targets.twin_ints[0], 60);
-            if (N > 1 && V > 1) logits.set(product(1, Vp) + (size_t)(targets.twin_ints[1] ? 0 : 1), -INFINITY);
-            if (N > 2) logits.set(product(2, Vp) + (size_t)(V / 2), NAN);
-            if (N > 3) logits.set(product(3, Vp) + (size_t)(V / 2), INFINITY);
-        }
-        double dloss = gradient ? 1.0 / 64 : 0;
-        o.run(0, [&] { cross_entropy(losses.f(), logits.x(), targets.i(), N, V, Vp, (float)dloss); });
-        twin::cross_entropy(losses.t(), logits.t(), targets.twin_ints.data(), N, V, Vp, dloss);
-        o.expect(losses, {4, 4 + error_of_sum(V)});
-        // the exponent's own rounding, and the difference to 1 at the target
-        o.expect(logits, {16 + 16 + error_of_sum(V), 2 * dloss * error_of_sum(V) / 4});
-    }
-}
+static const Check sink_check = {"sink", check_sink, "B T NH D learned"};
 
 static void check_adamw(const Case *c) {
     size_t count = (size_t)c->n[0];
@@ -438,6 +189,7 @@ static void check_adamw(const Case *c) {
             EXPECT(stored == rounded, "params [%zu] is %.9g, the master weight rounded is %.9g", k, stored, rounded);
         }
 }
+static const Check adamw_check = {"adamw_update", check_adamw, "count master step"};
 
 // n: count, first element (off the pack)
 static void check_sum_of_squares(const Case *c) {
@@ -453,4 +205,5 @@ static void check_sum_of_squares(const Case *c) {
         o.expect(sum, {0x1p-29 * error_of_sum((double)count), 0}); // in double
     }
 }
+static const Check sum_of_squares_check = {"sum_of_squares", check_sum_of_squares, "count first"};
 #endif

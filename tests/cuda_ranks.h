@@ -29,8 +29,10 @@ static bool has_gpus(int count) {
 }
 
 // Three layers: with --zero 2 the gradients of the first are where those of the third were.
-static const char *const cuda_ranks_model = "--layers 3 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 "
-                                            "--vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1";
+#define TRAIN_RANKS                                                        \
+    "--train-data data.bin "                                               \
+    "--layers 3 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 " \
+    "--vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1"
 
 // `environment` are assignments; the status is the first that is not 0. Then the others have 2 seconds, as a launcher
 // gives.
@@ -68,17 +70,16 @@ static void expect_same_state(const TestDirectory *d, int step, const char *a, c
            r.err);
 }
 
-static void device_ranks_have_the_losses_of_the_cpu(void) {
+static void test_ranks_losses(void) {
     ProgramResult r;
     if (!has_gpus(2)) return;
     for (int zero = 0; zero <= 2; zero++) {
         TestDirectory d = cuda_data(43);
-        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 8 --steps 3 --out cpu",
-               cuda_ranks_model);
+        run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 8 --steps 3 --out cpu");
         run_ranks(&r, &d, 2, "", 0,
-                  "--train-data data.bin %s --batch-size 2 --total-batch 56 --steps 3 --zero %d --check-ranks-every 1 "
-                  "--out device",
-                  cuda_ranks_model, zero);
+                  TRAIN_RANKS " --batch-size 2 --total-batch 56 --steps 3 --zero %d --check-ranks-every 1 "
+                              "--out device",
+                  zero);
         compare_records(&d, "2 ranks", "train", 3, cuda_fp32 ? 1e-4 : 0.03);
         double waits[8];
         cJSON *records[8];
@@ -95,7 +96,7 @@ static void device_ranks_have_the_losses_of_the_cpu(void) {
 }
 
 // Nothing but the step's own waits brings the parameters together; --check-ranks-every, in one of the runs, awaits all.
-static void zero_levels_give_the_same_bits_on_devices(void) {
+static void test_ranks_zero_bits(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
@@ -105,8 +106,8 @@ static void zero_levels_give_the_same_bits_on_devices(void) {
                 char out[20];
                 FORMAT(out, "z%d%d", order, zero);
                 run_ranks(&r, &d, 2, orders[order], 0,
-                          "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d %s --out %s",
-                          cuda_ranks_model, zero, order + zero == 3 ? "--check-ranks-every 1" : "", out);
+                          TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --zero %d %s --out %s", zero,
+                          order + zero == 3 ? "--check-ranks-every 1" : "", out);
                 if (order + zero > 0) expect_same_state(&d, 3, "z00", out, true);
             }
     test_remove_directory(&d);
@@ -115,7 +116,7 @@ static void zero_levels_give_the_same_bits_on_devices(void) {
 #ifdef CUDA_ON_CPU
 // NCCL's own sums depend on the size of what is summed; those of its stand-in are in the order of ranks. Unclipped: the
 // norm is a sum over buckets.
-static void bits_on_devices_do_not_depend_on_the_buckets(void) {
+static void test_ranks_bucket_sizes(void) {
     static const char *const buckets[] = {"BUCKET=512", "BUCKET=3000", "BUCKET=100000"};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
@@ -123,8 +124,7 @@ static void bits_on_devices_do_not_depend_on_the_buckets(void) {
         char out[20];
         FORMAT(out, "bucket%d", k);
         run_ranks(&r, &d, 2, buckets[k], 0,
-                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --grad-clip 0 --zero %d --out %s",
-                  cuda_ranks_model, k, out);
+                  TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --grad-clip 0 --zero %d --out %s", k, out);
         if (k) expect_same_state(&d, 3, "bucket0", out, true);
     }
     test_remove_directory(&d);
@@ -132,14 +132,13 @@ static void bits_on_devices_do_not_depend_on_the_buckets(void) {
 #endif
 
 // With --zero 1 and 2 the parameters of other ranks are still on their way when the sample begins.
-static void a_sample_is_of_all_parameters(void) {
+static void test_ranks_sample(void) {
     static char sample[3][16384];
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (int zero = 0; zero <= 2 && has_gpus(2); zero++) {
-        run_ranks(&r, &d, 2, "", 0,
-                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 1 --sample-every 1 --zero %d",
-                  cuda_ranks_model, zero);
+        run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 1 --sample-every 1 --zero %d",
+                  zero);
         const char *from = strstr(r.out, "--- sample after step 1\n"), *to = from ? strstr(from, "\n---\n") : NULL;
         EXPECT(to, "--zero %d: no sample: %.600s", zero, r.out);
         snprintf(sample[zero], sizeof(sample[zero]), "%.*s", to ? (int)(to - from) : 0, from ? from : "");
@@ -148,17 +147,14 @@ static void a_sample_is_of_all_parameters(void) {
     test_remove_directory(&d);
 }
 
-static void devices_resume_what_others_have_written(void) {
+static void test_ranks_resume(void) {
     static const int ranks[] = {2, 1, 3}, zero[] = {2, 0, 1};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     if (has_gpus(3)) {
-        run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --batch-size 6 --total-batch 42 --steps 6 --out cpu",
-               cuda_ranks_model);
-        run_ranks(
-            &r, &d, 2, "", 0,
-            "--train-data data.bin %s --batch-size 1 --total-batch 42 --steps 6 --zero 2 --stop-after 2 --out device",
-            cuda_ranks_model);
+        run_in(&r, &d, cpu_trainer(), 0, TRAIN_RANKS " --batch-size 6 --total-batch 42 --steps 6 --out cpu");
+        run_ranks(&r, &d, 2, "", 0,
+                  TRAIN_RANKS " --batch-size 1 --total-batch 42 --steps 6 --zero 2 --stop-after 2 --out device");
         for (int k = 1; k < 3; k++)
             run_ranks(&r, &d, ranks[k], "", 0, "--out device --resume --zero %d %s", zero[k],
                       k < 2 ? "--stop-after 4" : "");
@@ -168,17 +164,16 @@ static void devices_resume_what_others_have_written(void) {
 }
 
 // Streams that run late give the writer a copy that is not there yet, should the copying not wait for it.
-static void a_checkpoint_beside_training_is_of_its_step(void) {
+static void test_ranks_background_checkpoint(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (int k = 0; k < 4 && has_gpus(2); k++) {
         for (int beside = 0; beside < 2; beside++)
-            run_ranks(
-                &r, &d, k ? 2 : 1, orders[k % 2], 0,
-                "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 6 --checkpoint-every 2 --keep 0 "
-                "--zero %d --out run%d%d %s",
-                cuda_ranks_model, max_int(0, k - 1), k, beside, beside ? "" : "--no-checkpoint-background");
+            run_ranks(&r, &d, k ? 2 : 1, orders[k % 2], 0,
+                      TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 6 --checkpoint-every 2 --keep 0 "
+                                  "--zero %d --out run%d%d %s",
+                      max_int(0, k - 1), k, beside, beside ? "" : "--no-checkpoint-background");
         run_command(&r,
                     "cd '%s' && diff -r run%d0/checkpoints run%d1/checkpoints && grep -c '\"background\": true' "
                     "run%d1/log.jsonl",
@@ -191,20 +186,19 @@ static void a_checkpoint_beside_training_is_of_its_step(void) {
 #ifdef CUDA_ON_CPU
 
 // For a sanitizer to watch.
-static void two_devices_end_well(void) {
+static void test_ranks_sanitized(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     run_ranks(&r, &d, 2, "CUDA_ON_CPU_STREAMS=hasty", 0,
-              "--train-data data.bin %s --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 "
-              "--checkpoint-every 1 --out run",
-              cuda_ranks_model);
+              TRAIN_RANKS " --batch-size 1 --total-batch 28 --steps 2 --zero 2 --check-ranks-every 1 "
+                          "--checkpoint-every 1 --out run");
     run_ranks(&r, &d, 2, "FAULT=kill:1:3:backward", -1, "--out run --resume --steps 4 --timeout 5");
     EXPECT(r.status != 0 && count_lines(r.err) == 1 && strstr(r.err, "rank 1 ("), "status %d, %.400s", r.status, r.err);
     test_remove_directory(&d);
 }
 
 // Without the waits between the streams the same program is wrong, and this shows it: the tests above would.
-static void a_missing_wait_between_streams_shows(void) {
+static void test_ranks_missing_waits(void) {
     static const struct {
         const char *environment;
         int zero;
@@ -215,14 +209,12 @@ static void a_missing_wait_between_streams_shows(void) {
         {"MISSING_WAIT=operations", 1}};                           // reads weights that are not gathered yet
     ProgramResult r;
     TestDirectory d = cuda_data(43);
-    run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --out right",
-              cuda_ranks_model);
+    run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --out right");
     for (int c = 0; c < 4; c++) {
         char out[20];
         FORMAT(out, "wrong%d", c);
         run_ranks(&r, &d, 2, cases[c].environment, -1,
-                  "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 3 --zero %d --out %s",
-                  cuda_ranks_model, cases[c].zero, out);
+                  TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 3 --zero %d --out %s", cases[c].zero, out);
         if (r.status == 0) expect_same_state(&d, 3, "right", out, false);
         else
             EXPECT(r.status == 1 && strstr(r.err, "diffv2:"), "%s: status %d, %.300s", cases[c].environment, r.status,
@@ -233,20 +225,20 @@ static void a_missing_wait_between_streams_shows(void) {
 
 // The rank that speaks is at step `first` to `last`; of the other it has last heard there or before.
 static bool names_steps(const char *line, int first, int last) {
-    static const char heard_text[] = "last heard at step ", now_text[] = " is at step ";
+    static const char heard_text[] = "last message at step ", now_text[] = " is at step ";
     const char *heard = strstr(line, heard_text), *now = strstr(line, now_text);
     if (!heard || !now) return false;
     int heard_step = atoi(heard + sizeof(heard_text) - 1), now_step = atoi(now + sizeof(now_text) - 1);
     return heard_step <= first && first <= now_step && now_step <= last;
 }
 
-static void a_rank_whose_process_or_device_is_gone_is_named(void) {
+static void test_ranks_lost(void) {
     static const struct {
         const char *fault, *word;
     } cases[] = {{"kill:1:3:backward", "rank 1 ("},
                  {"kill:0:3:update", "rank 0 ("},
-                 {"stop:1:3:gradients", "has been silent"},
-                 {"hang:1:3:backward", "does not come to where the others have waited"}};
+                 {"stop:1:3:gradients", "has been unresponsive"},
+                 {"hang:1:3:backward", "has not reached the collective"}};
     ProgramResult r;
     char environment[300], text[1000], path[600];
     for (int c = 0; c < 4; c++) {
@@ -254,8 +246,7 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
         const char *const options = "--batch-size 2 --steps 6 --checkpoint-every 2 --timeout 2";
         FORMAT(environment, "FAULT=%s CUDA_ON_CPU_NCCL_ABORTS=aborts", cases[c].fault);
         double begin = now_seconds();
-        run_ranks(&r, &d, 2, environment, -1, "--train-data data.bin %s %s --zero %d --out run", cuda_ranks_model,
-                  options, c % 3);
+        run_ranks(&r, &d, 2, environment, -1, TRAIN_RANKS " %s --zero %d --out run", options, c % 3);
         double seconds = now_seconds() - begin;
         // one that has read the norm need not wait for the other's update, and may have begun the next step
         int last = c == 1 ? 4 : 3;
@@ -269,7 +260,7 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
         EXPECT(strstr(text, "rank"), "%s: nobody has aborted the communicator", cases[c].fault);
         if (c == 3) {
             run_ranks(&r, &d, 2, "", 0, "--out run --resume");
-            run_ranks(&r, &d, 2, "", 0, "--train-data data.bin %s %s --out whole", cuda_ranks_model, options);
+            run_ranks(&r, &d, 2, "", 0, TRAIN_RANKS " %s --out whole", options);
             expect_same_state(&d, 6, "whole", "run", true);
         }
         test_remove_directory(&d);
@@ -277,24 +268,23 @@ static void a_rank_whose_process_or_device_is_gone_is_named(void) {
 }
 
 // An abort lets a device go on whose collective has no result: what waited for it must not print that.
-static void nothing_is_made_of_a_collective_that_was_aborted(void) {
+static void test_ranks_aborted_collective(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     run_ranks(&r, &d, 2, "FAULT=hang:1:3:update", -1,
-              "--train-data data.bin %s --batch-size 2 --steps 6 --timeout 2 --zero 1 --sample-every 3",
-              cuda_ranks_model);
+              TRAIN_RANKS " --batch-size 2 --steps 6 --timeout 2 --zero 1 --sample-every 3");
     EXPECT(r.status == 1 && strstr(r.out, "step 3/6"), "status %d, %.400s", r.status, r.err);
     EXPECT(!strstr(r.out, "--- ") && !strstr(r.out, "not finite"), "after the abort: %.600s", r.out);
     test_remove_directory(&d);
 }
 
-static void an_error_of_a_device_or_of_nccl_is_said_in_a_line(void) {
+static void test_ranks_device_errors(void) {
     static const struct {
         const char *environment, *word;
     } cases[] = {
         {"CUDA_ON_CPU_FAULT=adamw:4", "diffv2: CUDA failed: an illegal memory access was encountered ("},
         {"CUDA_ON_CPU_FAULT=$([ $i = 0 ] || echo adamw:4)",
-         "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING"},
+         "; an earlier kernel may be the cause; CUDA_LAUNCH_BLOCKING"},
         {"CUDA_ON_CPU_NCCL_ASYNC='1:30:NET/IB : a port is down'",
          "NCCL failed: remote process exited or there was a network error (in the background): NET/IB : a port is "
          "down ;"},
@@ -303,14 +293,13 @@ static void an_error_of_a_device_or_of_nccl_is_said_in_a_line(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
-        run_ranks(&r, &d, 2, cases[c].environment, 1, "--train-data data.bin %s --batch-size 2 --steps 6 --timeout 20",
-                  cuda_ranks_model);
+        run_ranks(&r, &d, 2, cases[c].environment, 1, TRAIN_RANKS " --batch-size 2 --steps 6 --timeout 20");
         EXPECT(count_lines(r.err) == 1 && strstr(r.err, cases[c].word), "%s: %.600s", cases[c].environment, r.err);
     }
     test_remove_directory(&d);
 }
 
-static void what_cannot_be_started_is_refused_in_a_line(void) {
+static void test_ranks_refused(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     const char *trainer = device_trainer();
@@ -338,7 +327,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     };
     for (size_t c = 0; c < sizeof(cases) / sizeof(cases[0]); c++) {
         run_ranks(&r, &d, cases[c].ranks, cases[c].environment, cases[c].status,
-                  "--train-data data.bin %s --batch-size 2 --steps 1 %s", cuda_ranks_model, cases[c].options);
+                  TRAIN_RANKS " --batch-size 2 --steps 1 %s", cases[c].options);
         EXPECT(count_lines(r.err) == (cases[c].status != 0) && strstr(r.err, cases[c].word), "%s %s: %.400s",
                cases[c].environment, cases[c].options, r.err);
     }
@@ -348,8 +337,8 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     FORMAT(alone, "%.*s/single_diffv2", (int)(strrchr(program, '/') - program), program);
     CHECK(access(alone, X_OK) == 0, "cannot find %s: make it", alone);
     for (int launched = 0; launched < 2; launched++) {
-        run_command(&r, "cd '%s' && %s '%s' --train-data data.bin %s --batch-size 2 --steps 1", d.path,
-                    launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, cuda_ranks_model);
+        run_command(&r, "cd '%s' && %s '%s' %s --batch-size 2 --steps 1", d.path,
+                    launched ? "OMPI_COMM_WORLD_SIZE=2" : "", alone, TRAIN_RANKS);
         EXPECT(r.status == launched, "a program without NCCL: status %d, %.400s", r.status, r.err);
         EXPECT(count_lines(r.err) == launched && (!launched || strstr(r.err, "built without NCCL")),
                "a program without NCCL: %.400s", r.err);
@@ -357,7 +346,7 @@ static void what_cannot_be_started_is_refused_in_a_line(void) {
     test_remove_directory(&d);
 }
 
-static void variables_of_a_launcher_that_are_wrong_are_named(void) {
+static void test_launcher_variables(void) {
     static const struct {
         const char *variables, *word;
     } wrong[] = {
@@ -367,8 +356,8 @@ static void variables_of_a_launcher_that_are_wrong_are_named(void) {
          "SLURM_STEP_TASKS_PER_NODE is '2,x'"},
         {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0 "
          "SLURM_STEP_NODELIST=no-such-machine.invalid",
-         "no-such-machine.invalid is not known"},
-        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "says where rank 0 is"},
+         "cannot resolve the host of rank 0, no-such-machine.invalid"},
+        {"SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0", "names the host of rank 0"},
         {"SLURM_PROCID=1 SLURM_LOCALID=1 'SLURM_STEP_TASKS_PER_NODE=2(x-1)' SLURM_NODEID=0",
          "SLURM_STEP_TASKS_PER_NODE is '2(x-1)'"},
         {"-u DIFFV2_SECRET SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
@@ -382,21 +371,20 @@ static void variables_of_a_launcher_that_are_wrong_are_named(void) {
         {"SLURM_STEP_NUM_TASKS=4294967298", "SLURM_STEP_NUM_TASKS is '4294967298'"},
         {"OMPI_COMM_WORLD_SIZE=two", "OMPI_COMM_WORLD_SIZE is 'two'"},
         {"MASTER_PORT=65536 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=2 SLURM_NODEID=0",
-         "MASTER_PORT is '65536', a number from 1 to 65535 is expected: correct or unset it"}};
+         "MASTER_PORT is '65536'; it must be a number from 1 to 65535: correct or unset it"}};
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     for (size_t c = 0; c < sizeof(wrong) / sizeof(wrong[0]); c++) {
         run_command(&r,
-                    "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 " CUDA_RANKS_SECRET
-                    " && env %s %s --train-data data.bin %s",
-                    d.path, wrong[c].variables, device_trainer(), cuda_ranks_model);
+                    "cd '%s' && export SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=2 " CUDA_RANKS_SECRET " && env %s %s %s",
+                    d.path, wrong[c].variables, device_trainer(), TRAIN_RANKS);
         EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, wrong[c].word), "%s: status %d, %.400s",
                wrong[c].variables, r.status, r.err);
     }
     test_remove_directory(&d);
 }
 
-static void help_needs_no_device_and_no_other_rank(void) {
+static void test_help_without_device(void) {
     static const char *const launches[] = {
         "",
         "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0",
@@ -433,7 +421,7 @@ static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]
     _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);
 }
 
-static void strangers_do_not_disturb_a_start_by_srun(void) {
+static void test_ranks_strangers(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     WatchAddress free_port;
@@ -445,8 +433,7 @@ static void strangers_do_not_disturb_a_start_by_srun(void) {
     pid_t strangers = start_strangers(free_port.port, 8, count_pipe);
     FORMAT(environment, "MASTER_PORT=%d sh -c 'sleep $((2 * SLURM_PROCID)); exec \"$@\"' sh", free_port.port);
     double begin = now_seconds();
-    run_ranks(&r, &d, 2, environment, 0, "--train-data data.bin %s --batch-size 2 --steps 2 --out run",
-              cuda_ranks_model);
+    run_ranks(&r, &d, 2, environment, 0, TRAIN_RANKS " --batch-size 2 --steps 2 --out run");
     EXPECT(!r.err[0], "%.400s", r.err);
     EXPECT(now_seconds() - begin < 20, "the run took %.0f s", now_seconds() - begin);
     close(count_pipe[1]);
@@ -456,19 +443,19 @@ static void strangers_do_not_disturb_a_start_by_srun(void) {
     waitpid(strangers, NULL, 0);
     // job and step are right, the secret is not
     run_ranks(&r, &d, 2, "DIFFV2_SECRET=00112233445566778899aabbccddeef$i MASTER_PORT=$((20000 + $$ % 10000))", 1,
-              "--train-data data.bin %s --batch-size 2 --steps 2 --start-timeout 2", cuda_ranks_model);
-    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not prove to be rank 0") &&
-               strstr(r.err, "have not come to rank 0 within 2 s") && strstr(r.err, "were turned away"),
+              TRAIN_RANKS " --batch-size 2 --steps 2 --start-timeout 2");
+    EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not authenticate as rank 0") &&
+               strstr(r.err, "have not connected to rank 0 within 2 s") && strstr(r.err, "were rejected"),
            "two secrets: %.600s", r.err);
     test_remove_directory(&d);
 }
 
 #ifdef USE_MPI
-static void mpirun_starts_what_srun_starts(void) {
+static void test_mpirun(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
     char options[600];
-    FORMAT(options, "--train-data data.bin %s --batch-size 2 --total-batch 28 --steps 2 --zero 1", cuda_ranks_model);
+    FORMAT(options, TRAIN_RANKS " --batch-size 2 --total-batch 28 --steps 2 --zero 1");
     run_ranks(&r, &d, 2, "", 0, "%s --out by_srun", options);
     run_command(&r,
                 "cd '%s' && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 "
@@ -483,9 +470,9 @@ static void mpirun_starts_what_srun_starts(void) {
 #endif
 #endif
 
-static void a_communicator_of_one_rank_sums_and_gathers(void) { collectives_of_one_rank(40000); }
+static void test_one_rank_collectives(void) { collectives_of_one_rank(40000); }
 
-static void the_lists_of_slurm_are_read(void) {
+static void test_slurm_lists(void) {
     static const struct {
         const char *list, *first;
     } machines[] = {{"gpu003", "gpu003"}, {"gpu[003-007,9]", "gpu003"},           {"gpu[12]-x,login", "gpu12-x"},
@@ -525,53 +512,39 @@ static void the_lists_of_slurm_are_read(void) {
 }
 
 static const CudaTest cuda_ranks_tests[] = {
-    {{"many devices have the losses of the CPU, with every --zero", device_ranks_have_the_losses_of_the_cpu},
-     BOTH_PRECISIONS},
-    {{"--zero 0, 1 and 2 give the same bits on devices, in any order of streams",
-      zero_levels_give_the_same_bits_on_devices},
-     BF16_ALONE},
+    {BOTH_PRECISIONS, {"many devices have the losses of the CPU, with every --zero", test_ranks_losses}},
+    {BF16_ALONE, {"--zero 0, 1 and 2 give the same bits on devices, in any order of streams", test_ranks_zero_bits}},
 #ifdef CUDA_ON_CPU
-    {{"bits on devices do not depend on the size of buckets", bits_on_devices_do_not_depend_on_the_buckets},
-     BF16_ALONE},
+    {BF16_ALONE, {"bits on devices do not depend on the size of buckets", test_ranks_bucket_sizes}},
 #endif
-    {{"a sample is of all parameters of the last update, with every --zero", a_sample_is_of_all_parameters},
-     BF16_ALONE},
-    {{"any number of devices resumes what others have written", devices_resume_what_others_have_written},
-     BOTH_PRECISIONS},
-    {{"a checkpoint of devices that is written beside training is that of its step",
-      a_checkpoint_beside_training_is_of_its_step},
-     BOTH_PRECISIONS},
-    {{"a communicator of one rank sums and gathers", a_communicator_of_one_rank_sums_and_gathers}, BF16_ALONE},
-    {{"the lists that srun sets are read", the_lists_of_slurm_are_read}, BF16_ALONE},
+    {BF16_ALONE, {"a sample is of all parameters of the last update, with every --zero", test_ranks_sample}},
+    {BOTH_PRECISIONS, {"any number of devices resumes what others have written", test_ranks_resume}},
+    {BOTH_PRECISIONS,
+     {"a checkpoint of devices that is written beside training is that of its step", test_ranks_background_checkpoint}},
+    {BF16_ALONE, {"a communicator of one rank sums and gathers", test_one_rank_collectives}},
+    {BF16_ALONE, {"the lists that srun sets are read", test_slurm_lists}},
 #ifdef CUDA_ON_CPU
-    {{"two devices end well, and so does one whose peer is gone", two_devices_end_well}, SANITIZED},
-    {{"a missing wait between streams shows", a_missing_wait_between_streams_shows}, BF16_ALONE},
-    {{"a rank whose process or device is gone is named, and a restart goes on",
-      a_rank_whose_process_or_device_is_gone_is_named},
-     BF16_ALONE},
-    {{"--help and --version need neither a device nor other ranks", help_needs_no_device_and_no_other_rank},
-     BOTH_PRECISIONS},
-    {{"strangers do not disturb a start by srun, nor have its data", strangers_do_not_disturb_a_start_by_srun},
-     BF16_ALONE},
-    {{"variables of a launcher that are wrong are named", variables_of_a_launcher_that_are_wrong_are_named},
-     BF16_ALONE},
-    {{"nothing is made of a collective that was aborted", nothing_is_made_of_a_collective_that_was_aborted},
-     BF16_ALONE},
-    {{"an error of a device or of NCCL in the middle of a run is said in a line",
-      an_error_of_a_device_or_of_nccl_is_said_in_a_line},
-     BF16_ALONE},
-    {{"ranks that cannot be started are refused in a line", what_cannot_be_started_is_refused_in_a_line}, BF16_ALONE},
+    {SANITIZED, {"two devices end well, and so does one whose peer is gone", test_ranks_sanitized}},
+    {BF16_ALONE, {"a missing wait between streams shows", test_ranks_missing_waits}},
+    {BF16_ALONE, {"a rank whose process or device is gone is named, and a restart goes on", test_ranks_lost}},
+    {BOTH_PRECISIONS, {"--help and --version need neither a device nor other ranks", test_help_without_device}},
+    {BF16_ALONE, {"strangers do not disturb a start by srun, nor have its data", test_ranks_strangers}},
+    {BF16_ALONE, {"variables of a launcher that are wrong are named", test_launcher_variables}},
+    {BF16_ALONE, {"nothing is made of a collective that was aborted", test_ranks_aborted_collective}},
+    {BF16_ALONE,
+     {"an error of a device or of NCCL in the middle of a run is said in a line", test_ranks_device_errors}},
+    {BF16_ALONE, {"ranks that cannot be started are refused in a line", test_ranks_refused}},
 #ifdef USE_MPI
-    {{"mpirun starts what srun starts", mpirun_starts_what_srun_starts}, BF16_ALONE},
+    {BF16_ALONE, {"mpirun starts what srun starts", test_mpirun}},
 #endif
 #endif
 };
 enum { CUDA_RANKS_TEST_COUNT = sizeof(cuda_ranks_tests) / sizeof(cuda_ranks_tests[0]) };
 
 #else
-static void ranks_are_not_tried(void) { test_skip("this build has no NCCL"); }
+static void test_without_nccl(void) { test_skip("this build has no NCCL"); }
 static const CudaTest cuda_ranks_tests[] = {
-    {{"many devices compute what one computes", ranks_are_not_tried}, BOTH_PRECISIONS}};
+    {BOTH_PRECISIONS, {"many devices compute what one computes", test_without_nccl}}};
 enum { CUDA_RANKS_TEST_COUNT = 1 };
 #endif
 #endif

@@ -1,6 +1,6 @@
 /*
-cuda_sizes.h: operations at the shapes of a model (test_diffv2cu --sizes), where a whole comparison would take the CPU
-minutes. All of a tensor is computed, and samples of it are compared:
+cuda_sizes.h: operations at the shapes of a model (test_diffv2cu --sizes), where a complete comparison would take
+minutes on the CPU. All of a tensor is computed, and samples of it are compared:
 
   rows        the first, the last and some between: the C twin computes the same rows, of the same numbers
   sums        over rows (of weights' gradients): gradients are zero outside of the sampled rows, so that the twin has all
@@ -19,7 +19,7 @@ typedef std::vector<size_t> Rows;
 
 // A matrix on the device.
 struct Big {
-    Type type;
+    TensorType type;
     size_t rows, ld;
     char *at;
     size_t element_bytes() const { return type == STORED ? sizeof(floatX) : 4; }
@@ -47,10 +47,10 @@ class Sizes {
         r.erase(std::unique(r.begin(), r.end()), r.end());
         return r;
     }
-    Big &poisoned(size_t row_count, size_t ld, Type type = STORED) { return bytes(row_count, ld, type, POISON); }
-    Big &zero(size_t row_count, size_t ld, Type type = STORED) { return bytes(row_count, ld, type, 0); }
+    Big &poisoned(size_t row_count, size_t ld, TensorType type = STORED) { return bytes(row_count, ld, type, POISON); }
+    Big &zero(size_t row_count, size_t ld, TensorType type = STORED) { return bytes(row_count, ld, type, 0); }
     // Uniform in (-spread, spread); tokens: in [0, spread).
-    Big &random(size_t row_count, size_t ld, double spread = 1, Type type = STORED) {
+    Big &random(size_t row_count, size_t ld, double spread = 1, TensorType type = STORED) {
         Big &t = add(row_count, ld, type);
         size_t count = row_count * ld, size = t.element_bytes(), filled = min_size(count, PERIOD);
         std::vector<char> host(filled * size);
@@ -88,7 +88,7 @@ class Sizes {
     void expect(const char *name, const Big &t, const Values &want, Error error) {
         expect(name, sample(t), want, t.type, error);
     }
-    static void expect(const char *name, const Values &got, const Values &want, Type type, Error error) {
+    static void expect(const char *name, const Values &got, const Values &want, TensorType type, Error error) {
         size_t wrong = 0, first = 0;
         assert(got.size() == want.size());
         for (size_t k = 0; k < got.size(); k++) {
@@ -103,23 +103,23 @@ class Sizes {
 
   private:
     std::deque<Big> tensors;
-    Big &add(size_t row_count, size_t ld, Type type) {
+    Big &add(size_t row_count, size_t ld, TensorType type) {
         Big t = {type, row_count, ld, nullptr};
         t.at = (char *)buffer_alloc(row_count * t.row_bytes(), "a tensor of --sizes");
         tensors.push_back(t);
         return tensors.back();
     }
-    Big &bytes(size_t row_count, size_t ld, Type type, int value) {
+    Big &bytes(size_t row_count, size_t ld, TensorType type, int value) {
         Big &t = add(row_count, ld, type);
         CUDA_CHECK(cudaMemsetAsync(t.at, value, row_count * t.row_bytes(), main_stream));
         return t;
     }
-    static void put(char *to, Type type, double v) {
+    static void put(char *to, TensorType type, double v) {
         if (type == INT32) *(int *)(void *)to = (int)v;
         else if (type == FP32) *(float *)(void *)to = (float)v;
         else *(floatX *)(void *)to = (floatX)(float)v;
     }
-    static double get(const char *from, Type type) {
+    static double get(const char *from, TensorType type) {
         if (type == INT32) return *(const int *)(const void *)from;
         return type == FP32 ? (double)*(const float *)(const void *)from
                             : (double)(float)*(const floatX *)(const void *)from;
@@ -134,7 +134,7 @@ static inline void with_workspace(size_t bytes, const std::function<void()> &ope
 }
 
 // The parameters of a case: a model's, as `--sizes` has found them.
-#define SIZES_NAMES "B T C F NH NKV D V"
+#define SIZES_DIMS "B T C F NH NKV D V"
 struct SizesShape {
     int B, T, C, F, NH, NKV, D, V, N, Vp, ld, S;
     explicit SizesShape(const Case *c)

@@ -275,10 +275,13 @@ static Values columns_of(const Values &x, size_t ld, size_t first, size_t count)
 // diff_v2's attention by one of the two kernels, against the twin of the last group of heads in the last sequence.
 static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
     Sizes s((size_t)m.N);
-    Case fused_case = {"", nullptr, "", {m.B, m.T, 2 * m.NH, m.NKV, m.D, m.D}, 0, ""};
-    AttentionCase a = attention_case(&fused_case);
-    AttentionShape shape = a.shape;
-    size_t N = (size_t)m.N, T = (size_t)m.T, ld = (size_t)a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
+    int width = (2 * m.NH + 2 * m.NKV) * m.D;
+    const int d[OP_DIMS] = {m.B, m.T, 2 * m.NH, m.NKV, m.D, m.D, 1, (int)round_up((size_t)width + 3, 64) - width};
+    OpCase c;
+    op_describe(&c, OP_ATTENTION, d);
+    AttentionShape shape = op_attention_shape(&c);
+    OpKeySet a = op_key_set(&c.a, 0);
+    size_t N = (size_t)m.N, T = (size_t)m.T, ld = (size_t)c.a.ld, ldo = (size_t)shape.ldo, D = (size_t)m.D;
     Big &fused = s.random(N, ld, 2), &out = s.poisoned(N, ldo), &dfused = s.poisoned(N, ld), &dout = s.random(N, ldo),
         &lse = s.poisoned(product(m.B, shape.NQ), T, FP32);
     AttentionOptions use = {own, !own, true, false, false};
@@ -325,16 +328,19 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
     CHECK(p, "--sizes %s: no such preset", preset);
     CHECK(B > 0 && T > 0 && NKV > 0 && p->NH % NKV == 0,
           "--sizes %s %d %d %d: NH %d is not divisible by NKV, or B or T is 0", preset, NKV, B, T, p->NH);
-    const struct {
-        const char *name;
-        void (*check)(const Case *c);
-    } checks[] = {{"embedding", sizes_embedding},         {"rmsnorm", sizes_rmsnorm},    {"rope", sizes_rope},
-                  {"diff_combine", sizes_diff_combine},   {"gate", sizes_gate},          {"swiglu", sizes_swiglu},
-                  {"cross_entropy", sizes_cross_entropy}, {"sink", sizes_sink},          {"update", sizes_update},
-                  {"products", sizes_products},           {"attention", sizes_attention}};
+    static const Check checks[] = {{"embedding", sizes_embedding, SIZES_DIMS},
+                                   {"rmsnorm", sizes_rmsnorm, SIZES_DIMS},
+                                   {"rope", sizes_rope, SIZES_DIMS},
+                                   {"diff_combine", sizes_diff_combine, SIZES_DIMS},
+                                   {"gate", sizes_gate, SIZES_DIMS},
+                                   {"swiglu", sizes_swiglu, SIZES_DIMS},
+                                   {"cross_entropy", sizes_cross_entropy, SIZES_DIMS},
+                                   {"sink", sizes_sink, SIZES_DIMS},
+                                   {"update", sizes_update, SIZES_DIMS},
+                                   {"products", sizes_products, SIZES_DIMS},
+                                   {"attention", sizes_attention, SIZES_DIMS}};
     std::vector<Case> cases;
-    for (auto &check : checks)
-        cases.push_back({check.name, check.check, SIZES_NAMES, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
+    for (const Check &check : checks) cases.push_back({&check, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
     return cases;
 }
 #endif

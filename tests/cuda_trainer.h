@@ -18,11 +18,12 @@ typedef struct {
     const char *why, *options;
     int vocab;
 } CudaCase;
+#define ODD_MODEL                                                                                                  \
+    "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 " \
+    "--no-tie-embeddings"
+#define TRAIN_ODD "--train-data data.bin " ODD_MODEL
 static const CudaCase cuda_cases[] = {
-    {"39 rows, V % 8 = 3, widths no multiple of 8, groups of 3",
-     "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 --batch-size 3 "
-     "--no-tie-embeddings",
-     43},
+    {"39 rows, V % 8 = 3, widths no multiple of 8, groups of 3", ODD_MODEL, 43},
     {"packs of 16 bytes everywhere, one past a tile of rows",
      "--layers 2 --hidden 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 96 --vocab 256 --seq-len 65 --batch-size 2 "
      "--tie-embeddings",
@@ -83,6 +84,11 @@ static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer
     return r->status == status;
 }
 
+// stderr is one line, and contains `text`.
+static void expect_error(const ProgramResult *r, const char *text) {
+    EXPECT(count_lines(r->err) == 1 && strstr(r->err, text), "stderr is not one line with '%s': %.600s", text, r->err);
+}
+
 // Two dumps of gradients. fp32: to rounding, which grows with the depth of the model, not with the length of its sums
 // here. bf16 rounds each activation to 8 bits: directions agree to `cosine`, and lengths to 15%; that of one scalar
 // (lambda_q1 has its direction from k1) to 40%, since much of it cancels, and cuDNN rounds probabilities too (24% was
@@ -137,7 +143,7 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
 }
 
 // On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
-static void gradients_equal_the_cpus(void) {
+static void test_gradients_of_variants(void) {
     char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const char *name = attention_variants[v].name;
@@ -202,7 +208,7 @@ static void compare_records(const TestDirectory *d, const char *what, const char
 }
 
 // Documents with every second variant; validation, statistics.
-static void three_steps_have_the_losses_of_the_cpu(void) {
+static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -226,7 +232,7 @@ static void expect_same_files(const TestDirectory *d, const char *what, const ch
     EXPECT(r.status == 0, "%s: %s and %s differ: %.300s", what, a, b, r.out);
 }
 
-static void recomputing_gives_the_same_bits_on_the_device(void) {
+static void test_recompute_bits(void) {
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         TestDirectory d = cuda_data(43);
@@ -243,7 +249,7 @@ static void recomputing_gives_the_same_bits_on_the_device(void) {
 
 #ifdef CUDA_ON_CPU
 // Whichever thread runs first: a result that depends on it is a race.
-static void gradients_do_not_depend_on_the_order_of_threads(void) {
+static void test_thread_orders(void) {
     static const char *const orders[] = {"forward", "reverse", "shuffled:5"};
     static const char *const names[] = {"diff_v2", "diff_v1", "sink", "gated_elem"};
     ProgramResult r;
@@ -286,7 +292,7 @@ static void expect_attention(const char *cudnn, const char *options, const char 
 static const char ONE_ODD_SEQUENCE[] = "--layers 2 --hidden 64 --heads 2 --kv-heads 2 --head-dim 16 --ffn 96 "
                                        "--vocab 256 --seq-len 65 --batch-size 1 --tie-embeddings";
 
-static void a_run_says_what_computes_attention(void) {
+static void test_attention_line(void) {
     static const char fp32[] = "attention: the built-in kernel (an fp32 build; cuDNN supports bf16)";
     static const char cudnn[] = "attention: loops in the place of cuDNN, deterministic backward";
     expect_attention(NULL, "", fp32, cudnn);
@@ -308,16 +314,15 @@ static void a_run_says_what_computes_attention(void) {
     expect_attention_of(ONE_ODD_SEQUENCE, "--attention diff_scalar", fp32, cudnn);
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: forward"), "stderr: %.300s", r.err);
-    run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --steps 1 --sdpa cudnn", cuda_cases[0].options);
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--sdpa cudnn: this program computes on the CPU"), "stderr: %.300s",
-           r.err);
+    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --steps 1 --sdpa cudnn");
+    expect_error(&r, "--sdpa cudnn: forward");
+    run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --steps 1 --sdpa cudnn");
+    expect_error(&r, "--sdpa cudnn: this program computes on the CPU");
     test_remove_directory(&d);
 }
 
 // What the environment of the case makes cuDNN refuse is said once, with a remedy that helps.
-static void a_run_warns_of_our_own_kernel(void) {
+static void test_attention_warnings(void) {
     static const char *const b200 = "CUDA_ON_CPU_NAME='NVIDIA B200' CUDA_ON_CPU_CUDNN_VERSION=";
     static const struct {
         bool on_b200;
@@ -383,7 +388,7 @@ static void a_run_warns_of_our_own_kernel(void) {
     test_remove_directory(&d);
 }
 
-static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
+static void test_cudnn_errors(void) {
     static const struct {
         const char *environment, *options, *error;
     } cases[] = {
@@ -406,7 +411,7 @@ static void what_cudnn_refuses_is_an_error_where_it_is_demanded(void) {
 
 // Seven windows, one at a time or four and three: the same kernel gives each the same loss. Our kernel and cuDNN round
 // differently.
-static void the_last_batch_of_a_validation_is_cudnns(void) {
+static void test_validation_remainder(void) {
     TestDirectory d = cuda_data(256);
     ProgramResult r;
     double losses[2] = {0, 0};
@@ -428,7 +433,7 @@ static void the_last_batch_of_a_validation_is_cudnns(void) {
 
 // 8 query heads of dS, (1088, 1152) or (2112, 2176) in bf16 a sequence: 20 or 74 MiB. The limit is half of what the run
 // leaves of the device's memory, 64 MiB at least; and of a device that is not there 1 GiB.
-static void the_workspace_of_attention_follows_the_devices_memory(void) {
+static void test_attention_workspace(void) {
     static const struct {
         const char *environment, *options, *line;
     } cases[] = {
@@ -467,7 +472,7 @@ static double dry_run_total(const TestDirectory *d, const char *options) {
 }
 
 // What the message offers is what --dry-run says of it.
-static void too_little_memory_is_said(void) {
+static void test_out_of_memory(void) {
     static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab "
                                        "43 --seq-len 13 --total-batch 10400 --steps 1 --sdpa own";
     static const char *const offers[] = {"--recompute 1", "--recompute 2", "--batch-size 400"};
@@ -503,7 +508,7 @@ static void too_little_memory_is_said(void) {
 }
 
 // The device has room for the run, but not for more that a library wants.
-static void a_library_that_finds_no_memory_is_named(void) {
+static void test_out_of_memory_in_library(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     setenv("CUDA_ON_CPU_MEMORY", "20", 1); // less than the workspace of matrix products
@@ -516,7 +521,7 @@ static void a_library_that_finds_no_memory_is_named(void) {
 }
 
 // 33 MiB of buffers, most of them the workspace of matrix products, and 560 MiB that CUDA is expected to take.
-static void memory_of_other_processes_counts(void) {
+static void test_memory_of_other_processes(void) {
     static const struct {
         const char *memory, *others; // MiB
         int status;
@@ -548,11 +553,11 @@ static void memory_of_other_processes_counts(void) {
     run_in(&r, &d, device_trainer(), 1, "--train-data data.bin --steps 1 --no-memory-check %s", cuda_cases[1].options);
     unsetenv("CUDA_ON_CPU_MEMORY");
     unsetenv("CUDA_ON_CPU_OTHERS");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "out of device memory"), "stderr: %.900s", r.err);
+    expect_error(&r, "out of device memory");
     test_remove_directory(&d);
 }
 
-static void the_peak_of_a_known_device_is_its_makers(void) {
+static void test_device_peak(void) {
     static const struct {
         const char *name, *option, *from;
         double gflops; // 0: measured
@@ -568,8 +573,7 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
         static char text[65536];
         double said = 0, printed = 0;
         setenv("CUDA_ON_CPU_NAME", devices[i].name, 1);
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run%d %s", cuda_cases[0].options,
-               i, devices[i].option);
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run%d %s", i, devices[i].option);
         unsetenv("CUDA_ON_CPU_NAME");
         const char *peak = strstr(r.out, "; peak ");
         EXPECT(peak && sscanf(peak, "; peak %lf GFLOP/s (", &printed) == 1 && strstr(peak, devices[i].from),
@@ -593,7 +597,7 @@ static void the_peak_of_a_known_device_is_its_makers(void) {
 }
 
 // On a device without a row in device_peak.h the first product is the one that measures the peak.
-static void every_mode_runs_on_an_unlisted_device_and_on_a_slice(void) {
+static void test_modes_on_unlisted_devices(void) {
     static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
     static const char *const modes[] = {
         "--train-data data.bin %s --steps 2 --checkpoint-every 1 --stats-every 1 --val-data data.bin "
@@ -618,7 +622,7 @@ static void every_mode_runs_on_an_unlisted_device_and_on_a_slice(void) {
 }
 
 // To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
-static void a_dry_run_counts_all_that_is_allocated(void) {
+static void test_dry_run_memory(void) {
     static const char *const options[] = {"--recompute 1 --sample-every 3",
                                           "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
                                           "--attention diff_v1 --stats-every 1 --total-batch 78"};
@@ -627,8 +631,7 @@ static void a_dry_run_counts_all_that_is_allocated(void) {
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {
         cJSON *events[8];
         double used = 0, at_start = 0, planned = 0, estimated = 0, said = 0;
-        run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s %s --steps 1 --out run", cuda_cases[0].options,
-               options[i]);
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " %s --steps 1 --out run", options[i]);
         EXPECT(strstr(r.out, "device memory: "), "%s: the memory in use is not said: %.800s", options[i], r.out);
         int count = read_records(&d, "run", "event", events, 8);
         EXPECT(count == 3 && json_get_number(events[1], "used_bytes", &used) &&
@@ -640,7 +643,7 @@ static void a_dry_run_counts_all_that_is_allocated(void) {
                "%s: %.0f bytes in use, %.0f planned", options[i], used - at_start, planned - estimated);
         for (int k = 0; k < count; k++) cJSON_Delete(events[k]);
         char text[512];
-        FORMAT(text, "--train-data data.bin %s %s --steps 1", cuda_cases[0].options, options[i]);
+        FORMAT(text, TRAIN_ODD " %s --steps 1", options[i]);
         said = dry_run_total(&d, text);
         EXPECT(fabs(said - planned / 1048576) < 0.06, "%s: --dry-run says %.1f MiB, the run planned %.1f", options[i],
                said, planned / 1048576);
@@ -650,7 +653,7 @@ static void a_dry_run_counts_all_that_is_allocated(void) {
 }
 
 // Without a device nobody can ask cuDNN for its workspace, which is most of what these need.
-static void a_dry_run_without_a_device_is_that_with_one(void) {
+static void test_dry_run_without_device(void) {
     static const char *const options[] = {"--kv-heads 4", "--kv-heads 2", "--kv-heads 2 --attention diff_v1",
                                           "--kv-heads 4 --no-deterministic"};
     TestDirectory d = test_make_directory();
@@ -676,7 +679,7 @@ static void a_dry_run_without_a_device_is_that_with_one(void) {
 #else
 
 // Estimates included. Nothing else may use the device.
-static void a_dry_run_is_right_to_two_percent(void) {
+static void test_dry_run_accuracy(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     cJSON *events[8];
@@ -694,7 +697,7 @@ static void a_dry_run_is_right_to_two_percent(void) {
 }
 #endif
 
-static void a_resumed_run_is_the_same_run(void) {
+static void test_resume_bits(void) {
     static const char *const names[] = {"diff_v2", "diff_v1"};
     ProgramResult r;
     for (int v = 0; v < 2; v++) {
@@ -714,16 +717,15 @@ static void a_resumed_run_is_the_same_run(void) {
 }
 
 // bf16 has 8 bits: a step of 1e-6 moves no weight of 0.02, but it moves the weight's master.
-static void small_updates_reach_the_master_weights(void) {
+static void test_master_weights(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     char path[600];
     const char *name = "model.layers.0.mlp.down_proj.weight",
                *master_name = "master.model.layers.0.mlp.down_proj.weight";
     for (int i = 0; i < 2; i++)
-        run_in(&r, &d, device_trainer(), 0,
-               "--train-data data.bin %s --steps %d --lr %s --warmup 0 --schedule constant --out run%d",
-               cuda_cases[0].options, i ? 3 : 1, i ? "1e-6" : "0", i);
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps %d --lr %s --warmup 0 --schedule constant --out run%d",
+               i ? 3 : 1, i ? "1e-6" : "0", i);
     float weights[2][20 * 27], master[2][20 * 27], rounded[20 * 27];
     for (int i = 0; i < 2; i++) {
         FORMAT(path, "%s/run%d/checkpoints/step_0000000%d", d.path, i, i ? 3 : 1);
@@ -748,12 +750,12 @@ static void small_updates_reach_the_master_weights(void) {
 }
 
 // What one writes the other reads: evaluation of the device's checkpoint by both, and greedy text.
-static void the_cpu_continues_what_the_device_has_written(void) {
+static void test_checkpoint_on_cpu(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     double loss[2] = {0, 0};
     static char text[2][65536];
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 3 --out run", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 3 --out run");
     for (int gpu = 0; gpu < 2; gpu++) {
         const char *trainer = gpu ? device_trainer() : cpu_trainer();
         run_in(&r, &d, trainer, 0,
@@ -767,17 +769,17 @@ static void the_cpu_continues_what_the_device_has_written(void) {
     EXPECT(fabs(loss[0] - loss[1]) <= (cuda_fp32 ? 1e-6 : 1e-2) * loss[0], "loss %.9g on the CPU, %.9g on the device",
            loss[0], loss[1]);
     EXPECT(!cuda_fp32 || strcmp(text[0], text[1]) == 0, "the CPU says %.100s, the device %.100s", text[0], text[1]);
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --sample-every 1", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --sample-every 1");
     EXPECT(strstr(r.out, "--- sample after step 1"), "no sample: %.300s", r.out);
     test_remove_directory(&d);
 }
 
-static void a_run_says_what_it_ran_on(void) {
+static void test_run_record(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     char path[600];
     static char text[65536];
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --steps 1 --out run", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --steps 1 --out run");
     FORMAT(path, "%s/run/run.json", d.path);
     test_read_file(path, text, sizeof(text));
     cJSON *json = cJSON_Parse(text);
@@ -792,15 +794,14 @@ static void a_run_says_what_it_ran_on(void) {
     EXPECT(cuda && strstr(cuda, "runtime") && strstr(cuda, cuda_precision), "libraries.cuda: %s", cuda ? cuda : "none");
     EXPECT(gemm && strcmp(gemm, cuda_precision) == 0, "--gemm is said to be %s", gemm ? gemm : "nothing");
     cJSON_Delete(json);
-    run_in(&r, &d, device_trainer(), 1, "--train-data data.bin %s --steps 1 --gemm %s", cuda_cases[0].options,
-           cuda_fp32 ? "bf16" : "fp32");
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "PRECISION="), "stderr: %.300s", r.err);
+    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --steps 1 --gemm %s", cuda_fp32 ? "bf16" : "fp32");
+    expect_error(&r, "PRECISION=");
     run_in(&r, &d, device_trainer(), 0, "%s --dry-run", cuda_cases[0].options);
     EXPECT(!strstr(r.out, "master weights") == cuda_fp32, "--dry-run: %.600s", r.out);
     test_remove_directory(&d);
 }
 
-static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
+static void test_host_waits(void) {
     enum { B = 3, T = 13, MICRO_STEPS = 12 }; // more uploads than buffers for them
     char arguments[] = "x --layers 2 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab 43 --seq-len 13 "
                        "--batch-size 3 --train-data x",
@@ -837,7 +838,7 @@ static void a_step_waits_only_to_read_the_loss_and_the_norm(void) {
     ops_free();
 }
 
-static void logits_come_in_pieces_that_suit_the_gemm(void) {
+static void test_logit_pieces(void) {
     for (size_t V = 64; V <= (size_t)1 << 20; V += 64 * 1021) {
         size_t bytes = V * sizeof(floatX), rows = matmul_rows_at_a_time(bytes);
         EXPECT(rows >= 4096 && rows <= 8192 && rows % 256 == 0 && (rows * bytes <= (size_t)1 << 30 || rows == 4096),
@@ -862,19 +863,18 @@ static void logits_come_in_pieces_that_suit_the_gemm(void) {
 }
 
 #ifdef CUDA_ON_CPU
-static void what_the_gemm_library_refuses_is_computed(void) {
+static void test_gemm_fallback(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    run_in(&r, &d, cpu_trainer(), 0, "--train-data data.bin %s --dump-grads cpu", cuda_cases[0].options);
+    run_in(&r, &d, cpu_trainer(), 0, TRAIN_ODD " --dump-grads cpu");
     setenv("CUDA_ON_CPU_GEMM", "aligned", 1);
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --sdpa own --dump-grads device",
-           cuda_cases[0].options);
-    EXPECT(strstr(r.err, "cuBLASLt does not multiply ") && strstr(r.err, "a slower kernel does"), "%.300s", r.err);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads device");
+    EXPECT(strstr(r.err, "cuBLASLt does not support the product ") && strstr(r.err, "a slower kernel computes it"),
+           "%.300s", r.err);
     setenv("CUDA_ON_CPU_GEMM", "fails", 1);
     ProgramResult failed;
-    run_in(&failed, &d, device_trainer(), 1, "--train-data data.bin %s --sdpa own --dump-grads none",
-           cuda_cases[0].options);
-    EXPECT(count_lines(failed.err) == 1 && strstr(failed.err, "cuBLASLt failed"), "%.300s", failed.err);
+    run_in(&failed, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --dump-grads none");
+    expect_error(&failed, "cuBLASLt failed");
     unsetenv("CUDA_ON_CPU_GEMM");
     char cpu[600], device_path[600];
     FORMAT(cpu, "%s/cpu", d.path);
@@ -886,20 +886,19 @@ static void what_the_gemm_library_refuses_is_computed(void) {
 // Copies the table with a change by sed, and dumps gradients under it.
 static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
     run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
-    run_in(r, d, device_trainer(), status,
-           "--train-data data.bin %s --sdpa own --tune-gemm changed.json --dump-grads %s", cuda_cases[0].options, dump);
+    run_in(r, d, device_trainer(), status, TRAIN_ODD " --sdpa own --tune-gemm changed.json --dump-grads %s", dump);
 }
 
-static void a_table_decides_which_algorithms_multiply(void) {
+static void test_gemm_table(void) {
     // the stand-in's third word: whether sums begin with the last part
     static const char forwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000000/g",
                       backwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000001/g";
     static const char *const broken[][2] = {{"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
                                             {"s/CBLAS in/CBLAS 2 in/", "its library is "},
                                             {"s/(\"storage\": \")/\\1x/", "its storage is "},
-                                            {"s/gemm_table\": 1/gemm_table\": 2/", "no table of matrix products"},
-                                            {"s/products/product/", "no table of matrix products"},
-                                            {"s/^./x/", "no table of matrix products"},
+                                            {"s/gemm_table\": 1/gemm_table\": 2/", "not a table of matrix products"},
+                                            {"s/products/product/", "not a table of matrix products"},
+                                            {"s/^./x/", "not a table of matrix products"},
                                             {"s/\"M\": [0-9]+/\"M\": 0/", "its product 0 is damaged"},
                                             {"s/\"lda\": [0-9]+/\"lda\": 1/", "its product 0 is damaged"},
                                             {"s/\"align_a\": [0-9]+/\"align_a\": 24/", "its product 0 is damaged"},
@@ -908,10 +907,8 @@ static void a_table_decides_which_algorithms_multiply(void) {
                                             {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
-    run_in(&r, &d, device_trainer(), 0, "--train-data data.bin %s --sdpa own --dump-grads without",
-           cuda_cases[0].options);
-    run_in(&r, &d, device_trainer(), 0,
-           "--train-data data.bin %s --sdpa own --tune-gemm table.json --dump-grads measured", cuda_cases[0].options);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads without");
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --tune-gemm table.json --dump-grads measured");
     EXPECT(strstr(r.out, "table.json written") && r.err[0] == 0, "%.300s%.300s", r.out, r.err);
     run_with_table(&r, &d, 0, "", "read");
     EXPECT(!strstr(r.out, "measured in"), "it is measured again: %.300s", r.out);
@@ -925,21 +922,20 @@ static void a_table_decides_which_algorithms_multiply(void) {
                "%s: %.300s", broken[i][0], r.err);
     }
     run_in(&r, &d, device_trainer(), 0,
-           "--train-data data.bin %s --sdpa own --tune-gemm table.json --steps 2 --stop-after 1 --out run",
-           cuda_cases[0].options);
+           TRAIN_ODD " --sdpa own --tune-gemm table.json --steps 2 --stop-after 1 --out run");
     EXPECT(r.err[0] == 0, "%.300s", r.err);
     run_in(&r, &d, device_trainer(), 0, "--out run --resume --batch-size 1 --total-batch 39");
     EXPECT(strstr(r.err, "--tune-gemm table.json does not have "), "%.300s", r.err);
     run_command(&r, "cd '%s' && grep -c 'gemm_table_xxh3_64\": \"[0-9a-f]{16}' run/run.json -E", d.path);
     EXPECT(r.status == 0 && atoi(r.out) >= 2, "run.json says it %.20s times", r.out);
-    run_in(&r, &d, cpu_trainer(), 1, "--train-data data.bin %s --tune-gemm table.json", cuda_cases[0].options);
-    EXPECT(count_lines(r.err) == 1 && strstr(r.err, "--tune-gemm requires a GPU"), "%.300s", r.err);
+    run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --tune-gemm table.json");
+    expect_error(&r, "--tune-gemm requires a GPU");
     test_remove_directory(&d);
 }
 #endif
 
 // For a sanitizer to watch: what the numbers are the other builds test.
-static void three_steps_at_odd_shapes_end_well(void) {
+static void test_odd_shapes(void) {
     TestDirectory d = cuda_data(11);
     ProgramResult r;
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
@@ -966,61 +962,45 @@ static inline bool cuda_test_belongs(CudaBuild build) {
 }
 
 typedef struct {
-    Test test;
     CudaBuild build;
+    Test test;
 } CudaTest;
 static const CudaTest cuda_trainer_tests[] = {
-    {{"a step waits for the device only to read the loss and the norm",
-      a_step_waits_only_to_read_the_loss_and_the_norm},
-     BOTH_PRECISIONS},
-    {{"logits are computed in pieces that suit the GEMM, one row when generating",
-      logits_come_in_pieces_that_suit_the_gemm},
-     BOTH_PRECISIONS},
-    {{"three steps of every variant have the losses and statistics of the CPU", three_steps_have_the_losses_of_the_cpu},
-     BOTH_PRECISIONS},
-    {{"gradients of every variant equal the CPU trainer's", gradients_equal_the_cpus}, BOTH_PRECISIONS},
-    {{"recomputing gives the gradients of every variant the same bits", recomputing_gives_the_same_bits_on_the_device},
-     BF16_ALONE},
+    {BOTH_PRECISIONS, {"a step waits for the device only to read the loss and the norm", test_host_waits}},
+    {BOTH_PRECISIONS, {"logits are computed in pieces that suit the GEMM, one row when generating", test_logit_pieces}},
+    {BOTH_PRECISIONS,
+     {"three steps of every variant have the losses and statistics of the CPU", test_losses_of_variants}},
+    {BOTH_PRECISIONS, {"gradients of every variant equal the CPU trainer's", test_gradients_of_variants}},
+    {BF16_ALONE, {"recomputing gives the gradients of every variant the same bits", test_recompute_bits}},
 #ifdef CUDA_ON_CPU
-    {{"gradients do not depend on the order of threads", gradients_do_not_depend_on_the_order_of_threads}, BF16_ALONE},
-    {{"a run says what computes attention, and gradients by all ways agree", a_run_says_what_computes_attention},
-     BOTH_PRECISIONS},
-    {{"a run warns where the built-in kernel computes attention unasked, with a remedy that helps",
-      a_run_warns_of_our_own_kernel},
-     BOTH_PRECISIONS},
-    {{"the workspace of attention follows the device's memory", the_workspace_of_attention_follows_the_devices_memory},
-     BF16_ALONE},
-    {{"what cuDNN refuses ends a run that demands cuDNN", what_cudnn_refuses_is_an_error_where_it_is_demanded},
-     BF16_ALONE},
-    {{"the last, partial batch of a validation is computed by cuDNN too", the_last_batch_of_a_validation_is_cudnns},
-     BF16_ALONE},
-    {{"too little device memory is said, with what it was for and what needs less", too_little_memory_is_said},
-     BF16_ALONE},
-    {{"memory that other processes have is not free, and advice asks no library", memory_of_other_processes_counts},
-     BF16_ALONE},
-    {{"a library that finds no memory is named", a_library_that_finds_no_memory_is_named}, BF16_ALONE},
-    {{"the peak of a known device is its maker's, of another measured", the_peak_of_a_known_device_is_its_makers},
-     BOTH_PRECISIONS},
-    {{"every mode runs on a device that is not listed, and on a slice of one",
-      every_mode_runs_on_an_unlisted_device_and_on_a_slice},
-     BOTH_PRECISIONS},
-    {{"a dry run counts all that is allocated, to the byte", a_dry_run_counts_all_that_is_allocated}, BOTH_PRECISIONS},
-    {{"what the GEMM library refuses is computed by the built-in kernel, with a warning",
-      what_the_gemm_library_refuses_is_computed},
-     BOTH_PRECISIONS},
-    {{"a table of --tune-gemm decides which algorithms multiply, or is refused",
-      a_table_decides_which_algorithms_multiply},
-     BOTH_PRECISIONS},
-    {{"a dry run without a device is that with one", a_dry_run_without_a_device_is_that_with_one}, BF16_ALONE},
+    {BF16_ALONE, {"gradients do not depend on the order of threads", test_thread_orders}},
+    {BOTH_PRECISIONS, {"a run says what computes attention, and gradients by all ways agree", test_attention_line}},
+    {BOTH_PRECISIONS,
+     {"a run warns where the built-in kernel computes attention unasked, with a remedy that helps",
+      test_attention_warnings}},
+    {BF16_ALONE, {"the workspace of attention follows the device's memory", test_attention_workspace}},
+    {BF16_ALONE, {"what cuDNN refuses ends a run that demands cuDNN", test_cudnn_errors}},
+    {BF16_ALONE, {"the last, partial batch of a validation is computed by cuDNN too", test_validation_remainder}},
+    {BF16_ALONE, {"too little device memory is said, with what it was for and what needs less", test_out_of_memory}},
+    {BF16_ALONE,
+     {"memory that other processes have is not free, and advice asks no library", test_memory_of_other_processes}},
+    {BF16_ALONE, {"a library that finds no memory is named", test_out_of_memory_in_library}},
+    {BOTH_PRECISIONS, {"the peak of a known device is its maker's, of another measured", test_device_peak}},
+    {BOTH_PRECISIONS,
+     {"every mode runs on a device that is not listed, and on a slice of one", test_modes_on_unlisted_devices}},
+    {BOTH_PRECISIONS, {"a dry run counts all that is allocated, to the byte", test_dry_run_memory}},
+    {BOTH_PRECISIONS,
+     {"what the GEMM library refuses is computed by the built-in kernel, with a warning", test_gemm_fallback}},
+    {BOTH_PRECISIONS, {"a table of --tune-gemm decides which algorithms multiply, or is refused", test_gemm_table}},
+    {BF16_ALONE, {"a dry run without a device is that with one", test_dry_run_without_device}},
 #else
-    {{"a dry run is right to two percent of what is in use", a_dry_run_is_right_to_two_percent}, BOTH_PRECISIONS},
+    {BOTH_PRECISIONS, {"a dry run is right to two percent of what is in use", test_dry_run_accuracy}},
 #endif
-    {{"a resumed run is the same run, bit for bit", a_resumed_run_is_the_same_run}, BF16_ALONE},
-    {{"updates too small for bf16 reach the master weights", small_updates_reach_the_master_weights}, BF16_ALONE},
-    {{"the CPU trainer continues what the device has written", the_cpu_continues_what_the_device_has_written},
-     BOTH_PRECISIONS},
-    {{"a run says what it ran on, and --gemm cannot contradict it", a_run_says_what_it_ran_on}, BOTH_PRECISIONS},
-    {{"three steps of every variant at odd shapes end well", three_steps_at_odd_shapes_end_well}, SANITIZED},
+    {BF16_ALONE, {"a resumed run is the same run, bit for bit", test_resume_bits}},
+    {BF16_ALONE, {"updates too small for bf16 reach the master weights", test_master_weights}},
+    {BOTH_PRECISIONS, {"the CPU trainer continues what the device has written", test_checkpoint_on_cpu}},
+    {BOTH_PRECISIONS, {"a run says what it ran on, and --gemm cannot contradict it", test_run_record}},
+    {SANITIZED, {"three steps of every variant at odd shapes end well", test_odd_shapes}},
 };
 enum { CUDA_TRAINER_TEST_COUNT = sizeof(cuda_trainer_tests) / sizeof(cuda_trainer_tests[0]) };
 #endif

@@ -335,7 +335,7 @@ static void test_data_refused_shards(void) {
     run_command(&r, "%s --child data-windows '%s' 5 256 1 ''", data_self(), d.path);
     data_expect_failure("a directory without shards", &r, d.path, "no val_");
     run_command(&r, "mkfifo '%s/bad.bin' ; %s --child data-windows '%s/*.bin' 5 256 1 ''", d.path, data_self(), d.path);
-    data_expect_failure("a pipe", &r, "/bad.bin", "not even a regular file");
+    data_expect_failure("a pipe", &r, "/bad.bin", "not a regular file");
     test_remove_directory(&d);
 }
 

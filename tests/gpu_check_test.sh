@@ -1,105 +1,134 @@
 #!/usr/bin/env bash
-# gpu_check_test.sh: dev/gpu_check.sh where there is no GPU: with dev/cuda_on_cpu in its place (--pretend), with programs that
-# fail, killed and started again, and out of time. The last line is "N passed, N failed"; exit status 0 when nothing failed.
-# Needs what --pretend needs; scripts/test.sh has built it.
+# gpu_check_test.sh: tests dev/gpu_check.sh without a GPU: with dev/cuda_on_cpu (--pretend), with programs that fail or
+# hang, after a kill, and at time limits. The last line is "N passed, N failed"; exit status 0 if nothing failed.
+# Requires the programs of --pretend, which scripts/test.sh builds.
 #
 # Usage: tests/gpu_check_test.sh
-set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-passed=0 failed=0
+source tests/shell_tests.sh
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 export OMP_WAIT_POLICY=passive
 
-ok() { # sentence, whether it is so
+ok() { # sentence, exit status of its test
     if [ "$2" = 0 ]; then
-        echo "ok   check on a device: $1"
-        passed=$((passed + 1))
+        report "ok  " "check on a device: $1"
     else
-        echo "FAIL check on a device: $1"
-        tail -n 20 "$work/said" | sed 's/^/     | /'
-        failed=$((failed + 1))
+        report FAIL "check on a device: $1"
+        tail -n 20 "$work/output" | sed 's/^/     | /'
     fi
 }
-check() { # arguments...: its status in `status`, its output in $work/said
-    dev/gpu_check.sh "$@" >"$work/said" 2>&1
+check() { # NAME, arguments...: results in $work/NAME; sets `status` and `folder`, writes $work/output
+    folder=$work/$1
+    shift
+    dev/gpu_check.sh --pretend --out "$folder" "$@" >"$work/output" 2>&1
     status=$?
 }
-said() { grep -q -- "$1" "$work/said"; }
-state() { # folder, an expression of Python over `r`, the results: whether it is true
+# Whether the last check had this status and its output matches all patterns.
+found() { # status, patterns...
+    local pattern
+    [ "$status" = "$1" ] || return 1
+    for pattern in "${@:2}"; do grep -q -- "$pattern" "$work/output" || return 1; done
+}
+one_line() { [ "$(wc -l <"$work/output")" = 1 ]; }
+results() { grep -q -- "$1" "$folder/results.txt"; }
+state() { # a Python expression of r, the results of the last check, and p, their parts
     python3 -c 'import json, sys
 r = json.load(open(sys.argv[1] + "/results.json"))
 p = r["parts"]
-sys.exit(not eval(f"({sys.argv[2]})"))' "$1" "$2"
+sys.exit(not eval(f"({sys.argv[2]})"))' "$folder" "$1"
 }
 
-# a bundle without what only a build needs
+# a bundle without what only a build requires
+bundle=(--bundle "$work/bundle")
 mkdir -p "$work/bundle/corpus"
 echo "a folder of this test" >"$work/bundle/CONTENTS"
 for i in $(seq 2000); do echo "the quick brown fox jumps over the lazy dog $((i % 10))"; done >"$work/text"
 build/text_to_shards --out "$work/bundle/corpus" "$work/text" >/dev/null || exit 1
 
-# programs of a device that fail in ways of their own
+# programs that fail
 fakes=$work/fakes
 mkdir "$fakes"
-printf '#!/bin/sh\necho "FAIL rope N=3 is off by 0.1"\necho "71 passed, 1 failed"\nexit 1\n' >"$fakes/wrong"
-printf '#!/bin/sh\necho "diffv2: cuDNN: no plan for T=33"\necho "FAIL attention T=33: its process ended, exit status 1"\necho "71 passed, 1 failed"\nexit 1\n' >"$fakes/refused"
-printf '#!/bin/sh\nexit 139\n' >"$fakes/crash"
-printf '#!/bin/sh\nsleep 60\n' >"$fakes/hang"
-printf '#!/bin/sh\ncase "$*" in *racecheck*rmsnorm*) echo "========= Error: Race reported between Write access at x.cuh:3"; exit 9 ;; esac\necho "========= ERROR SUMMARY: 0 errors"\n' >"$fakes/sanitizer"
-chmod +x "$fakes"/*
+fake() { # name: a shell script from stdin
+    {
+        echo '#!/bin/sh'
+        cat
+    } >"$fakes/$1"
+    chmod +x "$fakes/$1"
+}
+fake wrong <<'END'
+echo "FAIL rope N=3 is off by 0.1"
+echo "71 passed, 1 failed"
+exit 1
+END
+fake refused <<'END'
+echo "diffv2: cuDNN: no plan for T=33"
+echo "FAIL attention T=33: its process ended, exit status 1"
+echo "71 passed, 1 failed"
+exit 1
+END
+echo "exit 139" | fake crash
+echo "sleep 60" | fake hang
+fake sanitizer <<'END'
+case "$*" in *racecheck*rmsnorm*)
+    echo "========= Error: Race reported between Write access at x.cuh:3"
+    exit 9
+    ;;
+esac
+echo "========= ERROR SUMMARY: 0 errors"
+END
 
 parts=ops,gradients,train,sizes,models,kernels,profile
-check --pretend --out "$work/a" --bundle "$work/bundle" --parts "$parts"
-ok "all parts pass with the device that is not there" "$status"
-state "$work/a" 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
-ok "the results say so, part by part" $?
-state "$work/a" 'len([x for x in p["gradients"]["records"] if x["build"] == "fp32" and 0 < x["matrix_error"] < 2e-4]) == 2 and
+check a "${bundle[@]}" --parts "$parts"
+ok "all parts pass with the emulated device" "$status"
+state 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
+ok "the results contain the status of each part" $?
+state 'len([x for x in p["gradients"]["records"] if x["build"] == "fp32" and 0 < x["matrix_error"] < 2e-4]) == 2 and
     {x["model"] for x in p["models"]["records"] if x["table"] == "models"} ==
         {"baseline", "diff_v1", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"}'
-ok "they hold the errors of gradients and the five models" $?
-state "$work/a" '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["done"]} and "products" in open(sys.argv[1] + "/log.txt").read()'
-ok "three steps in fp32 and with a measured peak were trained, and operations compared at a model's shapes" $?
-grep -q '^targets:' "$work/a/results.txt" && grep -q 'attention_backward' "$work/a/results.txt" && tail -n 1 "$work/a/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
-ok "the table has them too, with the targets, and ends with the counts" $?
-if [ -e dev/gpu_check/prediction.py ]; then
-    state "$work/a" 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
-        for x in p["profile"]["records"])' && grep -q "class of work.*measured/predicted" "$work/a/results.txt"
-    ok "what is predicted of a step stands beside what was measured, by class of work" $?
-fi
-check --pretend --out "$work/a" --bundle "$work/bundle" --parts "$parts"
-[ "$status" = 0 ] && ! said begins
-ok "the same command again repeats nothing" $?
+ok "the results contain the errors of gradients and the five models" $?
+state '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["done"]} and
+    "products" in open(sys.argv[1] + "/log.txt").read()'
+ok "it trains in fp32 and with a measured peak, and compares operations at the shapes of a model" $?
+results '^targets:' && results 'attention_backward' \
+    && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
+ok "results.txt has the same tables, the targets, and the counts in its last line" $?
+state 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
+    for x in p["profile"]["records"])' && results "class of work.*measured/predicted"
+ok "predicted times of a step are beside the measured times, by class of work" $?
+check a "${bundle[@]}" --parts "$parts"
+found 0 && ! found 0 starts
+ok "running it again repeats nothing" $?
 
-TEST_DIFFV2CU="$fakes/wrong" TEST_DIFFV2CU_FP32="$fakes/crash" check --pretend --out "$work/b" --parts ops
-[ "$status" = 1 ] && said 'FAIL operations.*bf16: 71 passed, 1 failed: rope N=3 is off' && said 'FAIL operations.*fp32: it said nothing'
-ok "operations that are wrong, or end without a word, fail and are named" $?
-TEST_DIFFV2CU="$fakes/refused" check --pretend --out "$work/b" --parts ops --again
-[ "$status" = 1 ] && said 'bf16: 71 passed, 1 failed: attention T=33: its process ended, exit status 1: diffv2: cuDNN: no plan for T=33' && said 'ok   operations.*fp32'
-ok "a shape that a library refuses is one failing case, with its reason" $?
-TRAIN_DIFFV2CU_FP32="$fakes/crash" check --pretend --out "$work/c" --bundle "$work/bundle" --parts gradients
-[ "$status" = 1 ] && said 'FAIL diff_v2: gradients of the fp32 build' && state "$work/c" 'p["gradients"]["done"] == ["diff_v2", "baseline"]'
-ok "a build that does not run fails its gradients, and the next variant is tried" $?
-# gradients of another model stand for wrong ones
-cat >"$fakes/other" <<END
-#!/bin/sh
-case "\$*" in *dump-grads*) set -- "\$@" --seed 1 ; exec build/fp32/oncpu/test_trainer --trainer \$(echo "\$@" | sed 's/--batch-size 1/--batch-size 2/') ;; esac
-exec build/fp32/oncpu/test_trainer --trainer "\$@"
+TEST_DIFFV2CU="$fakes/wrong" TEST_DIFFV2CU_FP32="$fakes/crash" check b --parts ops
+found 1 'FAIL operations.*bf16: 71 passed, 1 failed: rope N=3 is off' 'FAIL operations.*fp32: no output'
+ok "wrong operations, and a test program without output, fail by name" $?
+TEST_DIFFV2CU="$fakes/refused" check b --parts ops --again
+found 1 'ok   operations.*fp32' \
+    'bf16: 71 passed, 1 failed: attention T=33: its process ended, exit status 1: diffv2: cuDNN: no plan for T=33'
+ok "a shape that a library rejects is one failed case, with the reason" $?
+TRAIN_DIFFV2CU_FP32="$fakes/crash" check c "${bundle[@]}" --parts gradients
+found 1 'FAIL diff_v2: the fp32 build computes gradients' && state 'p["gradients"]["done"] == ["diff_v2", "baseline"]'
+ok "a build that does not run fails its gradients, and the next variant follows" $?
+fake other <<'END' # gradients of other data stand for wrong gradients
+case "$*" in *dump-grads*) set -- $(echo "$@" --seed 1 | sed 's/--batch-size 1/--batch-size 2/') ;; esac
+exec build/fp32/oncpu/test_trainer --trainer "$@"
 END
-chmod +x "$fakes/other"
-TRAIN_DIFFV2CU_FP32="$fakes/other" check --pretend --out "$work/d" --bundle "$work/bundle" --parts gradients
-[ "$status" = 1 ] && said 'FAIL gradients of diff_v2, fp32 .*weight: off by' && said 'ok   gradients of diff_v2, bf16'
-ok "gradients of other data are found to be wrong" $?
-# made gradients: device's vectors that are off by some factor of the CPU's
-python3 - "$work" >"$work/said" 2>&1 <<'END'
+TRAIN_DIFFV2CU_FP32="$fakes/other" check d "${bundle[@]}" --parts gradients
+found 1 'FAIL gradients of diff_v2, fp32 .*weight: error' 'ok   gradients of diff_v2, bf16'
+ok "gradients of other data fail" $?
+# constructed gradients: the device's vectors are the CPU's times a factor
+python3 - "$work" >"$work/output" 2>&1 <<'END'
 import json, struct, sys
 sys.path.insert(0, "dev/gpu_check")
 import gradient_comparison
 
+VECTORS = (("input_layernorm.weight", 2.0), ("self_attn.sinks", 1.0))
+
 def dump(path, factors):  # of layer 0 and layer 1
     tensors = {"loss": [3.0], "model.norm.weight": [1.0, 2.0], "lm_head.weight": [1.0, -1.0]}
     for layer, factor in enumerate(factors):
-        for name, size in (("input_layernorm.weight", 2.0), ("self_attn.sinks", 1.0), ("self_attn.lambda", 0.01 + layer)):
+        for name, size in (*VECTORS, ("self_attn.lambda", 0.01 + layer)):
             tensors[f"model.layers.{layer}.{name}"] = [factor * size, -factor * size]
     header, data = {}, b""
     for name, values in tensors.items():
@@ -110,63 +139,65 @@ def dump(path, factors):  # of layer 0 and layer 1
     text = json.dumps(header).encode()
     open(path, "wb").write(struct.pack("<Q", len(text)) + text + data)
 
-dump(sys.argv[1] + "/cpu", (1, 1))
-for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), False), ((1, -1), False), ((1, float("nan")), False)):
-    dump(sys.argv[1] + "/device", factors)
+cpu, device = sys.argv[1] + "/cpu", sys.argv[1] + "/device"
+dump(cpu, (1, 1))
+for factors, right in (((1.03, 0.98), True), ((1, 1.07), False), ((1.07, 1), False), ((1, -1), False),
+                       ((1, float("nan")), False)):
+    dump(device, factors)
     for build in ("bf16", "fp32"):
-        (what, ok, detail), = gradient_comparison.compare(sys.argv[1] + "/cpu", sys.argv[1] + "/device", "sink", build)[0]
+        (what, ok, detail), = gradient_comparison.compare(cpu, device, "sink", build)[0]
         print(factors, build, ok, detail)
         assert ok == (right and build == "bf16"), factors
-        assert ok or ("sinks: off by" in detail and "layernorm.weight: off by" in detail)
+        assert ok or ("sinks: error" in detail and "layernorm.weight: error" in detail)
 END
-ok "vectors of a bf16 build are judged: norms, sinks and lambdas" $?
-cat >"$fakes/bench" <<'END'
-#!/bin/sh
+ok "vectors of a bf16 build are compared: norms, sinks and lambdas" $?
+fake bench <<'END'
 shift 3 # model PRESET T
 for c in "$@"; do
     case $c in diff_v1*) echo "diffv2: attention's backward: no plan" >&2; exit 1 ;; esac
     model=${c%%,*}
     case $c in *,2) model="$model with 2 NH heads" ;; *,fast) model="$model, not deterministic" ;; esac
     for what in training forward; do
-        echo "{\"table\": \"models\", \"preset\": \"tiny\", \"model\": \"$model\", \"T\": 16, \"B\": 2, \"what\": \"$what\", \"ms\": 1, \"tokens_per_s\": 3.5, \"tflops\": 1, \"device_share\": null}"
+        echo "{\"table\": \"models\", \"preset\": \"tiny\", \"model\": \"$model\", \"T\": 16, \"B\": 2," \
+            "\"what\": \"$what\", \"ms\": 1, \"tokens_per_s\": 3.5, \"tflops\": 1, \"device_share\": null}"
     done
 done
 END
-chmod +x "$fakes/bench"
-BENCH_CUDA="$fakes/bench" check --pretend --out "$work/i" --parts models
-[ "$status" = 1 ] && said "FAIL bench_cuda model.* attention's backward: no plan" && said 'all models ran: 4 of 5' \
-    && state "$work/i" '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] == ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
-ok "a model that fails does not keep the others from being measured" $?
-COMPUTE_SANITIZER="$fakes/sanitizer" check --pretend --out "$work/e" --parts sanitizer
-[ "$status" = 1 ] && said 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' && said '14 passed, 1 failed'
-ok "what the sanitizer reports is a failure" $?
-cat >"$fakes/slow" <<END
-#!/bin/sh
+BENCH_CUDA="$fakes/bench" check i --parts models
+found 1 "FAIL bench_cuda model.* attention's backward: no plan" 'all models run: 4 of 5' \
+    && state '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] ==
+        ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
+ok "a model that fails does not prevent the others" $?
+COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
+found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
+    '14 passed, 1 failed'
+ok "an error of the sanitizer is a failure" $?
+fake slow <<END
 [ -e "$work/quick" ] || case "\$*" in *off*pack*) exec sleep 60 ;; esac
 exec "$fakes/sanitizer" "\$@"
 END
-chmod +x "$fakes/slow"
-COMPUTE_SANITIZER="$fakes/slow" SANITIZER_SECONDS=1 check --pretend --out "$work/k" --parts memcheck
-[ "$status" = 3 ] && said 'memcheck: unfinished: stopped after 1 s, nothing found until then: memcheck off the pack' \
-    && state "$work/k" 'p["memcheck"]["done"] == ["memcheck smallest"]' && grep -q '^unfinished: memcheck$' "$work/k/results.txt"
-ok "a sanitizer that was stopped is unfinished, and the cases behind it are tried" $?
+COMPUTE_SANITIZER="$fakes/slow" SANITIZER_SECONDS=1 check k --parts memcheck
+found 3 'memcheck: unfinished: stopped after 1 s without findings: memcheck unaligned' \
+    && state 'p["memcheck"]["done"] == ["memcheck smallest"]' && results '^unfinished: memcheck$'
+ok "a sanitizer case that is stopped is unfinished, and the following cases run" $?
 touch "$work/quick"
-COMPUTE_SANITIZER="$fakes/slow" check --pretend --out "$work/k" --parts memcheck
-[ "$status" = 0 ] && state "$work/k" 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck off the pack"] and len(p["memcheck"]["checks"]) == 2'
-ok "the next start does the stopped case again, and only that" $?
+COMPUTE_SANITIZER="$fakes/slow" check k --parts memcheck
+found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck unaligned"] and
+    len(p["memcheck"]["checks"]) == 2'
+ok "the next run repeats only the case that was stopped" $?
 
-check --pretend --out "$work/f" --parts ops --minutes 0.1
-[ "$status" = 3 ] && said 'not begun: time ran out'
-ok "a part that would not fit is not begun, and the status says so" $?
+check f --parts ops --minutes 0.1
+found 3 'not started: out of time'
+ok "a part that does not fit into the time is not started, and the exit status is 3" $?
 start=$SECONDS
-TEST_DIFFV2CU_FP32="$fakes/hang" check --pretend --out "$work/f" --parts ops --minutes 0.14
-[ "$status" = 3 ] && said 'ops: unfinished: time ran out' && [ $((SECONDS - start)) -lt 20 ] && state "$work/f" 'p["ops"]["done"] == ["bf16"]'
-ok "a program that hangs is stopped when time is up, and what was done before is kept" $?
-check --pretend --out "$work/f" --parts ops
-[ "$status" = 0 ] && said 'ops: goes on' && state "$work/f" 'p["ops"]["done"] == ["bf16", "fp32"] and len(p["ops"]["checks"]) == 2'
-ok "the next start does what is left, once" $?
+TEST_DIFFV2CU_FP32="$fakes/hang" check f --parts ops --minutes 0.14
+found 3 'ops: unfinished: out of time' && [ $((SECONDS - start)) -lt 20 ] && state 'p["ops"]["done"] == ["bf16"]'
+ok "a program that hangs is stopped at the time limit, and earlier results are kept" $?
+check f --parts ops
+found 0 'ops: continues' && state 'p["ops"]["done"] == ["bf16", "fp32"] and len(p["ops"]["checks"]) == 2'
+ok "the next run completes the rest, once" $?
 
-setsid dev/gpu_check.sh --pretend --out "$work/g" --bundle "$work/bundle" --parts gradients >"$work/said" 2>&1 &
+setsid dev/gpu_check.sh --pretend --out "$work/g" "${bundle[@]}" --parts gradients >"$work/output" 2>&1 &
 victim=$!
 for _ in $(seq 200); do
     grep -q '"diff_v2"' "$work/g/results.json" 2>/dev/null && break
@@ -174,74 +205,90 @@ for _ in $(seq 200); do
 done
 kill -9 -- -"$victim"
 wait "$victim" 2>/dev/null
-check --pretend --out "$work/g" --bundle "$work/bundle" --parts gradients
-[ "$status" = 0 ] && said 'gradients: goes on' && state "$work/g" 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(p["gradients"]["checks"]) == 6'
-ok "killed in the middle of a part it goes on behind the last case" $?
+check g "${bundle[@]}" --parts gradients
+found 0 'gradients: continues' \
+    && state 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(p["gradients"]["checks"]) == 6'
+ok "after a kill inside a part it continues after the last case" $?
 sed -i 's/"commit": "[^"]*"/"commit": "another"/' "$work/g/results.json"
-check --pretend --out "$work/g" --parts ops
-[ "$status" = 1 ] && said "has results of another, and this is .*: name another --out" && [ "$(wc -l <"$work/said")" = 1 ]
-ok "results of another commit are not mixed with these: one line" $?
+check g --parts ops
+found 1 "has results of commit another, and this is .*: choose another --out" && one_line
+ok "results of another commit are an error: one line" $?
 echo '{"format": 1, "comm' >"$work/g/results.json"
-check --pretend --out "$work/g" --parts ops
-[ "$status" = 1 ] && said 'is not of this program' && [ "$(wc -l <"$work/said")" = 1 ]
-ok "a results.json that is torn is named: one line" $?
-# a copy of the sources without git and without programs, as on a machine that is lent; make brings those that are here
+check g --parts ops
+found 1 'has an invalid format' && one_line
+ok "a truncated results.json is an error: one line" $?
+
+# a copy of the sources without git and without programs, as on a rented machine; make links the programs of this tree
 tree=$work/tree here=$PWD
 mkdir -p "$tree/dev"
 cp -r dev/gpu_check dev/gpu_check.sh "$tree/dev"
 git describe --always --dirty >"$work/bundle/revision" 2>/dev/null || echo unknown >"$work/bundle/revision"
-cat >"$fakes/make" <<END
-#!/bin/sh
+fake make <<END
 mkdir -p build/fp32
 for p in oncpu fp32/oncpu train_diffv2; do ln -sfn "$here/build/\$p" "build/\$p"; done
 echo "made \$*" >>"$work/made"
 END
-chmod +x "$fakes/make"
-lent() { (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$work/h" --bundle "$work/bundle" "$@") >"$work/said" 2>&1; }
-lent --parts probe,build
-[ $? = 0 ] && state "$work/h" '"CUDA on the CPU" in r["device"] and r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()' && [ "$(grep -c -- "-k" "$work/made")" = 3 ]
-ok "sources without git have the bundle's commit; the results name the device" $?
+rented() { # arguments...: the check in that copy
+    folder=$work/h
+    (cd "$tree" && PATH="$fakes:$PATH" dev/gpu_check.sh --pretend --out "$folder" "${bundle[@]}" "$@") \
+        >"$work/output" 2>&1
+    status=$?
+}
+builds() { grep -c -- "-k" "$work/made"; }
+rented --parts probe,build
+found 0 && [ "$(builds)" = 3 ] \
+    && state '"CUDA on the CPU" in r["device"] and
+        r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
+ok "without git the commit is the bundle's; the results name the device" $?
 rm -rf "$tree/build"
-lent --parts ops
-[ $? = 0 ] && said 'build: passed' && said 'ops: passed' && [ "$(grep -c -- "-k" "$work/made")" = 6 ]
-ok "on another machine the programs are built again, and what is proven is not proven again" $?
-cp "$fakes/make" "$fakes/bring"
-printf '#!/bin/sh\ncase "$*" in *STRICT=no*) exec %s "$@" ;; esac\necho "a.h:3: error: odd [-Werror=odd]"\nexit 2\n' "$fakes/bring" >"$fakes/make"
+rented --parts ops
+found 0 'build: passed' 'ops: passed' && [ "$(builds)" = 6 ]
+ok "on another machine the programs are built again, and finished parts are not repeated" $?
+cp "$fakes/make" "$fakes/link"
+fake make <<END
+case "\$*" in *STRICT=no*) exec "$fakes/link" "\$@" ;; esac
+echo "a.h:3: error: odd [-Werror=odd]"
+exit 2
+END
 rm -rf "$tree/build"
-lent --parts build,profile --again
-[ $? = 1 ] && said 'FAIL build of fp32 without warnings: a.h:3: error: odd' && said 'ok   build of fp32$' && said 'profile: passed'
-ok "a compiler that warns of more than others is said, and does not keep the rest from running" $?
-# a bundle that carries the programs
+rented --parts build,profile --again
+found 1 'FAIL build of fp32 without warnings: a.h:3: error: odd' 'ok   build of fp32$' 'profile: passed'
+ok "additional compiler warnings fail the build, but do not prevent the other parts" $?
+
+# a bundle with the programs
+digest() { python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"; }
 rm -rf "$tree/build" "$work/bundle/bin"
 mkdir -p "$work/bundle/bin/fp32" "$work/bundle/lib"
 for p in oncpu fp32/oncpu train_diffv2; do ln -sfn "$here/build/$p" "$work/bundle/bin/$p"; done
-python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"
+digest
 : >"$work/made"
-lent --parts build,ops --again
-[ $? = 0 ] && [ ! -s "$work/made" ] && state "$work/h" '{"table": "facts", "what": "programs of the bundle", "value": "used"} in p["build"]["records"]' \
-    && grep -q "bundle/bin/oncpu/test_diffv2 rope" "$work/h/log.txt"
-ok "programs that the bundle carries are used, and nothing is built" $?
+rented --parts build,ops --again
+found 0 && [ ! -s "$work/made" ] && grep -q "bundle/bin/oncpu/test_diffv2 rope" "$folder/log.txt" \
+    && state '{"table": "facts", "what": "programs of the bundle", "value": "used"} in p["build"]["records"]'
+ok "programs of the bundle are used, and nothing is built" $?
 echo 0 >"$work/bundle/sources"
-lent --parts build --again
-[ $? = 1 ] && [ -s "$work/made" ] && said 'FAIL build of fp32 without warnings' && grep -q 'programs of the bundle.*not used: they are of other sources' "$work/h/results.txt"
+rented --parts build --again
+found 1 'FAIL build of fp32 without warnings' && [ -s "$work/made" ] \
+    && results 'programs of the bundle.*not used: compiled from other sources'
 ok "programs of other sources are built again" $?
-python3 "$tree/dev/gpu_check/programs.py" >"$work/bundle/sources"
+digest
 rm "$work/bundle/bin/train_diffv2"
 printf '#!/bin/sh\nexit 127\n' >"$work/bundle/bin/train_diffv2"
-lent --parts build --again
-[ -s "$work/made" ] && grep -q 'programs of the bundle.*not used: .*bin/train_diffv2 does not start on this machine' "$work/h/results.txt"
+rented --parts build --again
+[ -s "$work/made" ] && results 'programs of the bundle.*not used: .*bin/train_diffv2 does not start on this machine'
 ok "programs that do not start on this machine are built there" $?
 rm -r "$work/bundle/bin"
-printf '#!/bin/sh\necho "x.cu(3): error: this is no CUDA"\nexit 2\n' >"$fakes/make"
+fake make <<'END'
+echo "x.cu(3): error: this is no CUDA"
+exit 2
+END
 rm -rf "$tree/build"
-lent --parts kernels
-[ $? = 1 ] && said 'FAIL build of bf16: x.cu(3): error: this is no CUDA' && said 'kernels: unfinished: not built: .*BENCH_CUDA'
-ok "a build that fails says why, and what it stops" $?
+rented --parts kernels
+found 1 'FAIL build of bf16: x.cu(3): error: this is no CUDA' 'kernels: unfinished: not built: .*BENCH_CUDA'
+ok "a failed build has its reason, and names the parts that it prevents" $?
 
-check --parts speed
-[ "$status" = 2 ] && said "there are probe, build" && [ "$(wc -l <"$work/said")" = 1 ] \
-    && check --bundle "$work" && [ "$status" = 2 ] && said 'no bundle there' && [ "$(wc -l <"$work/said")" = 1 ]
-ok "parts and bundles that are none are refused in one line" $?
+check l --parts speed
+found 2 "the parts are probe, build" && one_line && check l --bundle "$work" && found 2 'not a bundle' && one_line
+ok "unknown parts and directories that are not bundles are usage errors: one line" $?
 
-echo "$passed passed, $failed failed"
-[ "$failed" -eq 0 ]
+finish

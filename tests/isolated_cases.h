@@ -40,7 +40,7 @@ static TestCounts run_planned(ProgramResult *r) {
     return counts;
 }
 
-static void a_case_that_ends_its_process_is_one_failure(void) {
+static void test_isolated_cases(void) {
     ProgramResult r;
     TestCounts counts = run_planned(&r);
     EXPECT(counts.passed == 3 && counts.failed == 2, "%d passed, %d failed", counts.passed, counts.failed);
@@ -51,8 +51,7 @@ static void a_case_that_ends_its_process_is_one_failure(void) {
 }
 
 static const Test isolated_tests[] = {
-    {"a case that ends its process is one failure, and the cases behind it are run",
-     a_case_that_ends_its_process_is_one_failure},
+    {"a case that ends its process is one failure, and the cases behind it are run", test_isolated_cases},
 };
 enum { ISOLATED_TEST_COUNT = sizeof(isolated_tests) / sizeof(isolated_tests[0]) };
 #endif

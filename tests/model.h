@@ -69,9 +69,25 @@ static inline void case_randomise(Model *model, uint64_t seed) {
 
 static inline int *case_tokens(int count, int V, uint64_t seed) {
     TestRandom r = {seed};
-    int *tokens = (int *)checked_calloc((size_t)count, sizeof(int));
+    int *tokens = (int *)checked_calloc(count, sizeof(int));
     for (int i = 0; i < count; i++) tokens[i] = test_random_int(&r, V);
     return tokens;
+}
+
+// Opens a model of the case with random parameters. Returns B*T + 1 tokens, or NULL if the variant does not support the
+// case. case_end frees both.
+static inline int *case_start(Model *model, const ModelCase *mc, const AttentionVariant *variant, Purpose purpose) {
+    ModelConfig config = case_config(mc, variant);
+    Problem problem;
+    if (model_config_problems(&config, &problem, 1)) return NULL;
+    case_open(model, &config, mc->B, mc->T, purpose);
+    case_randomise(model, 7);
+    return case_tokens(mc->B * mc->T + 1, mc->V, 3);
+}
+
+static inline void case_end(Model *model, int *tokens) {
+    free(tokens);
+    case_close(model);
 }
 
 // What the gradients of an update before may have left: all that is not written is seen.
@@ -84,7 +100,7 @@ static inline void case_poison_gradients(Model *model) {
 
 // Mean loss of one batch, and its gradients when asked for.
 static inline double case_loss(Model *model, const int *tokens, int B, int T, bool with_gradients) {
-    size_t N = (size_t)B * (size_t)T;
+    size_t N = (size_t)B * T;
     buffer_zero(model->acts.losses, N * sizeof(real));
     if (with_gradients) {
         case_poison_gradients(model);
@@ -105,13 +121,9 @@ static void gradients_equal_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
             const ModelCase *mc = &model_cases[m];
-            ModelConfig config = case_config(mc, &attention_variants[v]);
-            Problem problem;
-            if (model_config_problems(&config, &problem, 1)) continue;
             Model model;
-            case_open(&model, &config, mc->B, mc->T, FOR_TRAINING);
-            case_randomise(&model, 7);
-            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+            int *tokens = case_start(&model, mc, &attention_variants[v], FOR_TRAINING);
+            if (!tokens) continue;
             case_loss(&model, tokens, mc->B, mc->T, true);
             for (int i = 0; i < model.plan.tensors.count; i++) {
                 const Tensor *t = &model.plan.tensors.tensors[i];
@@ -140,8 +152,7 @@ static void gradients_equal_finite_differences(void) {
                 EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why,
                        t->name);
             }
-            free(tokens);
-            case_close(&model);
+            case_end(&model, tokens);
         }
 }
 
@@ -190,12 +201,11 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     DataLoader loader;
     FORMAT(path, "%s/tokens.bin", f.dir.path);
     dataloader_open(&loader, path, f.B, f.T, config.V, 0, 1, 0, false);
-    int *tokens = (int *)checked_calloc((size_t)(f.B * f.T) + 1, sizeof(int));
-    dataloader_read_first_tokens(&loader, tokens, (size_t)(f.B * f.T) + 1);
+    int *tokens = (int *)checked_calloc(f.B * f.T + 1, sizeof(int));
+    dataloader_read_first_tokens(&loader, tokens, f.B * f.T + 1);
     dataloader_close(&loader);
     compare_with_fixture(&f, &model, case_loss(&model, tokens, f.B, f.T, true));
-    free(tokens);
-    case_close(&model);
+    case_end(&model, tokens);
     fixture_close(&f);
     return config;
 }
@@ -217,13 +227,21 @@ static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
     }
 }
 
+// ||a - b|| / ||b||; infinite if b is zero.
+static double gradient_distance(const grad_t *a, const grad_t *b, size_t count) {
+    double error = 0, norm = 0;
+    for (size_t i = 0; i < count; i++) {
+        error += pow((double)a[i] - (double)b[i], 2);
+        norm += pow((double)b[i], 2);
+    }
+    return norm > 0 ? sqrt(error / norm) : INFINITY;
+}
+
 static void gradients_add_up_over_micro_steps(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
-    case_open(&model, &config, 2, mc->T, FOR_TRAINING);
-    case_randomise(&model, 7);
-    int *tokens = case_tokens(2 * mc->T + 1, mc->V, 3);
+    int *tokens = case_start(&model, mc, variant_find("diff_v2"), FOR_TRAINING);
+    assert(mc->B == 2);
     case_loss(&model, tokens, 2, mc->T, true);
     size_t count = model.plan.tensors.buffer_count;
     grad_t *whole = (grad_t *)checked_calloc(count, sizeof(grad_t));
@@ -232,23 +250,16 @@ static void gradients_add_up_over_micro_steps(void) {
         model.micro_step = b;
         model_micro_step(&model, tokens + b * mc->T, tokens + b * mc->T + 1, NULL, 1, mc->T, 2.0 * mc->T);
     }
-    double error = 0, norm = 0;
-    for (size_t i = 0; i < count; i++) {
-        error += pow((double)model.grads[i] - (double)whole[i], 2);
-        norm += pow((double)whole[i], 2);
-    }
-    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
-    EXPECT(norm > 0 && sqrt(error) <= 50 * epsilon * sqrt(norm),
-           "two sequences at once or one by one: relative difference %.3g", sqrt(error / norm));
+    double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23, error = gradient_distance(model.grads, whole, count);
+    EXPECT(error <= 50 * epsilon, "two sequences in one micro-step or in two: relative difference %.3g", error);
     free(whole);
-    free(tokens);
-    case_close(&model);
+    case_end(&model, tokens);
 }
 
 // The rows that fill a matrix up are in the buffers, belong to no tensor, and stay zero.
 static void expect_zero_rows(const Model *m, TensorKind kind, int rows, int width, const char *what) {
     const Tensor *t = tensor_of(&m->plan.tensors, kind, 0);
-    size_t C = (size_t)m->plan.config.C, begin = t->offset + (size_t)rows * C, end = t->offset + (size_t)width * C;
+    size_t C = m->plan.config.C, begin = t->offset + rows * C, end = t->offset + width * C;
     EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows become %d", what, rows, width);
     EXPECT(end <= m->plan.tensors.group_offset[t->layer + 2], "%s: the rows are beyond their group", what);
     for (int i = 0; i < m->plan.tensors.count; i++) {
@@ -264,19 +275,14 @@ static void products_have_widths_of_whole_16_bytes(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int i = 0; i < MODEL_CASE_COUNT; i++) {
             const ModelCase *mc = &model_cases[i];
-            ModelConfig config = case_config(mc, &attention_variants[v]);
-            Problem problem;
-            if (model_config_problems(&config, &problem, 1)) continue;
             Model m;
-            case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-            case_randomise(&m, 7);
-            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
+            if (!tokens) continue;
             for (m.micro_step = 0; m.micro_step < 2; m.micro_step++)
                 model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
             expect_zero_rows(&m, T_Q, m.plan.dims.fused_rows, m.plan.dims.fused_width, mc->why);
-            expect_zero_rows(&m, head_kind(&m), config.V, m.plan.Vw, mc->why);
-            free(tokens);
-            case_close(&m);
+            expect_zero_rows(&m, head_kind(&m), m.plan.config.V, m.plan.Vw, mc->why);
+            case_end(&m, tokens);
         }
 }
 
@@ -284,53 +290,46 @@ static void products_have_widths_of_whole_16_bytes(void) {
 static void no_position_sees_a_later_one(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &model_cases[2];
-        ModelConfig config = case_config(mc, &attention_variants[v]);
         Model model;
-        case_open(&model, &config, 1, mc->T, FOR_EVALUATION);
-        case_randomise(&model, 5);
-        int *tokens = case_tokens(mc->T + 1, mc->V, 8);
-        size_t row = (size_t)config.C * sizeof(floatX);
-        char *before = (char *)checked_calloc((size_t)mc->T, row);
+        int *tokens = case_start(&model, mc, &attention_variants[v], FOR_EVALUATION);
+        size_t row = mc->C * sizeof(floatX);
+        char *before = (char *)checked_calloc(mc->T, row);
         case_loss(&model, tokens, 1, mc->T, false);
-        memcpy(before, model.acts.norm_final, (size_t)mc->T * row);
+        memcpy(before, model.acts.norm_final, mc->T * row);
         const int changed[] = {1, 31, 63, 64};
         for (int i = 0; i < 4; i++) {
             int t = changed[i], old = tokens[t];
             tokens[t] = (old + 1) % mc->V;
             case_loss(&model, tokens, 1, mc->T, false);
-            EXPECT(memcmp(before, model.acts.norm_final, (size_t)t * row) == 0,
-                   "%s: token %d moved an earlier position", attention_variants[v].name, t);
-            EXPECT(memcmp(before + (size_t)t * row, (char *)model.acts.norm_final + (size_t)t * row, row) != 0,
+            EXPECT(memcmp(before, model.acts.norm_final, t * row) == 0, "%s: token %d moved an earlier position",
+                   attention_variants[v].name, t);
+            EXPECT(memcmp(before + t * row, (char *)model.acts.norm_final + t * row, row) != 0,
                    "%s: token %d did not move its own position", attention_variants[v].name, t);
             tokens[t] = old;
         }
         free(before);
-        free(tokens);
-        case_close(&model);
+        case_end(&model, tokens);
     }
 }
 
 // With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
 static void the_heads_of_a_pair_share_keys_and_values(void) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
-    case_open(&model, &config, mc->B, mc->T, FOR_EVALUATION);
-    case_randomise(&model, 5);
-    size_t head = (size_t)config.D * (size_t)config.C;
+    int *tokens = case_start(&model, mc, variant_find("diff_v2"), FOR_EVALUATION);
+    ModelConfig config = model.plan.config;
+    size_t head = (size_t)config.D * config.C;
     for (int l = 0; l < config.L; l++)
         for (int h = 0; h < config.NH; h++) {
-            floatX *q = param(&model, T_Q, l) + 2 * (size_t)h * head;
+            floatX *q = param(&model, T_Q, l) + 2 * h * head;
             memcpy(q + head, q, head * sizeof(floatX));
         }
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8);
     case_loss(&model, tokens, mc->B, mc->T, false);
     const LayerActivations *a = &model.acts.layers[config.L - 1];
     const AttentionDims *d = &model.plan.dims;
     for (int n = 0; n < mc->B * mc->T; n++)
         for (int h = 0; h < config.NH; h++) {
-            double l = (double)a->fused[(size_t)(n * d->fused_ld + d->fused_rows - d->lambda_rows + h)],
-                   s = 1 / (1 + exp(-l));
+            double l = (double)a->fused[n * d->fused_ld + d->fused_rows - d->lambda_rows + h], s = 1 / (1 + exp(-l));
             for (int i = 0; i < config.D; i++) {
                 double first = (double)a->heads[(n * d->NQ + 2 * h) * d->DV + i];
                 double context = (double)a->attn_out[(n * config.NH + h) * d->DV + i];
@@ -338,8 +337,7 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
                        "row %d, head %d, element %d: %g, not %g", n, h, i, context, (1 - s) * first);
             }
         }
-    free(tokens);
-    case_close(&model);
+    case_end(&model, tokens);
 }
 
 // ---- variants that become each other
@@ -348,11 +346,11 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
 static void make_constant_column(Model *model) {
     const ModelConfig *c = &model->plan.config;
     floatX *embed = param(model, T_EMBED, 0);
-    for (int v = 0; v < c->V; v++) embed[(size_t)v * (size_t)c->C] = 3;
+    for (int v = 0; v < c->V; v++) embed[(size_t)v * c->C] = 3;
     for (int l = 0; l < c->L; l++) {
         param(model, T_NORM1, l)[0] = 1;
-        memset(param(model, T_O, l), 0, (size_t)(c->NH * c->D) * sizeof(floatX)); // row 0: what is added to column 0
-        memset(param(model, T_MLP_DOWN, l), 0, (size_t)c->F * sizeof(floatX));
+        memset(param(model, T_O, l), 0, (c->NH * c->D) * sizeof(floatX)); // row 0: what is added to column 0
+        memset(param(model, T_MLP_DOWN, l), 0, c->F * sizeof(floatX));
     }
 }
 // A projection that reads nothing but column 0: row r gets values[r % count] there.
@@ -360,8 +358,7 @@ static void read_constant_column(Model *model, TensorKind kind, const double *va
     for (int l = 0; l < model->plan.config.L; l++) {
         const Tensor *t = tensor_of(&model->plan.tensors, kind, l);
         floatX *w = param(model, kind, l);
-        for (size_t e = 0; e < t->count; e++)
-            w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % (size_t)count] : 0;
+        for (size_t e = 0; e < t->count; e++) w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % count] : 0;
     }
 }
 // Makes every row of the first layer's normed input equal but for signs, so that its column 0 is one known number,
@@ -383,8 +380,7 @@ static double make_equal_rows(Model *model) {
 // What a row of the table below does to `a`, randomised, and to `b`, which has a's values where names and shapes agree.
 static void sinks_at_zero(Model *a, Model *b) {
     (void)a;
-    for (int l = 0; l < b->plan.config.L; l++)
-        memset(param(b, T_SINKS, l), 0, (size_t)b->plan.config.NH * sizeof(floatX));
+    for (int l = 0; l < b->plan.config.L; l++) memset(param(b, T_SINKS, l), 0, b->plan.config.NH * sizeof(floatX));
 }
 static void sinks_far_below(Model *a, Model *b) {
     (void)b;
@@ -408,10 +404,10 @@ static void gates_open(Model *a, Model *b) {
 }
 // Query heads of b from those of a: head h from head of[h].
 static void move_query_heads(Model *b, const Model *a, const int *of) {
-    size_t head = (size_t)b->plan.dims.QD * (size_t)b->plan.config.C;
+    size_t head = (size_t)b->plan.dims.QD * b->plan.config.C;
     for (int l = 0; l < b->plan.config.L; l++)
         for (int h = 0; h < b->plan.dims.NQ; h++)
-            memcpy(param(b, T_Q, l) + (size_t)h * head, param(a, T_Q, l) + (size_t)of[h] * head, head * sizeof(floatX));
+            memcpy(param(b, T_Q, l) + h * head, param(a, T_Q, l) + of[h] * head, head * sizeof(floatX));
 }
 static void lambda_far_below(Model *a, Model *b) {
     const double far_below = -10000;
@@ -440,7 +436,7 @@ static void groups_are_equal(Model *a, Model *b) {
     for (int l = 0; l < a->plan.config.L; l++)
         for (int k = 0; k < 2; k++) {
             const Tensor *t = tensor_of(&a->plan.tensors, kinds[k], l);
-            size_t group = t->count / (size_t)a->plan.config.NKV;
+            size_t group = t->count / a->plan.config.NKV;
             for (size_t e = group; e < t->count; e++) a->params[t->offset + e] = a->params[t->offset + e - group];
         }
     copy_common(b, a);
@@ -492,14 +488,9 @@ static void variants_become_each_other_where_they_should(void) {
             for (int u = 0; u < b.plan.tensors.count; u++)
                 if (strcmp(ta->name, b.plan.tensors.tensors[u].name) == 0) tb = &b.plan.tensors.tensors[u];
             if (!tb || tb->count != ta->count || identities[i].except & BIT(ta->row->kind)) continue;
-            double error = 0, norm = 0;
-            for (size_t e = 0; e < ta->count; e++) {
-                error += pow((double)a.grads[ta->offset + e] - (double)b.grads[tb->offset + e], 2);
-                norm += pow((double)b.grads[tb->offset + e], 2);
-            }
-            EXPECT(norm > 0 && sqrt(error) <= (identities[i].exact ? 0 : 100 * epsilon * sqrt(norm)),
-                   "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name,
-                   sqrt(error / norm));
+            double error = gradient_distance(a.grads + ta->offset, b.grads + tb->offset, ta->count);
+            EXPECT(error <= (identities[i].exact ? 0 : 100 * epsilon),
+                   "%s and %s: the gradients of %s differ by %.3g of their norm", a_name, b_name, ta->name, error);
             compared++;
         }
         EXPECT(compared >= 3 + 3 * a_config.L, "%s and %s: only %d gradients were compared", a_name, b_name, compared);
@@ -611,11 +602,8 @@ static void clipping_scales_to_the_limit(void) {
 // One update of a model against the textbook, tensor by tensor: decay on matrices only, the clipped gradient.
 static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     const ModelCase *mc = &model_cases[1];
-    ModelConfig config = case_config(mc, variant);
     Model model;
-    case_open(&model, &config, mc->B, mc->T, FOR_TRAINING);
-    case_randomise(&model, 7);
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    int *tokens = case_start(&model, mc, variant, FOR_TRAINING);
     double loss = case_loss(&model, tokens, mc->B, mc->T, true), lr = 0.01;
     floatX *before = (floatX *)checked_calloc(model.plan.tensors.buffer_count, sizeof(floatX));
     memcpy(before, model.params, model.plan.params_bytes);

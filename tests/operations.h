@@ -1,136 +1,33 @@
 /*
-operations.h: every operation against a naive one in double precision, by the engine of operation_engine.h. An
-operation is a kind (how its buffers lie, how it is called, what it should give) and a table of shapes, each with
-the reason why it is there.
+operations.h: the C operations. The cases of operation_cases.h, and properties that no comparison of one call shows.
 */
 #ifndef TESTS_OPERATIONS_H
 #define TESTS_OPERATIONS_H
 #include "operation_engine.h"
 
-// --- embedding: x[0] weight (V,C), y (N,C) ---
+static void test_embedding(void) { op_check_all(OP_EMBEDDING); }
+static void test_rmsnorm(void) { op_check_all(OP_RMSNORM); }
+static void test_matmul(void) { op_check_all(OP_MATMUL); }
+static void test_rope(void) { op_check_all(OP_ROPE); }
+static void test_attention(void) { op_check_all(OP_ATTENTION); }
+static void test_attention_sets(void) { op_check_all(OP_ATTENTION_SETS); }
+static void test_sink(void) { op_check_all(OP_SINK); }
+static void test_diff_combine(void) { op_check_all(OP_DIFF_COMBINE); }
+static void test_layer_lambda(void) {
+    op_check_all(OP_LAMBDA_EXP);
+    op_check_all(OP_LAMBDA_SCALAR);
+    op_check_all(OP_FILL);
+}
+static void test_scale(void) { op_check_all(OP_SCALE); }
+static void test_gate(void) { op_check_all(OP_GATE); }
+static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
+static void test_residual(void) { op_check_all(OP_RESIDUAL); }
+static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
 
-static void embedding_setup(OpCase *c) {
-    c->index_limit = c->d[1];
-    c->length = c->d[0];
-    op_rows(&c->x[0], "dweight", c->d[1], c->d[2], c->d[2]);
-    op_rows(&c->y[0], "x", c->d[0], c->d[2], c->d[2]);
-    c->dx[0].adds = true;
-}
-static void embedding_run_forward(OpCase *c) { embedding_forward(c->y->data, c->index, c->x->data, c->d[0], c->d[2]); }
-static void embedding_run_backward(OpCase *c) { embedding_backward(c->dx->data, c->dy, c->index, c->d[0], c->d[2]); }
-static void embedding_reference(OpCase *c) {
-    for (int i = 0, C = c->d[2]; i < c->d[0] * C; i++) c->y->ref[i] = c->x->ref[c->index[i / C] * C + i % C];
-}
-static void test_embedding(void) {
-    static const OpKind kind = {
-        "embedding", "N V C", embedding_setup, embedding_run_forward, embedding_run_backward, embedding_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1},    // the smallest of everything
-        {129, 3, 37}, // few tokens, each many times; C one block of columns and a rest
-        {7, 257, 64}, // most rows never seen: their gradient stays as it was
-        {13, 5, 100}, // C no multiple of 16, 32 or 64
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
-
-// The scratch memory as an operation may find it, all NaN, and whether the operation used more than it asked for.
-enum { SCRATCH_TAIL = 1024 };
-static void scratch_poison(size_t need) {
-    if (ops_workspace.bytes < need + SCRATCH_TAIL) ops_init(need + SCRATCH_TAIL);
-    memset(ops_workspace.memory, 0xFF, ops_workspace.bytes);
-}
-static void scratch_check(size_t need, const char *what) {
-    int written = 0;
-    const unsigned char *tail = (unsigned char *)ops_workspace.memory + need;
-    for (int i = 0; i < SCRATCH_TAIL; i++) written += tail[i] != 0xFF;
-    EXPECT(written == 0, "%s: the workspace is too small for %d threads", what, omp_get_max_threads());
-}
-
-// --- rmsnorm: x[0] x (N,C), x[1] weight (C), y[0] y (N,C), y[1] rstd (N) ---
-
-#define RMSNORM_EPS 1e-5
-static void rmsnorm_setup(OpCase *c) {
-    int N = c->d[0], C = c->d[1];
-    c->scale = 1.0 / c->d[2];
-    c->length = max_int(N, C);
-    op_rows(&c->x[0], "dx", N, C, C);
-    op_rows(&c->x[1], "dweight", 1, C, C);
-    op_rows(&c->y[0], "y", N, C, C);
-    op_rows(&c->y[1], "rstd", 1, N, N);
-    c->dx[0].adds = c->d[3];
-    c->dx[1].adds = true;
-}
-static void rmsnorm_run_forward(OpCase *c) {
-    rmsnorm_forward(c->y[0].data, c->y[1].data, c->x[0].data, c->x[1].data, c->d[0], c->d[1], (real)RMSNORM_EPS);
-}
-static void rmsnorm_run_backward(OpCase *c) {
-    scratch_poison(rmsnorm_workspace_bytes(c->d[1]));
-    rmsnorm_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, c->y[1].data, c->d[0], c->d[1],
-                     c->d[3]);
-    scratch_check(rmsnorm_workspace_bytes(c->d[1]), c->what);
-}
-static void rmsnorm_reference(OpCase *c) {
-    for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
-        const double *x = c->x->ref + n * C;
-        double mean = 0, *y = c->y->ref + n * C;
-        for (int i = 0; i < C; i++) mean += x[i] * x[i] / C;
-        c->y[1].ref[n] = 1 / sqrt(mean + RMSNORM_EPS);
-        for (int i = 0; i < C; i++) y[i] = x[i] * c->y[1].ref[n] * c->x[1].ref[i];
-    }
-}
-static void test_rmsnorm(void) {
-    static const OpKind kind = {"rmsnorm",           "N C 1/scale add",    rmsnorm_setup,
-                                rmsnorm_run_forward, rmsnorm_run_backward, rmsnorm_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 200, 1},   // one element: but for eps, its gradient would vanish
-        {7, 64, 1, 0},    // exactly one block of columns
-        {13, 130, 1, 1},  // C two blocks of 64 and a rest of 2
-        {3, 37, 200, 0},  // rows so small that eps counts as much as they do
-        {129, 100, 1, 1}, // C no multiple of 16; many rows for dweight
-    };
-    OP_CHECK_ALL(kind, shapes);
-    real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd; // a row of zeros
-    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)RMSNORM_EPS);
+static void test_rmsnorm_of_zeros(void) {
+    real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd;
+    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)OP_EPS);
     EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
-}
-
-// --- matmul: x[0] x (N,IC), x[1] weight (OC,IC), y (N,OC) with row stride ldy ---
-
-static void matmul_setup(OpCase *c) {
-    const int *d = c->d;
-    c->length = max_int(d[0], max_int(d[1], d[2]));
-    c->threads_change_sums = true;
-    op_rows(&c->x[0], "dx", d[0], d[1], d[1]);
-    op_rows(&c->x[1], "dweight", d[2], d[1], d[1]);
-    op_rows(&c->y[0], "y", d[0], d[2], d[3]);
-    c->dx[1].adds = d[4];
-}
-static void matmul_run_forward(OpCase *c) {
-    const int *d = c->d;
-    matmul_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3]);
-}
-static void matmul_run_backward(OpCase *c) {
-    const int *d = c->d;
-    matmul_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
-}
-static void matmul_reference(OpCase *c) {
-    for (int i = 0, IC = c->d[1], OC = c->d[2]; i < c->d[0] * OC; i++) {
-        double *y = c->y->ref + i / OC * c->d[3] + i % OC;
-        *y = 0;
-        for (int j = 0; j < IC; j++) *y += c->x[0].ref[i / OC * IC + j] * c->x[1].ref[i % OC * IC + j];
-    }
-}
-static void test_matmul(void) {
-    static const OpKind kind = {"matmul",           "N IC OC ldy add",   matmul_setup,
-                                matmul_run_forward, matmul_run_backward, matmul_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 1},       // the smallest
-        {7, 37, 5, 64, 1},     // a fused row padded to 64: columns 5 .. 63 belong to nobody
-        {67, 64, 129, 192, 0}, // one past a multiple of 64, padded
-        {13, 300, 1, 64, 1},   // one output column, as lambda has with one head
-        {1, 16, 48, 48, 0},    // one row, as in generation; no padding
-    };
-    OP_CHECK_ALL(kind, shapes);
 }
 
 // bf16 has the upper half of a float's bits: against the conversion of files, which goes by the exact value.
@@ -193,11 +90,11 @@ static void test_matmul_bf16(void) {
 #endif
         if (matmul_bf16_native != (native == 1)) break;
         size_t need = matmul_workspace_bytes(ROWS, IC, OC);
-        scratch_poison(need);
+        workspace_poison(need);
         for (int j = 0; j < OC * IC; j++) dw[0][j] = (real)j / 1000;
         matmul_forward(y[0], x[0], w[0], ROWS, IC, OC, LDY);
         matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY, true);
-        scratch_check(need, "matmul in bf16");
+        workspace_check(need, "matmul in bf16");
         double worst[3] = {0, 0, 0};
         for (int i = 0; i < ROWS * OC; i++)
             worst[0] = fmax(worst[0], fabs((double)(y[0][i / OC * LDY + i % OC] - y[1][i / OC * LDY + i % OC])));
@@ -217,56 +114,12 @@ static void test_matmul_bf16(void) {
     op_free("matmul in bf16");
 }
 
-// --- rope: x[0] and y (N,heads,D) with row stride ldx; in place, so runs copy first ---
-
-#define ROPE_THETA 10000.0
-static void rope_setup(OpCase *c) {
-    const int *d = c->d;
-    c->length = 2;
-    c->table = op_alloc((size_t)(OP_ROWS * d[3]));
-    rope_table(c->table, OP_ROWS, d[3], ROPE_THETA);
-    op_view(&c->x[0], "dx", 0, d[0] * d[1], d[2], d[3], d[4], d[3]);
-    op_view(&c->y[0], "x", 0, d[0] * d[1], d[2], d[3], d[4], d[3]);
-}
-static void rope_copy(real *to, const real *from, const OpView *v) {
-    for (size_t i = 0; i < op_size(v); i++) to[op_at(v, i)] = from[op_at(v, i)];
-}
-static void rope_run_forward(OpCase *c) {
-    rope_copy(c->y->data, c->x->data, c->y->view);
-    rope_forward(c->y->data, c->table, c->d[0], c->d[1], c->d[2], c->d[3], c->d[4], c->d[5]);
-}
-static void rope_run_backward(OpCase *c) {
-    rope_copy(c->dx->data, c->dy, c->y->view);
-    rope_backward(c->dx->data, c->table, c->d[0], c->d[1], c->d[2], c->d[3], c->d[4], c->d[5]);
-}
-static void rope_reference(OpCase *c) {
-    for (size_t i = 0; i < op_size(c->y->view); i++) {
-        size_t at = op_at(c->y->view, i), D = (size_t)c->d[3], T = (size_t)c->d[1], half = D / 2;
-        size_t t = (size_t)c->d[5] + i / D / (size_t)c->d[2] % T;
-        double angle = (double)t * pow(ROPE_THETA, -2.0 * (double)(i % half) / (double)D);
-        const double *x = c->x->ref + at;
-        c->y->ref[at] =
-            i % D < half ? cos(angle) * x[0] - sin(angle) * x[half] : cos(angle) * x[0] + sin(angle) * *(x - half);
-    }
-}
-static void test_rope(void) {
-    static const OpKind kind = {"rope",           "B T heads D ldx first", rope_setup,
-                                rope_run_forward, rope_run_backward,       rope_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 2, 2, 0},       // one position, one pair
-        {3, 7, 2, 8, 40, 0},      // each of several sequences starts at `first`; columns beyond the heads
-        {1, 13, 5, 40, 200, 0},   // D no power of two
-        {2, 3, 1, 6, 64, 0},      // an odd number of pairs
-        {1, 7, 2, 256, 512, 130}, // the widest head, far positions
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
 static void test_rope_properties(void) {
     enum { T = 67, D = 40, HEADS = 3, LD = HEADS * D, COUNT = T * LD, PAST = 60 * LD };
     TestRandom random = {3};
     real *table = op_alloc(T * D), *x = op_alloc_random(&random, COUNT, 1), *y = op_alloc_copy(x, COUNT);
     real *tail = op_alloc_copy(x + PAST, COUNT - PAST), *constant = op_alloc(COUNT);
-    rope_table(table, T, D, ROPE_THETA);
+    rope_table(table, T, D, OP_THETA);
     rope_forward(y, table, 1, T, HEADS, D, LD, 0);
     rope_forward(tail, table, 1, T - PAST / LD, HEADS, D, LD, PAST / LD);
     EXPECT(op_same(y + PAST, tail, COUNT - PAST), "rows from position %d on differ from the whole's", PAST / LD);
@@ -299,168 +152,6 @@ static void test_rope_properties(void) {
     op_free("rope");
 }
 
-// --- attention: x[0] fused rows [q | k | v | padding], y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
-// With `maps` 2 the heads of two attention maps interleave, [heads][2][width]; the second is the one under test.
-
-static AttentionShape attention_shape(const int *d) { // B, T, NQ, NKV, D, DV, maps, padding
-    AttentionShape s;
-    memset(&s, 0, sizeof(s));
-    s.B = d[0], s.T = d[1], s.NQ = d[2], s.NKV = d[3], s.D = d[4], s.DV = d[5];
-    s.q_head = s.k_head = d[6] * s.D;
-    s.v_head = s.DV;
-    s.o_head = d[6] * s.DV;
-    s.ldq = s.ldkv = (s.NQ + s.NKV) * s.q_head + s.NKV * s.DV + d[7];
-    s.ldo = s.NQ * s.o_head + d[7];
-    s.scale = (real)(1 / sqrt((double)s.D));
-    return s;
-}
-static void attention_setup(OpCase *c) {
-    AttentionShape s = c->s = attention_shape(c->d);
-    int rows = s.B * s.T, map = c->d[6] - 1;
-    size_t k_at = (size_t)(s.NQ * s.q_head), v_at = k_at + (size_t)(s.NKV * s.k_head), of_map = (size_t)(map * s.D);
-    c->scale = 2;                      // scores spread enough for some keys to matter more than others
-    c->length = 4 * max_int(s.T, s.D); // errors of scores grow with their size, up to 4
-    op_view(&c->x[0], "dq", of_map, rows, s.NQ, s.D, s.ldq, s.q_head);
-    op_view(&c->x[0], "dk", k_at + of_map, rows, s.NKV, s.D, s.ldkv, s.k_head);
-    op_view(&c->x[0], "dv", v_at, rows, s.NKV, s.DV, s.ldkv, s.v_head);
-    op_view(&c->y[0], "out", (size_t)(map * s.DV), rows, s.NQ, s.DV, s.ldo, s.o_head);
-    op_rows(&c->y[1], "lse", s.B * s.NQ, s.T, s.T);
-}
-static size_t attention_need(AttentionShape s) {
-    return attention_workspace_bytes(s, max_int(OP_THREADS, omp_get_max_threads()));
-}
-static void workspace_poison(AttentionShape s) { scratch_poison(attention_need(s)); }
-static void workspace_check(AttentionShape s, const char *what) {
-    scratch_check(attention_workspace_bytes(s, omp_get_max_threads()), what);
-}
-static void attention_run_forward(OpCase *c) {
-    const real *q = c->x->data + c->x->view[0].offset, *k = c->x->data + c->x->view[1].offset;
-    workspace_poison(c->s);
-    attention_forward(c->y[0].data + c->y->view->offset, c->y[1].data, q, k, c->x->data + c->x->view[2].offset, c->s);
-    workspace_check(c->s, c->what);
-}
-static void attention_run_backward(OpCase *c) {
-    size_t q = c->x->view[0].offset, k = c->x->view[1].offset, v = c->x->view[2].offset, o = c->y->view->offset;
-    const real *x = c->x->data;
-    real *dx = c->dx->data;
-    workspace_poison(c->s);
-    attention_backward(dx + q, dx + k, dx + v, c->dy + o, c->y[0].data + o, c->y[1].data, x + q, x + k, x + v, c->s,
-                       false);
-    workspace_check(c->s, c->what);
-}
-// The definition, for heads that begin at these elements; `sinks` has one more logit per head, NULL: there is none.
-static void attention_define(OpCase *c, size_t q_at, size_t k_at, size_t v_at, size_t out_at, size_t lse_at,
-                             const double *sinks) {
-    AttentionShape s = c->s;
-#pragma omp parallel for
-    for (int bh = 0; bh < s.B * s.NQ; bh++) {
-        int b = bh / s.NQ, h = bh % s.NQ, kv = h / (s.NQ / s.NKV);
-        const double *x = c->x->ref + b * s.T * s.ldq, *q = x + q_at + h * s.q_head;
-        const double *k = x + k_at + kv * s.k_head, *v = x + v_at + kv * s.v_head;
-        for (int t = 0; t < s.T; t++) {
-            double sum = sinks ? exp(sinks[h]) : 0, *out = c->y->ref + out_at + (b * s.T + t) * s.ldo + h * s.o_head;
-            for (int i = 0; i < s.DV; i++) out[i] = 0;
-            for (int j = 0; j <= t; j++) {
-                double score = 0;
-                for (int i = 0; i < s.D; i++) score += q[t * s.ldq + i] * k[j * s.ldkv + i];
-                double p = exp(score * (double)s.scale); // scores are small: no maximum is needed
-                sum += p;
-                for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ldkv + i];
-            }
-            for (int i = 0; i < s.DV; i++) out[i] /= sum;
-            c->y[1].ref[lse_at + (size_t)(bh * s.T + t)] = log(sum);
-        }
-    }
-}
-static void attention_reference(OpCase *c) {
-    const OpView *v = c->x->view;
-    attention_define(c, v[0].offset, v[1].offset, v[2].offset, c->y->view->offset, 0, NULL);
-}
-static void test_attention(void) {
-    static const OpKind kind = {"attention",           "B T NQ NKV D DV maps padding", attention_setup,
-                                attention_run_forward, attention_run_backward,         attention_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 8, 8, 1, 0},      // one key: the output is its value, dq = dk = 0
-        {1, 7, 6, 1, 16, 16, 1, 13},   // one KV head for all queries; padded rows, as for lambda
-        {3, 13, 2, 2, 8, 8, 1, 0},     // several sequences, NKV = NQ, prime T
-        {1, 64, 3, 3, 8, 8, 1, 64},    // exactly one panel of keys (fp32, AVX-512)
-        {1, 96, 6, 2, 16, 16, 1, 5},   // exactly one block of rows; groups of 3
-        {2, 97, 2, 1, 40, 40, 1, 0},   // one past it; D no multiple of a vector
-        {1, 193, 2, 2, 24, 72, 1, 0},  // one past a block of keys; wider values
-        {1, 389, 2, 1, 16, 16, 1, 3},  // three blocks of keys, five of rows, prime T
-        {1, 13, 2, 1, 256, 256, 1, 0}, // the widest head
-        {3, 7, 4, 2, 8, 16, 2, 6},     // diff_v1: interleaved key sets, value heads of width 2D
-        {1, 199, 2, 1, 8, 16, 2, 0},   // the same beyond one block of keys
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
-
-// --- attention of two key sets that read the same values: buffers as above, both sets under test ---
-// As the trainer runs diff_v1 and diff_scalar: query and key heads are [heads][2][D], set m has the m-th of each two,
-// its output is the m-th of each two output heads, and lse is (2,B,NQ,T). The second call adds to dv.
-
-typedef struct {
-    size_t q, k, v, out, lse; // first elements of a set
-} AttentionSet;
-static AttentionSet attention_set(const OpCase *c, int set) {
-    AttentionShape s = c->s;
-    AttentionSet a;
-    a.q = (size_t)(set * s.D);
-    a.k = (size_t)(s.NQ * s.q_head + set * s.D);
-    a.v = (size_t)(s.NQ * s.q_head + s.NKV * s.k_head);
-    a.out = (size_t)(set * s.DV);
-    a.lse = (size_t)(set * s.B * s.NQ * s.T);
-    return a;
-}
-static void attention_sets_setup(OpCase *c) {
-    AttentionShape s = c->s = attention_shape(c->d);
-    AttentionSet first = attention_set(c, 0);
-    int rows = s.B * s.T;
-    c->scale = 2;
-    c->length = 4 * max_int(s.T, s.D);
-    op_view(&c->x[0], "dq", first.q, rows, 2 * s.NQ, s.D, s.ldq, s.D);
-    op_view(&c->x[0], "dk", first.k, rows, 2 * s.NKV, s.D, s.ldkv, s.D);
-    op_view(&c->x[0], "dv", first.v, rows, s.NKV, s.DV, s.ldkv, s.v_head);
-    op_view(&c->y[0], "out", 0, rows, 2 * s.NQ, s.DV, s.ldo, s.DV);
-    op_rows(&c->y[1], "lse", 2 * s.B * s.NQ, s.T, s.T);
-}
-static void attention_sets_run_forward(OpCase *c) {
-    const real *x = c->x->data;
-    for (int set = 0; set < 2; set++) {
-        AttentionSet a = attention_set(c, set);
-        workspace_poison(c->s);
-        attention_forward(c->y[0].data + a.out, c->y[1].data + a.lse, x + a.q, x + a.k, x + a.v, c->s);
-    }
-}
-static void attention_sets_run_backward(OpCase *c) {
-    const real *x = c->x->data;
-    real *dx = c->dx->data;
-    for (int set = 0; set < 2; set++) {
-        AttentionSet a = attention_set(c, set);
-        workspace_poison(c->s);
-        attention_backward(dx + a.q, dx + a.k, dx + a.v, c->dy + a.out, c->y[0].data + a.out, c->y[1].data + a.lse,
-                           x + a.q, x + a.k, x + a.v, c->s, set > 0);
-    }
-}
-static void attention_sets_reference(OpCase *c) {
-    for (int set = 0; set < 2; set++) {
-        AttentionSet a = attention_set(c, set);
-        attention_define(c, a.q, a.k, a.v, a.out, a.lse, NULL);
-    }
-}
-static void test_attention_sets(void) {
-    static const OpKind kind = {"attention of two key sets", "B T NQ NKV D DV maps padding", attention_sets_setup,
-                                attention_sets_run_forward,  attention_sets_run_backward,    attention_sets_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 8, 16, 2, 0},    // one key: dv is the sum of both gradients of the output
-        {2, 13, 6, 2, 8, 16, 2, 11},  // diff_v1: values of width 2D, groups of 3, padded rows
-        {1, 7, 3, 3, 20, 40, 2, 64},  // diff_scalar: half-width keys, values of a whole head; D no multiple of 16
-        {1, 199, 2, 1, 8, 16, 2, 0},  // beyond one block of keys
-        {1, 5, 2, 1, 256, 512, 2, 0}, // the widest head, values of twice its width
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
-
 // q (T,NQ,D), k and v (T,NKV,D) of one sequence, in separate buffers, and what comes of them
 typedef struct {
     AttentionShape s;
@@ -469,18 +160,20 @@ typedef struct {
 } AttentionSequence;
 static AttentionSequence attention_sequence(int T, double scale) {
     AttentionSequence a;
-    const int d[8] = {1, T, 4, 2, 24, 24, 1, 0};
     TestRandom random = {(uint64_t)T};
-    a.s = attention_shape(d);
+    memset(&a.s, 0, sizeof(a.s));
+    a.s.B = 1, a.s.T = T, a.s.NQ = 4, a.s.NKV = 2;
+    a.s.D = a.s.DV = a.s.q_head = a.s.k_head = a.s.v_head = a.s.o_head = 24;
     a.s.ldq = a.s.ldo = a.s.NQ * a.s.D;
     a.s.ldkv = a.s.NKV * a.s.D;
+    a.s.scale = (real)(1 / sqrt(24.0));
     a.q_count = (size_t)(T * a.s.ldq), a.kv_count = (size_t)(T * a.s.ldkv), a.lse_count = (size_t)(T * a.s.NQ);
     a.q = op_alloc_random(&random, a.q_count, scale);
     a.k = op_alloc_random(&random, a.kv_count, scale);
     a.v = op_alloc_random(&random, a.kv_count, 1);
     a.out = op_alloc(a.q_count);
     a.lse = op_alloc(a.lse_count);
-    workspace_poison(a.s);
+    workspace_poison(attention_workspace_bytes(a.s, omp_get_max_threads()));
     attention_forward(a.out, a.lse, a.q, a.k, a.v, a.s);
     return a;
 }
@@ -498,6 +191,9 @@ static void test_attention_is_causal(void) {
         }
         real *out = op_alloc(a.q_count), *lse = op_alloc(a.lse_count);
         attention_forward(out, lse, a.q, a.k, a.v, a.s);
+        real *no_lse = op_alloc(a.q_count);
+        attention_forward(no_lse, NULL, a.q, a.k, a.v, a.s);
+        EXPECT(op_same(out, no_lse, a.q_count), "the output depends on whether lse is wanted");
         EXPECT(op_same(out, a.out, at), "other keys after row %d changed an output up to it", last[i]);
         EXPECT(!op_same(out + at, a.out + at, a.q_count - at), "other keys after row %d changed nothing", last[i]);
         for (int h = 0; h < a.s.NQ; h++)
@@ -505,32 +201,6 @@ static void test_attention_is_causal(void) {
                    h);
         op_free("attention");
     }
-}
-static void test_attention_generates(void) {
-    enum { T = 307 };
-    static const int first[] = {1, 63, 96, 191, 192, 193, 306}; // around the blocks; 306: one new row, as in generation
-    AttentionSequence a = attention_sequence(T, 2);
-    double tolerance = 8 * op_epsilon * sqrt(4.0 * T);
-    for (size_t i = 0; i < sizeof(first) / sizeof(first[0]); i++) {
-        AttentionShape s = a.s;
-        s.first = first[i];
-        s.T = T - first[i];
-        size_t at = (size_t)(first[i] * s.ldq), count = a.q_count - at;
-        real *out = op_alloc(count), *lse = op_alloc((size_t)(s.NQ * s.T)), *no_lse = op_alloc(count);
-        workspace_poison(s);
-        attention_forward(out, lse, a.q + at, a.k, a.v, s);
-        workspace_check(s, "generation");
-        attention_forward(no_lse, NULL, a.q + at, a.k, a.v, s);
-        EXPECT(op_same(out, no_lse, count), "first %d: the output depends on whether lse is wanted", first[i]);
-        double error = 0;
-        for (size_t j = 0; j < count; j++) error = fmax(error, fabs((double)out[j] - (double)a.out[at + j]));
-        for (int h = 0; h < s.NQ; h++)
-            for (int t = 0; t < s.T; t++)
-                error = fmax(error, fabs((double)lse[h * s.T + t] - (double)a.lse[h * T + first[i] + t]));
-        EXPECT(error <= tolerance, "first %d: rows are %.3g off the whole's, tolerance %.3g", first[i], error,
-               tolerance);
-    }
-    op_free("attention");
 }
 // Documents in a row that do not see each other, against each of them alone: outputs, lse and gradients.
 static void test_attention_documents(void) {
@@ -547,7 +217,7 @@ static void test_attention_documents(void) {
     real *out = op_alloc(a.q_count), *lse = op_alloc(a.lse_count);
     AttentionShape s = a.s;
     s.first_key = first_key;
-    workspace_poison(s);
+    workspace_poison(attention_workspace_bytes(s, omp_get_max_threads()));
     attention_forward(out, lse, a.q, a.k, a.v, s);
     attention_backward(dx, dx + a.q_count, dx + a.q_count + a.kv_count, dout, out, lse, a.q, a.k, a.v, s, false);
     double error = 0, tolerance = 8 * op_epsilon * sqrt(4.0 * T);
@@ -597,53 +267,6 @@ static void test_attention_large_scores(void) {
     op_free("attention");
 }
 
-// --- sink: x[0] fused rows [q | k | v | padding], x[1] sinks (NQ), y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
-// sink_forward after attention_forward against the definition with one more column, and their two backwards.
-
-static void sink_setup(OpCase *c) { // attention's, and whether sinks are learned
-    int d[OP_DIMS];
-    memcpy(d, c->d, sizeof(d));
-    d[6] = 1;
-    AttentionShape s = c->s = attention_shape(d);
-    c->s.ldo = s.NQ * s.o_head; // sink_forward takes its rows without padding
-    int rows = s.B * s.T, k_at = s.NQ * s.D, v_at = k_at + s.NKV * s.D;
-    c->scale = 2;
-    c->length = 4 * max_int(s.B * s.T, s.D);
-    op_view(&c->x[0], "dq", 0, rows, s.NQ, s.D, s.ldq, s.q_head);
-    op_view(&c->x[0], "dk", (size_t)k_at, rows, s.NKV, s.D, s.ldkv, s.k_head);
-    op_view(&c->x[0], "dv", (size_t)v_at, rows, s.NKV, s.DV, s.ldkv, s.v_head);
-    if (c->d[6]) op_rows(&c->x[1], "dsinks", 1, s.NQ, s.NQ);
-    c->dx[1].adds = true;
-    op_rows(&c->y[0], "out", rows, s.NQ * s.DV, s.NQ * s.DV);
-    op_rows(&c->y[1], "lse", s.B * s.NQ, s.T, s.T);
-}
-static void sink_run_forward(OpCase *c) {
-    attention_run_forward(c);
-    sink_forward(c->y[0].data, c->y[1].data, c->x[1].data, c->s.B, c->s.T, c->s.NQ, c->s.DV);
-}
-static void sink_run_backward(OpCase *c) {
-    if (c->d[6])
-        sink_backward(c->dx[1].data, c->dy, c->y[0].data, c->y[1].data, c->x[1].data, c->s.B, c->s.T, c->s.NQ, c->s.DV);
-    attention_run_backward(c);
-}
-static void sink_reference(OpCase *c) {
-    static const double zeros[OP_ROWS];
-    const OpView *v = c->x->view;
-    attention_define(c, v[0].offset, v[1].offset, v[2].offset, 0, 0, c->d[6] ? c->x[1].ref : zeros);
-}
-static void test_sink(void) {
-    static const OpKind kind = {
-        "sink", "B T NQ NKV D DV learned padding", sink_setup, sink_run_forward, sink_run_backward, sink_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 8, 8, 0, 0},     // one key beside the sink: dq and dk are no longer 0
-        {1, 1, 1, 1, 8, 8, 1, 0},     // the same, learned
-        {2, 13, 6, 2, 16, 16, 0, 9},  // off_by_one: groups, padded rows
-        {2, 13, 6, 2, 16, 16, 1, 9},  // several sequences add to one gradient of a sink
-        {1, 67, 5, 1, 8, 40, 1, 0},   // beyond one block; values wider than keys, no multiple of 16
-        {1, 7, 2, 1, 256, 256, 1, 0}, // the widest head
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
 // A sink far below the scores is none, to the last bit; one far above takes everything and leaves no gradient.
 static void test_sink_extremes(void) {
     enum { T = 67, NQ = 4, D = 24 };
@@ -676,47 +299,6 @@ static void test_sink_extremes(void) {
     }
 }
 
-// --- diff_combine: x[0] a (N,2NH,D), x[1] l (N,NH) with row stride ldl, y (N,NH,D) ---
-
-static void diff_combine_setup(OpCase *c) {
-    int N = c->d[0], NH = c->d[1], D = c->d[2];
-    c->scale = 3; // lambdas between 0.05 and 0.95
-    c->length = D;
-    op_rows(&c->x[0], "da", N, 2 * NH * D, 2 * NH * D);
-    op_rows(&c->x[1], "dl", N, NH, c->d[3]);
-    op_rows(&c->y[0], "o", N, NH * D, NH * D);
-}
-static void diff_combine_run_forward(OpCase *c) {
-    const int *d = c->d;
-    diff_combine_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4], d[5]);
-}
-static void diff_combine_run_backward(OpCase *c) {
-    const int *d = c->d;
-    diff_combine_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4],
-                          d[5]);
-}
-static void diff_combine_reference(OpCase *c) {
-    int NH = c->d[1], D = c->d[2];
-    for (int i = 0; i < c->d[0] * NH * D; i++) {
-        int n = i / D / NH, h = i / D % NH, h1 = c->d[4] == 1 ? 2 * h : h, h2 = c->d[4] == 1 ? 2 * h + 1 : h + NH;
-        const double *a = c->x[0].ref + n * 2 * NH * D + i % D;
-        double l = c->x[1].ref[n * c->d[3] + h];
-        c->y->ref[i] = a[h1 * D] - a[h2 * D] * (c->d[5] ? 1 / (1 + exp(-l)) : l);
-    }
-}
-static void test_diff_combine(void) {
-    static const OpKind kind = {"diff_combine",           "N NH D ldl stride sigmoid", diff_combine_setup,
-                                diff_combine_run_forward, diff_combine_run_backward,   diff_combine_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 1, 1},   // one pair of one element
-        {7, 3, 8, 64, 1, 1},  // odd NH; l in a row padded to 64
-        {13, 4, 40, 4, 1, 1}, // D no multiple of 16
-        {7, 3, 8, 64, 3, 1},  // pairs (h, h + NH)
-        {3, 5, 256, 5, 5, 1}, // the widest head
-        {7, 3, 8, 64, 1, 0},  // the factor is l itself
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
 static void test_diff_combine_pairs(void) {
     enum { NH = 4 };
     static const int pairs[][1 + 2 * NH] = {
@@ -739,139 +321,8 @@ static void test_diff_combine_pairs(void) {
     }
 }
 
-// --- layer lambdas: x[0] rows [q1 | k1 | gap], x[1] rows [q2 | k2 | gap], or x[0] lambda (1); y l (count) ---
-
-static void lambda_exp_setup(OpCase *c) {
-    int D = c->d[0], ld = 2 * D + 3;
-    c->scale = 0.5;
-    c->length = max_int(D, c->d[1]);
-    op_view(&c->x[0], "dq1", 0, 1, 1, D, ld, D);
-    op_view(&c->x[0], "dk1", (size_t)D, 1, 1, D, ld, D);
-    op_view(&c->x[1], "dq2", 0, 1, 1, D, ld, D);
-    op_view(&c->x[1], "dk2", (size_t)D, 1, 1, D, ld, D);
-    op_rows(&c->y[0], "l", 1, c->d[1], c->d[1]);
-    c->dx[0].adds = c->dx[1].adds = true;
-}
-static void lambda_exp_run_forward(OpCase *c) {
-    const real *a = c->x[0].data, *b = c->x[1].data;
-    int D = c->d[0];
-    lambda_exp_forward(c->y->data, a, a + D, b, b + D, D, (real)lambda_init(c->d[2]), (size_t)c->d[1]);
-}
-static void lambda_exp_run_backward(OpCase *c) {
-    const real *a = c->x[0].data, *b = c->x[1].data;
-    real *da = c->dx[0].data, *db = c->dx[1].data;
-    int D = c->d[0];
-    lambda_exp_backward(da, da + D, db, db + D, c->dy, a, a + D, b, b + D, D, (size_t)c->d[1]);
-}
-static void lambda_exp_reference(OpCase *c) {
-    double dot[2] = {0, 0};
-    for (int m = 0; m < 2; m++)
-        for (int i = 0, D = c->d[0]; i < D; i++) dot[m] += c->x[m].ref[i] * c->x[m].ref[D + i];
-    for (int i = 0; i < c->d[1]; i++) c->y->ref[i] = exp(dot[0]) - exp(dot[1]) + lambda_init(c->d[2]);
-}
-static void lambda_scalar_setup(OpCase *c) {
-    c->length = c->d[0];
-    op_rows(&c->x[0], "dlambda", 1, 1, 1);
-    op_rows(&c->y[0], "l", 1, c->d[0], c->d[0]);
-    c->dx[0].adds = true;
-}
-static void lambda_scalar_run_forward(OpCase *c) { lambda_scalar_forward(c->y->data, c->x->data, (size_t)c->d[0]); }
-static void lambda_scalar_run_backward(OpCase *c) { lambda_scalar_backward(c->dx->data, c->dy, (size_t)c->d[0]); }
-static void lambda_scalar_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[0];
-}
-static void test_layer_lambda(void) {
-    static const OpKind of_exp = {"lambda_exp",           "D count layer",         lambda_exp_setup,
-                                  lambda_exp_run_forward, lambda_exp_run_backward, lambda_exp_reference};
-    static const OpKind scalar = {
-        "lambda_scalar",        "count", lambda_scalar_setup, lambda_scalar_run_forward, lambda_scalar_run_backward,
-        lambda_scalar_reference};
-    static const int exp_shapes[][OP_DIMS] = {
-        {1, 1, 0},       // the smallest; the first layer, whose init is 0.2
-        {40, 67, 5},     // no multiple of 16
-        {256, 4099, 30}, // the widest head, many rows; a layer whose init is 0.8 to within 1e-4
-    };
-    static const int scalar_shapes[][OP_DIMS] = {{1}, {13}, {4099}}; // the smallest, less than a vector, past a page
-    OP_CHECK_ALL(of_exp, exp_shapes);
-    OP_CHECK_ALL(scalar, scalar_shapes);
-    for (int count = 0; count <= 67; count += 67) { // the constant of diff_v2_no_lambda
-        real *l = op_alloc((size_t)count);
-        int wrong = 0;
-        fill_forward(l, 1, (size_t)count);
-        for (int i = 0; i < count; i++) wrong += l[i] != 1;
-        EXPECT(wrong == 0, "fill_forward: %d of %d elements are not 1", wrong, count);
-        op_free("fill_forward");
-    }
-}
-
-// --- scale_inplace: x[0] and y (count); in place, so runs copy first ---
-
-static void scale_setup(OpCase *c) {
-    op_rows(&c->x[0], "dx", 1, c->d[0], c->d[0]);
-    op_rows(&c->y[0], "x", 1, c->d[0], c->d[0]);
-}
-static void scale_run_forward(OpCase *c) {
-    rope_copy(c->y->data, c->x->data, c->y->view);
-    scale_inplace(c->y->data, (real)(c->d[1] / 10.0), (size_t)c->d[0]);
-}
-static void scale_run_backward(OpCase *c) {
-    rope_copy(c->dx->data, c->dy, c->y->view);
-    scale_inplace(c->dx->data, (real)(c->d[1] / 10.0), (size_t)c->d[0]);
-}
-static void scale_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * (c->d[1] / 10.0);
-}
-static void test_scale(void) {
-    static const OpKind kind = {"scale_inplace",   "count 10*factor",  scale_setup,
-                                scale_run_forward, scale_run_backward, scale_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 8},    // the smallest; 1 - lambda_init of the first layer
-        {13, -3},  // less than a vector
-        {4099, 2}, // one page and a rest; 1 - lambda_init of a late layer
-        {67, 0},   // everything becomes 0
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
-
-// --- gate: x[0] x (N,heads,D), x[1] g (N,heads*width) with row stride ldg, y (N,heads,D) ---
-
-static void gate_setup(OpCase *c) {
-    int N = c->d[0], heads = c->d[1], D = c->d[2];
-    c->scale = 3; // gates between 0.05 and 0.95
-    c->length = D;
-    op_rows(&c->x[0], "dx", N, heads * D, heads * D);
-    op_rows(&c->x[1], "dg", N, heads * c->d[4], c->d[3]);
-    op_rows(&c->y[0], "y", N, heads * D, heads * D);
-}
-static void gate_run_forward(OpCase *c) {
-    const int *d = c->d;
-    gate_forward(c->y->data, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
-}
-static void gate_run_backward(OpCase *c) {
-    const int *d = c->d;
-    gate_backward(c->dx[0].data, c->dx[1].data, c->dy, c->x[0].data, c->x[1].data, d[0], d[1], d[2], d[3], d[4]);
-}
-static void gate_reference(OpCase *c) {
-    int heads = c->d[1], D = c->d[2];
-    for (int i = 0; i < c->d[0] * heads * D; i++) {
-        int of_head = i / D % heads * c->d[4] + (c->d[4] == 1 ? 0 : i % D);
-        c->y->ref[i] = c->x[0].ref[i] / (1 + exp(-c->x[1].ref[i / D / heads * c->d[3] + of_head]));
-    }
-}
-static void test_gate(void) {
-    static const OpKind kind = {"gate",           "N heads D ldg width", gate_setup,
-                                gate_run_forward, gate_run_backward,     gate_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1, 1, 1},       // one element: both kinds of gate in one
-        {7, 3, 8, 64, 1},      // a gate per head, in a row padded to 64
-        {7, 3, 8, 64, 8},      // a gate per element, padded
-        {13, 4, 40, 4, 1},     // D no multiple of 16
-        {13, 4, 40, 160, 40},  // the same per element, rows without padding
-        {3, 5, 256, 64, 1},    // the widest head
-        {2, 2, 256, 512, 256}, // per element
-    };
-    OP_CHECK_ALL(kind, shapes);
-    // saturated gates let everything or nothing through and have no gradient; halves are exact
+// Saturated gates let everything or nothing through and have no gradient; halves are exact.
+static void test_gate_extremes(void) {
     enum { D = 4 };
     real x[D] = {1, 2, 3, 4}, g[D] = {(real)1e4, (real)-1e4, 0, (real)1e4}, dy[D] = {5, 6, 7, 8}, y[D], dx[D], dg[D];
     static const double want_y[D] = {1, 0, 1.5, 4}, want_dx[D] = {5, 0, 3.5, 8}, want_dg[D] = {0, 0, 5.25, 0};
@@ -883,57 +334,10 @@ static void test_gate(void) {
                "gate %g: y %g, dx %g, dg %g", (double)g[i], (double)y[i], (double)dx[i], (double)dg[i]);
 }
 
-// --- swiglu: x[0] rows [gate | up] (N,2F), y (N,F) ---
-
-static void swiglu_setup(OpCase *c) {
-    int N = c->d[0], F = c->d[1];
-    c->scale = c->d[2];
-    op_rows(&c->x[0], "dgate", N, F, 2 * F);
-    op_view(&c->x[0], "dup", (size_t)F, N, 1, F, 2 * F, F);
-    op_rows(&c->y[0], "y", N, F, F);
-}
-static void swiglu_run_forward(OpCase *c) { swiglu_forward(c->y->data, c->x->data, c->d[0], c->d[1]); }
-static void swiglu_run_backward(OpCase *c) { swiglu_backward(c->dx->data, c->dy, c->x->data, c->d[0], c->d[1]); }
-static void swiglu_reference(OpCase *c) {
-    for (int i = 0, F = c->d[1]; i < c->d[0] * F; i++) {
-        double g = c->x->ref[i / F * 2 * F + i % F], u = c->x->ref[i / F * 2 * F + F + i % F];
-        c->y->ref[i] = g / (1 + exp(-g)) * u;
-    }
-}
-static void test_swiglu(void) {
-    static const OpKind kind = {"swiglu",           "N F scale",         swiglu_setup,
-                                swiglu_run_forward, swiglu_run_backward, swiglu_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 1},    // the smallest
-        {13, 37, 4},  // F no multiple of 16
-        {3, 257, 30}, // sigmoids that are 0 or 1 to within rounding
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
-
-// --- residual: x[0], x[1], y (count) ---
-
-static void residual_setup(OpCase *c) {
-    op_rows(&c->x[0], "a", 1, c->d[0], c->d[0]);
-    op_rows(&c->x[1], "b", 1, c->d[0], c->d[0]);
-    op_rows(&c->y[0], "y", 1, c->d[0], c->d[0]);
-}
-static void residual_run_forward(OpCase *c) {
-    residual_forward(c->y->data, c->x[0].data, c->x[1].data, (size_t)c->d[0]);
-}
-static void residual_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x[0].ref[i] + c->x[1].ref[i];
-}
-static void test_residual(void) {
-    static const OpKind kind = {"residual", "count", residual_setup, residual_run_forward, NULL, residual_reference};
-    static const int shapes[][OP_DIMS] = {{1}, {13}, {4097}}; // the smallest, less than a vector, one past a page
-    OP_CHECK_ALL(kind, shapes);
-}
-
 // --- residual and rmsnorm in one pass ---
 
 // Bit for bit what the two operations give one after the other, for any number of threads; nothing else is written.
-static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
+static void test_residual_rmsnorm(void) {
     static const int shapes[][2] = {{1, 1}, {7, 64}, {13, 130}, {129, 100}, {3, 37}}; // as for rmsnorm
     TestRandom random = {8};
     int before = omp_get_max_threads();
@@ -945,12 +349,12 @@ static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
         for (int fused = 0; fused < 2; fused++)
             sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
         residual_forward(sum[0], a, b, count);
-        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)RMSNORM_EPS);
+        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS);
         for (int threads = 1; threads <= OP_THREADS; threads++) {
             omp_set_num_threads(threads);
             for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
             for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
-            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)RMSNORM_EPS);
+            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS);
             EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
             EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
             EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
@@ -960,44 +364,6 @@ static void the_fused_norm_of_a_sum_equals_the_two_operations(void) {
     omp_set_num_threads(before);
 }
 
-// --- cross_entropy: x[0] logits (N,V) with row stride Vp, y losses (N), which are added to ---
-
-static void cross_entropy_setup(OpCase *c) {
-    c->index_limit = c->d[1];
-    c->scale = 4;
-    c->length = c->d[1];
-    c->dloss = 0.375;
-    op_rows(&c->x[0], "dlogits", c->d[0], c->d[1], c->d[2]);
-    op_rows(&c->y[0], "losses", 1, c->d[0], c->d[0]);
-    c->y[0].adds = true;
-}
-static void cross_entropy_run_forward(OpCase *c) { // without dloss: the logits, an input here, stay as they are
-    cross_entropy(c->y->data, c->x->data, c->index, c->d[0], c->d[1], c->d[2], 0);
-}
-static void cross_entropy_run_backward(OpCase *c) {
-    memcpy(c->dx->data, c->x->data, c->x->count * sizeof(real)); // with NaN in the padding
-    cross_entropy(c->y->data, c->dx->data, c->index, c->d[0], c->d[1], c->d[2], c->dy[0]);
-}
-static void cross_entropy_reference(OpCase *c) {
-    for (int n = 0; n < c->d[0]; n++) {
-        const double *x = c->x->ref + n * c->d[2];
-        double sum = 0;
-        for (int v = 0; v < c->d[1]; v++) sum += exp(x[v]);
-        c->y->ref[n] = log(sum) - x[c->index[n]];
-    }
-}
-static void test_cross_entropy(void) {
-    static const OpKind kind = {
-        "cross_entropy",        "N V Vp", cross_entropy_setup, cross_entropy_run_forward, cross_entropy_run_backward,
-        cross_entropy_reference};
-    static const int shapes[][OP_DIMS] = {
-        {1, 1, 64},     // one class: loss 0, gradient 0
-        {7, 3, 64},     // mostly padding
-        {13, 257, 320}, // bytes and a separator, padded to a multiple of 64
-        {67, 100, 100}, // no padding
-    };
-    OP_CHECK_ALL(kind, shapes);
-}
 static void test_cross_entropy_extremes(void) {
     enum { V = 4 };
     static const struct {
@@ -1107,7 +473,7 @@ static void test_adamw(void) {
     }
 }
 // The weights are the master's, whatever the parameters were; both get the update.
-static void master_weights_decide(void) {
+static void test_adamw_master_weights(void) {
     enum { COUNT = 77 };
     TestRandom random = {5};
     real *w[2], *m[2], *v[2], *master = op_alloc_random(&random, COUNT, 1), *g = op_alloc_random(&random, COUNT, 1);
@@ -1210,6 +576,7 @@ static const Test operations_tests[] = {
     {"the sigmoid is right to rounding everywhere and saturates", test_sigmoid},
     {"the embedding copies rows and its backward adds repeated tokens up", test_embedding},
     {"rmsnorm and its backward agree with the definition", test_rmsnorm},
+    {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
     {"rounding to bf16 is to the nearest, and keeps NaN and infinity", test_bf16_rounding},
     {"matmul in bf16 multiplies rounded matrices, by oneDNN and without it", test_matmul_bf16},
@@ -1217,7 +584,6 @@ static const Test operations_tests[] = {
     {"rope keeps norms, is undone by its backward and sees distances only", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},
     {"attention never looks ahead, to the last bit", test_attention_is_causal},
-    {"attention from a position on gives the rows of the whole sequence", test_attention_generates},
     {"attention within documents is attention of each document alone", test_attention_documents},
     {"attention survives scores of 100,000", test_attention_large_scores},
     {"attention of two key sets adds both gradients of the values they share", test_attention_sets},
@@ -1228,16 +594,16 @@ static const Test operations_tests[] = {
     {"layer lambdas and their backwards agree with the definitions", test_layer_lambda},
     {"scale_inplace multiplies and takes the gradient back", test_scale},
     {"the gates and their backward agree with the definition", test_gate},
+    {"saturated gates are 0 and 1 and have no gradient", test_gate_extremes},
     {"swiglu and its backward agree with the definition", test_swiglu},
     {"the residual adds with one rounding", test_residual},
-    {"the fused norm of a sum equals the two operations, bit for bit",
-     the_fused_norm_of_a_sum_equals_the_two_operations},
+    {"the fused norm of a sum equals the two operations, bit for bit", test_residual_rmsnorm},
     {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy},
     {"cross_entropy of extreme logits is finite and right", test_cross_entropy_extremes},
     {"cross_entropy does not change when all logits grow alike", test_cross_entropy_offset},
     {"cross_entropy of a row with a NaN or an infinity is NaN", test_cross_entropy_nan},
     {"adamw agrees with a loop in double over several steps", test_adamw},
-    {"with master weights an update is theirs, and the parameters follow", master_weights_decide},
+    {"with master weights an update is theirs, and the parameters follow", test_adamw_master_weights},
     {"sum_of_squares is exact on integers, for any threads, and shows NaN", test_sum_of_squares},
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };

@@ -3,7 +3,7 @@ planned_faults.h: faults that a program under test causes on purpose, chosen by 
 defines PLANNED_FAULTS, includes the trainer, then this file. llmc/base/fault_point.h lists the places.
 
   FAULT=KIND:RANK:STEP[:WHERE]    several, separated by commas
-    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: a phase (data, forward, backward, gradients, update, save, ...),
+    kill, stop   SIGKILL or SIGSTOP to itself at WHERE: the name of a phase (watchdog_peers.h),
                  or `write`, in the middle of a file of this step's checkpoint
     hang         at WHERE, a phase: the device does not finish what it is given from then on (CUDA on the CPU)
     nan          a gradient of this step is NaN

@@ -13,7 +13,7 @@ enum { RECOMPUTE_LEVELS = 3 };
 // Three micro-steps, the second with documents, and the statistics of the third.
 static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, LayerStats *stats) {
     int N = mc->B * mc->T;
-    int *starts = (int *)checked_calloc((size_t)N, sizeof(int)), *marks = case_tokens(N, 5, 9);
+    int *starts = (int *)checked_calloc(N, sizeof(int)), *marks = case_tokens(N, 5, 9);
     Separator s = {0, false};
     for (int b = 0; b < mc->B; b++) document_starts(starts + b * mc->T, marks + b * mc->T, mc->T, s);
     for (int step = 0; step < 3; step++) {
@@ -44,7 +44,7 @@ static void recomputing_gives_the_same_bits(void) {
                 ops_init(m.plan.workspace_bytes);
                 // but for the tables
                 memset(m.activations_memory + m.plan.activations_bytes / 2, 0xFF, m.plan.activations_bytes / 2);
-                memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * (size_t)m.plan.dims.fused_ld * sizeof(floatX));
+                memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * m.plan.dims.fused_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
                 EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
@@ -57,7 +57,7 @@ static void recomputing_gives_the_same_bits(void) {
                                "%s, %s: --recompute %d gives %s other bits", attention_variants[v].name, mc->why, level,
                                t->name);
                     }
-                EXPECT(memcmp(stats[0], stats[level], (size_t)config.L * sizeof(LayerStats)) == 0,
+                EXPECT(memcmp(stats[0], stats[level], config.L * sizeof(LayerStats)) == 0,
                        "%s, %s: --recompute %d gives other statistics", attention_variants[v].name, mc->why, level);
                 case_close(&m);
             }
@@ -84,11 +84,11 @@ static void what_is_not_kept_takes_no_memory(void) {
         const AttentionVariant *a = config.attention;
         size_t norms = 2 * tensor_bytes(N, 24) + 2 * tensor_bytes(N, 1),
                mlp = tensor_bytes(N, 40) + tensor_bytes(N, 20);
-        if (d->norm_width) norms += tensor_bytes(N, NHD) + tensor_bytes(N, (size_t)d->norm_count);
-        size_t rest = tensor_bytes(N, (size_t)d->fused_ld) + tensor_bytes(N, (size_t)(d->NQ * d->DV)) +
-                      tensor_bytes(N, (size_t)d->NQ) + tensor_bytes(N, 24);
+        if (d->norm_width) norms += tensor_bytes(N, NHD) + tensor_bytes(N, d->norm_count);
+        size_t rest = tensor_bytes(N, d->fused_ld) + tensor_bytes(N, d->NQ * d->DV) + tensor_bytes(N, d->NQ) +
+                      tensor_bytes(N, 24);
         if (d->pair_stride) rest += tensor_bytes(N, NHD);
-        if (d->pair_stride && !d->lambda_rows) rest += tensor_bytes(N, (size_t)d->OH);
+        if (d->pair_stride && !d->lambda_rows) rest += tensor_bytes(N, d->OH);
         if (d->gate_width) rest += tensor_bytes(N, NHD);
         EXPECT(bytes[0] - bytes[1] == 4 * (norms + mlp), "%s: level 1 saves %zu bytes, not %zu", a->name,
                bytes[0] - bytes[1], 4 * (norms + mlp));

@@ -1,38 +1,25 @@
-# runs.sh: what the tests of runs share (tests/recipe_test.sh, tests/slurm_test.sh, tests/soak.sh source it): a scratch
-# directory with a corpus, small runs, comparison of what they leave, and the count of what passed.
+# runs.sh: shared functions of the tests of runs (recipe_test.sh, slurm_test.sh and soak.sh source it): a scratch
+# directory with a corpus, waiting for steps of a run, and comparison of the final checkpoints.
 #
-# Variables it sets: scratch, program, data (a corpus directory), passed, failed, skipped
-# Variables it reads: TRAIN_DIFFV2 and TEXT_TO_SHARDS (build/train_diffv2, build/text_to_shards)
+# Sets: scratch, program, data (a corpus directory)
+# Reads: TRAIN_DIFFV2 and TEXT_TO_SHARDS (default: build/train_diffv2, build/text_to_shards)
 # shellcheck shell=bash disable=SC2034
-set -uo pipefail
-passed=0 failed=0 skipped=0
+source tests/shell_tests.sh
 program=$(realpath "${TRAIN_DIFFV2:-build/train_diffv2}")
 export TRAIN_DIFFV2=$program
 
-# More ranks than cores: a thread that waits leaves its core to others at once.
+# There may be more ranks than cores: a waiting thread yields its core.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 
-report() { # ok, FAIL or skip, sentence
-    echo "$1 $2"
-    case "$1" in FAIL) failed=$((failed + 1)) ;; skip) skipped=$((skipped + 1)) ;; *) passed=$((passed + 1)) ;; esac
-}
-finish() { # that nothing was run is a failure
-    local line="$passed passed, $failed failed"
-    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-    echo "$line"
-    [ "$failed" -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
-    exit
-}
-
-# Makes the scratch directory and the corpus: the sources of this program.
+# Creates the scratch directory and a corpus of this program's sources.
 make_scratch() {
     local tool=${TEXT_TO_SHARDS:-build/text_to_shards}
     [ -x "$program" ] || {
-        echo "${0##*/}: there is no $program: make build/train_diffv2, or set TRAIN_DIFFV2" >&2
+        echo "${0##*/}: no $program: run make build/train_diffv2, or set TRAIN_DIFFV2" >&2
         exit 1
     }
     [ -x "$tool" ] || {
-        echo "${0##*/}: there is no $tool: make build/text_to_shards, or set TEXT_TO_SHARDS" >&2
+        echo "${0##*/}: no $tool: run make build/text_to_shards, or set TEXT_TO_SHARDS" >&2
         exit 1
     }
     scratch=$(mktemp -d "${TMPDIR:-/tmp}/diffv2_runs_XXXXXX") || exit 1
@@ -48,12 +35,11 @@ has_mpi() { [[ $(ldd "$program") == *libmpi* ]]; }
 newest_checkpoint() { # run directory
     find "$1/checkpoints" -maxdepth 1 -name 'step_????????' 2>/dev/null | sort | tail -n 1
 }
-last_step() { # run directory: of the log
+last_step() { # run directory: the last step of its log
     tail -n 1 "$1/log.jsonl" 2>/dev/null | sed -n 's/.*"step": *\([0-9]*\).*/\1/p'
 }
 
-# Waits until a command succeeds. 1: it did not within the time.
-await() { # seconds, command...
+await() { # seconds, command...: waits until the command succeeds; fails after that time
     local end=$((SECONDS + $1))
     shift
     until "$@" >/dev/null 2>&1; do
@@ -61,13 +47,13 @@ await() { # seconds, command...
         sleep 0.1
     done
 }
-at_step() { # run directory, step: the run has come to it
+at_step() { # run directory, step: whether the run has reached it
     local step
     step=$(last_step "$1")
     [ -n "$step" ] && [ "$step" -ge "$2" ]
 }
 
-# The newest checkpoints of two runs are the same bit for bit; prints what differs.
+# Compares the last checkpoints of two runs bitwise; prints the difference.
 same_end() { # run, run
     local a b
     a=$(newest_checkpoint "$1") b=$(newest_checkpoint "$2")

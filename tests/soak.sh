@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# soak.sh: short runs on 1 to 4 ranks, each with a fault drawn by chance, resumed afterwards; the last checkpoint of each
-# must be, bit for bit, that of a run of as many ranks that was left alone. Faults: a rank killed, stopped, signalled, or
-# killed while it saves; all ranks or the launcher signalled or killed. A program without MPI is tried on one rank.
-# Prints a row per round; the last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something did, 2 usage.
+# soak.sh: short runs on 1 to 4 ranks, each with a random fault, and then resumed. The last checkpoint must be bitwise
+# equal to that of an uninterrupted run on as many ranks. Faults: a rank is killed, stopped, signalled, or killed while
+# it saves; all ranks or the launcher are signalled or killed. A program without MPI is tested on one rank. Prints one
+# row per round; the last line is "N passed, N failed". Exit status: 0 nothing failed, 1 something failed, 2 usage.
 #
 # Usage: tests/soak.sh [--rounds N] [--seed S] [--ranks N] [--keep]
 #   --rounds N   rounds (5)
-#   --seed S     of ranks, faults and moments (1); a round of the same seed and number is the same
-#   --ranks N    at most so many (4)
-#   --keep       leave the scratch directory (its name is printed)
+#   --seed S     seed of ranks, faults and moments (1); the same seed and number give the same round
+#   --ranks N    maximum number of ranks (4)
+#   --keep       keeps the scratch directory, and prints its name
 # Variables: TRAIN_DIFFV2, TEXT_TO_SHARDS (build/...)
 cd "$(dirname "$0")/.." || exit 1
 source tests/runs.sh
@@ -21,7 +21,7 @@ rounds=5 seed=1 most=4 keep=no
 while [ $# -gt 0 ]; do
     case $1 in
     --rounds | --seed | --ranks)
-        [[ ${2-} =~ ^[1-9][0-9]{0,5}$ ]] || usage "$1 '${2-}' is no number from 1"
+        [[ ${2-} =~ ^[1-9][0-9]{0,5}$ ]] || usage "$1 '${2-}' must be a number, at least 1"
         case $1 in --rounds) rounds=$2 ;; --seed) seed=$2 ;; *) most=$2 ;; esac
         shift
         ;;
@@ -39,7 +39,7 @@ has_mpi && command -v mpirun >/dev/null || most=1
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
 launcher=''
-kill_round() { # whatever is left of the round under way
+kill_round() { # kills the remaining processes of the current round
     local pids
     [ -n "$launcher" ] || return 0
     mapfile -t pids < <(ranks_of)
@@ -49,16 +49,16 @@ kill_round() { # whatever is left of the round under way
 end() {
     kill_round
     wait 2>/dev/null
-    if [ "$keep" = yes ]; then echo "left: $scratch"; else rm -rf "$scratch"; fi
+    if [ "$keep" = yes ]; then echo "kept: $scratch"; else rm -rf "$scratch"; fi
 }
 trap end EXIT
 trap 'exit 1' INT TERM HUP
 
 steps=24 timeout=15
-options=(--preset tiny --layers 2 --seq-len 64 --batch-size 2 --total-batch 1536 --steps "$steps" --warmup 3 --threads 1 --train-data "$data"
-    --checkpoint-every 3 --timeout "$timeout")
+options=(--preset tiny --layers 2 --seq-len 64 --batch-size 2 --total-batch 1536 --steps "$steps" --warmup 3 --threads 1
+    --train-data "$data" --checkpoint-every 3 --timeout "$timeout")
 
-# name            | signal | to                                | statuses that are right, then with one rank
+# name            | signal | to                                | expected statuses | with one rank
 faults=(
     "kill_rank      | KILL   | rank                              | 1 137 | 137"
     "stop_rank      | STOP   | rank                              | 1     | 0"
@@ -76,14 +76,14 @@ faults=(
     "save_term_rank | TERM   | rank                              | 3     | 3"
 )
 
-start() { # run directory, ranks, options...: in the background; `launcher` is its process
+start() { # run directory, ranks, options...: starts it in the background; `launcher` is its process
     local out=$1 count=$2 command=()
     shift 2
     [ "$count" -eq 1 ] || command=(mpirun -q -np "$count" --bind-to none --oversubscribe)
     setsid "${command[@]}" "$program" --out "$out" "$@" >>"$out.out" 2>>"$out.err" &
     launcher=$!
 }
-# The processes of the ranks, in their order: what the launcher has started, or it itself.
+# Prints the processes of the ranks in order: the children of the launcher, or itself.
 ranks_of() {
     local pid
     if [ "$ranks" -eq 1 ]; then
@@ -91,11 +91,11 @@ ranks_of() {
         return
     fi
     for pid in $(pgrep -P "$launcher"); do
-        printf '%s %s\n' "$(tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n 's/^OMPI_COMM_WORLD_RANK=//p')" "$pid"
+        tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | sed -n "s/^OMPI_COMM_WORLD_RANK=\(.*\)/\1 $pid/p"
     done | sort -n | sed 's/^[0-9]* //'
 }
 launcher_ended() { ! kill -0 "$launcher" 2>/dev/null; }
-saving() { # run directory, step: a checkpoint after it is being written
+saving() { # run directory, step: waits until a later checkpoint is being written
     local file
     while ! launcher_ended; do
         for file in "$1"/checkpoints/*.tmp; do
@@ -105,7 +105,7 @@ saving() { # run directory, step: a checkpoint after it is being written
     return 1
 }
 
-# A run that is left alone, made when it is first compared with.
+# The uninterrupted run, which the first comparison creates.
 whole() { # ranks, ZeRO level
     reference=$scratch/whole_$1_$2
     [ -e "$reference" ] && return 0
@@ -113,7 +113,7 @@ whole() { # ranks, ZeRO level
     wait "$launcher"
 }
 
-# Sends the fault once the run has come to its moment. 1: it ended before.
+# Causes the fault when the run has reached the step. Fails if the run ended before.
 inflict() { # run directory, fault name, signal, to, step, victim
     local pids=()
     until at_step "$1" "$5" || launcher_ended; do sleep 0.02; done
@@ -125,10 +125,10 @@ inflict() { # run directory, fault name, signal, to, step, victim
     launcher) pids=("$launcher") ;;
     esac
     [ -n "${pids[0]-}" ] && kill "-$3" "${pids[@]}" 2>/dev/null || return 1
-    [ "$3" != STOP ] || [ "$ranks" -gt 1 ] || { sleep 0.5 && kill -CONT "${pids[@]}"; } # nobody else would notice
+    [ "$3" != STOP ] || [ "$ranks" -gt 1 ] || { sleep 0.5 && kill -CONT "${pids[@]}"; } # no peer detects it
 }
 
-round() { # number; sets the fields of its row
+round() { # number: sets the fields of its row
     local run=$scratch/run_$1 row signal to right alone status start_ms
     ranks=$((RANDOM % most + 1)) zero=$((RANDOM % 3)) row=${faults[RANDOM % ${#faults[@]}]}
     at=$((RANDOM % (steps - 6) + 2)) victim=$((RANDOM % ranks))
@@ -139,22 +139,22 @@ round() { # number; sets the fields of its row
     status=- ended_after=- resumed=- why=''
     [ "$to" = rank ] || victim=-
     whole "$ranks" "$zero" || {
-        why="the run that is left alone failed: $(tail -n 1 "$reference.err")"
+        why="the uninterrupted run failed: $(tail -n 1 "$reference.err")"
         return 1
     }
     start "$run" "$ranks" "${options[@]}" --zero "$zero"
     inflict "$run" "$fault" "$signal" "$to" "$at" "${victim/-/0}" || fault="$fault(missed)"
     start_ms=$(date +%s%3N)
     await $((timeout + 30)) launcher_ended || {
-        why="it did not end within $((timeout + 30)) s"
+        why="did not end within $((timeout + 30)) s"
         return 1
     }
     wait "$launcher"
     status=$?
     ended_after=$(($(date +%s%3N) - start_ms))ms
     outcome=$status
-    await 10 nobody_has "$run" || {
-        why="processes of it are left"
+    await 10 no_process_of "$run" || {
+        why="processes remain"
         return 1
     }
     if [[ $fault == *missed* ]]; then right="0 $right"; fi
@@ -164,19 +164,23 @@ round() { # number; sets the fields of its row
     }
     resume "$run"
 }
-nobody_has() { ! pgrep -f -- "--out $1 " >/dev/null; }
+no_process_of() { ! pgrep -f -- "--out $1 " >/dev/null; }
 
 resume() { # run directory
     local difference
     resumed=$(newest_checkpoint "$1")
     resumed=${resumed##*_} resumed=$((10#${resumed:-0}))
-    if [ -e "$1/run.json" ]; then start "$1" "$ranks" --resume --threads 1 --timeout "$timeout"; else start "$1" "$ranks" "${options[@]}" --zero "$zero"; fi
+    if [ -e "$1/run.json" ]; then
+        start "$1" "$ranks" --resume --threads 1 --timeout "$timeout"
+    else
+        start "$1" "$ranks" "${options[@]}" --zero "$zero"
+    fi
     wait "$launcher" || {
-        why="status $? when resumed: $(tail -n 1 "$1.err")"
+        why="status $? of the resumed run: $(tail -n 1 "$1.err")"
         return 1
     }
-    ! grep -q 'passed over' "$1.err" || {
-        why="a broken checkpoint was left: $(grep -m 1 'passed over' "$1.err")"
+    ! grep -q 'skipping checkpoint' "$1.err" || {
+        why="an incomplete checkpoint remained: $(grep -m 1 'skipping checkpoint' "$1.err")"
         return 1
     }
     difference=$(same_end "$reference" "$1") || {
@@ -184,7 +188,7 @@ resume() { # run directory
         return 1
     }
     [ "$(grep -c '"train"' "$1/log.jsonl")" -eq "$steps" ] || {
-        why="its log has $(grep -c '"train"' "$1/log.jsonl") records of steps, not $steps"
+        why="the log has $(grep -c '"train"' "$1/log.jsonl") train records, not $steps"
         return 1
     }
     launcher=''
@@ -197,7 +201,7 @@ format='%-5s %5s %4s %-24s %6s %7s %6s %9s %12s  %s\n'
 printf "$format" round ranks zero fault victim at-step status ended resumed-from result
 for ((number = 1; number <= rounds; number++)); do
     outcome=-
-    if round "$number" 2>>"$scratch/shell.err"; then # where the shell says who was killed
+    if round "$number" 2>>"$scratch/shell.err"; then # the shell's messages about killed processes
         result=same passed=$((passed + 1))
     else
         result="FAIL $why" failed=$((failed + 1))

@@ -47,8 +47,8 @@ static inline DirectInputs direct_inputs(const Model *m, int layer, const floatX
     int N = B * T, C = m->plan.config.C;
     const int widths[5] = {d->q_rows, d->k_rows, d->v_rows, d->lambda_rows, d->gate_rows};
     static const TensorKind kinds[5] = {T_Q, T_K, T_V, T_LAMBDA, T_GATE};
-    double *parts[5], *y = (double *)checked_calloc((size_t)C, sizeof(double));
-    for (int i = 0; i < 5; i++) parts[i] = (double *)checked_calloc((size_t)N * (size_t)widths[i], sizeof(double));
+    double *parts[5], *y = (double *)checked_calloc(C, sizeof(double));
+    for (int i = 0; i < 5; i++) parts[i] = (double *)checked_calloc((size_t)N * widths[i], sizeof(double));
     for (int n = 0; n < N; n++) {
         for (int c = 0; c < C; c++) y[c] = (double)x[n * C + c];
         double rms = direct_rms(y, C, m->plan.config.rms_norm_eps);
@@ -144,8 +144,8 @@ static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x
     DirectRange lambda, rms, first[2], effective;
     memset(&lambda, 0, sizeof(lambda));
     rms = first[0] = first[1] = effective = lambda;
-    double *p = (double *)checked_calloc(2 * (size_t)T, sizeof(double)), largest = 0;
-    double *context = (double *)checked_calloc((size_t)(d->OH * d->DV), sizeof(double));
+    double *p = (double *)checked_calloc(2 * T, sizeof(double)), largest = 0;
+    double *context = (double *)checked_calloc(d->OH * d->DV, sizeof(double));
     for (int n = 0; n < B * T; n++) {
         int t = n % T, low = direct_low(m, n / T, t, T);
         for (int h = 0; h < d->OH; h++) {
@@ -232,7 +232,7 @@ static void expect_near_range(const Model *m, const char *why, int layer, const 
 
 // One micro-step as case_loss does it, in which every fifth token or so begins a document.
 static void documents_step(Model *m, const int *tokens, int B, int T) {
-    int *starts = (int *)checked_calloc((size_t)(B * T), sizeof(int));
+    int *starts = (int *)checked_calloc(B * T, sizeof(int));
     Separator s = {0, false};
     int *marks = case_tokens(B * T, 5, 9);
     for (int b = 0; b < B; b++) document_starts(starts + b * T, marks + b * T, T, s);
@@ -247,44 +247,41 @@ static void statistics_equal_a_direct_computation(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < 2 * STATS_CASE_COUNT; c++) {
             const ModelCase *mc = &stats_cases[c / 2];
-            ModelConfig config = case_config(mc, &attention_variants[v]);
             Model m;
-            case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-            case_randomise(&m, 7);
-            int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3), rows = attention_stats_rows(mc->B, mc->T);
-            bool *sampled = (bool *)checked_calloc((size_t)(mc->B * mc->T), sizeof(bool));
+            int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING),
+                rows = attention_stats_rows(mc->B, mc->T);
+            bool *sampled = (bool *)checked_calloc(mc->B * mc->T, sizeof(bool));
             for (int r = 0; r < rows; r++)
                 sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
             case_loss(&m, tokens, mc->B, mc->T, true);
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             case_grad_norm(&m); // of which those of the layers are parts
-            for (int l = 0; l < config.L; l++) {
+            for (int l = 0; l < m.plan.config.L; l++) {
                 LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
                     direct_stats(&m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded, mc->B, mc->T, sampled);
                 const AttentionStats *g = &got.attention, *w = &wanted.attention;
                 double grad_norm = direct_grad_norm(&m, l);
-                if (config.attention->maps == 2) {
+                if (m.plan.config.attention->maps == 2) {
                     expect_near_range(&m, mc->why, l, "lambda", got.lambda, wanted.lambda);
                     expect_near(&m, mc->why, l, "mass of map 1", g->first[1], w->first[1], w->first[1]);
                 } else
                     EXPECT(isnan(got.lambda.min) && isnan(got.lambda.mean) && isnan(got.lambda.max) &&
                                isnan(g->first[1]),
-                           "%s has statistics of a second map", config.attention->name);
+                           "%s has statistics of a second map", m.plan.config.attention->name);
                 expect_near_range(&m, mc->why, l, "context RMS", got.context_rms, wanted.context_rms);
                 expect_near(&m, mc->why, l, "mass of map 0", g->first[0], w->first[0], w->first[0]);
                 expect_near(&m, mc->why, l, "effective mass", g->first_effective, w->first_effective,
                             w->first_effective);
                 expect_near(&m, mc->why, l, "largest logit", g->largest_logit, w->largest_logit, w->largest_logit);
                 expect_near(&m, mc->why, l, "gradient norm", squares_norm(&m, 1 + l, 1 + l), grad_norm, grad_norm);
-                Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, (size_t)(mc->B * mc->T * mc->C));
+                Magnitudes residual = direct_magnitudes(m.acts.layers[l].x_out, mc->B * mc->T * mc->C);
                 EXPECT(got.residual.largest == residual.largest && got.residual.median == residual.median,
-                       "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", config.attention->name, l,
-                       got.residual.largest, got.residual.median, residual.largest, residual.median);
+                       "%s, layer %d: largest %.9g and median %.9g, not %.9g and %.9g", m.plan.config.attention->name,
+                       l, got.residual.largest, got.residual.median, residual.largest, residual.median);
             }
             free(sampled);
-            free(tokens);
-            case_close(&m);
+            case_end(&m, tokens);
         }
 }
 
@@ -326,7 +323,7 @@ static void magnitudes_are_those_of_the_sorted_values(void) {
                                 : kind == 2 ? u * exp(80 * test_random_real(&r))
                                             : -0.0);
             }
-            Magnitudes got = magnitude_stats(x, (size_t)count), wanted = direct_magnitudes(x, (size_t)count);
+            Magnitudes got = magnitude_stats(x, count), wanted = direct_magnitudes(x, count);
             EXPECT(got.largest == wanted.largest && got.median == wanted.median,
                    "kind %d, %d values: largest %.9g and median %.9g, not %.9g and %.9g", kind, count, got.largest,
                    got.median, wanted.largest, wanted.median);
@@ -350,11 +347,8 @@ static void a_nan_shows(void) {
         EXPECT(isnan(b.min) && isnan(b.mean) && isnan(b.max), "rms %d: %g %g %g", at, b.min, b.mean, b.max);
     }
     const ModelCase *mc = &stats_cases[0];
-    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
-    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-    case_randomise(&m, 7);
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
     LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
@@ -362,17 +356,13 @@ static void a_nan_shows(void) {
                isnan(s.attention.largest_logit),
            "a query that is not a number: %g %g %g %g", s.attention.first[0], s.attention.first[1],
            s.attention.first_effective, s.attention.largest_logit);
-    free(tokens);
-    case_close(&m);
+    case_end(&m, tokens);
 }
 
 static void one_position_has_no_attention_statistics(void) {
     const ModelCase *mc = &model_cases[0];
-    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
-    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-    case_randomise(&m, 7);
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     case_grad_norm(&m);
     LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
@@ -382,18 +372,14 @@ static void one_position_has_no_attention_statistics(void) {
            s.attention.largest_logit);
     EXPECT(s.lambda.mean > 0 && s.context_rms.mean > 0 && s.residual.median > 0 && squares_norm(&m, 1, 1) > 0,
            "the others: %g %g %g %g", s.lambda.mean, s.context_rms.mean, s.residual.median, squares_norm(&m, 1, 1));
-    free(tokens);
-    case_close(&m);
+    case_end(&m, tokens);
 }
 
 static void statistics_do_not_depend_on_the_number_of_threads(void) {
     const ModelCase *mc = &stats_cases[1];
-    ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model m;
     int before = omp_get_max_threads();
-    case_open(&m, &config, mc->B, mc->T, FOR_TRAINING);
-    case_randomise(&m, 7);
-    int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 3);
+    int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     LayerStats stats[4];
     for (int threads = 1; threads <= 4; threads++) {
@@ -403,8 +389,7 @@ static void statistics_do_not_depend_on_the_number_of_threads(void) {
                threads);
     }
     omp_set_num_threads(before);
-    free(tokens);
-    case_close(&m);
+    case_end(&m, tokens);
 }
 
 static const char *const stats_keys[] = {"kind",

@@ -350,7 +350,7 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
         {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
         {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
         {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "no token table"},
+        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
         {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
         {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
         {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},

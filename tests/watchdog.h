@@ -185,9 +185,9 @@ static void a_start_that_lacks_a_rank_ends_after_its_timeout(void) {
         guess = stranger_comes(c.address.port, STRANGER_GUESSES);
     pid_t zero = crew_start(&c, 0, "zero", NULL, 0), one = crew_start(&c, 1, "one", NULL, 0);
     expect_member(&c, zero, "zero", 1,
-                  "1 of 3 ranks, the first of them rank 2, have not come to rank 0 within 1 s (--start-timeout); 2 "
-                  "connections without the run's secret were turned away");
-    expect_member(&c, one, "one", 1, "rank 1 has lost rank 0 at the start");
+                  "1 of 3 ranks (the first is rank 2) have not connected to rank 0 within 1 s (--start-timeout); 2 "
+                  "connections without the run's secret were rejected");
+    expect_member(&c, one, "one", 1, "rank 1 lost its connection to rank 0 during the start");
     EXPECT(now_seconds() - begin < 6, "that took %.1f s", now_seconds() - begin);
     close(garbage), close(guess);
     crew_finish(&c);
@@ -222,9 +222,9 @@ static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
     static const struct {
         int rank, ranks;
         const char *words;
-    } cases[] = {{1, 3, "rank 1 is there already"},
-                 {3, 3, "it is rank 3 of 3, and rank 0 is one of 3"},
-                 {2, 4, "it is rank 2 of 4, and rank 0 is one of 3"},
+    } cases[] = {{1, 3, "rank 1 has already connected"},
+                 {3, 3, "it is rank 3 of 3, and rank 0 has 3 ranks"},
+                 {2, 4, "it is rank 2 of 4, and rank 0 has 3 ranks"},
                  {INT_MAX, 3, "it is rank 2147483647 of 3"},
                  {-5, 3, "it is rank -5 of 3"}};
     Crew c, other;
@@ -271,7 +271,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
         }
         EXPECT(taken > 0, "nobody came to the listener");
         crew_stop_listening();
-        expect_member(&c, one, "one", 1, "who listens there does not prove to be rank 0 of this run");
+        expect_member(&c, one, "one", 1, "the process that listens there does not authenticate as rank 0 of this run");
         crew_finish(&c);
     }
 }
@@ -306,7 +306,7 @@ static void a_recorded_handshake_cannot_be_replayed(void) {
            "rank 0 uses one number twice");
     close(other);
     crew_stop_listening();
-    expect_member(&c, zero, "zero", 1, "2 connections without the run's secret were turned away");
+    expect_member(&c, zero, "zero", 1, "2 connections without the run's secret were rejected");
     close(fd);
     crew_finish(&c);
 }
@@ -424,7 +424,7 @@ static void send_raw(WatchPeer *p, int which) {
 static void changed_and_unfinished_messages_are_noticed(void) {
     expect_forgery_is_noticed("a changed byte", 1, send_raw, 0, "rank 1 (");
     expect_forgery_is_noticed("noise", 1, send_raw, 1, ") has sent an invalid message");
-    expect_forgery_is_noticed("half a message", 1, send_raw, 2, ") has been silent for 2 s");
+    expect_forgery_is_noticed("half a message", 1, send_raw, 2, ") has been unresponsive for 2 s");
 }
 
 static void fail_with_escapes(WatchPeer *p, int which) {

@@ -1,24 +1,24 @@
 /*
-bench.c: how fast the CPU trainer is, and how far from what the machine allows. `make bench` runs it.
+bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
-    --filter  only the tables and rows whose names contain WORD (peaks, operations, steps, threads, loader, memory, ...)
+    --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
-    --turns   no tables: one step for each line on stdin, its milliseconds on stdout (for dev/bench/bench_peers.py)
+    --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
-peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams, each counted as the bytes
-            that the program names: a write that misses the cache costs a read as well, which no mix counts.
-operations  time, GFLOP/s or GB/s of every operation, and its share of the peak that was measured just before it, for
-            arrays that do not fit the cache. A bandwidth is compared with the mix of streams that the operation has.
-steps       whole steps beside a bound: the model's own products multiplied alone by the library, attention at 80% of
-            the GEMM peak, and every other operation's bytes at the bandwidth of its mix. Step and bound are measured in
-            turns, and the ratio is the median of the turns: a shared machine changes speed within seconds.
+peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
+            program names: a write that misses the cache also reads, which no mix counts.
+operations  time, GFLOP/s or GB/s of each operation, and its share of the peak that was measured just before it, for
+            arrays larger than the cache. A bandwidth is compared with the operation's mix of streams.
+steps       whole steps and a lower bound: the products of the model alone by the library, attention at 80% of the GEMM
+            peak, and the bytes of the other operations at the bandwidth of their mix. Step and bound are measured in
+            turns, and the share is the median over the turns: a shared machine changes its speed within seconds.
 threads     all threads against one, in turns
-loader      tokens/s of the data loader alone, from shards in the page cache, beside what a step takes
-memory      VmHWM of the trainer after some steps against the total of its --dry-run
+loader      tokens/s of the data loader alone, from shards in the page cache
+memory      VmHWM of the trainer after two steps, and the total of its --dry-run
 
-The trainer is included whole, so what runs here is what trains.
+The benchmark includes the trainer, so it measures the code that trains.
 */
 #define main train_diffv2_main
 #include "../../train_diffv2.c"
@@ -29,14 +29,14 @@ The trainer is included whole, so what runs here is what trains.
 typedef enum { READ, WRITE, COPY, ADD, UPDATE, MIXES } Mix; // 1 in; 1 out; 1 in 1 out; 2 in 1 out; 1 changed in place
 static const char *const mix_names[MIXES] = {"read", "write", "copy", "add", "update"};
 
-enum { PROBE_COUNT = 32 << 20 }; // elements of an array of the probes: 128 MiB, beyond any cache
+enum { PROBE_COUNT = 32 << 20 }; // elements of a probe array: 128 MiB, beyond any cache
 static struct {
     const char *filter;
     int rounds, threads;
     const char *turns;
     float *probe[3];
     int *tokens;
-    float sink; // keeps the compiler from leaving a read out
+    float sink; // keeps reads from being optimised away
 } bench = {"", 7, 0, NULL, {NULL}, NULL, 0};
 
 static bool wanted(const char *name) { return strstr(name, bench.filter) != NULL; }
@@ -91,7 +91,7 @@ static void table_peaks(void) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Operations of a training step, with what they cost
+// Operations of a training step and their cost
 
 typedef struct {
     int B, T, N, L, C, F, V, Vp, NH, NQ, D, QD, fused_rows, ld, rope_heads; // as in train_diffv2.c
@@ -121,81 +121,110 @@ static Shape shape_of(const Model *model, int B, int T) {
     return s;
 }
 
-// Elements that an operation moves between memory and the CPU, each array once, and how often a step calls it.
-// clang-format off
 typedef struct {
     const char *name;
     Mix mix;
-    double (*elements)(const Shape *s);
-    double (*calls)(const Shape *s);
-    void (*run)(const Shape *s, real *const *x); // on arrays that are as large as any operation needs
+    double (*calls)(const Shape *s); // in a step
+    // Returns the elements that it moves between memory and the CPU, each array once. Runs unless x is NULL, on arrays
+    // large enough for every operation.
+    double (*run)(const Shape *s, real *const *x);
 } MemoryOperation;
 
 static double per_layer(const Shape *s) { return s->L; }
 static double twice_per_layer(const Shape *s) { return 2.0 * s->L; }
 static double norms(const Shape *s) { return 2.0 * s->L + 1; }
-static double once(const Shape *s) { (void)s; return 1; }
-static double never(const Shape *s) { (void)s; return 0; }
+static double once(const Shape *s) { return (void)s, 1; }
+static double never(const Shape *s) { return (void)s, 0; }
 static double pairs(const Shape *s) { return s->NQ == 2 * s->NH ? s->L : 0; }
 
-static double e_embedding(const Shape *s) { return 2.0 * s->N * s->C; }
-static void r_embedding(const Shape *s, real *const *x) { embedding_forward(x[0], bench.tokens, x[1], s->N, s->C); }
-static double e_embedding_b(const Shape *s) { return 3.0 * s->N * s->C; }
-static void r_embedding_b(const Shape *s, real *const *x) { embedding_backward(x[0], x[1], bench.tokens, s->N, s->C); }
-static double e_rmsnorm(const Shape *s) { return 2.0 * s->N * s->C; }
-static void r_rmsnorm(const Shape *s, real *const *x) { rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5); }
-static double e_rmsnorm_b(const Shape *s) { return 4.0 * s->N * s->C; }
-static void r_rmsnorm_b(const Shape *s, real *const *x) { rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C, true); }
-static double e_rope(const Shape *s) { return 2.0 * s->N * s->rope_heads * s->QD; }
-static void r_rope(const Shape *s, real *const *x) { rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, 0); }
-static double e_combine(const Shape *s) { return 3.0 * s->N * s->NH * s->D; }
-static void r_combine(const Shape *s, real *const *x) { diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true); }
-static double e_combine_b(const Shape *s) { return 4.0 * s->N * s->NH * s->D; }
-static void r_combine_b(const Shape *s, real *const *x) { diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true); }
-static double e_residual(const Shape *s) { return 3.0 * s->N * s->C; }
-static void r_residual(const Shape *s, real *const *x) { residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C); }
-static void r_residual_norm(const Shape *s, real *const *x) {
-    residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
-    rmsnorm_forward(x[3], x[5], x[0], x[4], s->N, s->C, (real)1e-5);
+static double op_embedding(const Shape *s, real *const *x) {
+    if (x) embedding_forward(x[0], bench.tokens, x[1], s->N, s->C);
+    return 2.0 * s->N * s->C;
 }
-static double e_fused_norm(const Shape *s) { return 4.0 * s->N * s->C; }
-static void r_fused_norm(const Shape *s, real *const *x) { residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5); }
-static double e_swiglu(const Shape *s) { return 3.0 * s->N * s->F; }
-static void r_swiglu(const Shape *s, real *const *x) { swiglu_forward(x[0], x[1], s->N, s->F); }
-static double e_swiglu_b(const Shape *s) { return 5.0 * s->N * s->F; }
-static void r_swiglu_b(const Shape *s, real *const *x) { swiglu_backward(x[0], x[1], x[2], s->N, s->F); }
-static double e_entropy(const Shape *s) { return 2.0 * s->N * s->Vp; }
-static void r_entropy(const Shape *s, real *const *x) { cross_entropy(x[1], x[0], bench.tokens, s->N, s->V, s->Vp, (real)1e-3); }
-static double e_norm(const Shape *s) { return (double)s->parameters; }
-static void r_norm(const Shape *s, real *const *x) {
-    double sum;
-    sum_of_squares(&sum, x[0], s->parameters);
+static double op_embedding_b(const Shape *s, real *const *x) {
+    if (x) embedding_backward(x[0], x[1], bench.tokens, s->N, s->C);
+    return 3.0 * s->N * s->C;
+}
+static double op_rmsnorm(const Shape *s, real *const *x) {
+    if (x) rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5);
+    return 2.0 * s->N * s->C;
+}
+static double op_rmsnorm_b(const Shape *s, real *const *x) {
+    if (x) rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C, true);
+    return 4.0 * s->N * s->C;
+}
+static double op_rope(const Shape *s, real *const *x) {
+    if (x) rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, 0);
+    return 2.0 * s->N * s->rope_heads * s->QD;
+}
+static double op_combine(const Shape *s, real *const *x) {
+    if (x) diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true);
+    return 3.0 * s->N * s->NH * s->D;
+}
+static double op_combine_b(const Shape *s, real *const *x) {
+    if (x) diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true);
+    return 4.0 * s->N * s->NH * s->D;
+}
+static double op_residual(const Shape *s, real *const *x) {
+    if (x) residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
+    return 3.0 * s->N * s->C;
+}
+static double op_residual_norm(const Shape *s, real *const *x) {
+    if (x) {
+        residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
+        rmsnorm_forward(x[3], x[5], x[0], x[4], s->N, s->C, (real)1e-5);
+    }
+    return 4.0 * s->N * s->C;
+}
+static double op_fused_norm(const Shape *s, real *const *x) {
+    if (x) residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5);
+    return 4.0 * s->N * s->C;
+}
+static double op_swiglu(const Shape *s, real *const *x) {
+    if (x) swiglu_forward(x[0], x[1], s->N, s->F);
+    return 3.0 * s->N * s->F;
+}
+static double op_swiglu_b(const Shape *s, real *const *x) {
+    if (x) swiglu_backward(x[0], x[1], x[2], s->N, s->F);
+    return 5.0 * s->N * s->F;
+}
+static double op_entropy(const Shape *s, real *const *x) {
+    if (x) cross_entropy(x[1], x[0], bench.tokens, s->N, s->V, s->Vp, (real)1e-3);
+    return 2.0 * s->N * s->Vp;
+}
+static double op_norm(const Shape *s, real *const *x) {
+    double sum = 0;
+    if (x) sum_of_squares(&sum, x[0], s->parameters);
     bench.sink += (float)sum;
+    return (double)s->parameters;
 }
-static double e_adamw(const Shape *s) { return 7.0 * (double)s->parameters; }
-static void r_adamw(const Shape *s, real *const *x) { adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100); }
+static double op_adamw(const Shape *s, real *const *x) {
+    if (x) adamw_update(x[0], NULL, x[1], x[2], x[3], s->parameters, 1, 1e-3, 0.9, 0.95, 1e-8, 0.1, 100);
+    return 7.0 * (double)s->parameters;
+}
 
+// clang-format off
 static const MemoryOperation memory_operations[] = {
-    {"embedding",            COPY,   e_embedding,   once,            r_embedding},
-    {"embedding backward",   UPDATE, e_embedding_b, once,            r_embedding_b},
-    {"rmsnorm",              COPY,   e_rmsnorm,     once,            r_rmsnorm},
-    {"rmsnorm backward",     ADD,    e_rmsnorm_b,   norms,           r_rmsnorm_b},
-    {"rope",                 UPDATE, e_rope,        twice_per_layer, r_rope},
-    {"diff_combine",         ADD,    e_combine,     pairs,           r_combine},
-    {"diff_combine backward", COPY,  e_combine_b,   pairs,           r_combine_b},
-    {"residual",             ADD,    e_residual,    never,           r_residual},
-    {"residual and rmsnorm",   ADD,  e_fused_norm,  twice_per_layer, r_fused_norm},
-    {"residual, then rmsnorm", ADD,  e_fused_norm,  never,           r_residual_norm}, // the same in two operations
-    {"swiglu",               ADD,    e_swiglu,      per_layer,       r_swiglu},
-    {"swiglu backward",      ADD,    e_swiglu_b,    per_layer,       r_swiglu_b},
-    {"cross_entropy",        UPDATE, e_entropy,     once,            r_entropy},
-    {"gradient norm",        READ,   e_norm,        once,            r_norm},
-    {"adamw",                UPDATE, e_adamw,       once,            r_adamw},
+    {"embedding",               COPY,    once,            op_embedding},
+    {"embedding backward",      UPDATE,  once,            op_embedding_b},
+    {"rmsnorm",                 COPY,    once,            op_rmsnorm},
+    {"rmsnorm backward",        ADD,     norms,           op_rmsnorm_b},
+    {"rope",                    UPDATE,  twice_per_layer, op_rope},
+    {"diff_combine",            ADD,     pairs,           op_combine},
+    {"diff_combine backward",   COPY,    pairs,           op_combine_b},
+    {"residual",                ADD,     never,           op_residual},
+    {"residual and rmsnorm",    ADD,     twice_per_layer, op_fused_norm},
+    {"residual, then rmsnorm",  ADD,     never,           op_residual_norm}, // the same in two operations
+    {"swiglu",                  ADD,     per_layer,       op_swiglu},
+    {"swiglu backward",         ADD,     per_layer,       op_swiglu_b},
+    {"cross_entropy",           UPDATE,  once,            op_entropy},
+    {"gradient norm",           READ,    once,            op_norm},
+    {"adamw",                   UPDATE,  once,            op_adamw},
 };
 // clang-format on
 enum { MEMORY_OPERATIONS = sizeof(memory_operations) / sizeof(memory_operations[0]) };
 
-// A linear layer's three products.
+// The three products of a linear layer.
 typedef struct {
     const char *name;
     int IC, OC;
@@ -303,10 +332,9 @@ static void table_operations(void) {
         const MemoryOperation *op = &memory_operations[i];
         if (!wanted(op->name) && !wanted("operations")) continue;
         Shape here = large;
-        if (op->run == r_entropy) here = s; // a chunk of the logits
+        if (op->run == op_entropy) here = s; // a piece of the logits
         here.parameters = min_size(large.parameters, (size_t)large.V * (size_t)large.C);
-        double bytes = op->elements(&here) * sizeof(real);
-        op->run(&here, a.x);
+        double bytes = op->run(&here, a.x) * sizeof(real);
         for (int r = 0; r < bench.rounds; r++) {
             double peak = probe_bandwidth(op->mix, PROBE_COUNT), start = now_seconds();
             op->run(&here, a.x);
@@ -333,25 +361,7 @@ static const StepCase step_cases[] = {
     {"124m", "diff_v2", 4, 256},  {"124m", "diff_v2", 1, 1024},
 };
 
-// One update, as run_step does it; seconds of its parts: forward with the classifier, backward, update.
-static double bench_step(Model *model, const Options *o, const int *tokens, int B, int T, double part[3]) {
-    size_t N = (size_t)B * (size_t)T;
-    double t0 = now_seconds();
-    buffer_zero(model->acts.losses, N * sizeof(real));
-    buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
-    buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
-    model_forward(model, B, T, 0);
-    model_classify(model, (int)N, (real)(1.0 / (double)N));
-    double t1 = now_seconds();
-    model_backward(model, B, T);
-    double t2 = now_seconds();
-    model_update(model, o, 1e-4, 10, bench_grad_norm(model));
-    double t3 = now_seconds();
-    part[0] = t1 - t0, part[1] = t2 - t1, part[2] = t3 - t2;
-    return t3 - t0;
-}
-
-// The bound on a step, in seconds: products alone, attention at 80% of the peak, other operations at their bandwidth.
+// The lower bound of a step in seconds: products alone, attention at 80% of the peak, others at their bandwidth.
 static double step_bound(const Shape *s, real *const *x, double part[3]) {
     Linear linears[LINEARS];
     linears_of(s, linears);
@@ -368,7 +378,7 @@ static double step_bound(const Shape *s, real *const *x, double part[3]) {
     for (int m = 0; m < MIXES; m++) bandwidth[m] = probe_bandwidth((Mix)m, PROBE_COUNT);
     for (int i = 0; i < MEMORY_OPERATIONS; i++) {
         const MemoryOperation *op = &memory_operations[i];
-        part[2] += op->calls(s) * op->elements(s) * sizeof(real) / bandwidth[op->mix];
+        part[2] += op->calls(s) * op->run(s, NULL) * sizeof(real) / bandwidth[op->mix];
     }
     return part[0] + part[1] + part[2];
 }
@@ -381,25 +391,20 @@ static void table_steps(void) {
         char name[64];
         FORMAT(name, "%s %s %d x %d", c->preset, c->attention, c->B, c->T);
         if (!wanted(name) && !wanted("steps")) continue;
-        Model model;
-        Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
-        Shape s = shape_of(&model, c->B, c->T);
-        model_alloc(&model, NULL);
-        ops_init(model.plan.workspace_bytes);
-        model_init(&model.plan, model.params, model.master, 1);
+        BenchModel b;
+        bench_open(&b, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
+        Shape s = shape_of(&b.model, c->B, c->T);
         Arrays a = arrays_alloc(max_size((size_t)s.N * (size_t)s.V, (size_t)s.V * (size_t)s.C) +
                                 (size_t)s.N * (size_t)s.C * 8);
-        int *tokens = bench_tokens((size_t)s.N + 1, s.V);
         double step[64], bound[64], share[64], part[3][64], bound_part[3][64], parts[3];
-        double first = bench_step(&model, &o, tokens, c->B, c->T, parts);
-        step_bound(&s, a.x, parts); // the library prepares itself for the shapes
+        double first = bench_step(&b, parts);
+        step_bound(&s, a.x, parts); // the library prepares for the shapes
         for (int r = 0; r < bench.rounds; r++) {
-            step[r] = bench_step(&model, &o, tokens, c->B, c->T, parts);
+            step[r] = bench_step(&b, parts);
             for (int p = 0; p < 3; p++) part[p][r] = parts[p];
             bound[r] = step_bound(&s, a.x, parts);
             for (int p = 0; p < 3; p++) bound_part[p][r] = parts[p];
-            double after = bench_step(&model, &o, tokens, c->B, c->T, parts);
+            double after = bench_step(&b, parts);
             share[r] = bound[r] / (0.5 * (step[r] + after));
         }
         double t = median(step, bench.rounds);
@@ -409,32 +414,9 @@ static void table_steps(void) {
                1e3 * median(bound_part[0], bench.rounds), 1e3 * median(bound_part[1], bench.rounds),
                1e3 * median(bound_part[2], bench.rounds), 100 * median(share, bench.rounds));
         fflush(stdout);
-        free(tokens);
         arrays_free(&a);
-        model_free(&model, true);
+        bench_close(&b);
     }
-}
-
-// A step for each line on stdin, its milliseconds on stdout: how dev/bench/bench_peers.py takes turns.
-static void serve_turns(const char *preset, const char *attention, int NKV, int B, int T) {
-    Model model;
-    Options o = bench_options();
-    plan_model(&model, preset, attention, NKV, B, T, FOR_TRAINING);
-    model_alloc(&model, NULL);
-    ops_init(model.plan.workspace_bytes);
-    model_init(&model.plan, model.params, model.master, 1);
-    int *tokens = bench_tokens((size_t)(B * T) + 1, model.plan.config.V), c;
-    double parts[3];
-    printf("%zu parameters, %.4g FLOPs a token\n", model.plan.tensors.parameter_count,
-           training_flops(&model.plan, B, T) / (B * T));
-    fflush(stdout);
-    while ((c = getchar()) != EOF)
-        if (c == '\n') {
-            printf("%.3f\n", 1e3 * bench_step(&model, &o, tokens, B, T, parts));
-            fflush(stdout);
-        }
-    free(tokens);
-    model_free(&model, true);
 }
 
 static void table_threads(void) {
@@ -445,20 +427,15 @@ static void table_threads(void) {
         char name[64];
         FORMAT(name, "%s %s %d x %d", c->preset, c->attention, c->B, c->T);
         if (!wanted(name) && !wanted("threads")) continue;
-        Model model;
-        Options o = bench_options();
-        plan_model(&model, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
-        model_alloc(&model, NULL);
-        ops_init(model.plan.workspace_bytes);
-        model_init(&model.plan, model.params, model.master, 1);
-        int N = c->B * c->T, *tokens = (int *)checked_calloc((size_t)N + 1, sizeof(int));
-        double seconds[2][64], ratio[64], peak[64], parts[3];
+        BenchModel b;
+        bench_open(&b, c->preset, c->attention, 0, c->B, c->T, FOR_TRAINING);
+        double seconds[2][64], ratio[64], peak[64];
         for (int r = -1; r < bench.rounds; r++) {
             double gflops[2];
             for (int all = 0; all < 2; all++) {
                 omp_set_num_threads(all ? bench.threads : 1);
                 gflops[all] = matmul_peak_gflops();
-                double t = bench_step(&model, &o, tokens, c->B, c->T, parts);
+                double t = bench_step(&b, NULL);
                 if (r >= 0) seconds[all][r] = t;
             }
             if (r >= 0) ratio[r] = seconds[0][r] / seconds[1][r], peak[r] = gflops[1] / gflops[0];
@@ -466,15 +443,26 @@ static void table_threads(void) {
         printf("  %-28s %10.1f %10.1f %8.2fx %8.2fx\n", name, 1e3 * median(seconds[0], bench.rounds),
                1e3 * median(seconds[1], bench.rounds), median(ratio, bench.rounds), median(peak, bench.rounds));
         fflush(stdout);
-        free(tokens);
-        model_free(&model, true);
+        bench_close(&b);
     }
+}
+
+// A shard of random tokens of GPT-2's vocabulary.
+static void write_shard(const char *path, int32_t count, uint64_t key) {
+    int32_t header[SHARD_HEADER_BYTES / 4] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, count};
+    uint16_t *tokens = (uint16_t *)checked_calloc((size_t)count, sizeof(uint16_t));
+    for (int32_t i = 0; i < count; i++) tokens[i] = (uint16_t)(random_bits(key, (uint64_t)i) % 50257);
+    FILE *f = fopen(path, "wb");
+    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 &&
+              fwrite(tokens, sizeof(uint16_t), (size_t)count, f) == (size_t)count && fclose(f) == 0,
+          "cannot write %s: %s", path, strerror(errno));
+    free(tokens);
 }
 
 // ---------------------------------------------------------------------------------------------------
 // Memory
 
-// Peak resident bytes of build/train_diffv2 with these arguments; its stdout goes to `out`.
+// Peak resident bytes of build/train_diffv2 with these arguments; stdout goes to `out`.
 static double trainer_peak(char *const *arguments, FILE *out) {
     fflush(stdout);
     pid_t pid = fork();
@@ -487,7 +475,7 @@ static double trainer_peak(char *const *arguments, FILE *out) {
     int status;
     struct rusage usage;
     CHECK(wait4(pid, &status, 0, &usage) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0,
-          "%s failed: build it first (make), and look above", arguments[0]);
+          "%s failed (see above): build it with make", arguments[0]);
     return 1024.0 * (double)usage.ru_maxrss;
 }
 
@@ -507,13 +495,7 @@ static void table_memory(void) {
     if (!wanted("memory")) return;
     printf("\nmemory                         peak of the process     --dry-run\n");
     const char *shard = "build/bench_tokens.bin";
-    FILE *f = fopen(shard, "wb");
-    CHECK(f, "cannot write %s: %s", shard, strerror(errno));
-    int32_t header[256] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, 100000};
-    uint16_t token = 7;
-    fwrite(header, sizeof(header), 1, f);
-    for (int i = 0; i < header[2]; i++) fwrite(&token, sizeof(token), 1, f);
-    CHECK(fclose(f) == 0, "cannot write %s: %s", shard, strerror(errno));
+    write_shard(shard, 100000, 0);
     for (size_t i = 0; i < sizeof(step_cases) / sizeof(step_cases[0]); i++) {
         const StepCase *c = &step_cases[i];
         char B[16], T[16], threads[16], program[] = "build/train_diffv2";
@@ -543,18 +525,7 @@ static void table_memory(void) {
 
 enum { LOADER_SHARDS = 4, LOADER_TOKENS = 8 << 20, LOADER_SEPARATOR = 700 };
 
-static void loader_write_shard(const char *path, uint64_t key) {
-    int32_t header[SHARD_HEADER_BYTES / 4] = {SHARD_MAGIC_U16, SHARD_VERSION_U16, LOADER_TOKENS};
-    uint16_t *tokens = (uint16_t *)checked_calloc(LOADER_TOKENS, sizeof(uint16_t));
-    for (uint64_t i = 0; i < LOADER_TOKENS; i++) tokens[i] = (uint16_t)(random_bits(key, i) % 50257);
-    FILE *f = fopen(path, "wb");
-    CHECK(f && fwrite(header, sizeof(header), 1, f) == 1 &&
-              fwrite(tokens, sizeof(uint16_t), LOADER_TOKENS, f) == LOADER_TOKENS && fclose(f) == 0,
-          "cannot write %s: %s", path, strerror(errno));
-    free(tokens);
-}
-
-// Seconds for `count` tokens in batches of B windows, as a step that takes no time would ask for them.
+// Seconds for `count` tokens in batches of B windows, requested without a pause.
 static double loader_seconds(const char *text, int B, int T, bool documents, int count) {
     DataLoader l;
     int *batch = (int *)checked_calloc(3 * (size_t)B * (size_t)T, sizeof(int)),
@@ -591,7 +562,7 @@ static void table_loader(void) {
     CHECK(mkdtemp(directory) != NULL, "cannot make a temporary directory %s: %s", directory, strerror(errno));
     for (int i = 0; i < LOADER_SHARDS; i++) {
         FORMAT(path, "%s/%c_%d.bin", directory, i % 2 ? 'b' : 'a', i);
-        loader_write_shard(path, (uint64_t)i);
+        write_shard(path, LOADER_TOKENS, (uint64_t)i);
     }
     FORMAT(path, "%s/*.bin", directory);
     FORMAT(mixed, "a=%s/a_*.bin:0.7 b=%s/b_*.bin:0.3", directory, directory);
@@ -622,7 +593,8 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
         else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
         else {
-            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N]", argv[i], value);
+            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--turns CASE]", argv[i],
+                 value);
             return EXIT_USAGE;
         }
     }
@@ -631,8 +603,8 @@ int main(int argc, char **argv) {
         char preset[32], attention[32];
         int NKV, B, T;
         CHECK(sscanf(bench.turns, "%31[^,],%31[^,],%d,%d,%d", preset, attention, &NKV, &B, &T) == 5 && B > 0 && T > 0,
-              "--turns %s: wanted PRESET,ATTENTION,KV_HEADS (0: the preset's),B,T", bench.turns);
-        serve_turns(preset, attention, NKV, B, T);
+              "--turns %s: expected PRESET,ATTENTION,KV_HEADS (0: the preset's),B,T", bench.turns);
+        bench_turns(preset, attention, NKV, B, T);
         return 0;
     }
     for (int i = 0; i < 3; i++) bench.probe[i] = (float *)buffer_alloc(PROBE_COUNT * sizeof(float), "the benchmark");

@@ -1,5 +1,5 @@
 /*
-bench_cuda.cu: how fast the CUDA trainer is on this GPU, and where its time goes. dev/gpu_check.sh runs it.
+bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operation. dev/gpu_check.sh runs it.
 
   bench_cuda [OPTION...] facts                                         the device
   bench_cuda [OPTION...] kernels PRESET KV_HEADS B T [WORD]            each operation at a model's shapes
@@ -36,10 +36,10 @@ static void profile_operation(const char *name);
 #include "bench_model.h"
 
 static bool bench_tiny;
-static int bench_repeats; // of an operation; 0: as many as take 0.15 s
+static int bench_repeats; // of each operation; 0: as many as take 0.15 s
 static FILE *bench_json;
 
-// A result: a line of JSON, to stdout and to --json FILE.
+// Prints a result as a line of JSON, and appends it to --json FILE.
 PRINTF_LIKE(1, 2)
 static void record(const char *fmt, ...) {
     char line[1024];
@@ -55,7 +55,7 @@ static void record(const char *fmt, ...) {
           strerror(errno));
 }
 
-// As text within quotes in JSON.
+// The text without characters that a JSON string cannot have.
 static const char *quotable(const char *text) {
     static char clean[512];
     FORMAT(clean, "%.500s", text ? text : "");
@@ -69,85 +69,17 @@ static const char *quotable(const char *text) {
 // ---------------------------------------------------------------------------------------------------
 // Steps
 
-// Weights of the right size at once: random numbers that repeat, since their making on the host takes longer than a
-// hundred steps of a large model.
-static void bench_init(Model *model) {
-    enum { CHUNK = 1 << 20 };
-    floatX *host = (floatX *)checked_calloc(2 * CHUNK, sizeof(floatX)), *ones = host + CHUNK;
-    real *exact = (real *)checked_calloc(2 * CHUNK, sizeof(real)), *exact_ones = exact + CHUNK;
-    for (size_t e = 0; e < CHUNK; e++) {
-        exact[e] = (real)(0.02 * random_normal(9, e)), exact_ones[e] = 1;
-        host[e] = (floatX)exact[e], ones[e] = (floatX)1.0f;
-    }
-    for (int i = 0; i < model->plan.tensors.count; i++) {
-        const Tensor *t = &model->plan.tensors.tensors[i];
-        bool one = t->row->init == INIT_ONE;
-        for (size_t begin = 0; begin < t->count; begin += CHUNK) {
-            size_t count = min_size(CHUNK, t->count - begin);
-            buffer_upload(model->params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
-            if (model->master)
-                buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
-        }
-    }
-    free(host);
-    free(exact);
-}
-
-typedef struct {
-    Model model;
-    int B, T, *tokens;
-} BenchModel;
-
-static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
-                       Purpose purpose) {
-    b->B = B, b->T = T;
-    plan_model(&b->model, preset, attention, NKV, B, T, purpose);
-    model_alloc(&b->model, NULL);
-    ops_init(b->model.plan.workspace_bytes);
-    bench_init(&b->model);
-    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
-}
-static void bench_close(BenchModel *b) {
-    model_free(&b->model, true);
-    ops_release();
-    free(b->tokens);
-}
-
-// One update, as run_step does it, or a forward with its loss alone. Returns seconds.
-static double bench_step(BenchModel *b) {
-    Model *model = &b->model;
-    Options o = bench_options();
-    int N = b->B * b->T;
-    double start = now_seconds(), loss;
-    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    if (model->plan.purpose == FOR_TRAINING) {
-        model_micro_step(model, b->tokens, b->tokens + 1, NULL, b->B, b->T, (double)N);
-        loss = model_loss_sum(model, N);
-        double norm = bench_grad_norm(model);
-        CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");
-        model_update(model, &o, 1e-5, 10, norm);
-    } else {
-        model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
-        model_forward(model, b->B, b->T, 0);
-        model_classify(model, N, 0);
-        loss = model_loss_sum(model, N);
-    }
-    ops_wait();
-    CHECK(isfinite(loss), "the loss of a model with random weights is not finite");
-    return now_seconds() - start;
-}
-
 enum { STEPS = 12 };
 static const double ENOUGH_SECONDS = 6;
 
-// Median seconds of a step after two others.
+// Median seconds of a step, after two that are not counted.
 static double bench_steps(BenchModel *b, int *steps) {
     double seconds[STEPS], start = now_seconds();
-    bench_step(b);
-    if (!bench_tiny) bench_step(b);
+    bench_step(b, NULL);
+    if (!bench_tiny) bench_step(b, NULL);
     for (*steps = 0; *steps < (bench_tiny ? 2 : STEPS); (*steps)++) {
         if (*steps >= 3 && now_seconds() - start > ENOUGH_SECONDS) break;
-        seconds[*steps] = bench_step(b);
+        seconds[*steps] = bench_step(b, NULL);
     }
     return median(seconds, *steps);
 }
@@ -171,14 +103,13 @@ static ModelCase read_case(const char *preset, const char *text) {
     int read = sscanf(text, "%31[^,],%d,%d,%7s", c.attention, &c.NKV, &heads, option);
     c.fast = strcmp(option, "fast") == 0;
     CHECK(read == 3 + c.fast && (heads == 1 || heads == 2) && c.NKV >= 0,
-          "'%s' is no case: ATTENTION,KV_HEADS,HEADS[,fast] is expected, with HEADS 1 or 2", text);
+          "invalid case '%s': expected ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2", text);
     FORMAT(c.preset, "%s%s", preset, heads == 2 ? "-2h" : "");
     FORMAT(c.text, "%s%s%s", c.attention, heads == 2 ? " with 2 NH heads" : "", c.fast ? ", not deterministic" : "");
     return c;
 }
 
-// Attention is planned as the built-in kernel's, since cuDNN takes seconds to make a plan; its workspace is in the spare
-// bytes.
+// Plans attention with the built-in kernel: a plan of cuDNN takes seconds. The spare bytes are for its workspace.
 static int largest_batch(const ModelCase *cases, int count, int T, AttentionOptions use) {
     const AttentionOptions own = {true, false, true, false, false};
     size_t free_bytes = 0, total = 0, spare = (bench_tiny ? (size_t)1 << 20 : (size_t)4 << 30);
@@ -197,14 +128,14 @@ static int largest_batch(const ModelCase *cases, int count, int T, AttentionOpti
         attention_configure(use);
         return B;
     }
-    CHECK(false, "one sequence of %d tokens does not fit the %.1f GiB that are free on this device", T,
+    CHECK(false, "one sequence of %d tokens does not fit in the %.1f GiB that are free on this device", T,
           (double)free_bytes / 1073741824);
     return 0;
 }
 
 static void run_models(const char *preset, int T, int count, char **texts, AttentionOptions use) {
     ModelCase cases[16];
-    CHECK(count > 0 && count <= 16, "1 to 16 cases are measured together, not %d", count);
+    CHECK(count > 0 && count <= 16, "1 to 16 cases are allowed, not %d", count);
     device_start();
     for (int i = 0; i < count; i++) cases[i] = read_case(preset, texts[i]);
     kernels_open(1, bench_tiny);
@@ -216,7 +147,7 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     for (int i = 0; i < count; i++) {
         AttentionOptions of = use;
         of.deterministic = use.deterministic && !cases[i].fast;
-        attention_stop(); // plans of the model before; a forward alone has those of the training
+        attention_stop(); // drops the plans of the previous model; the forward alone uses those of training
         attention_configure(of);
         for (int training = 1; training >= 0; training--) {
             BenchModel b;
@@ -241,21 +172,6 @@ static void run_models(const char *preset, int T, int count, char **texts, Atten
     }
 }
 
-// A step for each line on stdin, its milliseconds on stdout.
-static void run_turns(const char *preset, const char *attention, int NKV, int B, int T) {
-    BenchModel b;
-    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
-    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
-           training_flops(&b.model.plan, B, T));
-    fflush(stdout);
-    for (int c; (c = getchar()) != EOF;)
-        if (c == '\n') {
-            printf("%.3f\n", 1e3 * bench_step(&b));
-            fflush(stdout);
-        }
-    bench_close(&b);
-}
-
 // ---------------------------------------------------------------------------------------------------
 // Profile
 
@@ -267,8 +183,8 @@ static struct {
     const char *names[PROFILE_EVENTS / 2];
 } profile;
 
-// Called at the begin of each operation with its name and at the end with NULL (llmc/cuda/launch.cuh). An operation that
-// is called by another one is part of that.
+// Called with its name when an operation begins and with NULL when it ends (llmc/cuda/launch.cuh). Operations that another
+// one calls are part of it.
 static void profile_operation(const char *name) {
     if (!profile.on || (name ? profile.depth++ : --profile.depth) > 0) return;
     CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers",
@@ -295,7 +211,7 @@ static void run_profile(const char *preset, const char *attention, int NKV, int 
     int steps = 0;
     double plain = 1e3 * bench_steps(&b, &steps), inside = 0;
     profile.on = true;
-    double whole = 1e3 * bench_step(&b);
+    double whole = 1e3 * bench_step(&b, NULL);
     profile.on = false;
     Part parts[64];
     int count = 0;
@@ -340,7 +256,7 @@ static void run_facts(void) {
 static int number(const char *text, int least) {
     char *end;
     long value = strtol(text, &end, 10);
-    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': wanted a number of at least %d", text, least);
+    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': expected a number of at least %d", text, least);
     return (int)value;
 }
 
@@ -374,7 +290,7 @@ int main(int argc, char **argv) {
     else if (strcmp(command, "profile") == 0 && count == 5)
         run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else if (strcmp(command, "turns") == 0 && count == 5)
-        run_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+        bench_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else {
         warn("%s", usage);
         return EXIT_USAGE;

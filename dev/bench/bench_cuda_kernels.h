@@ -1,9 +1,9 @@
 /*
-bench_cuda_kernels.h: the time of every CUDA operation at a model's shapes (dev/bench/bench_cuda.cu).
+bench_cuda_kernels.h: the time of each CUDA operation at the shapes of a model (bench_cuda.cu).
 
-A case names what an operation reads and writes; its tensors lie one behind the other in a set, and there are as many
-sets as are needed to go beyond the L2 cache, taken in turns, so that a tensor comes from memory each time it is read.
-Filled with random numbers: zeros take less power, hence more clock.
+A case lists the tensors that an operation reads and writes. They are stored one after another in a set. As many sets as
+exceed the L2 cache are used in turns, so that tensors are read from memory. They contain random numbers: with zeros a
+GPU takes less power and reaches a higher clock.
 */
 #ifndef DEV_BENCH_CUDA_KERNELS_H
 #define DEV_BENCH_CUDA_KERNELS_H
@@ -11,16 +11,16 @@ Filled with random numbers: zeros take less power, hence more clock.
 enum { TENSORS = 12, TEMPLATE_BYTES = 4 << 20, MOST_REPEATS = 200, MOST_SETS = 64 };
 
 static struct {
-    char *pool; // device memory of the tensors
+    char *pool; // device memory for the tensors
     size_t pool_bytes;
     char *random[3]; // device memory: TEMPLATE_BYTES of SIGNED, POSITIVE and TOKENS each
     int V, l2_bytes;
     cudaEvent_t events[MOST_REPEATS + 1];
-    const char *word; // operations whose names contain it
+    const char *word; // only operations whose name contains it
     double copy_gbs, gemm_tflops;
 } kernels;
 
-// What a tensor holds: floatX in [-1, 1), fp32 likewise, fp32 in [0, 1), tokens
+// Contents of a tensor: floatX in [-1, 1), fp32 in [-1, 1), fp32 in [0, 1), tokens.
 typedef enum { FLOATX, FP32, POSITIVE, TOKENS } Kind;
 typedef struct {
     const char *name;
@@ -61,7 +61,7 @@ static void kernels_open(int V, bool tiny) {
     for (int i = 0; i <= MOST_REPEATS; i++) CUDA_CHECK(cudaEventCreate(&kernels.events[i]));
     for (int i = 0; i < 3; i++) {
         uint32_t *host = (uint32_t *)checked_calloc(TEMPLATE_BYTES / 4, 4);
-        // two numbers of 16 bits below 1 are also one of 32 bits below 1
+        // two bf16 numbers below 1 are also one fp32 number below 1
         for (size_t e = 0; e < TEMPLATE_BYTES / 4; e++) {
             uint64_t bits = random_bits(5, e);
             for (int part = 0; part < 2; part++) {
@@ -95,7 +95,7 @@ static void kernel_fill(char *to, size_t bytes, Kind kind) {
 template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     size_t wanted_sets = 2 + 3 * (size_t)kernels.l2_bytes / max_size(c.set_bytes, 1);
     int sets = (int)min_size(min_size(wanted_sets, MOST_SETS), kernels.pool_bytes / max_size(c.set_bytes, 1)), next = 0;
-    CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: a smaller model", c.name, c.shape,
+    CHECK(sets > 0, "%s %s takes %.1f MiB, more than the benchmark has: choose a smaller model", c.name, c.shape,
           (double)c.set_bytes / 1048576);
     for (int s = 0; s < sets; s++)
         for (int t = 0; t < c.tensors; t++)
@@ -107,7 +107,7 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
         run(tensors);
         next = (next + 1) % sets;
     };
-    auto timed = [&](int repeats, double *ms) { // of each; events between them
+    auto timed = [&](int repeats, double *ms) { // events between the repetitions
         CUDA_CHECK(cudaEventRecord(kernels.events[0], main_stream));
         for (int r = 0; r < repeats; r++) {
             once();
@@ -121,7 +121,7 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
         }
     };
     double ms[MOST_REPEATS];
-    timed(1, ms); // plans are made, code is loaded
+    timed(1, ms); // makes plans, loads code
     if (!bench_repeats) timed(2, ms);
     int repeats =
         bench_repeats ? bench_repeats : (int)fmin(MOST_REPEATS, fmax(ms[1] < 100 ? 7 : 2, 150 / fmax(ms[1], 1e-3)));
@@ -140,7 +140,7 @@ template <typename Run> static void kernel_measure(const KernelCase &c, Run run)
 }
 
 // ---------------------------------------------------------------------------------------------------
-// What can be reached: GB/s of a copy, read and written; TFLOP/s of the library's largest product
+// Peaks: GB/s of a copy, counted as read and written; TFLOP/s of the fastest product of the library
 
 static __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t count) {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < count; i += (size_t)gridDim.x * blockDim.x)
@@ -208,7 +208,7 @@ static void kernels_of_rows(const Model *m, int N) {
                    [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
 }
 
-// How many tokens the benchmark's first N are.
+// The number of distinct tokens among the first N.
 static int distinct_tokens(int N, int V) {
     bool *seen = (bool *)checked_calloc((size_t)V, sizeof(bool));
     int distinct = 0;
@@ -255,7 +255,7 @@ static void kernels_of_update(const Model *m) {
     kernel_measure(with(k, FP32, set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
 }
 
-// What follows attention: N rows of NH heads of width D, in a fused row with room for the gates.
+// Operations after attention: N rows of NH heads of width D, in a fused row with room for the gates.
 static void kernels_of_heads(const Model *m, int B, int T) {
     int N = B * T, NH = m->plan.config.NH, D = m->plan.config.D, ld = m->plan.dims.fused_ld;
     size_t n = (size_t)N, heads = n * (size_t)(NH * D), maps = n * (size_t)NH;
@@ -321,7 +321,7 @@ static void kernels_of_products(const Model *m, int N) {
 }
 #undef F
 
-// Attention of a model's first key set, read where the fused product leaves it, by whom `use` says.
+// Attention of a model's first key set, read from the fused rows, by the backend of `use`.
 static void kernels_of_attention(const char *what, const char *preset, const char *attention, int NKV, int B, int T,
                                  AttentionOptions use) {
     Model m;
@@ -342,7 +342,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     });
     k.name = "attention_backward", k.flops = attention_backward_flops(s);
     bool prepared[MOST_SETS] = {false};
-    kernel_measure(k, [&](void **t) { // of values that a forward has left
+    kernel_measure(k, [&](void **t) { // of the values of a forward
         size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
         if (!prepared[which])
             attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);

@@ -1,6 +1,5 @@
 /*
-bench_model.h: models for benchmarks (dev/bench/bench.c, dev/bench/bench_cuda.cu), by preset and without files. To be included after
-train_diffv2.c.
+bench_model.h: models, tokens and steps for bench.c and bench_cuda.cu. Included after the trainer.
 */
 #ifndef DEV_BENCH_MODEL_H
 #define DEV_BENCH_MODEL_H
@@ -14,7 +13,7 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-// A preset's shape with NKV key/value heads, 0: its own; false where there is no such preset or variant.
+// A preset with NKV key/value heads (0: the preset's); false for an unknown preset or variant.
 static bool find_model(ModelConfig *c, const char *preset, const char *attention, int NKV, int T) {
     const Preset *p = NULL;
     memset(c, 0, sizeof(*c));
@@ -29,7 +28,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     return true;
 }
 
-// A model's sizes without its memory.
+// Plans a model without allocating memory.
 static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T,
                        Purpose purpose) {
     ModelConfig c;
@@ -43,14 +42,7 @@ static double bench_grad_norm(Model *model) {
     return squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
 
-static Options bench_options(void) {
-    Options o;
-    memset(&o, 0, sizeof(o));
-    o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.weight_decay = 0.1, o.grad_clip = 1;
-    return o;
-}
-
-// A token of rank r with a chance of about 1/r, as in text: V^u for uniform u. The most frequent one is 1 in log2(V).
+// Tokens are distributed as in text: the r-th most frequent has a probability of about 1/r. V^u for uniform u.
 static int zipf_token(uint64_t bits, int V) {
     double u = (double)(bits >> 11) * 0x1p-53;
     return min_int(V - 1, (int)pow((double)V, u) - 1);
@@ -61,5 +53,94 @@ static int *bench_tokens(size_t count, int V) {
     int *tokens = (int *)checked_calloc(count, sizeof(int));
     for (size_t t = 0; t < count; t++) tokens[t] = zipf_token(random_bits(7, t), V);
     return tokens;
+}
+// Random weights that repeat: to draw all of them would take longer than a hundred steps of a large model.
+static void bench_init(Model *model) {
+    enum { CHUNK = 1 << 20 };
+    floatX *host = (floatX *)checked_calloc(2 * CHUNK, sizeof(floatX)), *ones = host + CHUNK;
+    real *exact = (real *)checked_calloc(2 * CHUNK, sizeof(real)), *exact_ones = exact + CHUNK;
+    for (size_t e = 0; e < CHUNK; e++) {
+        exact[e] = (real)(0.02 * random_normal(9, e)), exact_ones[e] = 1;
+        host[e] = (floatX)exact[e], ones[e] = (floatX)1.0f;
+    }
+    for (int i = 0; i < model->plan.tensors.count; i++) {
+        const Tensor *t = &model->plan.tensors.tensors[i];
+        bool one = t->row->init == INIT_ONE;
+        for (size_t begin = 0; begin < t->count; begin += CHUNK) {
+            size_t count = min_size(CHUNK, t->count - begin);
+            buffer_upload(model->params + t->offset + begin, one ? ones : host, count * sizeof(floatX));
+            if (model->master)
+                buffer_upload(model->master + t->offset + begin, one ? exact_ones : exact, count * sizeof(real));
+        }
+    }
+    free(host);
+    free(exact);
+}
+
+typedef struct {
+    Model model;
+    int B, T, *tokens;
+} BenchModel;
+
+static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
+                       Purpose purpose) {
+    b->B = B, b->T = T;
+    plan_model(&b->model, preset, attention, NKV, B, T, purpose);
+    model_alloc(&b->model, NULL);
+    ops_init(b->model.plan.workspace_bytes);
+    bench_init(&b->model);
+    b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
+}
+static void bench_close(BenchModel *b) {
+    model_free(&b->model, true);
+#ifdef DEVICE_OPS
+    ops_release(); // the next model needs the memory
+#endif
+    free(b->tokens);
+}
+
+// One update as in the trainer, or a forward with its loss. Returns seconds; part: those of the forward with the
+// classifier, of the backward and of the update, on the CPU, where operations are done when they return.
+static double bench_step(BenchModel *b, double part[3]) {
+    Model *model = &b->model;
+    bool training = model->plan.purpose == FOR_TRAINING;
+    Options o;
+    memset(&o, 0, sizeof(o));
+    o.beta1 = 0.9, o.beta2 = 0.95, o.eps = 1e-8, o.weight_decay = 0.1, o.grad_clip = 1;
+    int N = b->B * b->T;
+    double start = now_seconds();
+    buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
+    model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
+    model_forward(model, b->B, b->T, 0);
+    if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
+    model_classify(model, N, training ? (real)(1.0 / N) : 0);
+    double forward = now_seconds();
+    if (training) model_backward(model, b->B, b->T);
+    double backward = now_seconds();
+    CHECK(isfinite(model_loss_sum(model, N)), "the loss of a model with random weights is not finite");
+    if (training) {
+        double norm = bench_grad_norm(model);
+        CHECK(isfinite(norm), "the gradient of a model with random weights is not finite");
+        model_update(model, &o, 1e-5, 10, norm);
+    }
+    ops_wait();
+    double end = now_seconds();
+    if (part) part[0] = forward - start, part[1] = backward - forward, part[2] = end - backward;
+    return end - start;
+}
+
+// One step for each line on stdin; prints its milliseconds. Programs that are compared run in turns (bench_peers.py).
+static void bench_turns(const char *preset, const char *attention, int NKV, int B, int T) {
+    BenchModel b;
+    bench_open(&b, preset, attention, NKV, B, T, FOR_TRAINING);
+    printf("%zu parameters, %.6g FLOPs a step\n", b.model.plan.tensors.parameter_count,
+           training_flops(&b.model.plan, B, T));
+    fflush(stdout);
+    for (int c; (c = getchar()) != EOF;)
+        if (c == '\n') {
+            printf("%.3f\n", 1e3 * bench_step(&b, NULL));
+            fflush(stdout);
+        }
+    bench_close(&b);
 }
 #endif

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# format.sh: formats all sources: C and CUDA by clang-format, Python by ruff, shell by shfmt. Installs the pinned formatters
-# into build/venv-format on its first run.
+# format.sh: formats all sources: C and CUDA with clang-format, Python with ruff, shell with shfmt. Installs the pinned
+# formatters into build/venv-format on its first run.
 #
 # Usage: dev/format/format.sh [--check]
-#   --check   changes nothing; prints the files that are not formatted, unused names in Python, and lines of more than 120
-#             columns; exit status 1 if there are any
+#   --check   changes nothing; prints unformatted files, unused names in Python, and lines longer than 120 columns; exit
+#             status 1 if there are any
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -36,7 +36,10 @@ failed=0
 "$tools"/ruff check --quiet "${python[@]}" || failed=1
 "$tools"/shfmt -d "${shell[@]}" || failed=1
 mapfile -t others < <(git ls-files Makefile '*.mk' '*.md' '*.awk' '*.css' '*.js' '*.toml')
-awk 'length($0) > 120 && !(FILENAME ~ /\.md$/ && /^\|/) { printf "%s:%d: %d columns, 120 at most\n", FILENAME, FNR, length($0); found = 1 }
+awk 'length($0) > 120 && !(FILENAME ~ /\.md$/ && /^\|/) {
+        printf "%s:%d: %d columns, 120 at most\n", FILENAME, FNR, length($0)
+        found = 1
+    }
     END { exit found }' "${c[@]}" "${python[@]}" "${shell[@]}" "${others[@]}" || failed=1
-[ $failed = 0 ] || echo "format.sh: make format formats; longer lines are broken by hand" >&2
+[ $failed = 0 ] || echo "format.sh: make format formats the sources; wrap long lines by hand" >&2
 exit $failed

@@ -1,5 +1,6 @@
 /*
-fuzz_corpus.c: corpus_read_info and corpus_check_shards on a hostile corpus.json, and corpus_parse on the same bytes as the text of --train-data.
+fuzz_corpus.c: corpus_read_info and corpus_check_shards with a damaged corpus.json, and corpus_parse with the same bytes
+as the value of --train-data.
 */
 #include "fuzz.h"
 #include "../../llmc/data/corpus.h"
@@ -20,10 +21,8 @@ void fuzz_seeds(void) {
     };
     const char *const names[] = {"whole", "no_separator", "shards", "mixture", "tabs"};
     for (int i = 0; i < 5; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    const char *const words[] = {
-        "\"separator\":", "\"token\":", "\"place\":", "\"after\"", "\"shards\":", "\"file\":", "\"tokens\":",
-        "null",           "1e999",      "-1",         "=",         ":",           "\\",        " "};
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+    fuzz_words("\"separator\":\n\"token\":\n\"place\":\n\"after\"\n\"shards\":\n\"file\":\n\"tokens\":\n=\n"
+               ":\n\\\n ");
 }
 
 void fuzz_large(void) {

@@ -1,6 +1,6 @@
 /*
-fuzz_index.c: safetensors_open on a directory with a hostile model.safetensors.index.json beside three good
-files. When it is accepted, every tensor is found and read.
+fuzz_index.c: safetensors_open with a directory of three valid files and a damaged model.safetensors.index.json. When it
+is accepted, every tensor is found and read.
 */
 #include "fuzz.h"
 #define SAFETENSORS_STAGING 64
@@ -26,7 +26,7 @@ static void write_part(const char *file, const char *first, const char *second) 
 void fuzz_prepare(void) {
     write_part("a.safetensors", "x", "y");
     write_part("b.safetensors", "z", "w");
-    write_part("c.safetensors", "x", "v"); // a name that the first has too
+    write_part("c.safetensors", "x", "v"); // a name that is also in the first file
 }
 
 void fuzz_seeds(void) {
@@ -38,10 +38,8 @@ void fuzz_seeds(void) {
     };
     const char *const names[] = {"two_files", "twice", "none"};
     for (int i = 0; i < 3; i++) fuzz_seed(names[i], texts[i], strlen(texts[i]));
-    const char *const words[] = {"\"weight_map\":", "a.safetensors", "b.safetensors", "c.safetensors",
-                                 "\"..\"",          "\".\"",         "\"\"",          "model.safetensors.index.json",
-                                 "\\u0000",         "\\u002f",       "\x7f",          "null"};
-    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) fuzz_word(words[i]);
+    fuzz_words("\"weight_map\":\na.safetensors\nb.safetensors\nc.safetensors\n\"..\"\n\".\"\n"
+               "model.safetensors.index.json\n\\u002f");
 }
 
 void fuzz_large(void) {

@@ -1,10 +1,10 @@
 /*
-fuzz_shards.c: the data loader on a hostile token shard, alone and behind a good one: header, fingerprint, first
-tokens, windows of both orders. Windows are read by the function that the loader's thread calls, without the
-thread. What comes out is compared with the bytes of the file.
+fuzz_shards.c: the data loader with a damaged token shard, alone and behind a valid one: header, fingerprint, first
+tokens, windows in both orders. The function that the thread of the loader calls reads the windows, without the thread.
+The tokens are compared with the bytes of the file.
 
-Most mutations aim at the three numbers of the header that are read and at the tokens, and keep the file's size
-what the header says: random ones would be lost in the unused part of the header.
+Most mutations change the three numbers of the header that are read, and the tokens, and keep the size of the file equal
+to what the header says: random ones would hit the unused part of the header.
 */
 #include "fuzz.h"
 #include "../../llmc/data/data_identity.h"
@@ -45,7 +45,7 @@ void fuzz_seeds(void) {
     fuzz_word("\x01");
 }
 
-// Token `i` of the input, by its own reading of the format.
+// Token `i` of the input, read independently of the loader.
 static int token_of(const uint8_t *data, int token_bytes, size_t i) {
     const uint8_t *p = data + SHARD_HEADER_BYTES + i * (size_t)token_bytes;
     return p[0] | p[1] << 8 | (token_bytes == 4 ? p[2] << 16 | (int)((uint32_t)p[3] << 24) : 0);
@@ -101,7 +101,7 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
     size_t width = header[0] == SHARD_MAGIC_U16 ? 2 : 4;
     tokens -= tokens % width;
     header[2] = (uint32_t)(tokens / width);
-    if (seed % 8 == 3) { // few tokens outside the vocabulary, as most mutations put some there
+    if (seed % 8 == 3) { // most tokens into the vocabulary, which other mutations leave
         for (size_t i = 0; i < tokens; i++)
             if (i % width) data[SHARD_HEADER_BYTES + i] = 0;
     }

@@ -1,6 +1,6 @@
 /*
-fuzz_tokenizer.c: tokenizer_open on a hostile tokenizer.bin, whose checksum the mutator repairs. When it is accepted,
-every token is decoded, and, where the table says that it can, text is encoded and comes back.
+fuzz_tokenizer.c: tokenizer_open with a damaged tokenizer.bin, whose checksum the mutator repairs. When it is accepted,
+every token is decoded. When the table allows it, text is encoded and decoded to the same text.
 */
 #include "fuzz.h"
 #include "../../llmc/text/tokenizer.h"
@@ -53,7 +53,7 @@ void fuzz_seeds(void) {
     fuzz_word("\xff\xff\xff\xff");
 }
 
-// `vocabulary` tokens of `length` bytes each, all the same ones, behind the 256 bytes; `added` times the last of them.
+// 256 bytes, then `vocabulary` equal tokens of `length` bytes each; the last one `added` times.
 static void large_table(const char *name, uint32_t vocabulary, uint32_t length, uint32_t added) {
     size_t room = 8 * (size_t)vocabulary + (size_t)vocabulary * length + 4 * (size_t)added + 4096, at = 8;
     uint8_t *table = (uint8_t *)checked_calloc(room, 1);

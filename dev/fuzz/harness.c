@@ -1,9 +1,9 @@
 /*
-harness.c: runs one input through a target and brings everything back to where it was.
+harness.c: runs one input through a target and releases what the reader has left.
 
-Memory: the sanitizer's allocation hooks keep the set of blocks that were allocated since the input began and
-are still there: an array, and a hash table from a block's address to its place in it. Descriptors: a list.
-This file is not instrumented for coverage, so that the fuzzer follows the readers alone.
+Memory: the allocation hooks of the sanitizer keep the set of blocks that were allocated since the input began and not
+freed: an array, and a hash table from the address of a block to its place in the array. Descriptors: a list, kept by
+__wrap_open and __wrap_close. This file is not instrumented for coverage, so that the fuzzer follows the readers alone.
 */
 #define FUZZ_HARNESS
 #include "fuzz.h"
@@ -11,7 +11,7 @@ This file is not instrumented for coverage, so that the fuzzer follows the reade
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-// of the sanitizers' runtime; not every compiler ships its headers
+// of the sanitizers' runtime, whose headers some compilers lack
 int __sanitizer_install_malloc_and_free_hooks(void (*on_malloc)(const volatile void *, size_t),
                                               void (*on_free)(const volatile void *));
 
@@ -37,12 +37,12 @@ static size_t live_slot(const volatile void *p) {
     return i;
 }
 
-// this thread is the reader's; libFuzzer has one of its own, which allocates as it starts
+// Whether this thread runs the reader: libFuzzer has its own thread, which allocates when it starts.
 static _Thread_local bool reads;
 
 static void on_malloc(const volatile void *p, size_t bytes) {
     if (!reads || !running || !p) return;
-    running = false; // what a report allocates is not the reader's
+    running = false; // the report itself may allocate
     if (bytes > FUZZ_ALLOCATION_LIMIT)
         fuzz_defect("an allocation of %zu bytes for an input of %zu", bytes, input_bytes);
     if (live_count == LIVE_LIMIT)
@@ -60,7 +60,8 @@ static void on_free(const volatile void *p) {
     live_index[last] = (uint32_t)place + 1;
     live[place] = live[--live_count];
     live_index[hole] = 0;
-    for (size_t i = (hole + 1) % LIVE_SLOTS; live_index[i]; i = (i + 1) % LIVE_SLOTS) { // no search may end at the hole
+    for (size_t i = (hole + 1) % LIVE_SLOTS; live_index[i];
+         i = (i + 1) % LIVE_SLOTS) { // moves up entries whose search would end at the hole
         size_t home = live_home(live[live_index[i] - 1]);
         if ((i - home) % LIVE_SLOTS < (i - hole) % LIVE_SLOTS) continue;
         live_index[hole] = live_index[i];
@@ -74,25 +75,32 @@ static void on_free(const volatile void *p) {
 enum { OPEN_LIMIT = 128 };
 static int open_fds[OPEN_LIMIT], open_count;
 
-int fuzz_open(const char *path, int flags, ...) {
-    int fd = open(path, flags, 0666);
+int __real_open(const char *path, int flags, ...);
+int __real_close(int fd);
+_Noreturn void __real_exit(int status);
+_Noreturn void __real__exit(int status);
+int __wrap_open(const char *path, int flags, int mode);
+int __wrap_close(int fd);
+_Noreturn void __wrap_exit(int status);
+_Noreturn void __wrap__exit(int status);
+
+int __wrap_open(const char *path, int flags, int mode) {
+    int fd = __real_open(path, flags, mode);
     if (!running || fd < 0) return fd;
     if (open_count == OPEN_LIMIT) fuzz_defect("more than %d open files", OPEN_LIMIT);
     open_fds[open_count++] = fd;
     return fd;
 }
 
-int fuzz_close(int fd) {
-    for (int i = 0; running && i < open_count; i++)
-        if (open_fds[i] == fd) {
-            open_fds[i] = open_fds[--open_count];
-            return close(fd);
-        }
-    if (running) fuzz_defect("descriptor %d is closed and was not open", fd);
-    return close(fd);
+int __wrap_close(int fd) {
+    bool known = false;
+    for (int i = 0; running && i < open_count && !known; i++)
+        if (open_fds[i] == fd) open_fds[i] = open_fds[--open_count], known = true;
+    if (running && !known) fuzz_defect("descriptor %d is closed and was not open", fd);
+    return __real_close(fd);
 }
 
-// ---- the end of a reader
+// ---- how a reader ends
 
 void fuzz_defect(const char *fmt, ...) {
     va_list args;
@@ -105,21 +113,24 @@ void fuzz_defect(const char *fmt, ...) {
     abort();
 }
 
-void fuzz_exit(int status) {
-    if (!running) exit(status); // of the harness itself
+void __wrap_exit(int status) {
+    if (!running) __real_exit(status); // the harness itself ends
     longjmp(escape, 1);
 }
 
-void fuzz_warn(const char *fmt, ...) {
-    static char text[3 * PATH_MAX];
-    va_list args;
-    va_start(args, fmt);
-    int length = vsnprintf(text, sizeof(text), fmt, args);
-    va_end(args);
-    if (length < 0 || (size_t)length >= sizeof(text)) fuzz_defect("a message of %d characters: %.100s", length, text);
-    for (const char *p = text; *p; p++)
-        if ((unsigned char)*p < 0x20 || *p == 0x7F) fuzz_defect("a message with a control character: %s", text);
-    if (show || !running) fprintf(stderr, "%s\n", text);
+// program_exit calls it from the second time on.
+void __wrap__exit(int status) {
+    if (!running) __real__exit(status);
+    longjmp(escape, 1);
+}
+
+bool fuzz_warn(const char *line) {
+    if (strlen(line) >= FAILURE_SIZE - 1)
+        fuzz_defect("a message of more than %d characters: %.100s", FAILURE_SIZE, line);
+    for (const char *p = line; *p; p++)
+        if ((unsigned char)*p < 0x20 || *p == 0x7F) fuzz_defect("a message with a control character: %s", line);
+    if (show || !running) fprintf(stderr, "%s\n", line);
+    return true;
 }
 
 // ---- files
@@ -152,7 +163,7 @@ void fuzz_seed_from(const char *name, const char *path) {
     fuzz_seed(name, bytes, size);
 }
 
-// One line of the dictionary, in libFuzzer's notation.
+// Appends a line to the dictionary, in the notation of libFuzzer.
 void fuzz_word(const char *word) {
     char path[PATH_MAX + 8];
     snprintf(path, sizeof(path), "%s.dict", seed_directory);
@@ -166,16 +177,28 @@ void fuzz_word(const char *word) {
     fclose(f);
 }
 
+void fuzz_words(const char *words) {
+    char word[256];
+    while (*words) {
+        size_t n = strcspn(words, "\n");
+        FORMAT(word, "%.*s", (int)n, words);
+        fuzz_word(word);
+        words += n + (words[n] == '\n');
+    }
+}
+
 void fuzz_write_seeds(const char *to);
 void fuzz_write_seeds(const char *to) {
     snprintf(seed_directory, sizeof(seed_directory), "%s", to);
+    fuzz_words("null\ntrue\nfalse\n1e999\n-1\n-0.0\n0.5\n[]\n{}\n\"\"\n9007199254740993\n18446744073709551615\n"
+               "\\u0000\n\\u007f\n\\ud800\n\x7f");
     fuzz_seeds();
 }
 
 // ---- large inputs
 
 static int large_count;
-static double large_seconds, large_mib; // the most that one of them took
+static double large_seconds, large_mib; // largest over the inputs
 
 static double cpu_seconds(const struct rusage *used) {
     return (double)(used->ru_utime.tv_sec + used->ru_stime.tv_sec) +
@@ -259,9 +282,10 @@ int LLVMFuzzerInitialize(int *argc, char ***argv) {
     FORMAT(directory, "%s/diffv2_fuzz_XXXXXX", tmp && *tmp ? tmp : "/tmp");
     CHECK(mkdtemp(directory) != NULL, "cannot make a directory %s: %s", directory, strerror(errno));
     atexit(remove_directory);
-    // readers may print to stdout, and a stream allocates its buffer when it is first used
+    // a stream allocates its buffer when it is first used, and readers may print to stdout
     CHECK(freopen("/dev/null", "w", stdout), "cannot open /dev/null: %s", strerror(errno));
     setvbuf(stdout, buffer, _IOFBF, sizeof(buffer));
+    fuzz_set_hooks();
     fuzz_prepare();
     path_of(path, directory, fuzz_file);
     input_fd = open(path, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -285,7 +309,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (accepted && open_count) fuzz_defect("%d descriptors are left", open_count);
     while (live_count) {
         void *p = (void *)(uintptr_t)live[live_count - 1];
-        on_free(p); // here, as compilers take for granted that free changes no variable
+        on_free(p); // called here: compilers assume that free changes no variable
         free(p);
     }
     while (open_count) close(open_fds[--open_count]);

@@ -1,11 +1,11 @@
 /*
-replay.c: a target without libFuzzer, for regressions, and for machines that have no clang.
+replay.c: runs a target without libFuzzer: regressions, and machines without clang.
 
   NAME seeds DIR                  writes the target's seeds to DIR and its dictionary to DIR.dict
   NAME large                      runs the target's large inputs
-  NAME run MUTATIONS FILE...      runs the files, then MUTATIONS inputs made from them, the same every time
+  NAME run MUTATIONS FILE...      runs the files, then MUTATIONS inputs made from them, equal in every run
 
-An input that fails is written to $FUZZ_ARTIFACT, or fuzz_failed. FUZZ_SHOW=1 prints what the readers say.
+An input that fails is written to $FUZZ_ARTIFACT, or fuzz_failed. FUZZ_SHOW=1 prints the messages of the readers.
 */
 #define FUZZ_HARNESS
 #include "fuzz.h"
@@ -42,12 +42,12 @@ static void too_slow(int signal_number) {
     (void)signal_number;
     fprintf(stderr, "==== defect: an input takes more than %d seconds\n", INPUT_SECONDS);
     keep_input();
-    _exit(EXIT_FAILED);
+    _Exit(EXIT_FAILED); // the linker redirects _exit
 }
 
 static void run_input(void) {
     alarm(INPUT_SECONDS);
-    // a copy of exactly that size, so that a read beyond it is seen
+    // a copy of the exact size, so that AddressSanitizer sees a read beyond it
     uint8_t *copy = (uint8_t *)malloc(input_size ? input_size : 1);
     CHECK(copy, "out of memory for an input");
     memcpy(copy, input, input_size);
@@ -64,24 +64,12 @@ static void load(const char *path) {
     fclose(f);
 }
 
-// One small change.
+// Makes one small change.
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size) {
-    static const char *const pieces[] = {"null",
-                                         "-1",
-                                         "1e999",
-                                         "0",
-                                         "18446744073709551615",
-                                         "9007199254740993",
-                                         "\"\"",
-                                         "{}",
-                                         "[]",
-                                         "\\u0000",
-                                         "\\ud800",
-                                         "\x7f",
-                                         ",",
-                                         "}",
-                                         "true",
-                                         "0.5"};
+    // clang-format off
+    static const char *const pieces[] = {"null", "-1", "1e999", "0", "18446744073709551615", "9007199254740993", "\"\"",
+                                         "{}", "[]", "\\u0000", "\\ud800", "\x7f", ",", "}", "true", "0.5"};
+    // clang-format on
     size_t at = random_below(size + 1), kind = random_below(6);
     if (kind == 0 && size) data[at % size] = (uint8_t)random_below(256);
     else if (kind == 1 && size) data[at % size] ^= (uint8_t)(1u << random_below(8));
@@ -96,7 +84,7 @@ size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size) {
         if (kind == 3 && size > from)
             memcpy(copy, data + from, n = 1 + random_below(min_size(sizeof(copy), size - from)));
         else memcpy(copy, piece, n);
-        if (kind == 4) { // in the place of a number
+        if (kind == 4) { // replaces a number
             while (at < size && !isdigit(data[at])) at++;
             size_t end = at;
             while (end < size && isdigit(data[end])) end++;

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# run.sh: feeds the readers of llmc/ with hostile files. For each target: regressions and seeds, then simple
-# mutations of them, then large inputs under limits of time and memory (any compiler), then libFuzzer (clang, libclang-rt and libomp headers; skipped where they are
-# missing, which is said). Everything it makes is in build/fuzz; a corpus there grows from run to run.
-# The last line is "N passed, N failed" (and ", N skipped" where there is no libFuzzer). Exit status: 0 nothing failed, 1 something did, 2 usage.
+# run.sh: gives damaged and hostile files to the readers of llmc/. For each target: regressions and seeds, then simple
+# mutations of them, then large inputs under limits of time and memory (any compiler), then libFuzzer (requires clang,
+# libclang-rt and the headers of libomp; without them it is skipped with a message). All output is in build/fuzz; the
+# corpus there grows from run to run. The last line is "N passed, N failed", and ", N skipped" without libFuzzer.
+# Exit status: 0 nothing failed, 1 something did, 2 usage.
 #
 # Usage: dev/fuzz/run.sh [--seconds N | --runs N] [--mutations N] [--show FILE] [TARGET...]
-#   --seconds N  libFuzzer's time for each target (20); 0: no libFuzzer
-#   --runs N     its number of inputs instead
-#   --mutations N  of the regressions and seeds (20000)
-#   --show FILE  only run FILE, and print what the reader says (one TARGET)
-#   TARGET       config, corpus, index, safetensors, shards, state, tokenizer (all)
+#   --seconds N    time of libFuzzer for each target (20); 0: no libFuzzer
+#   --runs N       number of inputs of libFuzzer instead
+#   --mutations N  mutations of the regressions and seeds (20000)
+#   --show FILE    only runs FILE, and prints the messages of the reader (requires one TARGET)
+#   TARGET         config, corpus, index, safetensors, shards, state, tokenizer (all)
 # Variables: CC (cc), FUZZ_CC (clang)
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -50,7 +51,7 @@ CC=${CC:-cc} FUZZ_CC=${FUZZ_CC:-clang}
 out=build/fuzz here=dev/fuzz
 passed=0 failed=0 skipped=
 mkdir -p "$out/crashes" || exit 1
-memory=/dev/shm # inputs become files: in memory where that is possible
+memory=/dev/shm # inputs become files: in memory where possible
 [ -w "$memory" ] || memory=${TMPDIR:-/tmp}
 TMPDIR=$(mktemp -d "$memory/diffv2_fuzz_run_XXXXXX") || exit 1
 export TMPDIR
@@ -59,14 +60,16 @@ ASAN_OPTIONS=detect_leaks=0:handle_abort=1:allocator_may_return_null=0:max_alloc
 export ASAN_OPTIONS+=:malloc_context_size=4:quarantine_size_mb=16 # both for speed: inputs are short-lived
 export UBSAN_OPTIONS=print_stacktrace=1:abort_on_error=1
 
-# Not followed by libFuzzer: hashing has one path for all inputs and would take most of the time.
+# libFuzzer does not follow hashing, which has one path for all inputs and would take most of the time.
 printf '%s\n' 'src:*xxhash.h' 'fun:XXH*' >"$TMPDIR/uncovered"
 
-# OpenMP's pragmas are ignored: a team of threads would outlive the input, and its order would not repeat.
+# Without OpenMP: its threads would outlive the input, and their order varies.
 flags=(-std=c11 -O2 -g -fno-omit-frame-pointer -fno-sanitize-recover=all -Wall -Wextra -Wshadow -Werror
     -Wno-unknown-pragmas)
 read -ra package_flags <<<"$(pkg-config --cflags openblas libcjson libxxhash)"
-read -ra libraries <<<"$(pkg-config --libs libcjson libxxhash) -lpthread -lm"
+# Calls of exit, _exit, open and close go to __wrap_exit, __wrap__exit, __wrap_open and __wrap_close of harness.c.
+libraries=(-Wl,--wrap=exit,--wrap=_exit,--wrap=open,--wrap=close -lpthread -lm)
+read -ra package_libraries <<<"$(pkg-config --libs libcjson libxxhash)"
 
 report() { # ok or FAIL, text
     echo "$1 $2"
@@ -83,7 +86,8 @@ libfuzzer_missing() {
         'int LLVMFuzzerTestOneInput(const uint8_t *d, size_t n) { return d == NULL && n; }' >"$TMPDIR/probe.c"
     "$FUZZ_CC" -fsanitize=fuzzer,address,undefined -o "$TMPDIR/probe" "$TMPDIR/probe.c" 2>"$TMPDIR/probe.err" \
         && "$TMPDIR/probe" -runs=1 >/dev/null 2>&1 \
-        || echo "$FUZZ_CC cannot build with libFuzzer (libclang-rt and libomp-dev are needed): $(head -n 1 "$TMPDIR/probe.err")"
+        || echo "$FUZZ_CC cannot build with libFuzzer (requires libclang-rt and libomp-dev):" \
+            "$(head -n 1 "$TMPDIR/probe.err")"
 }
 
 build() { # program, compiler, target, coverage flags of the target, last sources
@@ -95,7 +99,8 @@ build() { # program, compiler, target, coverage flags of the target, last source
         && "$compiler" "${flags[@]}" "${package_flags[@]}" -fsanitize=address,undefined -c \
             -o "$program.harness.o" "$here/harness.c" >>"$TMPDIR/build" 2>&1 \
         && "$compiler" "${flags[@]}" -fsanitize="address,undefined${coverage:+,fuzzer}" \
-            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" >>"$TMPDIR/build" 2>&1 && return
+            -o "$program" "$program.o" "$program.harness.o" "$@" "${libraries[@]}" "${package_libraries[@]}" \
+            >>"$TMPDIR/build" 2>&1 && return
     cat "$TMPDIR/build"
     report FAIL "$target: $program does not build"
     return 1
@@ -124,7 +129,7 @@ replay() { # target
         report FAIL "$target: dev/fuzz/run.sh --show $artifact $target"
     fi
     start=$SECONDS
-    # the harness has limits of its own for these, of CPU time and of resident memory
+    # the harness has its own limits for these
     if ASAN_OPTIONS=$ASAN_OPTIONS:hard_rss_limit_mb=0 FUZZ_SHOW=1 "$program" large >"$TMPDIR/log" 2>&1; then
         report "ok  " "$target: large inputs, $(tail -n 1 "$TMPDIR/log") ($((SECONDS - start)) s)"
     else
@@ -136,7 +141,8 @@ replay() { # target
 explore() { # target
     local target=$1 program=$out/fuzz_$1 log=$out/fuzz_$1.log limit=(-max_total_time="$seconds") regressions=() status
     [ -z "$runs" ] || limit=(-runs="$runs")
-    build "$program" "$FUZZ_CC" "$target" "-fsanitize=fuzzer-no-link -fsanitize-coverage-ignorelist=$TMPDIR/uncovered" || return
+    build "$program" "$FUZZ_CC" "$target" \
+        "-fsanitize=fuzzer-no-link -fsanitize-coverage-ignorelist=$TMPDIR/uncovered" || return
     mkdir -p "$out/corpus_$target" || exit 1
     [ ! -d "$here/regressions/$target" ] || regressions=("$here/regressions/$target")
     nice "$program" "${limit[@]}" -max_len=16384 -timeout=5 -rss_limit_mb=512 -malloc_limit_mb=256 -detect_leaks=0 \
@@ -151,7 +157,8 @@ explore() { # target
             | sed -E 's/.*(cov: [0-9]+).*(corp: [0-9]+).*/ \1, \2/')"
     else
         grep -vE '^#[0-9]+.*(NEW|REDUCE|pulse|RELOAD)' "$log" | tail -n 60
-        report FAIL "$target: dev/fuzz/run.sh --show $(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1) $target"
+        report FAIL \
+            "$target: dev/fuzz/run.sh --show $(sed -n 's/.*Test unit written to //p' "$log" | tail -n 1) $target"
     fi
 }
 

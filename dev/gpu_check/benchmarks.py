@@ -1,16 +1,16 @@
-"""The parts of a check that measure: models, PyTorch beside them, operations, where a step's time goes."""
+"""The parts `models`, `kernels` and `profile`: speed of models and operations, and the shares of a step."""
 
 import prediction
 from tools import find_tool, json_lines, last_line
 
-# (preset, T, key/value heads): half of the preset's heads, so that all variants share them
+# (preset, T, key/value heads); with half of the preset's key/value heads, every variant is valid
 SIZES = [("1.4b", 2048, 8), ("3b", 4096, 12), ("124m", 1024, 6), ("3b", 2048, 12)]
 TINY = [("tiny", 16, 2)]
-UTILISATION, BEHIND, BANDWIDTH = 0.55, 0.95, 0.85  # the targets
+UTILISATION, BEHIND, BANDWIDTH = 0.55, 0.95, 0.85  # targets
 
 
 def bench(check, part, limit, *arguments):
-    """(the records that the benchmark has printed, whether it came to its end); that it did not is said."""
+    """(the records that the benchmark printed, whether it succeeded). A failure is a failed check."""
     status, text = check.run([*check.commands["BENCH_CUDA"], *arguments], limit)
     what = " ".join(str(a) for a in arguments)
     if status is None:
@@ -21,8 +21,8 @@ def bench(check, part, limit, *arguments):
 
 
 def target(part, what, value, least, shown):
-    """A target is a finding, not a check: missing one is no defect of the program."""
-    part.fact(f"target: {what}", f"{shown(value)}, wanted {shown(least)}: {'reached' if value >= least else 'missed'}")
+    """Records whether a target is reached. A missed target is not a failed check: it is not a defect."""
+    part.fact(f"target: {what}", f"{shown(value)}, target {shown(least)}: {'reached' if value >= least else 'missed'}")
 
 
 def percent(x):
@@ -43,7 +43,7 @@ def models(check, part):
             f"diff_v2,{NKV},1,fast",
         ]
         rows, peak, left = [], None, cases
-        while left:  # a model that fails ends its program: the others run without it
+        while left:  # a model that fails ends the program: restart it with the models after that one
             found, ended = bench(check, part, 300, "model", preset, T, *left)
             peak = max((r["rate"] for r in found if r["table"] == "peaks" and r["unit"] == "TFLOP/s"), default=peak)
             new = [r for r in found if r["table"] == "models"]
@@ -54,20 +54,26 @@ def models(check, part):
             part.record(r)
         training = {r["model"]: r for r in rows if r["what"] == "training"}
         part.check(
-            f"{case}: all models ran",
+            f"{case}: all models run",
             len(training) == len(cases),
             f"{len(training)} of {len(cases)}" if len(training) < len(cases) else "",
         )
         ours, twin = training.get("diff_v2"), training.get("baseline with 2 NH heads")
         if peak is not None:
-            part.fact(f"{case}: measured product, TFLOP/s", f"{peak:.0f}")
+            part.fact(f"{case}: measured matmul, TFLOP/s", f"{peak:.0f}")
         if ours and twin:
             ratio = ours["tokens_per_s"] / twin["tokens_per_s"]
-            target(part, f"{case}: tokens/s of diff_v2, of a baseline with as many query heads", ratio, BEHIND, percent)
+            target(
+                part,
+                f"{case}: tokens/s of diff_v2 relative to a baseline with as many query heads",
+                ratio,
+                BEHIND,
+                percent,
+            )
         fast = training.get("diff_v2, not deterministic")
         if ours and fast:
             part.fact(
-                f"{case}: tokens/s of diff_v2 with --no-deterministic, of the default",
+                f"{case}: tokens/s of diff_v2 with --no-deterministic relative to the default",
                 percent(fast["tokens_per_s"] / ours["tokens_per_s"]),
             )
         if ours and ours["device_share"] is not None and preset == "1.4b":
@@ -98,13 +104,13 @@ def kernels(check, part):
         bound = [r for r in found if r["table"] == "kernels" and r["unit"] == "GB/s"]
         if ended:
             part.check(
-                f"{preset}: every operation was measured", len(found) > 40 and bound, f"{len(found)} measurements"
+                f"{preset}: every operation is measured", len(found) > 40 and bound, f"{len(found)} measurements"
             )
         slow = sorted((r["share"], r["kernel"]) for r in bound)
         if slow:
             below = ", ".join(f"{name} {percent(share)}" for share, name in slow if share < BANDWIDTH)
             part.fact(
-                f"target: {preset}: memory-bound operations at {percent(BANDWIDTH)} of a copy",
+                f"target: {preset}: memory-bound operations reach {percent(BANDWIDTH)} of a copy",
                 f"below: {below or 'none'}",
             )
         part.end(preset)
@@ -137,7 +143,7 @@ def profile(check, part):
         beside_prediction(check, part, case, found)
         if ended:
             inside = sum(r["share"] for r in found if r["operation"] not in ("step", "outside"))
-            part.check(f"{name}: operations fill the step", 0 < inside < 1.05, percent(inside))
+            part.check(f"{name}: the operations add up to the step", 0 < inside < 1.05, percent(inside))
         part.end(name)
     if part.pending("ncu"):
         counters(check, part)
@@ -145,7 +151,7 @@ def profile(check, part):
 
 
 def beside_prediction(check, part, case, found):
-    """Milliseconds of a step by class of work, as --dry-run --device predicts them, beside those that were measured."""
+    """Records the milliseconds of a step by class of work: predicted by --dry-run --device, and measured."""
     preset, attention, NKV, B, T = case
     device = "H200" if check.pretend else (check.store.all["device"] or "unknown").split(":")[0]
     measured = {r["operation"]: r["ms"] for r in found if r["table"] == "profile" and r["operation"] != "step"}
@@ -186,10 +192,10 @@ def beside_prediction(check, part, case, found):
 
 
 def counters(check, part):
-    """What ncu counts in the operations of a layer, kernel by kernel: in log.txt, and here in short. The clocks stay as they are."""
+    """Hardware counters of a layer's kernels, by ncu; log.txt has its full output. The clocks are not changed."""
     tool = find_tool("ncu")
     if not tool or check.pretend:
-        part.fact("ncu", "not there: events around the operations stand above")
+        part.fact("ncu", "not available: the times above are measured by events")
         return
     status, text = check.run(
         [
@@ -216,6 +222,6 @@ def counters(check, part):
         if len(words) > 10 and words[-3] in COUNTERS:
             rows.setdefault(words[4], {}).setdefault(words[-3], words[-1])
     if status != 0 or not rows:
-        part.fact("ncu", f"does not work here: {last_line(text)}")
+        part.fact("ncu", f"fails on this machine: {last_line(text)}")
     for kernel, values in rows.items():
         part.record({"table": "ncu", "kernel": kernel[:120], **values})

@@ -9,8 +9,8 @@ from tools import json_lines, last_line
 from programs import PLACES
 
 
-def complaints(text):
-    """What a compiler or linker has said is wrong, without the commands, which make prints too."""
+def error_lines(text):
+    """The error messages of compilers and linkers, without the commands that make prints."""
     lines = [
         line
         for line in text.splitlines()
@@ -20,8 +20,8 @@ def complaints(text):
 
 
 def build(check, part):
-    """All at once: compilers wait for one another only where there are fewer cores."""
-    jobs = {  # name: (make arguments, the programs it makes)
+    """Builds all programs concurrently."""
+    jobs = {  # name: (arguments of make, the programs that it builds)
         "bf16": (["PRECISION=bf16"], ["TRAIN_DIFFV2CU", "TEST_DIFFV2CU", "BENCH_CUDA"]),
         "fp32": (
             ["PRECISION=fp32"] + (["BUILD=build/fp32"] if check.pretend else []),
@@ -31,16 +31,16 @@ def build(check, part):
     }
     started = time.monotonic()
     half_built = check.work / "building"
-    if half_built.exists() and not check.pretend:  # a start that was killed while compilers wrote
+    if half_built.exists() and not check.pretend:  # a build that was killed while compilers wrote
         for folder in ("cuda_bf16", "cuda_fp32"):
             shutil.rmtree(check.root / "build" / folder, ignore_errors=True)
     if (
         check.bundle and not check.pretend and not (check.bundle / "lib/libopenblas.so").exists()
-    ):  # links may not have travelled
+    ):  # copying the bundle may have dropped links
         shutil.copy(check.bundle / "lib/libblas.so.3", check.bundle / "lib/libopenblas.so")
     common = ["MPI=no"] + ([f"DEPS={check.bundle}"] if check.bundle and not check.pretend else [])
     if not check.pretend and not shutil.which("nvidia-smi") and "ARCHS" not in os.environ:
-        common.append("ARCHS=90")  # what this check is for; all architectures would take four times as long
+        common.append("ARCHS=90")  # the usual device; all architectures would take four times as long
     at_once = 1 if check.pretend else max(2, (os.cpu_count() or 2) // 2)
     names, commands = [], []
     for name, (arguments, programs) in jobs.items():
@@ -58,19 +58,19 @@ def build(check, part):
     finally:
         half_built.unlink()
     results = dict(zip(names, made))
-    # a compiler that warns of more than others must not keep everything from being seen
+    # an unknown compiler may warn more; its warnings must not prevent the other parts
     for name, command in zip(names, commands):
         status, text = results[name]
         if status and re.search(r"\[-Werror|being treated as errors|error #\d+-D|treated as error", text):
-            part.check(f"build of {name} without warnings", False, complaints(text))
+            part.check(f"build of {name} without warnings", False, error_lines(text))
             status, text = check.run([*command, "STRICT=no"], 900)
-        part.check(f"build of {name}", status == 0, "" if status == 0 else complaints(text))
+        part.check(f"build of {name}", status == 0, "" if status == 0 else error_lines(text))
     part.fact("build", f"{time.monotonic() - started:.0f} s")
     if not check.programs.missing(["BENCH_CUDA"]):
         status, text = check.run([*check.commands["BENCH_CUDA"], "facts"], 120)
         facts = json_lines(text)
         part.check(
-            "a program of this build finds the device", status == 0 and facts, "" if status == 0 else last_line(text)
+            "a program of this build detects the device", status == 0 and facts, "" if status == 0 else last_line(text)
         )
         if facts:
             status, text = (

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# bundle.sh: a folder with what dev/gpu_check.sh needs on a machine that has CUDA, cuDNN and NCCL but no network and none
-# of the small dependencies: below 40 MB of headers, libraries and text, out of Debian and PyPI packages, which are downloaded
-# and unpacked, not installed.
-#   include/, lib/  BLIS with the usual CBLAS header (in the place of OpenBLAS: a third of its size, no Fortran runtime),
-#                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=FOLDER` takes
-#   corpus/         4 MB of the dictionary in the package dict-gcide as token shards
-#   revision        of the sources, for machines where they come without git
-#   bin/, sources   with ARCH: the programs, compiled here (needs CUDA, cuDNN, NCCL), and the digest of what they are of
-#   CONTENTS        packages with their versions, and the newest glibc that a library asks for
+# bundle.sh: creates a directory with the dependencies of dev/gpu_check.sh, for a machine that has CUDA, cuDNN and NCCL
+# but no network: less than 40 MB of headers, libraries and text from Debian and PyPI packages, which it downloads and
+# unpacks without installing them.
+#   include/, lib/  BLIS with the usual CBLAS header (instead of OpenBLAS: a third of its size, no Fortran runtime),
+#                   cJSON, xxHash, the headers of cuDNN's frontend: what `make DEPS=DIRECTORY` uses
+#   corpus/         4 MB of the dictionary in the package dict-gcide, as token shards
+#   revision        of the sources, for machines that get them without git
+#   bin/, sources   with ARCH: the programs, compiled on this machine (requires CUDA, cuDNN, NCCL), and the digest of
+#                   their sources
+#   CONTENTS        packages with their versions, and the newest glibc that a library requires
 #   licenses/       of the packages
-# Exit status: 0 the folder is complete, 1 failed (nothing is left), 2 usage.
+# Exit status: 0 the directory is complete, 1 failed (nothing remains), 2 usage.
 #
-# Usage: dev/gpu_check/bundle.sh FOLDER [ARCH]
-#   FOLDER   one that is not there yet, or a bundle, which is made again
-#   ARCH     of the GPU, as 90 for an H100 or H200: compile the programs, so that no time of that machine goes into it
+# Usage: dev/gpu_check/bundle.sh DIRECTORY [ARCH]
+#   DIRECTORY   a new one, or a bundle, which is replaced
+#   ARCH        compiles the programs for this GPU architecture, such as 90 for H100 and H200, to save the GPU's time
 set -euo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -28,19 +29,23 @@ case "$#:${1-}" in
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
     exit 0
     ;;
-[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh FOLDER [ARCH]" 2 ;;
+[12]:-* | 0:* | [3-9]*) fail "unexpected arguments '$*': usage: dev/gpu_check/bundle.sh DIRECTORY [ARCH]" 2 ;;
 esac
 folder=$1 arch=${2-}
-[[ $arch =~ ^[0-9]*$ ]] || fail "ARCH '$arch': a number is expected, as 90" 2
-[ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] || fail "$folder is there and no bundle (it has no CONTENTS): name another folder"
-[ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m): bundles are for x86_64, made on one"
+[[ $arch =~ ^[0-9]*$ ]] || fail "ARCH '$arch': must be a number, such as 90" 2
+[ ! -e "$folder" ] || [ -e "$folder/CONTENTS" ] \
+    || fail "$folder exists and is not a bundle (it has no CONTENTS): choose another directory"
+[ "$(uname -m)" = x86_64 ] || fail "this machine is $(uname -m); bundles require x86_64"
 for tool in apt-get dpkg-deb python3 unzip objdump; do
-    command -v "$tool" >/dev/null || fail "$tool is missing: a bundle is made on Debian or Ubuntu, with python3, unzip and binutils"
+    command -v "$tool" >/dev/null \
+        || fail "$tool is missing: bundle.sh requires Debian or Ubuntu, with python3, unzip and binutils"
 done
-[ -x "$root/text_to_shards" ] || make -s -C "$root" text_to_shards >&2 || fail "text_to_shards could not be built: make text_to_shards says why"
+[ -x "$root/text_to_shards" ] || make -s -C "$root" text_to_shards >&2 \
+    || fail "make text_to_shards failed: see its output above"
 
 parent=$(dirname "$folder")
-mkdir -p "$parent" 2>/dev/null && work=$(mktemp -d "$parent/bundle.XXXXXX" 2>/dev/null) || fail "nothing can be written in $parent: name another folder"
+mkdir -p "$parent" 2>/dev/null && work=$(mktemp -d "$parent/bundle.XXXXXX" 2>/dev/null) \
+    || fail "cannot write to $parent: choose another directory"
 trap 'rm -rf "$work"' EXIT
 new=$work/new
 mkdir -p "$new/include/cjson" "$new/lib" "$new/corpus" "$new/licenses" "$work/debs"
@@ -49,11 +54,11 @@ debian=(libblis4-openmp libblas-dev libcjson1 libcjson-dev libxxhash0 libxxhash-
 download_debian() {
     local apt=(apt-get -qq -o Acquire::Retries=2 -o APT::Sandbox::User=)
     if ! (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt"; then
-        # lists are missing or old: fetch some of our own, which needs no root
+        # the package lists are missing or old: download private ones, which requires no root
         mkdir -p "$work/lists/partial" "$work/cache"
         apt+=(-o Dir::State::lists="$work/lists" -o Dir::Cache="$work/cache")
         "${apt[@]}" update 2>"$work/apt" && (cd "$work/debs" && "${apt[@]}" download "${debian[@]}") 2>"$work/apt" \
-            || fail "packages could not be downloaded: $(tail -n 1 "$work/apt")"
+            || fail "downloading packages failed: $(tail -n 1 "$work/apt")"
     fi
     local deb
     for deb in "$work"/debs/*.deb; do
@@ -62,33 +67,36 @@ download_debian() {
     done
 }
 
-# The headers are the same for every Python: any wheel serves.
+# The headers are the same in every wheel.
 download_frontend() {
-    local wheels=(python3 -m pip download --quiet --no-deps --require-hashes --only-binary=:all: --disable-pip-version-check -d "$work/wheels")
+    local download=(python3 -m pip download --quiet --no-deps --require-hashes --only-binary=:all:
+        --disable-pip-version-check -d "$work/wheels" -r "$work/frontend.txt")
     sed -n '/^nvidia-cudnn-frontend==/,/[^\\]$/p' "$root/scripts/cuda_python/requirements.txt" >"$work/frontend.txt"
-    "${wheels[@]}" -r "$work/frontend.txt" 2>"$work/pip" \
-        || "${wheels[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 -r "$work/frontend.txt" 2>"$work/pip" \
-        || fail "nvidia-cudnn-frontend could not be downloaded: $(tail -n 1 "$work/pip")"
+    "${download[@]}" 2>"$work/pip" \
+        || "${download[@]}" --python-version 3.12 --implementation cp --platform manylinux_2_28_x86_64 2>"$work/pip" \
+        || fail "downloading nvidia-cudnn-frontend failed: $(tail -n 1 "$work/pip")"
     local wheel=("$work"/wheels/nvidia_cudnn_frontend-*.whl)
-    unzip -q "${wheel[0]}" 'include/*' '*/licenses/*' -d "$work/frontend" || fail "${wheel[0]##*/} has no include/ and licenses/: another version?"
+    unzip -q "${wheel[0]}" 'include/*' '*/licenses/*' -d "$work/frontend" \
+        || fail "${wheel[0]##*/} has no include/ or no licenses/: another version?"
     basename "${wheel[0]}" | sed 's/^nvidia_cudnn_frontend-\([^-]*\)-.*/nvidia-cudnn-frontend \1/' >>"$new/CONTENTS"
 }
 
-# For any x86-64 CPU with AVX2. What they load is found by LD_LIBRARY_PATH there (dev/gpu_check/programs.py).
+# For any x86-64 CPU with AVX2. LD_LIBRARY_PATH locates their libraries on the other machine (programs.py).
 build_programs() {
     local make=(make -C "$root" BUILD="$work/build" DEPS="$new" MPI=no ARCHS="$arch" ARCH=-march=x86-64-v3)
     local precision program sources
     sources=$(python3 "$root/dev/gpu_check/programs.py")
-    local goals=(cuda_bf16/{train_diffv2cu,test_diffv2cu,bench_cuda} cuda_fp32/{train_diffv2cu,test_diffv2cu} train_diffv2)
+    local goals=(cuda_{bf16,fp32}/{train,test}_diffv2cu cuda_bf16/bench_cuda train_diffv2)
     for program in "${goals[@]}"; do
         precision=bf16
         [[ $program != cuda_fp32/* ]] || precision=fp32
         "${make[@]}" PRECISION=$precision "$work/build/$program" >"$work/make" 2>&1 \
-            || fail "$program could not be built: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
+            || fail "building $program failed: $(grep -m 1 -i 'error\|\*\*\*' "$work/make")"
         mkdir -p "$(dirname "$new/bin/$program")"
         strip --strip-debug -o "$new/bin/$program" "$work/build/$program"
     done
-    [ "$(python3 "$root/dev/gpu_check/programs.py")" = "$sources" ] || fail "the sources were changed while they were compiled: again"
+    [ "$(python3 "$root/dev/gpu_check/programs.py")" = "$sources" ] \
+        || fail "the sources changed during the compilation: start again"
     echo "$sources" >"$new/sources"
     echo "programs for sm_$arch: ${goals[*]}" >>"$new/CONTENTS"
 }
@@ -104,9 +112,11 @@ cp "$(find "$usr/include" -name 'cblas_mangling*.h' | head -n 1)" "$new/include/
 cp "$usr"/include/cjson/cJSON.h "$new/include/cjson"
 cp -r "$work"/frontend/include/. "$new/include"
 cp "$system"/blis-openmp/libblas.so.3 "$new/lib"
-ln -s libblas.so.3 "$new/lib/libopenblas.so" # the name that the Makefile looks for
+ln -s libblas.so.3 "$new/lib/libopenblas.so" # the name that the Makefile searches for
 cp -L "$system"/libcjson.so.1 "$system"/libxxhash.so.0 "$new/lib"
-for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do cp "$usr/share/doc/$package/copyright" "$new/licenses/$package"; done
+for package in libblis4-openmp libcjson1 libxxhash0 dict-gcide; do
+    cp "$usr/share/doc/$package/copyright" "$new/licenses/$package"
+done
 cp "$(find "$work/frontend" -path '*licenses*' -type f | head -n 1)" "$new/licenses/nvidia-cudnn-frontend"
 
 newest=0
@@ -114,12 +124,13 @@ for library in "$new"/lib/*.so.*; do
     needs=$(objdump -T "$library" | grep -o 'GLIBC_[0-9.]*' | sort -Vu | tail -n 1)
     newest=$(printf '%s\n' "$newest" "${needs#GLIBC_}" | sort -V | tail -n 1)
 done
-echo "newest glibc that a library asks for: $newest" >>"$new/CONTENTS"
+echo "newest glibc that a library requires: $newest" >>"$new/CONTENTS"
 
-# A program must end before its reader does, or it fails for its broken pipe: so the text goes through a file.
+# Not a pipe: zcat would fail when head ends first.
 zcat "$usr"/share/dictd/gcide.dict.dz >"$work/all"
 head -c "$TEXT_BYTES" "$work/all" >"$work/gcide.txt"
-"$root/text_to_shards" --out "$new/corpus" --delimiter '\n\n\n' "$work/gcide.txt" >"$work/shards" 2>&1 || fail "no shards: $(tail -n 1 "$work/shards")"
+"$root/text_to_shards" --out "$new/corpus" --delimiter '\n\n\n' "$work/gcide.txt" >"$work/shards" 2>&1 \
+    || fail "text_to_shards failed: $(tail -n 1 "$work/shards")"
 git -C "$root" describe --always --dirty >"$new/revision" 2>/dev/null || echo unknown >"$new/revision"
 if [ -n "$arch" ]; then
     build_programs
@@ -127,7 +138,8 @@ if [ -n "$arch" ]; then
 fi
 
 kilobytes=$(du -sk --apparent-size "$new" | cut -f1)
-[ "$kilobytes" -lt $((LIMIT_MB * 1000)) ] || fail "the bundle has $((kilobytes / 1000)) MB, more than $LIMIT_MB: which package grew? (du -a $new)"
+[ "$kilobytes" -lt $((LIMIT_MB * 1000)) ] \
+    || fail "the bundle has $((kilobytes / 1000)) MB, more than $LIMIT_MB: check which package grew"
 rm -rf "$folder"
 mv "$new" "$folder"
 cat "$folder/CONTENTS"

@@ -1,28 +1,31 @@
 #!/usr/bin/env python3
-"""check.py: builds and proves the CUDA trainer on this machine's GPU, and measures it (dev/gpu_check.sh starts it).
+"""check.py: builds, tests and benchmarks the CUDA trainer on this machine's GPU. dev/gpu_check.sh starts it.
 
-Parts, in the order of what they are worth when time is short:
-    probe      what this machine has: device, driver, compilers, libraries, Python packages
-    build      the trainer and its tests in bf16 and fp32, the benchmark, the trainer for CPUs; or those of the bundle
-    ops        every CUDA operation against its C twin, on the device
-    gradients  of the whole model against the CPU trainer's, for every variant, fp32 and bf16 (gradients.py: how near)
-    train      3 steps in fp32 and with a measured peak; 124m for 100 steps; the same again, and stopped and resumed, bit for bit
-    sizes      operations at the shapes of 1.4b: cuDNN against our attention, cuBLASLt against our product, the rest against
-               their C twins on samples
-    memcheck   small cases under compute-sanitizer: memory
-    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with diff_v2's query heads, at four sizes; diff_v2 without
-               --deterministic
-    peer       the same models in PyTorch (dev/bench/bench_torch.py), a step of each in turn
-    kernels    each operation's time and share of what a copy, or a product, reaches here
-    profile    where a step's time goes, beside what --dry-run --device predicts; with ncu also what its counters say
-    sanitizer  all operations under compute-sanitizer: memory and races
-The same command goes on where it was, whatever ended it; parts that are done are not repeated, and unfinished ones go on
-behind their last case. In --out: results.txt, results.json, log.txt, written after every case.
+Parts, the most valuable first:
+    probe      describes this machine: device, driver, compilers, libraries, Python packages
+    build      compiles trainer, tests and benchmark for bf16 and fp32, and the CPU trainer; or uses a bundle's
+    ops        compares every CUDA operation with its C twin, on the device
+    gradients  compares the gradients of the whole model with the CPU trainer's: every variant, fp32 and bf16
+               (gradient_comparison.py states the tolerances)
+    train      3 steps in fp32 and with a measured peak; 100 steps of 124m, the same again, and stopped and resumed:
+               all three must be bitwise equal
+    sizes      compares operations at the shapes of 1.4b: cuDNN with our attention, cuBLASLt with our matmul, the others
+               with their C twins on samples
+    memcheck   runs small cases under compute-sanitizer: memory
+    models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with the query heads of diff_v2, at four sizes;
+               also diff_v2 with --no-deterministic
+    peer       the same models in PyTorch (dev/bench/bench_torch.py), alternating step by step
+    kernels    time of each operation, and its share of the rate of a copy or of a matmul
+    profile    the operations' shares of a step, beside the prediction of --dry-run --device; with ncu also its counters
+    sanitizer  runs all operations under compute-sanitizer: memory and races
+After an interruption the same command continues: finished parts are not repeated, unfinished ones continue after their
+last case. --out holds results.txt, results.json and log.txt, which are written after every case.
 
-Programs can be given by environment, as commands: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU, TEST_DIFFV2CU_FP32,
-BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (python3); COMPUTE_SANITIZER: that program;
-SANITIZER_SECONDS: after which a case of it is stopped.
-Exit status: 0 all parts passed (or were skipped, saying why); 1 some failed; 2 usage; 3 time ran out: again with the same --out.
+Environment variables name programs, with arguments: TRAIN_DIFFV2CU, TRAIN_DIFFV2CU_FP32, TEST_DIFFV2CU,
+TEST_DIFFV2CU_FP32, BENCH_CUDA, TRAIN_DIFFV2; TORCH_PYTHON: a Python that has torch (default: python3);
+COMPUTE_SANITIZER: that program; SANITIZER_SECONDS: the time limit of one of its cases.
+Exit status: 0 all parts passed (or were skipped, with the reason); 1 some failed; 2 usage; 3 out of time: run it again
+with the same --out.
 """
 
 import argparse
@@ -43,7 +46,7 @@ from programs import ROOT
 from results import ENDED, Store, StoreError
 from runner import Check, OutOfTime, Part, Skip, Unfinished
 
-PARTS = {  # name: (what runs it, seconds without which it is not begun, programs without which it cannot be)
+PARTS = {  # name: (function, seconds that it needs at least, programs that it requires)
     "probe": (probe.probe, 5, []),
     "build": (build.build, 60, []),
     "ops": (correctness.ops, 20, ["TEST_DIFFV2CU"]),
@@ -67,19 +70,19 @@ def fail(message, status=1):
 def run_part(check, name):
     store = check.store
     part, started = Part(check, name), time.monotonic()
-    store.say(f"{name}: {'goes on' if part.state['done'] else 'begins'}")
+    store.say(f"{name}: {'continues' if part.state['done'] else 'starts'}")
     try:
         PARTS[name][0](check, part)
         status, why = ("passed" if all(c["ok"] for c in part.state["checks"] + part.checks) else "failed"), ""
     except OutOfTime:
-        status, why = "unfinished", "time ran out"
+        status, why = "unfinished", "out of time"
     except Unfinished as reason:
         status, why = "unfinished", str(reason)
     except Skip as reason:
         status, why = "skipped", str(reason)
-    except Exception as error:  # what nobody thought of must not keep the other parts from running
+    except Exception as error:  # an unexpected error must not prevent the other parts
         store.log.write(traceback.format_exc())
-        part.check(f"{name} ran to its end", False, f"{type(error).__name__}: {error} (log.txt says where)")
+        part.check(f"{name} completes", False, f"{type(error).__name__}: {error} (log.txt has the traceback)")
         status, why = "failed", ""
     if status != "unfinished" and (part.checks or part.records):
         part.end("rest")
@@ -97,32 +100,30 @@ class Parser(argparse.ArgumentParser):
 def parse_arguments():
     parser = Parser(prog="gpu_check.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "runs/gpu_check", help="folder of the results (default: runs/gpu_check)"
+        "--out", type=Path, default=ROOT / "runs/gpu_check", help="directory of the results (default: runs/gpu_check)"
     )
     parser.add_argument(
-        "--bundle",
-        type=Path,
-        help="folder that dev/gpu_check/bundle.sh has made, for machines without the small dependencies",
+        "--bundle", type=Path, help="output of dev/gpu_check/bundle.sh, for machines without the small dependencies"
     )
-    parser.add_argument("--parts", help="only these, with commas between them")
-    parser.add_argument("--again", action="store_true", help="repeat the parts, also those that are done")
-    parser.add_argument("--minutes", type=float, default=0, help="end within this time (default: when all is done)")
+    parser.add_argument("--parts", help="run only these parts, separated by commas")
+    parser.add_argument("--again", action="store_true", help="repeat finished parts")
+    parser.add_argument("--minutes", type=float, default=0, help="end within this time (default: no limit)")
     parser.add_argument(
         "--pretend",
         action="store_true",
-        help="no GPU: dev/cuda_on_cpu in its place and tiny models, to try this program",
+        help="use dev/cuda_on_cpu instead of a GPU, and tiny models, to test this program",
     )
     o = parser.parse_args()
     o.parts = list(dict.fromkeys(o.parts.split(","))) if o.parts else list(PARTS)
     unknown = [p for p in o.parts if p not in PARTS]
     if unknown:
-        parser.error(f"--parts {','.join(unknown)}: there are {', '.join(PARTS)}")
+        parser.error(f"--parts {','.join(unknown)}: unknown part; the parts are {', '.join(PARTS)}")
     if o.minutes < 0 or o.minutes != o.minutes:
-        parser.error(f"--minutes {o.minutes:g}: a time above 0 is wanted")
+        parser.error(f"--minutes {o.minutes:g}: must be at least 0")
     if o.bundle:
         o.bundle = o.bundle.resolve()
         if not (o.bundle / "CONTENTS").exists():
-            parser.error(f"--bundle {o.bundle}: dev/gpu_check/bundle.sh has made no bundle there")
+            parser.error(f"--bundle {o.bundle}: not a bundle: dev/gpu_check/bundle.sh creates one")
     o.out = o.out.resolve()
     return o
 
@@ -156,7 +157,7 @@ def main():
         for name in options.parts:
             store.forget(name)
     todo = [n for n in options.parts if store.part(n)["status"] not in ENDED]
-    # results may have come here from a machine that is gone, with the programs that it had built
+    # the results may come from another machine, whose programs are not here
     if "build" not in todo and any(check.programs.missing(PARTS[n][2]) for n in todo):
         store.forget("build")
         todo.insert(0, "build")
@@ -164,7 +165,7 @@ def main():
         store.part(name)
     for name in todo:
         if check.left() < PARTS[name][1] / (10 if check.pretend else 1):
-            store.part(name)["why"] = "not begun: time ran out"
+            store.part(name)["why"] = "not started: out of time"
             continue
         missing = check.programs.missing(PARTS[name][2])
         if missing:

@@ -1,15 +1,16 @@
-"""Gradients of the whole model on the device against the CPU's, out of two files of --dump-grads.
+"""Compares the gradients of the whole model on the device with the CPU's: two files of --dump-grads.
 
-    fp32    every tensor to 2e-4 of its norm, and 4 roundings (2^-23 each) of the largest tensor's: sums in another order
-            differ by some 1e-6 of what is summed, of which a small difference of large sums (lambda_q1, whose direction is
-            that of k1, after cancelling) keeps all. Far below what any wrong factor or forgotten term gives.
-    bf16    both sides start from the same weights, which bf16 holds exactly, so what differs is the rounding of activations
-            and of their gradients to 8 bits, 2^-9 each in the mean. Errors are measured against the largest norm that a
-            tensor of the same kind has in any layer, since a gradient that is small after cancelling may be mostly
-            rounding: at most 5%, where 1.7% was seen. Of DIFF V1's and diff_scalar's lambda, one number a layer, 20%.
-            Matrices point the same way besides: a cosine of at least 0.98, where 0.994 was seen.
+    fp32    The error of a tensor is at most 2e-4 of its norm, plus 4 roundings (2^-23 each) of the largest norm. Sums
+            in another order differ by about 1e-6 of their terms. A small difference of large sums keeps all of that
+            error: lambda_q1 has the direction of k1, after cancellation. A wrong factor or a missing term gives errors
+            far above this tolerance.
+    bf16    Both sides start from the same weights, which bf16 holds exactly. The difference is the rounding of
+            activations and of their gradients to 8 bits, 2^-9 each on average. Errors are relative to the largest norm
+            of the same tensor in any layer, since a gradient that is small after cancellation may be mostly rounding:
+            at most 5% (1.7% was measured), 20% for the lambda of DIFF V1 and diff_scalar, one number per layer.
+            Matrices also have the same direction: a cosine of at least 0.98 (0.994 was measured).
 
-Exceptions, each for a reason that is the variant's own.
+EXCEPTIONS gives a variant its own tolerances, and the reason.
 """
 
 import array
@@ -27,7 +28,7 @@ EXCEPTIONS = {  # variant: (least cosine, largest error, why)
     "diff_v2_no_lambda": (
         0.93,
         0.4,
-        "two maps that are alike at first are subtracted whole, which leaves their rounding",
+        "subtracts two maps that are nearly equal at first, which leaves their rounding errors",
     )
 }
 
@@ -57,7 +58,7 @@ class Dump:
 
 
 def compare_values(x, y):
-    """(norm of x, norm of x - y over it, cosine); NaN anywhere gives NaN."""
+    """(norm of x, norm of x - y relative to it, cosine). NaN in an input gives NaN."""
     try:
         import numpy
 
@@ -79,31 +80,37 @@ def compare_values(x, y):
 
 
 def kind_of(name):
-    """The same tensor in every layer."""
+    """The name of a tensor without its layer."""
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
 def judge_bf16(name, matrix, error, cosine, variant):
-    """(error, its limit, what is wrong with the direction) of a tensor."""
+    """(error, its limit, a message if the direction differs) of a tensor."""
     least, limit, _ = EXCEPTIONS.get(
         variant, (LEAST_COSINE, OF_LAMBDA if "lambda" in name and not matrix else LARGEST_ERROR, "")
     )
-    away = f"{name}: a cosine of {cosine:.4f}, at least {least}" if matrix and not cosine >= least else ""
-    return error, limit, away
+    direction = f"{name}: cosine {cosine:.4f}, at least {least} required" if matrix and not cosine >= least else ""
+    return error, limit, direction
 
 
 def compare(cpu_path, device_path, variant, build):
-    """(checks, record) of one variant; a check is (what, ok, detail)."""
+    """(checks, record) of one variant. A check is (what, ok, detail)."""
     cpu, device = Dump(cpu_path), Dump(device_path)
     what = f"{variant}, {build}"
     if sorted(cpu.tensors) != sorted(device.tensors):
         odd = sorted(set(cpu.tensors) ^ set(device.tensors))
-        return [(f"{what}: the same tensors", False, f"only one of the two has {', '.join(odd[:4])}")], None
+        return [
+            (
+                f"gradients of {what}: both files have the same tensors",
+                False,
+                f"only one of the two files has {', '.join(odd[:4])}",
+            )
+        ], None
     worst = {"matrix": ("", 0.0), "vector": ("", 0.0)}
     wrong, loss, rows, largest = [], 0.0, [], {}
     for name, about in cpu.tensors.items():
         if about["shape"] != device.tensors[name]["shape"]:
-            wrong.append(f"{name} has another shape")
+            wrong.append(f"{name}: the shapes differ")
             continue
         norm, relative, cosine = compare_values(cpu.values(name), device.values(name))
         if name == "loss":
@@ -115,26 +122,28 @@ def compare(cpu_path, device_path, variant, build):
     for name, matrix, norm, relative, cosine in rows:
         if norm == 0:
             if relative != 0:
-                wrong.append(f"{name}: zero on the CPU alone")
+                wrong.append(f"{name}: zero on the CPU, but not on the device")
             continue
         if build == "fp32":
-            error, limit, away = relative, RELATIVE + ROUNDINGS * most / norm, ""
+            error, limit, direction = relative, RELATIVE + ROUNDINGS * most / norm, ""
         else:
-            error, limit, away = judge_bf16(name, matrix, relative * norm / largest[kind_of(name)], cosine, variant)
+            error, limit, direction = judge_bf16(
+                name, matrix, relative * norm / largest[kind_of(name)], cosine, variant
+            )
         kind = "matrix" if matrix else "vector"
         if not error <= worst[kind][1]:
             worst[kind] = (name, error)
         if not error <= limit:
-            wrong.append(f"{name}: off by {error:.3g}, at most {limit:.3g}")
-        elif away:
-            wrong.append(away)
+            wrong.append(f"{name}: error {error:.3g}, at most {limit:.3g} allowed")
+        elif direction:
+            wrong.append(direction)
     loss_limit = 1e-5 if build == "fp32" else 0.01
     if not loss <= loss_limit:
-        wrong.append(f"the loss is off by {loss:.3g}, at most {loss_limit:g}")
+        wrong.append(f"loss: error {loss:.3g}, at most {loss_limit:g} allowed")
     detail = "; ".join(wrong[:6]) + (f" and {len(wrong) - 6} more" if len(wrong) > 6 else "")
     if not wrong and variant in EXCEPTIONS and build == "bf16":
-        detail = "a cosine down to {}, errors up to {}: {}".format(*EXCEPTIONS[variant])
-    checks = [(f"gradients of {what} are the CPU's", not wrong, detail)]
+        detail = "tolerance: cosine {}, error {}, since the variant {}".format(*EXCEPTIONS[variant])
+    checks = [(f"gradients of {what} are equal to the CPU's within tolerance", not wrong, detail)]
     record = {
         "table": "gradients",
         "variant": variant,

@@ -1,4 +1,4 @@
-"""What the trainer predicts of a step on a device, beside what bench_cuda's profile has measured."""
+"""The trainer's prediction of a step on a device, and its comparison with a profile of bench_cuda."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import tempfile
 
 
 def predict(program, device, options):
-    """The prediction as the program writes it: step_ms, classes {name: ms}, operations [{name, class, calls, ms}]."""
+    """The prediction that the program writes: step_ms, classes {name: ms}, operations [{name, class, calls, ms}]."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         words = [*program, "--dry-run", "--device", device, "--dry-run-out", out.name, *[str(o) for o in options]]
         done = subprocess.run(words, capture_output=True, text=True)
@@ -17,7 +17,7 @@ def predict(program, device, options):
 
 
 def calls(prediction):
-    """{operation: calls in a step}"""
+    """{operation: calls per step}"""
     count = {}
     for op in prediction["operations"]:
         count[op["name"]] = count.get(op["name"], 0) + op["calls"]
@@ -25,9 +25,9 @@ def calls(prediction):
 
 
 def compare(prediction, measured):
-    """[(class, predicted ms, measured ms)] for measured {operation: ms}. Classes that share an operation are one row,
-    such as "block GEMMs + LM head"; operations that the prediction does not have are the last row."""
-    groups = []  # of (classes, operations), joined where they meet
+    """[(class, predicted ms, measured ms)] for measured {operation: ms}. Classes that share an operation form one row,
+    such as "block GEMMs + LM head". The last row has the operations that the prediction lacks."""
+    groups = []  # of (classes, operations); groups that share a class or an operation are merged
     for op in prediction["operations"]:
         classes, names = [op["class"]], {op["name"]}
         for group in [g for g in groups if g[1] & names or set(g[0]) & set(classes)]:

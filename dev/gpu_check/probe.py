@@ -12,25 +12,16 @@ from tools import find_tool, last_line
 def probe(check, part):
     fact = part.fact
 
-    def said(what, *command):
-        status, text = check.run(command, 60) if shutil.which(command[0]) else (127, "")
+    def query_gpu(what, fields):
+        command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+        status, text = check.run(command, 60) if shutil.which("nvidia-smi") else (127, "")
         fact(
-            what,
-            " | ".join(text.split("\n")).strip(" |")[:400] if status == 0 else f"none ({command[0]}: status {status})",
+            what, " | ".join(text.split("\n")).strip(" |")[:400] if status == 0 else f"no nvidia-smi (status {status})"
         )
-        return status == 0
 
-    said(
-        "nvidia-smi",
-        "nvidia-smi",
-        "--query-gpu=name,driver_version,memory.total,memory.used,compute_cap",
-        "--format=csv,noheader",
-    )
-    said(
-        "clocks and power",
-        "nvidia-smi",
-        "--query-gpu=clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,mig.mode.current",
-        "--format=csv,noheader",
+    query_gpu("nvidia-smi", "name,driver_version,memory.total,memory.used,compute_cap")
+    query_gpu(
+        "clocks and power", "clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu,mig.mode.current"
     )
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     status, text = check.run([nvcc, "--version"], 60)
@@ -41,10 +32,9 @@ def probe(check, part):
     for tool in ("ncu", "nsys", "compute-sanitizer"):
         fact(tool, find_tool(tool) or "none")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    fact(
-        "machine",
-        f"{os.cpu_count()} cores, {memory:.0f} GiB, {shutil.disk_usage(check.work).free / 2**30:.0f} GiB of disk free, glibc {platform.libc_ver()[1]}, {platform.platform()}",
-    )
+    disk = shutil.disk_usage(check.work).free / 2**30
+    software = f"glibc {platform.libc_ver()[1]}, {platform.platform()}"
+    fact("machine", f"{os.cpu_count()} cores, {memory:.0f} GiB, {disk:.0f} GiB of disk free, {software}")
     fact("python", f"{platform.python_version()}")
     names = sorted(
         {d.metadata["Name"] for d in importlib.metadata.distributions() if d.metadata["Name"]}, key=str.lower
@@ -52,14 +42,14 @@ def probe(check, part):
     wanted = [n for n in names if re.match(r"torch$|triton$|numpy$|nvidia[-_]|mpi4py|scipy-openblas", n, re.I)]
     fact(
         "python packages",
-        ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "none of torch, triton, numpy, nvidia-*",
+        ", ".join(f"{n} {importlib.metadata.version(n)}" for n in wanted) or "torch, triton, numpy, nvidia-*: none",
     )
     script = check.root / "scripts/find_cuda.sh"
     if script.exists():
         status, text = check.run(
             [script, check.work / "probe.mk"], 60, {"DEPS": str(check.bundle)} if check.bundle else None
         )
-        fact("find_cuda.sh", " | ".join(text.split("\n")).strip(" |")[:1000] or "all found")
+        fact("find_cuda.sh", " | ".join(text.split("\n")).strip(" |")[:1000] or "found everything")
         made = check.work / "probe.mk"
         for line in made.read_text().splitlines() if made.exists() else []:
             if line.startswith(("CUDA_LIBS", "CUDNN_LIBS", "NCCL_LIBS", "CUDA_ARCHS")):

@@ -1,9 +1,9 @@
-"""The programs of a check: given by environment, carried by a bundle, or built here.
+"""The programs of a check: from environment variables, from a bundle, or built on this machine.
 
-    BUNDLE/bin/       what dev/gpu_check/bundle.sh has compiled, under the names that the files have below build/
-    BUNDLE/sources    the digest of the sources that they were compiled from
+    BUNDLE/bin/       the programs that dev/gpu_check/bundle.sh compiled, with their paths below build/
+    BUNDLE/sources    the digest of their sources
 
-They are used where the sources are these and every one of them starts; else all of them are built.
+A bundle's programs are used if the sources are the same and all of them start. Otherwise all programs are built.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLACES = {  # variable: (on a device, where dev/cuda_on_cpu is in its place)
+PLACES = {  # variable: (for a device, with dev/cuda_on_cpu)
     "TRAIN_DIFFV2CU": ("build/cuda_bf16/train_diffv2cu", "build/oncpu/test_trainer --trainer"),
     "TRAIN_DIFFV2CU_FP32": ("build/cuda_fp32/train_diffv2cu", "build/fp32/oncpu/test_trainer --trainer"),
     "TEST_DIFFV2CU": ("build/cuda_bf16/test_diffv2cu", "build/oncpu/test_diffv2"),
@@ -27,7 +27,7 @@ SOURCES = ("Makefile", "*.c", "*.cu", "llmc/**/*", "tests/*", "dev/bench/*", "de
 
 
 def sources_digest(root=ROOT):
-    """Of everything that a program may be compiled from; needs no git."""
+    """The digest of all files that a program may be compiled from. Does not require git."""
     digest = hashlib.sha256()
     for path in sorted({p for pattern in SOURCES for p in root.glob(pattern) if p.is_file()}):
         digest.update(f"{path.relative_to(root)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -35,7 +35,7 @@ def sources_digest(root=ROOT):
 
 
 def library_path(bundle):
-    """The value of LD_LIBRARY_PATH for programs that were linked on another machine."""
+    """LD_LIBRARY_PATH for programs that were linked on another machine."""
     script = ROOT / "scripts/find_cuda.sh"
     found = (
         subprocess.run(
@@ -54,7 +54,7 @@ def library_path(bundle):
 
 
 def starts(words, environment):
-    """Whether the program runs here: it answers --help, if only by a complaint."""
+    """Whether the program runs on this machine: it handles --help, with any exit status of its own."""
     try:
         done = subprocess.run(
             [*words, "--help"],
@@ -67,7 +67,7 @@ def starts(words, environment):
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return 0 <= done.returncode < 126  # 126, 127: the loader's
+    return 0 <= done.returncode < 126  # 126 and 127 are the loader's
 
 
 class Programs:
@@ -76,20 +76,20 @@ class Programs:
         self.given = {n for n in PLACES if os.environ.get(n)}
         self.folder, self.environment, self.why = bundle and bundle / "bin", {}, ""
         if self.folder and self.folder.is_dir():
-            self.take(bundle)
+            self.use_bundle(bundle)
 
-    def take(self, bundle):
-        """Takes the bundle's programs, or says in `why` what is against it."""
+    def use_bundle(self, bundle):
+        """Uses the bundle's programs, or sets `why` to the reason against it."""
         of = bundle / "sources"
         if not of.exists() or of.read_text().strip() != sources_digest():
-            self.why = "they are of other sources"
+            self.why = "compiled from other sources"
             return
         environment = {"LD_LIBRARY_PATH": library_path(bundle)}
         taken = {}
         for name in PLACES.keys() - self.given:
             first, *rest = self.commands[name]
             taken[name] = [str(self.folder / Path(first).relative_to("build")), *rest]
-            # all symbols at once, lest one be missing in the middle of a run
+            # resolves all symbols at the start, so that none is missing later
             if not starts(taken[name], {**os.environ, **environment, "LD_BIND_NOW": "1"}):
                 self.why = f"{taken[name][0]} does not start on this machine"
                 return
@@ -97,8 +97,8 @@ class Programs:
         self.given |= taken.keys()
         self.environment = environment
 
-    def environment_of(self, words):
-        """What a command needs besides: the libraries of a program out of the bundle."""
+    def variables_of(self, words):
+        """Additional environment variables of a command: the libraries of a bundle's program."""
         return self.environment if self.environment and any(w.startswith(f"{self.folder}/") for w in words) else {}
 
     def missing(self, names):

@@ -1,10 +1,10 @@
-"""What a check has found, in one folder: results.json (the state, replaced whole after every finding), results.txt (the same
-as a table) and log.txt (what every program printed).
+"""The results of a check in one directory: results.json (the state, replaced atomically after every case), results.txt
+(the same as tables) and log.txt (the output of all programs).
 
     {"format": 1, "commit": C, "device": D, "driver": R, "parts": {NAME: {"status": S, "seconds": X, "why": TEXT,
      "done": [CASE, ...], "checks": [{"what": W, "ok": true, "detail": T}, ...], "records": [{"table": T, ...}, ...]}}}
 
-A part is passed, failed, skipped or unfinished; one that is unfinished goes on behind the cases in `done`.
+The status S is passed, failed, skipped or unfinished. An unfinished part continues after the cases in `done`.
 """
 
 import json
@@ -30,10 +30,11 @@ class Store:
                 if self.all["format"] != FORMAT or not isinstance(self.all["parts"], dict):
                     raise KeyError
             except (ValueError, KeyError, TypeError):
-                raise StoreError(f"{self.path} is not of this program: name another --out")
+                raise StoreError(f"{self.path} has an invalid format: choose another --out")
             if self.all["commit"] != commit:
+                other = self.all["commit"]
                 raise StoreError(
-                    f"{self.path} has results of {self.all['commit']}, and this is {commit}: name another --out"
+                    f"{self.path} has results of commit {other}, and this is {commit}: choose another --out"
                 )
         else:
             self.all = {"format": FORMAT, "commit": commit, "device": None, "driver": None, "parts": {}}
@@ -65,7 +66,7 @@ class Store:
 # ---------------------------------------------------------------------------------------------------
 # The table
 
-COLUMNS = {  # of a table: (title, key, format), in order
+COLUMNS = {  # table: [(title, key, format)]
     "peaks": [("what", "what", "s"), ("ms", "ms", ".3f"), ("rate", "rate", ".1f"), ("", "unit", "s")],
     "kernels": [
         ("operation", "kernel", "s"),
@@ -94,7 +95,7 @@ COLUMNS = {  # of a table: (title, key, format), in order
         ("B", "B", "d"),
         ("ms", "ms", ".1f"),
         ("PyTorch ms", "torch_ms", ".1f"),
-        ("theirs/ours", "ratio", ".3f"),
+        ("PyTorch/ours", "ratio", ".3f"),
         ("", "torch", "s"),
     ],
     "profile": [
@@ -141,11 +142,11 @@ def rows_of(records, columns):
 
 
 def table(everything):
-    """The results as text: a line per part, its failed checks, its tables."""
+    """The results as text: for each part its status, checks and tables."""
     lines = [
         f"commit {everything['commit']}",
-        f"device {everything['device'] or 'not seen yet'}",
-        f"driver {everything['driver'] or 'not seen yet'}",
+        f"device {everything['device'] or 'not detected yet'}",
+        f"driver {everything['driver'] or 'not detected yet'}",
     ]
     for name, part in everything["parts"].items():
         lines += ["", f"{name}: {part['status']}{': ' + part['why'] if part['why'] else ''} ({part['seconds']:.0f} s)"]

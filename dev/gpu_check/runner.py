@@ -1,4 +1,4 @@
-"""What the parts of a check work with: the programs, the time that is left, the folder of results."""
+"""Runs the programs of a check within its time, and collects the findings of its parts."""
 
 import ctypes
 import os
@@ -10,31 +10,31 @@ import time
 
 from programs import ROOT, Programs
 
-SPARE, GRACE = 6, 2  # seconds that are kept for writing results and leaving; of a program to end
+SPARE, GRACE = 6, 2  # seconds reserved for writing results; between SIGTERM and SIGKILL
 
 
 libc = ctypes.CDLL(None)
 
 
-def die_with_me():
-    """In a program that was just started: it is killed when this one ends, however that ends, so that it writes no more."""
+def kill_with_parent():
+    """Called in a child process: the kernel kills it when this process ends for any reason."""
     libc.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 
 
 class OutOfTime(Exception):
-    """The check must end now: what is not done is for the next time."""
+    """The time is up. The next run continues."""
 
 
 class Skip(Exception):
-    """A part that cannot be done here, and why."""
+    """The part cannot run on this machine; the reason."""
 
 
 class Unfinished(Exception):
-    """A part with cases that were stopped before their end, and which."""
+    """Cases of the part reached their time limit; which."""
 
 
 class Check:
-    """What the parts work with: programs, time, the folder of results."""
+    """The context of all parts: programs, remaining time, results."""
 
     def __init__(self, options, store):
         self.options, self.store = options, store
@@ -50,17 +50,17 @@ class Check:
         return self.ends - time.monotonic() if self.ends else 1e9
 
     def environment(self, words, more=None):
-        return {**os.environ, **self.programs.environment_of(words), **(more or {})}
+        return {**os.environ, **self.programs.variables_of(words), **(more or {})}
 
     def corpus(self):
-        """A corpus directory: the bundle's, or one that was made here."""
+        """The corpus directory: the bundle's or corpus/; None if there is none."""
         for place in (self.bundle and self.bundle / "corpus", ROOT / "corpus"):
             if place and list(place.glob("train_*.bin")):
                 return place
         return None
 
     def run(self, command, limit=600, env=None, cwd=ROOT):
-        """(exit status, output). A program over its own limit is stopped: status None; over the check's: OutOfTime."""
+        """(exit status, output). Status None: stopped at its limit. Raises OutOfTime at the limit of the check."""
         words = [str(w) for w in command]
         limit = min(limit, self.left())
         if limit <= 0:
@@ -78,11 +78,11 @@ class Check:
                 cwd=cwd,
                 env=self.environment(words, env),
                 start_new_session=True,
-                preexec_fn=die_with_me,
+                preexec_fn=kill_with_parent,
             )
         except OSError as error:
             self.store.log.write(f"{error}\n")
-            return 127, f"{words[0]} cannot be started: {error.strerror}"
+            return 127, f"cannot start {words[0]}: {error.strerror}"
         lines = []
 
         def read():
@@ -100,15 +100,14 @@ class Check:
                 raise
             status = None
         reader.join(5)
-        self.store.log.write(
-            f"# status {'stopped, too long' if status is None else status}, {time.monotonic() - started:.1f} s\n"
-        )
+        outcome = "stopped at its time limit" if status is None else f"status {status}"
+        self.store.log.write(f"# {outcome}, {time.monotonic() - started:.1f} s\n")
         if status is None and self.left() <= 0:
             raise OutOfTime
         return status, "".join(lines)
 
     def run_all(self, commands, limit=600):
-        """[(exit status, output)] of programs that run at the same time."""
+        """[(exit status, output)] of programs that run concurrently."""
         results = [None] * len(commands)
 
         def one(i):
@@ -129,8 +128,7 @@ class Check:
 
 
 def end(process):
-    """Ends a program and all processes of its process group. SIGTERM comes first: make and compilers then remove partial
-    outputs."""
+    """Ends a process group. SIGTERM comes first, so that make and compilers remove partial outputs."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -141,7 +139,7 @@ def end(process):
 
 
 class Part:
-    """A part's findings. What a case has found counts once the case has ended: a killed one is repeated whole."""
+    """The findings of a part. They are stored when a case ends; a case that was killed is repeated."""
 
     def __init__(self, check, name):
         self.check_, self.name = check, name
@@ -162,7 +160,7 @@ class Part:
         self.record({"table": "facts", "what": what, "value": str(value)})
 
     def restart(self):
-        """Forgets what the part has found: it is done again from its first case."""
+        """Discards the findings of the part, which starts again from its first case."""
         for key in ("done", "checks", "records"):
             self.state[key] = []
 

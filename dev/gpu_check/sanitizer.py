@@ -1,6 +1,6 @@
-"""Operations under compute-sanitizer: `memcheck`, a short pass early on, and `sanitizer`, all operations at the end.
+"""The parts `memcheck` and `sanitizer`: operations under compute-sanitizer, a few early and all at the end.
 
-A case that was stopped at its limit is not done: the part stays unfinished, and the next start tries it again.
+A case that reaches its time limit is not finished: the part is unfinished, and the next run repeats the case.
 """
 
 import os
@@ -9,7 +9,7 @@ import re
 from tools import find_tool, last_line
 from runner import OutOfTime, Skip, Unfinished
 
-SHORT = [("memcheck", "off the pack"), ("memcheck", "smallest")]  # small cases, those at odd addresses first
+SHORT = [("memcheck", "unaligned"), ("memcheck", "smallest")]  # small cases, first those at unaligned addresses
 LONG = [
     ("memcheck", word)
     for word in ("attention", "rmsnorm", "cross_entropy", "embedding", "adamw", "diff_combine", "matmul")
@@ -18,7 +18,7 @@ LONG += [
     ("racecheck", word) for word in ("rmsnorm", "cross_entropy", "sum_of_squares", "attention", "embedding", "sink")
 ]
 LONG += [("synccheck", "rmsnorm"), ("memcheck", "")]
-SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds of a case; 15 times as many without --minutes
+SHORT_LIMIT, LONG_LIMIT, LEAST = 60, 240, 20  # seconds per case; 15 times as many without --minutes
 
 
 def memcheck(check, part):
@@ -26,7 +26,7 @@ def memcheck(check, part):
 
 
 def sanitizer(check, part):
-    """Memory errors over all operations; races over those whose threads share memory, which take longest."""
+    """Memory errors of all operations; races of those with shared memory, which take longest."""
     run_cases(check, part, LONG, LONG_LIMIT)
 
 
@@ -34,7 +34,7 @@ def run_cases(check, part, cases, limit):
     tool = os.environ.get("COMPUTE_SANITIZER") or (None if check.pretend else find_tool("compute-sanitizer"))
     if not tool:
         raise Skip(
-            "no device: scripts/test.sh runs the kernels under AddressSanitizer instead"
+            "no device; scripts/test.sh runs the kernels under AddressSanitizer"
             if check.pretend
             else "compute-sanitizer is not installed"
         )
@@ -45,23 +45,23 @@ def run_cases(check, part, cases, limit):
         if not part.pending(name):
             continue
         if check.left() < min(LEAST, limit):
-            raise OutOfTime  # rather than half a case
+            raise OutOfTime  # the case would not finish
         status, found = run_case(check, part, tool, kind, word, limit)
         if status is None and not found:
             stopped.append(name)
         else:
             part.end(name)
     if stopped:
-        raise Unfinished(f"stopped after {limit:g} s, nothing found until then: {', '.join(stopped)}")
+        raise Unfinished(f"stopped after {limit:g} s without findings: {', '.join(stopped)}")
 
 
 def run_case(check, part, tool, kind, word, limit):
-    """(exit status, what was found); status None: stopped at the limit."""
-    words = ["--one-process", *([word] if word else [])]  # the tool watches the process that it starts
+    """(exit status, findings). Status None: stopped at the limit."""
+    words = ["--one-process", *([word] if word else [])]  # the tool checks only the process that it starts
     program = check.commands["TEST_DIFFV2CU"]
     status, text = check.run([tool, "--tool", kind, "--error-exitcode", "9", *program, *words], limit)
     if re.search(r"Device not supported|not supported on this|Unable to (?:initialize|attach)", text):
-        raise Skip(f"compute-sanitizer does not work on this machine: {last_line(text)}")
+        raise Skip(f"compute-sanitizer fails on this machine: {last_line(text)}")
     lines = [line.replace("=", "").strip() for line in text.splitlines() if line.startswith("===")]
     found = [line for line in lines if re.match(r"(Invalid|Error: |Race|Warning: Race|Barrier|Program hit)", line)]
     summary = [line for line in lines if "SUMMARY" in line]

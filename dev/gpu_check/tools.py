@@ -1,4 +1,4 @@
-"""Reads what programs print, and finds tools of CUDA."""
+"""Helpers: the output of programs, and the location of CUDA tools."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 
-def last_line(text, otherwise="it said nothing"):
+def last_line(text, otherwise="no output"):
     lines = [line for line in text.splitlines() if line.strip()]
     return lines[-1].strip()[:300] if lines else otherwise
 
@@ -23,7 +23,7 @@ def json_lines(text):
 
 
 def find_tool(name):
-    """A tool of CUDA, which is often not on the PATH."""
+    """The path of a CUDA tool, which is often not on PATH; None if there is none."""
     places = [shutil.which(name)] + [
         str(p)
         for pattern in ("cuda*/bin", "cuda*/compute-sanitizer")

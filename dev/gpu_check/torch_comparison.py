@@ -1,4 +1,4 @@
-"""The part `peer`: a training step of this program and of PyTorch, in turns."""
+"""The part `peer`: training steps of this program and of PyTorch, alternating on the same machine."""
 
 import os
 import shlex
@@ -7,12 +7,12 @@ import subprocess
 import threading
 
 from benchmarks import percent, target
-from runner import OutOfTime, Skip, die_with_me, end
+from runner import OutOfTime, Skip, kill_with_parent, end
 from tools import last_line
 
 
-class Asked:
-    """A program that does a step for each line on its stdin and prints its milliseconds."""
+class StepServer:
+    """A program that runs one step for each line on stdin, and prints its milliseconds."""
 
     def __init__(self, check, command):
         self.check, self.lines, self.errors = check, [], []
@@ -28,7 +28,7 @@ class Asked:
             cwd=check.root,
             env=check.environment(words),
             start_new_session=True,
-            preexec_fn=die_with_me,
+            preexec_fn=kill_with_parent,
         )
         self.arrived = threading.Condition()
         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.errors)):
@@ -41,11 +41,11 @@ class Asked:
                 self.arrived.notify_all()
             self.check.store.log.write(line)
         with self.arrived:
-            lines.append(None)  # no more
+            lines.append(None)  # end of output
             self.arrived.notify_all()
 
-    def answer(self, limit):
-        """The next line; None where the program has ended or says nothing for too long."""
+    def read_line(self, limit):
+        """The next line; None if the program has ended or does not answer in time."""
         limit = min(limit, self.check.left())
         with self.arrived:
             self.arrived.wait_for(lambda: self.lines, timeout=max(limit, 0))
@@ -54,13 +54,13 @@ class Asked:
             raise OutOfTime
         return line
 
-    def turn(self, limit):
+    def step(self, limit):
         try:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         except OSError:
             return None
-        line = self.answer(limit)
+        line = self.read_line(limit)
         try:
             return float(line)
         except (TypeError, ValueError):
@@ -68,7 +68,7 @@ class Asked:
 
     def why(self):
         said = [line for line in self.errors if line]
-        return said[-1][:300] if said else "it ended, or said nothing for too long"
+        return said[-1][:300] if said else "it ended, or did not answer in time"
 
     def close(self):
         end(self.process)
@@ -86,29 +86,29 @@ TARGET = 1.10  # tokens/s, relative to PyTorch's
 
 
 def peer(check, part):
-    """A step of ours, a step of PyTorch's, and so on: both see the same machine. Its compiler runs before."""
+    """Alternates steps of both programs, so that both see the same load. PyTorch compiles before."""
     python = os.environ.get("TORCH_PYTHON") or "python3"
     probe = "import torch; assert torch.cuda.is_available() or %d; print(torch.__version__)" % check.pretend
     status, text = check.run([python, "-c", probe], 120)
     if status != 0:
-        raise Skip(f"{python} has no torch that sees a GPU: {last_line(text)} (TORCH_PYTHON=PYTHON names another)")
+        raise Skip(f"{python} has no torch with a GPU: {last_line(text)} (TORCH_PYTHON=PYTHON selects another)")
     script = check.root / "dev/bench/bench_torch.py"
     for preset, attention, NKV, B, T in [("tiny", "diff_v2", 2, 1, 16)] if check.pretend else PEERS:
         case = f"{preset} {attention}"
         if not part.pending(case):
             continue
         theirs_options = ["--device", "cpu"] if check.pretend else ["--device", "cuda", "--compile"]
-        theirs = Asked(check, [python, script, preset, attention, NKV, B, T, *theirs_options])
+        theirs = StepServer(check, [python, script, preset, attention, NKV, B, T, *theirs_options])
         ours = None
         try:
-            # PyTorch first: its allocator keeps what its compiler has tried, and ours plans its memory by what is free
-            about, first = theirs.answer(120), theirs.turn(420)
+            # PyTorch first: its allocator keeps the memory of its compiler, and this trainer plans with the free memory
+            about, first = theirs.read_line(120), theirs.step(420)
             if first is None:
-                part.check(f"PyTorch: {case}", False, theirs.why())
+                part.check(f"PyTorch runs {case}", False, theirs.why())
             else:
                 for _ in range(2):
-                    theirs.turn(120)
-                ours = Asked(check, [*check.commands["BENCH_CUDA"], "turns", preset, attention, NKV, B, T])
+                    theirs.step(120)
+                ours = StepServer(check, [*check.commands["BENCH_CUDA"], "turns", preset, attention, NKV, B, T])
                 compare_turns(
                     check,
                     part,
@@ -125,15 +125,15 @@ def peer(check, part):
 
 
 def compare_turns(check, part, case, ours, theirs, record):
-    about = ours.answer(120)
-    if about is None or ours.turn(120) is None:
-        part.check(f"a step beside PyTorch: {case}", False, ours.why())
+    about = ours.read_line(120)
+    if about is None or ours.step(120) is None:
+        part.check(f"bench_cuda runs {case} beside PyTorch", False, ours.why())
         return
     times = []
     for _ in range(2 if check.pretend else ROUNDS):
-        pair = ours.turn(60), theirs.turn(60)
+        pair = ours.step(60), theirs.step(60)
         if None in pair:
-            part.check(f"steps in turns: {case}", False, ours.why() if pair[0] is None else theirs.why())
+            part.check(f"alternating steps of {case}", False, ours.why() if pair[0] is None else theirs.why())
             return
         times.append(pair)
     ratios = [b / a for a, b in times]
@@ -149,10 +149,10 @@ def compare_turns(check, part, case, ours, theirs, record):
     )
     parameters = [words.split()[0] for words in (about, record["torch"])]
     part.check(
-        f"{case}: both have the same parameters",
+        f"{case}: both models have the same number of parameters",
         parameters[0] == parameters[1],
         " and ".join(parameters) if parameters[0] != parameters[1] else "",
     )
     part.record(record)
     if torch_words and not check.pretend:
-        target(part, f"{case}: tokens/s, of PyTorch's", record["ratio"], TARGET, percent)
+        target(part, f"{case}: tokens/s relative to PyTorch", record["ratio"], TARGET, percent)

@@ -1,4 +1,4 @@
-"""The part `train`: short runs that start, fall, repeat and resume."""
+"""The part `train`: short runs start, reduce the loss, and repeat and resume bitwise."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ def digest(path):
 
 
 def steps_of(run):
-    """{step: (loss, norm) as they are written}"""
+    """{step: (loss, gradient norm)} of the log."""
     steps = {}
     for line in open(run / "log.jsonl"):
         record = json.loads(line)
@@ -26,8 +26,8 @@ def steps_of(run):
     return steps
 
 
-def same_run(a, b, steps):
-    """What differs between two runs: '' where nothing does."""
+def run_difference(a, b, steps):
+    """The first difference between two runs; '' if there is none."""
     x, y = steps_of(a), steps_of(b)
     for step in range(1, steps + 1):
         if step not in x or x.get(step) != y.get(step):
@@ -39,24 +39,25 @@ def same_run(a, b, steps):
     return ""
 
 
-def memory_of(part, run):
-    """What --dry-run says beside what the device says, as the run has logged them."""
+def record_memory(part, run):
+    """Records the memory that --dry-run plans relative to the memory in use, which the run has logged."""
     for line in open(run / "log.jsonl"):
         record = json.loads(line)
         if record.get("what") == "device_memory":
             used, planned = record["used_bytes"], record["planned_bytes"]
+            estimated = f"{record['estimated_bytes'] / 2**20:.0f} MiB estimated"
+            reached = "reached" if abs(planned / used - 1) <= 0.02 else "missed"
             part.fact(
-                "target: device memory: planned by --dry-run, of what is in use",
-                f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({record['estimated_bytes'] / 2**20:.0f} MiB estimated), wanted 98% to 102%: "
-                + ("reached" if abs(planned / used - 1) <= 0.02 else "missed"),
+                "target: device memory planned by --dry-run relative to memory in use",
+                f"{100 * planned / used:.1f}% of {used / 2**20:.0f} MiB ({estimated}), target 98% to 102%: {reached}",
             )
 
 
-# What starts in its own way: three steps of each. (case, program, options, what is said of it)
+# Three steps each of configurations that initialize differently: (case, program, options, name)
 STARTS = [
     ("fp32", "TRAIN_DIFFV2CU_FP32", [], "the fp32 build"),
-    ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "a device whose peak is measured, as if not listed,"),
-    ("gemm table", "TRAIN_DIFFV2CU", ["--tune-gemm", "{out}/gemm_table"], "a device with tuned products"),
+    ("measured peak", "TRAIN_DIFFV2CU", ["--measure-peak"], "--measure-peak"),
+    ("gemm table", "TRAIN_DIFFV2CU", ["--tune-gemm", "{out}/gemm_table"], "--tune-gemm"),
 ]
 
 
@@ -72,7 +73,7 @@ def starts(check, part, shape):
         else:
             run = check.work / f"train-{case.replace(' ', '-')}"
             shutil.rmtree(run, ignore_errors=True)
-            (check.store.folder / "gemm_table").unlink(missing_ok=True)  # so that it is measured
+            (check.store.folder / "gemm_table").unlink(missing_ok=True)  # the run tunes again
             command = [*check.commands[program], *shape, "--steps", 3, "--warmup", 1, "--out", run, *words]
             status, text = check.run(command, 300)
             losses = steps_of(run) if status == 0 else {}
@@ -85,7 +86,7 @@ def starts(check, part, shape):
 def train(check, part):
     corpus = check.corpus()
     if not corpus:
-        raise Skip("there is no corpus: --bundle, or scripts/corpus.sh")
+        raise Skip("no corpus: specify --bundle, or run scripts/corpus.sh")
     steps, stop = (8, 3) if check.pretend else (100, 40)
     shape = (
         ["--preset", "tiny", "--batch-size", "1", "--seq-len", "16"]
@@ -113,19 +114,19 @@ def train(check, part):
             losses = steps_of(runs["first"])
             first, last = losses[1][0], losses[steps][0]
             falls = first is not None and last is not None and last < (first if check.pretend else 0.6 * first)
-            part.check("its loss falls", falls, f"{first} at step 1, {last} at step {steps}")
-            memory_of(part, runs["first"])
+            part.check("the loss decreases", falls, f"{first} at step 1, {last} at step {steps}")
+            record_memory(part, runs["first"])
         part.end("first")
     if not (runs["first"] / "log.jsonl").exists():
-        if all(c["ok"] for c in part.state["checks"]):  # from a machine that is gone
+        if all(c["ok"] for c in part.state["checks"]):  # the run is on another machine
             part.restart()
             return train(check, part)
         return None
     if part.pending("second"):
         shutil.rmtree(runs["second"], ignore_errors=True)
         ok, detail = go("second")
-        detail = detail or same_run(runs["first"], runs["second"], steps)
-        part.check("the same run again is the same, bit for bit", ok and not detail, detail)
+        detail = detail or run_difference(runs["first"], runs["second"], steps)
+        part.check("a repeated run is bitwise equal", ok and not detail, detail)
         part.end("second")
     if part.pending("resumed"):
         shutil.rmtree(runs["resumed"], ignore_errors=True)
@@ -133,8 +134,8 @@ def train(check, part):
         if ok:
             status, text = check.run([*program, "--out", runs["resumed"], "--resume"], 500)
             ok, detail = status == 0, "" if status == 0 else last_line(text)
-        detail = detail or same_run(runs["first"], runs["resumed"], steps)
-        part.check(f"stopped after step {stop} and resumed it is the same, bit for bit", ok and not detail, detail)
+        detail = detail or run_difference(runs["first"], runs["resumed"], steps)
+        part.check(f"a run that is stopped after step {stop} and resumed is bitwise equal", ok and not detail, detail)
         part.end("resumed")
     for run in runs.values():
         shutil.rmtree(run, ignore_errors=True)

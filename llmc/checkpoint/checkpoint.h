@@ -1,41 +1,42 @@
 /*
-checkpoint.h: checkpoints of a run: written whole or not at all, verified before they are believed.
+checkpoint.h: checkpoints of a run, written atomically and verified before they are loaded.
 
   void    checkpoint_save(run_dir, step, buffers, state)           writes run_dir/checkpoints/step_NNNNNNNN
-  int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     newest that verifies, with a warning for each that
-                                                                   does not; -1 when there are none at all
-  int64_t checkpoint_find_before(run_dir, step, path_out)          newest before `step` that verifies, likewise; -1:
-                                                                   none
+  int64_t checkpoint_find_newest(run_dir, path_out[PATH_SIZE])     the newest valid one, with a warning for each invalid
+                                                                   one; -1 if there are no checkpoints
+  int64_t checkpoint_find_before(run_dir, step, path_out)          the newest valid one before `step`; -1: none
   cJSON  *checkpoint_load_state(dir)                               trainer_state.json, verified; cJSON_Delete()
-  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names, shapes: exactly those of buffers->tensors
-  void    checkpoint_clean(run_dir)                                removes what interrupted saves have left
-  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` that
-                                                                   look whole, and broken ones newer than these
-  void    checkpoint_save_gradients(path, tensors, grads, loss)              the file of --dump-grads
+  void    checkpoint_load_weights(dir, buffers, with_optimizer)    names and shapes must be those of buffers->tensors
+  void    checkpoint_clean(run_dir)                                removes the files of interrupted saves
+  void    checkpoint_prune(run_dir, keep, step)                    after saving `step`: keeps the newest `keep` complete
+                                                                   ones, and invalid ones that are newer than these
+  void    checkpoint_save_gradients(path, tensors, grads, loss)    the file of --dump-grads
 
-A directory that comes from elsewhere (--init) needs config.json (config_json_read) and weights only:
-checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. Where it has a
-trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read; the optimizer's may be
-missing.
+A directory from elsewhere (--init) needs only config.json (config_json_read) and weights.
+checkpoint_load_weights(dir, buffers, false) reads F64, F32, BF16 and F16, in one file or in shards. If it has a
+trainer_state.json of this program, checkpoint_check_init(dir) verifies the files that are read; optimizer.safetensors
+may be missing.
 
   format   config.json            config_json.h
-           model.safetensors      the tensors in table order; BF16 when floatX is, else F32
-           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, when the weights are
+           model.safetensors      the tensors in table order; BF16 if floatX is BF16, else F32
+           optimizer.safetensors  per tensor, in table order: exp_avg.NAME, exp_avg_sq.NAME and, if the weights are
                                   narrower than F32, master.NAME; F32
-           tokenizer.bin, tokenizer.json   where the run has them
-           trainer_state.json     the caller's object (counters, seeds, detector, options, fingerprint), then
+           tokenizer.bin, tokenizer.json   if the run has them
+           trainer_state.json     the caller's object (counters, seeds, spike detector, options, fingerprint), then
                                   "checksums": {FILE: {"bytes": SIZE, "xxh3_64": [DIGEST of each 64 MiB]}} and last
-                                  "checksum": the digest of this file's text up to this member's opening quote.
+                                  "checksum": the digest of the text of this file up to this member's opening quote.
                                   A digest is XXH3-64 as 16 hexadecimal digits.
-  atomic   written under step_NNNNNNNN.tmp, each file fsynced, the directory fsynced, renamed, its parent fsynced
-  threads  checkpoint_background.h does the same beside training, from a copy of the state
-  ranks    checkpoint_save, _find_*, _check_init and _load_weights are called by all ranks together: each writes, reads
-           and hashes its part of the same files; checkpoint_clean, _prune and _drop_after by rank 0 alone
-  removal  A directory that cannot be removed (a busy file on NFS, say) is a warning: checkpoint_clean tries again, at
-           every start and after every save. By then it no longer has a checkpoint's name. It is an error only where
-           the name itself is in the way of another checkpoint, or would be resumed from.
-  errors   CHECK, with the path; only checkpoint_find_newest passes over what is broken, and ends the program when
-           nothing else is there, as a start from step 0 would be a silent loss
+  atomic   Written under step_NNNNNNNN.tmp; each file is fsynced, then the directory; it is renamed, and its parent
+           fsynced.
+  threads  checkpoint_background.h writes a copy of the state while training continues.
+  ranks    All ranks call checkpoint_save, _find_*, _check_init and _load_weights together: each writes, reads and
+           hashes its part of the same files. Rank 0 alone calls checkpoint_clean, _prune and _drop_after.
+  removal  If a directory cannot be removed (a busy file on NFS, for example), a warning is printed and checkpoint_clean
+           tries again, at every start and after every save. It has been renamed by then, so it is not taken for a
+           checkpoint. It is an error only if the rename fails and the directory would replace or be resumed as another
+           checkpoint.
+  errors   CHECK, with the path. Only checkpoint_find_newest skips invalid checkpoints. It exits if all are invalid,
+           since a restart from step 0 would silently lose the run.
 */
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
@@ -64,14 +65,14 @@ static inline bool checkpoint_verify(const char *dir, int64_t step, Reason why) 
     }
     uint64_t saved = 0;
     bool good = json_get_u64(state, "step", &saved) && saved == (uint64_t)step;
-    if (!good) snprintf(why, sizeof(Reason), "it was saved at another step, %" PRIu64, saved);
+    if (!good) snprintf(why, sizeof(Reason), "it was saved at step %" PRIu64, saved);
     good = good && checksums_verify(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"), true, why);
     cJSON_Delete(state);
     return good;
 }
 
-// trainer_state.json of a directory that may come from elsewhere. NULL, and an empty `why`: it has none, or one of
-// another program (Transformers writes a file of this name). NULL and a reason: damaged.
+// trainer_state.json of a directory that may come from elsewhere. NULL and an empty `why`: it has none, or one of
+// another program (Transformers writes a file of this name). NULL and a reason: it is damaged.
 static inline cJSON *checkpoint_init_state(const char *dir, Reason why) {
     char path[PATH_SIZE];
     size_t size = 0;
@@ -110,7 +111,7 @@ static inline int compare_steps_down(const void *a, const void *b) {
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-// The steps of all directories step_NNNNNNNN, newest first; anything else is not ours. free()
+// The steps of all directories step_NNNNNNNN, newest first. Other names are ignored. free()
 static inline int64_t *checkpoint_steps(const char *run_dir, size_t *count) {
     char path[PATH_SIZE];
     FORMAT(path, "%s/checkpoints", run_dir);
@@ -154,7 +155,7 @@ static inline int64_t checkpoint_find(const char *run_dir, int64_t before, char 
         if (steps[i] >= before) continue;
         checkpoint_path(run_dir, steps[i], "", path_out);
         if (checkpoint_verify(path_out, steps[i], why)) found = steps[i];
-        else warn("checkpoint %s is passed over: %s", path_out, why);
+        else warn("skipping checkpoint %s: %s", path_out, why);
     }
     free(steps);
     return found;
@@ -169,20 +170,18 @@ static inline int64_t checkpoint_find_newest(const char *run_dir, char path_out[
     size_t count = 0;
     int64_t found = checkpoint_find(run_dir, INT64_MAX, path_out, &count);
     CHECK(count == 0 || found >= 0,
-          "%s/checkpoints has no checkpoint that is whole; restore one, or move the directory "
-          "away to start again from step 0",
-          run_dir);
+          "%s/checkpoints has no valid checkpoint: restore one, or move the directory to start from step 0", run_dir);
     return found;
 }
 
-// What was renamed or left unfinished; it has no checkpoint's name.
+// Removes a directory that was renamed or is unfinished, and does not have the name of a checkpoint.
 static inline void checkpoint_remove_leftover(const char *path) {
     if (!directory_remove(path))
         warn("cannot remove %s: %s; trying again at the next checkpoint", path, strerror(errno));
 }
 
-// First out of the way by a rename, so that a half-removed checkpoint never has a checkpoint's name. false and errno:
-// it still has its name.
+// Renames the checkpoint first, so that a partly removed one never has the name of a checkpoint. false and errno: it
+// still has its name.
 static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
     char path[PATH_SIZE], old[PATH_SIZE];
     checkpoint_path(run_dir, step, "", path);
@@ -192,7 +191,7 @@ static inline bool checkpoint_remove(const char *run_dir, int64_t step) {
     return true;
 }
 
-// Removes what saves and removals that were cut short have left. The caller holds the run (log_create, log_resume).
+// Removes the files of interrupted saves and removals. The caller holds the lock of the run (log_create, log_resume).
 static inline void checkpoint_clean(const char *run_dir) {
     char parent[PATH_SIZE], path[PATH_SIZE];
     FORMAT(parent, "%s/checkpoints", run_dir);
@@ -208,7 +207,7 @@ static inline void checkpoint_clean(const char *run_dir) {
     if (d) closedir(d);
 }
 
-// One that cannot be removed would be resumed from.
+// Exits if one cannot be removed, since a resume would load it.
 static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
     size_t count = 0;
     int64_t *steps = checkpoint_steps(run_dir, &count);
@@ -218,21 +217,21 @@ static inline void checkpoint_drop_after(const char *run_dir, int64_t step) {
     free(steps);
 }
 
-// Whether a checkpoint looks whole, without reading its tensors: its trainer_state.json has the checksum and the step
-// that it should have, and the other files have the sizes that it states. checkpoint_verify compares every byte.
+// Whether a checkpoint looks complete, without reading its tensors: trainer_state.json has the right checksum and step,
+// and the other files have the sizes that it states. checkpoint_verify compares every byte.
 static inline bool checkpoint_looks_complete(const char *run_dir, int64_t step) {
     char dir[PATH_SIZE];
     Reason why;
     uint64_t saved = 0;
     checkpoint_path(run_dir, step, "", dir);
     cJSON *state = checkpoint_state_read(dir, why);
-    bool whole = state && json_get_u64(state, "step", &saved) && saved == (uint64_t)step &&
-                 checksums_sizes_match(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
+    bool complete = state && json_get_u64(state, "step", &saved) && saved == (uint64_t)step &&
+                    checksums_sizes_match(dir, cJSON_GetObjectItemCaseSensitive(state, "checksums"));
     cJSON_Delete(state);
-    return whole;
+    return complete;
 }
 
-// Later steps are not this run's present: a resume passed over them as broken. They neither count nor go.
+// Checkpoints of later steps are those that a resume skipped as invalid. They are neither counted nor removed.
 static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t step) {
     size_t count = 0;
     checkpoint_clean(run_dir);
@@ -247,8 +246,8 @@ static inline void checkpoint_prune(const char *run_dir, int64_t keep, int64_t s
     free(steps);
 }
 
-// Gives a complete checkpoint its name. One of the same step (that a resume passed over, that was replayed, or that a
-// rollback replaces) is exchanged in one move where the file system can, so that there is no moment without either.
+// Renames a complete checkpoint to its final name. An existing one of the same step (skipped by a resume, replayed, or
+// replaced by a rollback) is exchanged atomically where the file system supports it, so that one always exists.
 static inline void checkpoint_publish(const char *run_dir, int64_t step, const char *temporary, const char *dir) {
     if (directory_exists(dir)) {
         if (renameat2(AT_FDCWD, temporary, AT_FDCWD, dir, RENAME_EXCHANGE) == 0) {
@@ -263,7 +262,7 @@ static inline void checkpoint_publish(const char *run_dir, int64_t step, const c
     file_rename_synced(temporary, dir);
 }
 
-// A checkpoint on its way to the disk: what checkpoint_save does at once, and checkpoint_background.h step by step.
+// A checkpoint that is being written: by checkpoint_save at once, or by checkpoint_background.h in stages.
 typedef struct {
     const char *run_dir;
     int64_t step;
@@ -275,7 +274,7 @@ typedef struct {
     cJSON *checksums;
 } CheckpointSave;
 
-// An empty directory for the files, which gets its name at the end.
+// Creates an empty directory for the files; it is renamed at the end.
 static inline void checkpoint_save_make_directory(const CheckpointSave *s) {
     char parent[PATH_SIZE], old[PATH_SIZE];
     FORMAT(parent, "%s/checkpoints", s->run_dir);
@@ -283,13 +282,13 @@ static inline void checkpoint_save_make_directory(const CheckpointSave *s) {
         directory_create(parent);
         directory_sync(s->run_dir);
     }
-    checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // where it goes for now if it cannot be removed
+    checkpoint_path(s->run_dir, s->step, ".old.tmp", old); // its new name if it cannot be removed
     CHECK(directory_remove(s->temporary) || rename(s->temporary, old) == 0,
           "cannot remove the unfinished checkpoint %s: %s; remove it, then --resume", s->temporary, strerror(errno));
     directory_create(s->temporary);
 }
 
-// First, on all ranks: the files that all write into.
+// First stage, on all ranks: opens the files that all ranks write.
 static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, int64_t step,
                                         const CheckpointBuffers *b, const cJSON *state) {
     uint64_t state_step = 0;
@@ -297,10 +296,10 @@ static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, 
     assert(has_step);
     assert(!cJSON_GetObjectItemCaseSensitive(state, "checksums") &&
            !cJSON_GetObjectItemCaseSensitive(state, "checksum"));
-    CHECK(step >= 0 && step <= CHECKPOINT_STEP_LIMIT, "no checkpoint at step %" PRId64 ": eight digits are the limit",
-          step);
+    CHECK(step >= 0 && step <= CHECKPOINT_STEP_LIMIT,
+          "cannot save a checkpoint at step %" PRId64 ": the limit is eight digits", step);
     static bool warned;
-    if (sizeof(real) == 8 && !warned) warn("a build in double precision saves checkpoints in single precision");
+    if (sizeof(real) == 8 && !warned) warn("a double-precision build saves checkpoints in single precision");
     warned = true;
 
     char path[2][PATH_SIZE];
@@ -319,7 +318,7 @@ static inline void checkpoint_save_open(CheckpointSave *s, const char *run_dir, 
     }
 }
 
-// Then, in any thread of each rank: its pieces of the tensors; of rank 0 the other files as well.
+// Then, in any thread of each rank: writes its pieces of the tensors; rank 0 also writes the other files.
 static inline void checkpoint_save_write(CheckpointSave *s) {
     const CheckpointBuffers *b = s->buffers;
     char path[PATH_SIZE];
@@ -338,13 +337,13 @@ static inline void checkpoint_save_write(CheckpointSave *s) {
     checkpoint_file_close(s->optimizer);
 }
 
-// When all ranks have written, in any thread of each rank.
+// After all ranks have written, in any thread of each rank.
 static inline void checkpoint_save_read_back(CheckpointSave *s) { checksums_read(s->temporary, s->files); }
 
-// When all have read, on all ranks.
+// After all ranks have read, on all ranks.
 static inline void checkpoint_save_gather(CheckpointSave *s) { s->checksums = checksums_build(s->temporary, s->files); }
 
-// Last, in any thread of rank 0. The others: only frees.
+// Last, in any thread: rank 0 publishes the checkpoint; the other ranks free their memory.
 static inline void checkpoint_save_publish(CheckpointSave *s) {
     char dir[PATH_SIZE], path[PATH_SIZE];
     cJSON *all = cJSON_Duplicate(s->state, true);
@@ -359,7 +358,7 @@ static inline void checkpoint_save_publish(CheckpointSave *s) {
     cJSON_Delete(all);
 }
 
-// On all ranks. `state` stays the caller's.
+// Called by all ranks. The caller keeps ownership of `state`.
 static inline void checkpoint_save(const char *run_dir, int64_t step, const CheckpointBuffers *b, const cJSON *state) {
     CheckpointSave s;
     checkpoint_save_open(&s, run_dir, step, b, state);

@@ -1,26 +1,26 @@
 /*
-checkpoint_background.h: a checkpoint that is written while training goes on.
+checkpoint_background.h: checkpoints that are written while training continues.
 
-The state of a step is copied to host memory, which is all that training waits for. A thread of each rank then writes
-this rank's pieces from the copy. The thread makes no call of MPI, NCCL or CUDA: where ranks depend on one another (all
-have written; all have read their share for the checksums; rank 0 has given the checkpoint its name) their main threads
-agree, in what they exchange at each step anyway. One rank does all in a row.
+Training waits only until the state of a step is copied to host memory. A thread of each rank then writes this rank's
+pieces from the copy. The thread makes no MPI, NCCL or CUDA calls. Where ranks depend on one another (all have written;
+all have read their share for the checksums; rank 0 has published the checkpoint), their main threads synchronise by the
+data that they exchange at each step anyway. A single rank runs all stages in sequence.
 
   size_t background_copy_bytes(sharding)    host memory of a rank for the copy
-  bool   background_open(b)                 all ranks: allocates it, at the first call; false and a warning: no room
-  CheckpointBuffers background_copy(b)      the copy; no checkpoint must be under way
-  void   background_start(run_dir, step, keep, copy, state)   all ranks: begins to write it; afterwards rank 0 prunes to
-                                            `keep`, unless that is negative. Takes over `state`
-  int    background_progress()              how far this rank's thread has come; ends the program if it has failed
-  bool   background_advance(least)          all ranks, with the least progress of any: the next stage, where all have
-                                            ended the last one. true: the checkpoint is there
-  bool   background_finish()                all ranks: waits for the end; true: one was under way
+  bool   background_open(b)                 all ranks: allocates it at the first call; false and a warning: no memory
+  CheckpointBuffers background_copy(b)      the copy; no checkpoint may be in progress
+  void   background_start(run_dir, step, keep, copy, state)   all ranks: starts to write it; afterwards rank 0 prunes to
+                                            `keep` checkpoints, unless it is negative. Takes ownership of `state`
+  int    background_progress()              progress of this rank's thread; exits if it has failed
+  bool   background_advance(least)          all ranks, with the minimum of their progress: starts the next stage if all
+                                            have finished the last one. true: the checkpoint is complete
+  bool   background_finish()                all ranks: waits for the end; true: one was in progress
   void   background_close()                 frees the copy
 
-  memory   this rank's own pieces (sharding.h) of parameters, moments and master weights, from the first such checkpoint
-           to the end of the run; pinned in a CUDA program
-  cost     the thread uses one core at most, at a lower priority than the threads that compute
-  failure  of the thread: the main thread ends the program with its line, at the end of the step under way
+  memory   this rank's pieces (sharding.h) of parameters, moments and master weights, from the first such checkpoint to
+           the end of the run; pinned in a CUDA program
+  cost     The thread uses at most one core, at a lower priority than the compute threads.
+  failure  If the thread fails, the main thread exits with its line at the end of the current step.
 */
 #ifndef LLMC_CHECKPOINT_BACKGROUND_H
 #define LLMC_CHECKPOINT_BACKGROUND_H
@@ -34,9 +34,9 @@ enum { BACKGROUND_NICE = 5 };
 static struct {
     bool tried; // to allocate the copy
     char *copy; // NULL: none
-    // of the checkpoint under way
-    bool on, running; // running: there is a thread that the main thread has not joined
-    int stage;        // the thread's while there is one: that it is in, then that it has ended
+    // of the checkpoint in progress
+    bool on, running; // running: the thread exists and was not joined
+    int stage;        // the thread's current or last stage
     char run_dir[PATH_SIZE];
     int64_t keep;
     CheckpointBuffers buffers;
@@ -44,8 +44,8 @@ static struct {
     CheckpointSave save;
     pthread_t thread;
     char failure[FAILURE_SIZE];
-    double begin, end;    // from before the copying, which the caller sets, until this rank's thread has done its last
-    double stall_seconds; // that training has waited for it: the caller's
+    double begin, end;    // begin: before the copy, set by the caller; end: when this rank's thread finished
+    double stall_seconds; // time that training has waited; set by the caller
 } background;
 
 // ---- the copy
@@ -62,15 +62,15 @@ static inline bool background_open(const CheckpointBuffers *b) {
     background.tried = true;
     bool room = !host_memory("", &host) || (uint64_t)comm_ranks_here() * bytes <= host.available;
     double missing = !room;
-    comm_sum_f64(&missing, 1); // none allocates before all have looked
+    comm_sum_f64(&missing, 1); // all ranks check before any allocates
     if (missing == 0 && !fault_point(FAULT_COPY, NULL, bytes)) background.copy = (char *)download_alloc(bytes);
     missing += background.copy == NULL;
     comm_sum_f64(&missing, 1);
     if (missing == 0) return true;
     download_free(background.copy);
     background.copy = NULL;
-    warn("training stops while a checkpoint is written: a copy of the state takes %.1f MiB%s, and %s has %.1f MiB "
-         "available; --no-checkpoint-background does not try",
+    warn("training waits while a checkpoint is written: a copy of the state takes %.1f MiB%s, and %s has %.1f MiB "
+         "available; --no-checkpoint-background disables the copy",
          (double)bytes / 1048576, comm_ranks_here() > 1 ? " per rank" : "", host.limit,
          (double)host.available / 1048576);
     return false;
@@ -116,8 +116,8 @@ static inline void background_run_stage(int stage) {
 
 static inline void *background_thread(void *unused) {
     failure_line = background.failure;
-    omp_set_num_threads(1);                        // of this thread's loops
-    setpriority(PRIO_PROCESS, 0, BACKGROUND_NICE); // of this thread; a failure costs speed alone
+    omp_set_num_threads(1);                        // for the loops of this thread
+    setpriority(PRIO_PROCESS, 0, BACKGROUND_NICE); // for this thread; failure costs speed only
     background_run_stage(background.stage);
     while (comm_ranks() == 1 && background.stage < BACKGROUND_PUBLISH) {
         if (background.stage == BACKGROUND_READ_BACK) checkpoint_save_gather(&background.save);
@@ -145,7 +145,7 @@ static inline void background_start(const char *run_dir, int64_t step, int64_t k
     background_start_stage(BACKGROUND_WRITE);
 }
 
-// 0: in the stage; else one more than the stage that it has ended.
+// 0 while a stage is running; otherwise 1 + the last finished stage.
 static inline int background_progress(void) {
     if (background.running && pthread_tryjoin_np(background.thread, NULL) == 0) background.running = false;
     if (!background.on || background.running) return 0;
@@ -171,7 +171,7 @@ static inline bool background_finish(void) {
         if (background.running) pthread_join(background.thread, NULL);
         background.running = false;
         int own = background_progress();
-        comm_barrier(); // all have come as far
+        comm_barrier(); // all ranks have finished the stage
         there = background_advance(own);
     }
     return was_on;

@@ -1,16 +1,15 @@
 /*
-checkpoint_checksums.h: how a checkpoint is known to be whole: digests of its files, stated in a trainer_state.json that
-states its own.
+checkpoint_checksums.h: digests that verify a checkpoint. trainer_state.json states them for all files and for itself.
 
-  void   checksums_read(dir, files)                this rank's share of the digests of the files that are there
+  void   checksums_read(dir, files)                this rank's share of the digests of the files that exist
   cJSON *checksums_build(dir, files)               "checksums" of a trainer_state.json; frees the digests
-  bool   checksums_verify(dir, checksums, optimizer, why)   whether they are still the same; why: the first difference.
-                                                   optimizer: also of its file
-  bool   checksums_sizes_match(dir, checksums)     whether they still have their sizes, which costs next to nothing
-  void   checkpoint_state_write(path, state)                  with the digest of its own text, synced to the disk
-  cJSON *checkpoint_state_read(dir, why)                      NULL and why when that digest is another; cJSON_Delete()
+  bool   checksums_verify(dir, checksums, optimizer, why)   whether the digests are unchanged; why: the first change.
+                                                   optimizer: verify optimizer.safetensors too
+  bool   checksums_sizes_match(dir, checksums)     whether the sizes are unchanged; reads no data
+  void   checkpoint_state_write(path, state)       with the digest of its text; synced to disk
+  cJSON *checkpoint_state_read(dir, why)           NULL and why if the digest does not match; cJSON_Delete()
 
-All ranks call checksums_build and checksums_verify together. The others are for any rank and any thread. Format:
+All ranks call checksums_build and checksums_verify together. Any rank and thread may call the others. Format:
 checkpoint.h.
 */
 #ifndef LLMC_CHECKPOINT_CHECKSUMS_H
@@ -21,23 +20,23 @@ checkpoint.h.
 #include "../base/json.h"
 
 #ifndef CHECKSUM_CHUNK
-#define CHECKSUM_CHUNK (64 << 20) // bytes of a file that have one checksum: part of the format
+#define CHECKSUM_CHUNK (64 << 20) // bytes of a file per checksum; part of the format
 #endif
 #ifndef CHECKSUM_PIECE
-#define CHECKSUM_PIECE (64 << 10) // bytes that are read at a time
+#define CHECKSUM_PIECE (64 << 10) // bytes per read
 #endif
 enum { CHECKPOINT_STATE_LIMIT = 32 << 20 };
 
 static const char *const checkpoint_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                                "tokenizer.bin", "tokenizer.json"};
-// the others may be missing
+// files after CHECKPOINT_REQUIRED may be missing
 enum { CHECKPOINT_FILE_COUNT = sizeof(checkpoint_files) / sizeof(checkpoint_files[0]), CHECKPOINT_REQUIRED = 3 };
 
-// Why something is broken, for a message.
+// The reason of a failure, for a message.
 typedef char Reason[512];
 
-// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Of `ranks` ranks each takes every ranks-th chunk,
-// and leaves the others' 0: file_digests_all has the whole.
+// XXH3-64 of each CHECKSUM_CHUNK of a file; NULL and errno. free(). Each of `ranks` ranks computes every ranks-th chunk
+// and leaves the others 0; file_digests_all returns all.
 static inline uint64_t *file_digests(const char *path, int rank, int ranks, size_t *count, uint64_t *bytes) {
     int fd = file_open_regular(path, bytes), error = 0;
     if (fd < 0) return NULL;
@@ -70,8 +69,8 @@ static inline uint64_t *file_digests(const char *path, int rank, int ranks, size
     return NULL;
 }
 
-// The same on all ranks, out of the shares of all: the result of file_digests, and its errno. A rank that cannot read
-// the file makes it unreadable for all.
+// Combines the shares of all ranks: the result of file_digests and its errno, the same on all ranks. If one rank cannot
+// read the file, it is unreadable for all.
 static inline uint64_t *file_digests_gather(uint64_t *digests, int own_error, size_t *count, uint64_t *bytes) {
     errno = own_error;
     if (comm_ranks() == 1) return digests;
@@ -133,7 +132,7 @@ static inline cJSON *checksums_build(const char *dir, FileDigests files[CHECKPOI
         size_t count = files[i].count;
         uint64_t bytes = files[i].bytes;
         uint64_t *digests = file_digests_gather(files[i].digests, files[i].error, &count, &bytes);
-        CHECK(digests, "cannot read %s/%s back: %s", dir, checkpoint_files[i], strerror(errno));
+        CHECK(digests, "cannot read back %s/%s: %s", dir, checkpoint_files[i], strerror(errno));
         cJSON *file = cJSON_AddObjectToObject(checksums, checkpoint_files[i]);
         cJSON_AddNumberToObject(file, "bytes", (double)bytes);
         cJSON *list = cJSON_AddArrayToObject(file, "xxh3_64");
@@ -154,7 +153,7 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, boo
         if (!optimizer && strcmp(checkpoint_files[i], "optimizer.safetensors") == 0) continue;
         FORMAT(path, "%s/%s", dir, checkpoint_files[i]);
         size_t count = 0;
-        // not saved by us
+        // an optional file that was not saved
         if (i >= CHECKPOINT_REQUIRED && !cJSON_GetObjectItemCaseSensitive(checksums, checkpoint_files[i])) continue;
         uint64_t bytes = 0, want_bytes = 0, *digests = file_digests_all(path, &count, &bytes);
         if (!digests) {
@@ -167,18 +166,20 @@ static inline bool checksums_verify(const char *dir, const cJSON *checksums, boo
         bool stated = json_size(size, &want_bytes) && cJSON_IsArray(list) &&
                       (uint64_t)cJSON_GetArraySize(list) == (want_bytes + CHECKSUM_CHUNK - 1) / CHECKSUM_CHUNK;
         bool same = stated && bytes == want_bytes;
-        if (!stated) snprintf(why, sizeof(Reason), "it does not state the checksums of its %s", checkpoint_files[i]);
+        if (!stated)
+            snprintf(why, sizeof(Reason), "trainer_state.json does not state the checksums of its %s",
+                     checkpoint_files[i]);
         else if (!same)
-            snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes, not the %" PRIu64 " that were saved",
-                     checkpoint_files[i], bytes, want_bytes);
+            snprintf(why, sizeof(Reason), "its %s has %" PRIu64 " bytes instead of %" PRIu64, checkpoint_files[i],
+                     bytes, want_bytes);
         const cJSON *want = same ? list->child : NULL;
         for (size_t k = 0; same && k < count; k++, want = want->next) {
             Digest d;
             digest_text(digests[k], d);
             same = cJSON_IsString(want) && strcmp(want->valuestring, d) == 0;
             if (!same)
-                snprintf(why, sizeof(Reason), "its %s has changed on the disk (chunk %zu of %zu)", checkpoint_files[i],
-                         k + 1, count);
+                snprintf(why, sizeof(Reason), "its %s does not match its checksum (chunk %zu of %zu)",
+                         checkpoint_files[i], k + 1, count);
         }
         free(digests);
         if (!same) return false;
@@ -208,7 +209,7 @@ static inline int checkpoint_state_tail(const char *text, size_t size, char out[
 static inline void checkpoint_state_write(const char *path, const cJSON *state) {
     size_t size = 0;
     char *object = json_text(state, &size), tail[64];
-    assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // a member more: instead of the end a comma
+    assert(size >= 3 && strcmp(object + size - 3, "\n}\n") == 0); // replaces the end by another member
     char *text = (char *)checked_calloc(size + sizeof(tail) + 8, 1);
     memcpy(text, object, size - 3);
     size_t length = size - 3 + sprintf(text + size - 3, ",\n  ");
@@ -236,7 +237,7 @@ static inline cJSON *checkpoint_state_read(const char *dir, Reason why) {
         checkpoint_state_tail(text, size - length, tail);
         if (memcmp(text + size - length, tail, length) == 0) state = json_parse(text, size);
     }
-    if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not have the checksum that it states");
+    if (!state) snprintf(why, sizeof(Reason), "its trainer_state.json does not match its checksum");
     free(text);
     return state;
 }

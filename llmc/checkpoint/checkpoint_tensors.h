@@ -1,19 +1,19 @@
 /*
-checkpoint_tensors.h: the tensors of a checkpoint, between operation memory and safetensors files.
+checkpoint_tensors.h: transfers of tensors between operation memory and the safetensors files of a checkpoint.
 
-  void checkpoint_check_weights(dir, tensors)   names and shapes of a directory's weights; before memory is allocated
-                                                for the model that its config.json describes
+  void checkpoint_check_weights(dir, tensors)   checks names and shapes of a directory's weights, before memory is
+                                                allocated for the model that its config.json describes
   void checkpoint_load_weights(dir, buffers, with_optimizer)
   void checkpoint_weights_open(path, buffers, create), checkpoint_optimizer_open(path, buffers, create)
                                                 a file for checkpoint_weights_write or checkpoint_optimizer_write, which
-                                                write this rank's pieces; checkpoint_file_close(writer)
-  bool checkpoint_weights_finite(buffers)       of all ranks
+                                                write this rank's pieces; checkpoint_file_close(writer) closes it
+  bool checkpoint_weights_finite(buffers)       whether the weights of all ranks are finite
   void checkpoint_save_gradients(path, tensors, grads, loss)
 
-A file is made of parts: a part is a buffer in the layout of the tensor list, or of this rank's own pieces of it
-(sharding.h), whose tensors are called prefix + NAME. Each rank writes its own pieces into the same files, and reads
-them; what it needs of the others' pieces comes from them, not from the disk. Formats and errors: checkpoint.h. Buffers
-pass through CHECKPOINT_STAGING bytes of host memory, unless they are a copy that is there already.
+A file consists of parts. A part is a buffer in the layout of the tensor list, or of this rank's pieces of it
+(sharding.h); its tensors are called prefix + NAME. Each rank writes its pieces to the same files and reads them. It
+gets the pieces of other ranks from them, not from the disk. Formats and errors: checkpoint.h. Data pass through
+CHECKPOINT_STAGING bytes of host memory, unless the buffers are a copy in host memory.
 */
 #ifndef LLMC_CHECKPOINT_TENSORS_H
 #define LLMC_CHECKPOINT_TENSORS_H
@@ -30,21 +30,21 @@ pass through CHECKPOINT_STAGING bytes of host memory, unless they are a copy tha
 #define CHECKPOINT_STAGING (16 << 20) // a multiple of 8
 #endif
 #ifndef CHECKPOINT_PIECE
-#define CHECKPOINT_PIECE 4096 // elements that are looked at together
+#define CHECKPOINT_PIECE 4096 // elements that are checked at a time
 #endif
 
 typedef struct {
     const ModelConfig *config;
     const TensorList *tensors;
     floatX *params;
-    real *master;             // NULL when params are not narrower than F32
-    real *m, *v;              // may be NULL when the optimizer is not loaded
-    const Sharding *sharding; // NULL: one rank; from level 1 on master, m and v are compact
-    bool copied;              // all four are a copy in host memory, and compact (checkpoint_background.h)
+    real *master;             // NULL if params are not narrower than F32
+    real *m, *v;              // may be NULL if the optimizer is not loaded
+    const Sharding *sharding; // NULL: one rank; from level 1 on, master, m and v are compact
+    bool copied;              // all four are compact copies in host memory (checkpoint_background.h)
     struct {
         const char *data; // NULL: none
         size_t size;
-    } tokenizer[2]; // tokenizer.bin and tokenizer.json, to be saved as they are
+    } tokenizer[2]; // tokenizer.bin and tokenizer.json, saved unchanged
 } CheckpointBuffers;
 
 static inline DType checkpoint_weights_dtype(void) { return DTYPE_OF(floatX) == DTYPE_BF16 ? DTYPE_BF16 : DTYPE_F32; }
@@ -111,7 +111,7 @@ static inline const void *checkpoint_part_data(const CheckpointPart *p, const Ow
     return checkpoint_staging();
 }
 
-// Tensor `first` and following of the file, in the order of checkpoint_specs: this rank's pieces of them.
+// Writes this rank's pieces of the tensors from `first` on, in the order of checkpoint_specs.
 static inline void checkpoint_write_parts(SafeTensorsWriter *w, int first, const TensorList *list,
                                           const Sharding *sharding, const CheckpointPart *parts, int part_count) {
     for (int i = 0; i < list->count * part_count; i++) {
@@ -152,7 +152,7 @@ static inline int compare_spec_name(const void *a, const void *b) {
     return strcmp(((const SafeTensorSpec *)a)->name, ((const SafeTensorSpec *)b)->name);
 }
 
-// The file has the tensors of `specs` in their shapes, and no others; `reason` is why it might not.
+// Exits unless the file has exactly the tensors of `specs`, with their shapes. `reason` explains a difference.
 static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec *specs, size_t count,
                                       const char *reason) {
     for (size_t i = 0; i < count; i++) {
@@ -163,7 +163,7 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
         shape_text(t->ndim, t->shape, have);
         bool same = t->ndim == specs[i].ndim;
         for (int d = 0; same && d < t->ndim; d++) same = t->shape[d] == specs[i].shape[d];
-        CHECK(same, "%s: tensor %s has the shape %s; %s follows from config.json", s->path, t->name, have, want);
+        CHECK(same, "%s: tensor %s has shape %s; config.json implies %s", s->path, t->name, have, want);
     }
     SafeTensorSpec *sorted = (SafeTensorSpec *)checked_calloc(count, sizeof(SafeTensorSpec));
     memcpy(sorted, specs, count * sizeof(SafeTensorSpec));
@@ -174,19 +174,20 @@ static inline void checkpoint_compare(const SafeTensors *s, const SafeTensorSpec
             k++;
             continue;
         }
-        // old Llama files store the angles that follow from rope_theta
+        // old Llama files store the angles, which rope_theta determines
         size_t length = strlen(name), tail = strlen(".rotary_emb.inv_freq");
         if (length > tail && strcmp(name + length - tail, ".rotary_emb.inv_freq") == 0) continue;
-        CHECK(strcmp(name, "lm_head.weight") != 0,
-              "%s: tensor lm_head.weight is there, but config.json has tie_word_embeddings true: the head would be the "
-              "embedding; set it to false, or remove the tensor",
-              s->path);
-        CHECK(false, "%s: there is no place for tensor %.100s; %s", s->path, name, reason);
+        CHECK(
+            strcmp(name, "lm_head.weight") != 0,
+            "%s: tensor lm_head.weight exists, but config.json has tie_word_embeddings true, which uses the embedding: "
+            "set it to false, or remove the tensor",
+            s->path);
+        CHECK(false, "%s: unexpected tensor %.100s; %s", s->path, name, reason);
     }
     free(sorted);
 }
 
-// Each rank reads its pieces; of a buffer that is not compact it then gets the others' from them.
+// Each rank reads its pieces. Buffers that are not compact are then gathered from all ranks.
 static inline void checkpoint_load_parts(const SafeTensors *s, const TensorList *list, const Sharding *sharding,
                                          const CheckpointPart *parts, int part_count, const char *reason) {
     SafeTensorSpec *specs = checkpoint_specs(list, parts, part_count, DTYPE_F32);
@@ -229,7 +230,7 @@ static inline void checkpoint_optimizer_write(SafeTensorsWriter *w, const Checkp
     checkpoint_write_parts(w, 0, b->tensors, b->sharding, parts, count);
 }
 
-// How many of these are not finite as the file has them.
+// The number of elements that are not finite in the file's type.
 static inline double checkpoint_count_broken(const floatX *x, size_t count) {
     double broken = 0;
 #pragma omp parallel for schedule(static) reduction(+ : broken) if (count > 16 * CHECKPOINT_PIECE)
@@ -258,7 +259,7 @@ static inline bool checkpoint_weights_finite(const CheckpointBuffers *b) {
     return broken == 0;
 }
 
-static const char *const checkpoint_other_model = "the weights do not fit config.json";
+static const char *const checkpoint_other_model = "the weights do not match config.json";
 
 static inline void checkpoint_check_weights(const char *dir, const TensorList *list) {
     CheckpointPart part = checkpoint_part("", NULL, DTYPE_F32, false);
@@ -271,12 +272,12 @@ static inline void checkpoint_check_weights(const char *dir, const TensorList *l
 
 static inline void checkpoint_load_weights(const char *dir, const CheckpointBuffers *b, bool with_optimizer) {
     CheckpointPart parts[CHECKPOINT_PARTS];
-    const char *other_build = "this build has another precision than the one that saved the checkpoint: --init takes "
-                              "its weights alone";
+    const char *other_build = "this build has a different precision from the one that saved the checkpoint: use --init "
+                              "to load only the weights";
     SafeTensors *s = safetensors_open(dir);
     parts[0] = checkpoint_part("", b->params, DTYPE_OF(floatX), false);
     checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
-    if (b->master && !with_optimizer) { // from the file, not from the rounded weights
+    if (b->master && !with_optimizer) { // from the file, not the rounded weights
         parts[0] = checkpoint_part("", b->master, DTYPE_OF(real), checkpoint_is_compact(b));
         checkpoint_load_parts(s, b->tensors, b->sharding, parts, 1, checkpoint_other_model);
     }
@@ -298,7 +299,7 @@ static inline void checkpoint_save_gradients(const char *path, const TensorList 
     if (direct) FORMAT(temporary, "%s", path);
     else FORMAT(temporary, "%s.tmp", path);
 
-    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // is only read
+    CheckpointPart part = checkpoint_part("", (void *)(uintptr_t)grads, DTYPE_OF(grad_t), false); // read only
     SafeTensorSpec *tensors = checkpoint_specs(list, &part, 1, DTYPE_F32);
     SafeTensorSpec *specs = (SafeTensorSpec *)checked_calloc(list->count + 1, sizeof(SafeTensorSpec));
     FORMAT(specs[0].name, "loss");

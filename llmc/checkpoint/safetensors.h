@@ -1,20 +1,20 @@
 /*
-safetensors.h: tensors read from files. safetensors_writer.h writes them.
+safetensors.h: reading of tensors from files. safetensors_writer.h writes them.
 
-  SafeTensors *safetensors_open(path)                              a file, or a directory as the Hub has it: with
-                                                                   model.safetensors or model.safetensors.index.json
-  const SafeTensor *safetensors_find(s, name)                      NULL when there is none; s->tensors is sorted by name
+  SafeTensors *safetensors_open(path)                              a file, or a directory with model.safetensors or
+                                                                   model.safetensors.index.json
+  const SafeTensor *safetensors_find(s, name)                      NULL if there is none; s->tensors is sorted by name
   void safetensors_read(s, name, first, count, host, dtype)        elements first .. first+count-1, converted
   void safetensors_close(s)
 
-  format   8 bytes: length of the header, little-endian; the header, a JSON object
+  format   8 bytes: the length of the header, little-endian; the header, a JSON object
            {"__metadata__": {string: string}, NAME: {"dtype": "F32", "shape": [2,3], "data_offsets": [begin, end]}, ...}
-           padded with spaces; then the data, to which the offsets relate, without holes
+           padded with spaces; then the data, without gaps. Offsets are relative to the data.
   source   the safetensors format description: https://github.com/huggingface/safetensors
-  numerics see dtype.h
-  errors   A file may come from anywhere: nothing in it is believed before it is checked against the file's size,
-           and every failure ends the program with one line. Tensors of types that this program does not read
-           are refused only when they are asked for. Not for use by several threads at once.
+  numerics dtype.h
+  errors   A file may come from an untrusted source. Everything in it is checked against the size of the file before
+           use, and every error exits with one line. Tensors of unsupported types are rejected only when they are read.
+           Not thread-safe.
 */
 #ifndef LLMC_SAFETENSORS_H
 #define LLMC_SAFETENSORS_H
@@ -23,16 +23,16 @@ safetensors.h: tensors read from files. safetensors_writer.h writes them.
 #include "../base/files.h"
 #include "../base/json.h"
 
-enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 32 << 20 }; // 13.1b with its optimizer: 200 KB
+enum { SAFETENSORS_DIMS = 8, SAFETENSORS_HEADER_LIMIT = 32 << 20 }; // a 13.1b model with its optimizer needs 200 KB
 #ifndef SAFETENSORS_STAGING
-#define SAFETENSORS_STAGING \
-    (4 << 20) // bytes, for conversions; fuzzing makes it small, so that small files have several
+// bytes for conversions; small in fuzzing, so that small files have several pieces
+#define SAFETENSORS_STAGING (4 << 20)
 #endif
 
 typedef struct {
-    const char *name;       // in the header's tree
+    const char *name;       // in the JSON tree of the header
     const char *dtype_name; // likewise
-    DType dtype;            // DTYPE_COUNT: a type that is not read here
+    DType dtype;            // DTYPE_COUNT: an unsupported type
     int ndim;
     size_t shape[SAFETENSORS_DIMS];
     size_t count;        // elements; 1 without dimensions
@@ -47,7 +47,7 @@ typedef struct {
 } SafeTensorsFile;
 
 typedef struct {
-    char path[PATH_SIZE]; // as it was asked for
+    char path[PATH_SIZE]; // the argument of safetensors_open
     SafeTensor *tensors;
     size_t count;
     SafeTensorsFile *files;
@@ -76,7 +76,7 @@ static inline SafeTensor safetensors_parse_entry(const char *path, const cJSON *
         CHECK(t.ndim < SAFETENSORS_DIMS, "%s: tensor %.100s has more than %d dimensions", path, t.name,
               SAFETENSORS_DIMS);
         CHECK(json_size(d, &size) && !__builtin_mul_overflow(count, size, &count),
-              "%s: tensor %.100s: dimension %d of its shape is not a possible size; the file is damaged", path, t.name,
+              "%s: tensor %.100s: dimension %d of its shape is not a valid size; the file is damaged", path, t.name,
               t.ndim);
         t.shape[t.ndim++] = size;
     }
@@ -85,7 +85,7 @@ static inline SafeTensor safetensors_parse_entry(const char *path, const cJSON *
               json_size(offsets->child, &t.begin) && json_size(offsets->child->next, &t.end) && t.begin <= t.end &&
               t.end <= data_bytes,
           "%s: tensor %.100s: data_offsets are not within the %" PRIu64
-          " bytes of data; the file is damaged or was cut: copy it again",
+          " bytes of data; the file is damaged or truncated: copy it again",
           path, t.name, data_bytes);
     CHECK(t.dtype == DTYPE_COUNT ||
               (!__builtin_mul_overflow(count, (uint64_t)dtype_size(t.dtype), &bytes) && bytes == t.end - t.begin),
@@ -112,26 +112,25 @@ static inline void safetensors_add_file(SafeTensors *s, const char *path) {
     uint64_t size = 0, length = 0;
     f->fd = file_open_regular(path, &size);
     CHECK(f->fd >= 0, "cannot open %s: %s", path, strerror(errno));
-    CHECK(size >= 10, "%s has %" PRIu64 " bytes: no safetensors file, or one that was cut", path, size);
+    CHECK(size >= 10, "%s has %" PRIu64 " bytes: not a safetensors file, or truncated", path, size);
     CHECK(file_pread(f->fd, &length, 8, 0), "cannot read %s: %s", path, strerror(errno));
     CHECK(length >= 2 && length <= size - 8,
-          "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " bytes: no safetensors file, or one that was cut",
+          "%s: a header of %" PRIu64 " bytes in a file of %" PRIu64 " bytes: not a safetensors file, or truncated",
           path, length, size);
     CHECK(length <= SAFETENSORS_HEADER_LIMIT,
           "%s: a header of %" PRIu64
-          " bytes: headers of up to %d bytes are read; split the file, or look at what made it",
+          " bytes exceeds the limit of %d: split the file, or check the program that wrote it",
           path, length, (int)SAFETENSORS_HEADER_LIMIT);
     char *text = (char *)checked_calloc(length + 8, 1);
     CHECK(file_pread(f->fd, text, length, 8), "cannot read %s: %s", path, strerror(errno));
     CHECK(
         json_bounded(text, length),
-        "%s: the header has more than %d JSON values, and that of 100,000 tensors 1.2 million: split the file, or look "
-        "at what made it",
+        "%s: the header has more than %d JSON values (100,000 tensors have 1.2 million): split the file, or check the "
+        "program that wrote it",
         path, (int)JSON_VALUE_LIMIT);
     f->header = text[0] == '{' ? json_parse(text, length) : NULL;
     free(text);
-    CHECK(cJSON_IsObject(f->header), "%s: the header is not a JSON object: no safetensors file, or a damaged one",
-          path);
+    CHECK(cJSON_IsObject(f->header), "%s: the header is not a JSON object: not a safetensors file, or damaged", path);
 
     size_t first = s->count, added = 0;
     for (const cJSON *entry = f->header->child; entry; entry = entry->next) added++;
@@ -146,13 +145,13 @@ static inline void safetensors_add_file(SafeTensors *s, const char *path) {
         s->tensors[s->count++].file = s->file_count;
     }
     qsort(s->tensors + first, s->count - first, sizeof(SafeTensor), compare_tensor_place);
-    uint64_t end = 8 + length; // no tensor overlaps another, and no byte belongs to none
+    uint64_t end = 8 + length; // tensors must not overlap or leave gaps
     for (size_t i = first; i < s->count; i++) {
         CHECK(s->tensors[i].begin == end, "%s: the data of tensor %.100s %s; the file is damaged", path,
-              s->tensors[i].name, s->tensors[i].begin < end ? "overlap another's" : "follow a hole");
+              s->tensors[i].name, s->tensors[i].begin < end ? "overlap those of another" : "follow a gap");
         end = s->tensors[i].end;
     }
-    CHECK(end == size, "%s: %" PRIu64 " bytes behind the last tensor; the file is damaged", path, size - end);
+    CHECK(end == size, "%s: %" PRIu64 " bytes after the last tensor; the file is damaged", path, size - end);
     s->file_count++;
 }
 
@@ -174,24 +173,24 @@ static inline int compare_strings(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-// {"weight_map": {NAME: FILE, ...}}: opens each file once, and each tensor must be where the map says.
+// {"weight_map": {NAME: FILE, ...}}: opens each file once. Each tensor must be in the file that the map states.
 static inline void safetensors_add_index(SafeTensors *s, const char *directory, const char *index) {
     size_t size = 0, count = 0;
     char *text = file_read(index, SAFETENSORS_HEADER_LIMIT, &size);
     CHECK(text != NULL, "cannot read %s: %s", index, strerror(errno));
-    CHECK(json_bounded(text, size), "%s: more than %d JSON values: an index of fewer tensors is read", index,
+    CHECK(json_bounded(text, size), "%s has more than %d JSON values: the index has too many tensors", index,
           (int)JSON_VALUE_LIMIT);
     cJSON *json = json_parse(text, size);
     free(text);
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(json, "weight_map");
-    CHECK(cJSON_IsObject(map), "%s: there is no object weight_map in it; the file is damaged", index);
+    CHECK(cJSON_IsObject(map), "%s has no object weight_map; the file is damaged", index);
     for (const cJSON *e = map->child; e; e = e->next) count++;
     const char **files = (const char **)checked_calloc(count, sizeof(char *));
     count = 0;
     for (const cJSON *e = map->child; e; e = e->next) {
         const char *file = cJSON_IsString(e) ? e->valuestring : "";
         CHECK(*file && printable(file) && printable(e->string) && !strchr(file, '/'),
-              "%s: weight_map has an entry that names no file of this directory", index);
+              "%s: weight_map has an entry that is not a file name", index);
         files[count++] = file;
     }
     if (count) qsort(files, count, sizeof(char *), compare_strings);
@@ -205,7 +204,7 @@ static inline void safetensors_add_index(SafeTensors *s, const char *directory, 
     for (const cJSON *e = map->child; e; e = e->next) {
         const SafeTensor *t = safetensors_find(s, e->string);
         CHECK(t && strcmp(strrchr(s->files[t->file].path, '/') + 1, e->valuestring) == 0,
-              "%s: tensor %.100s is not in %.100s as the index says", index, e->string, e->valuestring);
+              "%s: tensor %.100s is not in %.100s, as the index states", index, e->string, e->valuestring);
     }
     free(files);
     cJSON_Delete(json);
@@ -242,9 +241,9 @@ static inline void safetensors_close(SafeTensors *s) {
 static inline void safetensors_read(const SafeTensors *s, const char *name, size_t first, size_t count, void *host,
                                     DType dtype) {
     const SafeTensor *t = safetensors_find(s, name);
-    CHECK(t != NULL, "%s: there is no tensor %s", s->path, name);
+    CHECK(t != NULL, "%s has no tensor %s", s->path, name);
     const SafeTensorsFile *f = &s->files[t->file];
-    CHECK(t->dtype != DTYPE_COUNT, "%s: tensor %s has the type %.20s; F64, F32, BF16 and F16 are read", f->path, name,
+    CHECK(t->dtype != DTYPE_COUNT, "%s: tensor %s has type %.20s; supported are F64, F32, BF16 and F16", f->path, name,
           t->dtype_name);
     assert(first <= t->count && count <= t->count - first);
     size_t size = dtype_size(t->dtype), chunk = SAFETENSORS_STAGING / size;

@@ -1,16 +1,15 @@
 /*
-safetensors_writer.h: tensors written to a file in the format that safetensors.h states.
+safetensors_writer.h: writing of tensors to a file in the format of safetensors.h.
 
-  SafeTensorsWriter *safetensors_create(path, specs, count, metadata)   `metadata`: with {"format":"pt"}
-  SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)     one that another process has created; regular
-                                                                        files
-  void safetensors_write(w, tensor, first, host, dtype, count)          converted to the tensor's type
-  void safetensors_finish(w)                                            all must have been written; fsync, close
-  void safetensors_close_writer(w)                                             likewise, when others write the rest
+  SafeTensorsWriter *safetensors_create(path, specs, count, metadata)         metadata: write {"format":"pt"}
+  SafeTensorsWriter *safetensors_open_existing(path, specs, count, metadata)  a file that another process has created
+  void safetensors_write(w, tensor, first, host, dtype, count)                converts to the tensor's type
+  void safetensors_finish(w)                                                  after all elements: fsync and close
+  void safetensors_close_writer(w)                                            the same if others write the rest
 
-The header depends on the list of tensors alone, and its length is a multiple of 8, so that data are aligned.
-Parts of a regular file may be written in any order; a device or a pipe takes them in order only. Failures,
-a full disk for one, end the program with the path and the system's reason.
+The header depends only on the list of tensors. Its length is a multiple of 8, so that the data are aligned. Parts of a
+regular file may be written in any order; a device or pipe requires them in order. Failures, such as a full disk, exit
+with the path and the system's error message.
 */
 #ifndef LLMC_SAFETENSORS_WRITER_H
 #define LLMC_SAFETENSORS_WRITER_H
@@ -26,10 +25,10 @@ typedef struct {
 typedef struct {
     char path[PATH_SIZE];
     int fd, count;
-    bool regular; // else a device or a pipe, which takes the bytes in order only
+    bool regular; // otherwise a device or pipe, which must be written in order
     SafeTensorSpec *specs;
-    uint64_t *begin;  // [count+1] bytes in the file
-    uint64_t written; // bytes, of all of the file
+    uint64_t *begin;  // [count+1]: offsets of the tensors in the file
+    uint64_t written; // bytes, including the header
     void *staging;
 } SafeTensorsWriter;
 

@@ -1,33 +1,35 @@
+// clang-format off
 /*
-comm.h: what the ranks of a run say to each other.
+comm.h: communication between the ranks of a run.
 
-  void comm_open(start_timeout)             first of all in main: rank and number of ranks, and the watchdog; seconds
-                                            that ranks may take to connect
-  void comm_alloc(bucket_bytes, level)      memory for buckets of up to so many bytes with --zero `level`, before step 1
+  void comm_open(start_timeout)             called first in main: determines rank and number of ranks and starts the
+                                            watchdog. Ranks must connect within start_timeout seconds
+  void comm_alloc(bucket_bytes, level)      memory for buckets of up to bucket_bytes with --zero `level`, before step 1
   int  comm_rank(), comm_ranks()            0 and 1 without a launcher
   int  comm_ranks_here()                    ranks on this machine, which share its cores
   void comm_close()
 
-  On the host, the same call on every rank, returns when done:
+  Host memory. All ranks make the same call; it returns when the operation is complete.
     comm_gather(all, mine, bytes)           all [ranks][bytes]
-    comm_sum_f64(x, count)                  in the order of ranks, so that all have the same bits
-    comm_broadcast(data, bytes)             rank 0's
+    comm_sum_f64(x, count)                  in the order of ranks, so that all ranks get the same bits
+    comm_broadcast(data, bytes)             from rank 0
     comm_barrier()
 
-  On operation memory, begun in the same order on every rank, done in that order behind the caller's back:
-    ticket = comm_reduce_scatter(bucket, piece, out, add)   bucket [ranks][piece]: out [piece] = (or +=) the sum over
-                                                            ranks of piece `rank` of their buckets; out may be that
-                                                            piece
-    ticket = comm_all_gather(bucket, piece_bytes)           bucket [ranks][piece_bytes], each rank's piece from that
-                                                            rank
-    comm_wait(ticket)                                       operations from here on find it done, and all that was begun
-                                                            before it; 0: nothing
+  Operation memory. All ranks start the same operations in the same order; they run asynchronously, in that order.
+    ticket = comm_reduce_scatter(bucket, piece, out, add)
+                                            bucket [ranks][piece]; out [piece] = (add: +=) the sum over ranks of piece
+                                            `rank` of their buckets; out may be that piece
+    ticket = comm_all_gather(bucket, piece_bytes)
+                                            bucket [ranks][piece_bytes]: each rank provides its own piece
+    comm_wait(ticket)                       later operations see the result of this one and of all earlier ones;
+                                            ticket 0: no operation
 
-  twins     comm_mpi.h for operations on the CPU; comm_nccl.cuh for those on a GPU; comm_single.h for a program that was
-            built without the library and refuses to be one of several
-  traffic   (ranks-1)/ranks of a bucket sent and received per rank, by either collective
-  faults    A peer that is gone is the watchdog's business, which is told how long this rank waits.
+  backends  comm_mpi.h for operations on the CPU; comm_nccl.cuh for operations on GPUs; comm_single.h for a program
+            built without the library, which rejects more than one rank
+  traffic   (ranks-1)/ranks of a bucket, sent and received per rank, for either collective
+  faults    The watchdog detects ranks that have ended or hang. It is told when this rank waits.
 */
+// clang-format on
 #ifndef LLMC_COMM_H
 #define LLMC_COMM_H
 #include "comm_state.h"
@@ -61,10 +63,10 @@ static inline size_t comm_library_bytes(int ranks, const char **of) {
     *of = "NCCL";
     if (nccl.own_bytes) return nccl.own_bytes; // measured
 #endif
-    *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; the start of a run says what it has taken
+    *of = "NCCL, about"; // up to 32 channels with 9.5 MiB of buffers each; a run prints the measured size
     return ranks > 1 ? 320 << 20 : 0;
 #else
-    *of = "MPI, about"; // measured: tests/ranks.h
+    *of = "MPI, about"; // measured in tests/ranks.h
     return ranks > 1 ? 12 << 20 : 0;
 #endif
 }

@@ -1,25 +1,27 @@
+// clang-format off
 /*
-comm_launch.h: who started this process, which rank it is, and where rank 0 is to be found.
+comm_launch.h: detection of the launcher, this process's rank, and the address of rank 0.
 
-  int    launch_process_count()            processes that the launcher says it has started: 1 also without one
-  bool   launch_has_launcher()          whether a launcher started this process, be it the only one
-  int    launch_rank()             of this process, as the launcher's environment has it
-  Launch launch_by_mpi(count)      asks MPI, which is initialised here and left so (a build with MPI)
-  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI; rank 0 is expected on the first
-                                   machine of the step, at a port that follows from the run's secret. MASTER_ADDR and
-                                   MASTER_PORT override both.
+  int    launch_process_count()    processes that the launcher has started; 1 without a launcher
+  bool   launch_has_launcher()     whether a launcher started this process, even as the only one
+  int    launch_rank()             of this process, from the launcher's environment
+  Launch launch_by_mpi(count)      initialises MPI and queries it (a build with MPI)
+  Launch launch_by_slurm(count)    from the variables that srun sets, without MPI. Rank 0 runs on the first host of the
+                                   step, at a port derived from the secret of the run. MASTER_ADDR and MASTER_PORT
+                                   override both.
 
-By srun the secret of a run (watchdog_start.h) follows from DIFFV2_SECRET, which scripts/recipe.sh draws for each start,
-and from the step, so that two steps with one variable are two runs. srun passes the variable on to all ranks. Without
-it the program refuses: what Slurm itself tells all ranks, such as the job id, is known to other users too.
+With srun, the secret of a run (watchdog_start.h) is derived from DIFFV2_SECRET, which scripts/recipe.sh draws at each
+start, and from the step, so that two steps with one variable are two runs. srun passes the variable to all ranks. The
+program requires it: other users can know what Slurm tells all ranks, such as the job id.
 */
+// clang-format on
 #ifndef LLMC_COMM_LAUNCH_H
 #define LLMC_COMM_LAUNCH_H
 #include "comm_state.h"
 
 typedef struct {
     int rank, ranks;
-    int local_rank, ranks_here; // among those on this machine
+    int local_rank, ranks_here; // among the ranks on this machine
     WatchAddress address;       // of rank 0
 } Launch;
 
@@ -27,7 +29,7 @@ enum { LAUNCH_LIMIT = 1 << 20 }; // processes
 
 static const char *const launch_mpi_variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"};
 
-// A step of srun; a batch script alone is no step with a number.
+// Whether srun started this process. In a batch script SLURM_STEP_ID is not a number.
 static inline bool launch_in_slurm_step(void) {
     const char *id = getenv("SLURM_STEP_ID");
     return id && isdigit((unsigned char)id[0]) && getenv("SLURM_STEP_NUM_TASKS");
@@ -37,7 +39,7 @@ static inline int launch_environment_int(const char *name, int low, int high) {
     const char *text = getenv(name);
     bool digits = text && *text && strspn(text, "0123456789") == strlen(text) && strlen(text) < 18;
     long long value = digits ? strtoll(text, NULL, 10) : -1;
-    CHECK(digits && value >= low && value <= high, "%s is '%.40s', a number from %d to %d is expected: %s", name,
+    CHECK(digits && value >= low && value <= high, "%s is '%.40s'; it must be a number from %d to %d: %s", name,
           text ? text : "", low, high, strncmp(name, "SLURM", 5) == 0 ? "srun sets it" : "correct or unset it");
     return (int)value;
 }
@@ -48,7 +50,6 @@ static inline int launch_process_count(void) {
     return launch_in_slurm_step() ? launch_environment_int("SLURM_STEP_NUM_TASKS", 1, LAUNCH_LIMIT) : 1;
 }
 
-// Whether mpirun or srun started this process, be it the only one.
 static inline bool launch_has_launcher(void) {
     for (size_t i = 0; i < sizeof(launch_mpi_variables) / sizeof(launch_mpi_variables[0]); i++)
         if (getenv(launch_mpi_variables[i])) return true;
@@ -62,7 +63,7 @@ static inline int launch_rank(void) {
     return launch_in_slurm_step() && getenv("SLURM_PROCID") ? atoi(getenv("SLURM_PROCID")) : 0;
 }
 
-// Whether srun's own variables say all. Where mpirun has been started within a step, they speak of mpirun.
+// Whether srun's variables describe this process. If mpirun was started in a step, they describe mpirun.
 static inline bool launch_uses_slurm(void) {
     return launch_in_slurm_step() && !getenv("OMPI_COMM_WORLD_SIZE") && !getenv("MV2_COMM_WORLD_SIZE");
 }
@@ -77,13 +78,14 @@ static inline Launch launch_by_mpi(int launched) {
     memset(&l, 0, sizeof(l));
     CHECK(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided) == MPI_SUCCESS &&
               provided >= MPI_THREAD_SERIALIZED,
-          "MPI cannot be called from a thread of its own (MPI_THREAD_SERIALIZED)");
+          "MPI does not support calls from a separate thread (MPI_THREAD_SERIALIZED)");
     MPI_OK(MPI_Comm_rank(MPI_COMM_WORLD, &l.rank));
     MPI_OK(MPI_Comm_size(MPI_COMM_WORLD, &l.ranks));
-    CHECK(l.ranks == launched,
-          "started as one of %d processes, but MPI knows of %d: with Slurm give srun --mpi=pmix (srun --mpi=list says "
-          "what it has), or use this MPI's mpirun",
-          launched, l.ranks);
+    CHECK(
+        l.ranks == launched,
+        "started as one of %d processes, but MPI reports %d: with Slurm use srun --mpi=pmix (srun --mpi=list lists the "
+        "supported types), or use the mpirun of this MPI",
+        launched, l.ranks);
     MPI_OK(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, l.rank, MPI_INFO_NULL, &here));
     MPI_OK(MPI_Comm_size(here, &l.ranks_here));
     MPI_OK(MPI_Comm_rank(here, &l.local_rank));
@@ -94,14 +96,14 @@ static inline Launch launch_by_mpi(int launched) {
 }
 #endif
 
-// GPUs that srun gives each process of a step, by --gpus-per-task=[TYPE:]N; 1 where that is not said.
+// GPUs that srun gives each process of a step, from --gpus-per-task=[TYPE:]N; 1 if that is not set.
 static inline int launch_gpus_per_task(void) {
     const char *text = launch_uses_slurm() ? getenv("SLURM_GPUS_PER_TASK") : NULL,
                *colon = text ? strrchr(text, ':') : NULL;
     return text ? atoi(colon ? colon + 1 : text) : 1;
 }
 
-// The number of this machine in a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
+// The number of processes on a machine, from a list such as "4(x3),2": 4 on each of three machines, 2 on the next.
 static inline int launch_tasks_on_node(const char *list, int machine) {
     for (const char *at = list; *at;) {
         char *end = NULL;
@@ -119,7 +121,7 @@ static inline int launch_tasks_on_node(const char *list, int machine) {
     return -1;
 }
 
-// The first machine of a list such as "gpu[003-007,9]-x,login": "gpu003-x".
+// The first host of a list such as "gpu[003-007,9]-x,login": "gpu003-x".
 static inline void launch_first_host(const char *list, char *name, size_t size) {
     size_t length = 0;
     for (const char *at = list; *at && *at != ','; at++) {
@@ -143,14 +145,14 @@ static inline HashKey launch_slurm_secret(void) {
         const char *value = getenv(step[i]);
         length += snprintf(text + length, sizeof(text) - length, "%.90s.", value ? value : "");
     }
-    CHECK(secret && hash_key_parse(&key, secret), // its value is not for a log
-          "DIFFV2_SECRET, by which the ranks know each other, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
+    CHECK(secret && hash_key_parse(&key, secret), // do not print its value
+          "DIFFV2_SECRET, which authenticates the ranks, %s: before srun, export DIFFV2_SECRET=$(od -An -N16 -tx1 "
           "/dev/urandom | tr -d ' ')",
           secret ? "is not 32 hexadecimal digits" : "is not set");
     return hash_key_derive(&key, "step", text, length);
 }
 
-// The same on all ranks, from what they all know.
+// The same on all ranks, from information that all ranks have.
 static inline WatchAddress launch_slurm_address(void) {
     const char *machines = getenv("SLURM_STEP_NODELIST"), *chosen = getenv("MASTER_ADDR");
     char host[256];
@@ -160,19 +162,19 @@ static inline WatchAddress launch_slurm_address(void) {
     memset(&a, 0, sizeof(a));
     memset(&want, 0, sizeof(want));
     a.secret = launch_slurm_secret();
-    // below those that systems hand out, and not to be guessed
+    // below the ephemeral ports, and not predictable
     int own_port = (int)(20000 + keyed_hash(&a.secret, "port", 4) % 10000);
     a.port = (uint16_t)(getenv("MASTER_PORT") ? launch_environment_int("MASTER_PORT", 1, 65535) : own_port);
     a.later = true;
     if (chosen) FORMAT(host, "%s", chosen);
     else launch_first_host(machines ? machines : "", host, sizeof(host));
     watch_clean_text(host, sizeof(host), false);
-    CHECK(host[0], "neither SLURM_STEP_NODELIST nor MASTER_ADDR says where rank 0 is: srun sets the former");
+    CHECK(host[0], "neither SLURM_STEP_NODELIST, which srun sets, nor MASTER_ADDR names the host of rank 0");
     want.ai_family = AF_INET;
     want.ai_socktype = SOCK_STREAM;
     int error = getaddrinfo(host, NULL, &want, &found);
     CHECK(error == 0,
-          "the address of rank 0's machine %s is not known: %s; set MASTER_ADDR to one that all machines reach", host,
+          "cannot resolve the host of rank 0, %s: %s; set MASTER_ADDR to an address that all machines can reach", host,
           gai_strerror(error));
     for (struct addrinfo *i = found; i && count < WATCH_ADDRESSES; i = i->ai_next) {
         struct sockaddr_in in;
@@ -193,7 +195,7 @@ static inline Launch launch_by_slurm(int launched) {
     l.local_rank = launch_environment_int("SLURM_LOCALID", 0, launched - 1);
     l.ranks_here = counts ? launch_tasks_on_node(counts, launch_environment_int("SLURM_NODEID", 0, launched - 1)) : -1;
     CHECK(l.ranks_here > l.local_rank,
-          "SLURM_STEP_TASKS_PER_NODE is '%s', in which machine SLURM_NODEID has no process %d: srun sets both",
+          "SLURM_STEP_TASKS_PER_NODE is '%s', which has no process %d on machine SLURM_NODEID: srun sets both",
           counts ? counts : "", l.local_rank);
     l.address = launch_slurm_address();
     if (l.rank == 0) watch_listen(&l.address, l.address.port);

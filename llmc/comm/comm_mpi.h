@@ -1,19 +1,21 @@
+// clang-format off
 /*
-comm_mpi.h: comm.h for operations on the CPU, over MPI.
+comm_mpi.h: the backend of comm.h for operations on the CPU, over MPI.
 
-  threads   One thread per rank makes all MPI calls, in the order in which they were begun, and sleeps between two looks
-            at a message that has not come: the cores belong to the computation that goes on meanwhile. No MPI
-            progress thread and no MPI_THREAD_MULTIPLE are needed.
-  numerics  MPI only moves pieces (Ialltoall); their sum is formed here, in the order of ranks. It depends on the number
-            of ranks alone, not on the algorithm that a library chooses for a size.
+  threads   One thread per rank makes all MPI calls, in the order in which operations were started. It sleeps between
+            polls, which leaves the cores to the computation. It requires neither an MPI progress thread nor
+            MPI_THREAD_MULTIPLE.
+  numerics  MPI only moves pieces (Ialltoall). They are summed here in the order of ranks, so the result depends only on
+            the number of ranks, not on the algorithm that a library chooses.
 */
+// clang-format on
 #ifndef LLMC_COMM_MPI_H
 #define LLMC_COMM_MPI_H
 #ifdef USE_MPI
 #include "comm_launch.h"
 
 #ifndef COMM_QUEUE
-#define COMM_QUEUE 4096 // operations begun and not done; beyond that the beginner waits
+#define COMM_QUEUE 4096 // pending operations; the caller waits when there are more
 #endif
 #ifndef COMM_BLOCK
 #define COMM_BLOCK 2048 // elements that are summed at a time
@@ -22,18 +24,18 @@ comm_mpi.h: comm.h for operations on the CPU, over MPI.
 typedef enum { COMM_REDUCE_SCATTER, COMM_ALL_GATHER, COMM_GATHER, COMM_BROADCAST } CommKind;
 typedef struct {
     CommKind kind;
-    void *buffer; // bucket; what is broadcast; where gathered pieces go
+    void *buffer; // bucket, data to broadcast, or destination of a gather
     const void *mine;
-    size_t count; // elements of a piece, for a reduction; else bytes
+    size_t count; // elements of a piece for a reduction, otherwise bytes
     grad_t *out;
     bool add;
 } CommOp;
 
 static struct {
-    grad_t *staging; // [ranks][piece] received pieces
+    grad_t *staging; // [ranks][piece]: received pieces
     size_t staging_bytes;
     CommOp queue[COMM_QUEUE];
-    uint64_t begun, done; // operations; a ticket is the number of those begun with it
+    uint64_t begun, done; // operations; the ticket of an operation is the value of `begun` after it
     bool stop;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -48,7 +50,7 @@ static struct {
               PTHREAD_MUTEX_INITIALIZER,
               PTHREAD_COND_INITIALIZER};
 
-// Looks again and again, first at once and then after short sleeps.
+// Polls a request, first without and then with short sleeps.
 static inline void comm_wait_request(MPI_Request *request) {
     int done = 0;
     for (int looks = 0; !done; looks++) {
@@ -59,7 +61,7 @@ static inline void comm_wait_request(MPI_Request *request) {
     }
 }
 
-// out = (or +=) the sum of the pieces in the order of ranks
+// out = (add: +=) the sum of the pieces, in the order of ranks
 static inline void comm_sum_pieces(grad_t *out, const grad_t *pieces, int ranks, size_t piece, bool add) {
     grad_t sum[COMM_BLOCK];
     for (size_t begin = 0; begin < piece; begin += COMM_BLOCK) {
@@ -191,7 +193,7 @@ static inline void comm_open(double start_timeout) {
     Launch l = launch_by_mpi(launched);
     comm.rank = l.rank, comm.ranks = l.ranks, comm.ranks_here = l.ranks_here;
     watch_open(comm.rank, comm.ranks, &l.address, start_timeout, NULL, 0);
-    thread_start(&comm_mpi.thread, comm_thread, NULL, "that speaks to other ranks");
+    thread_start(&comm_mpi.thread, comm_thread, NULL, "for communication");
     comm.on = true;
 }
 #endif // USE_MPI

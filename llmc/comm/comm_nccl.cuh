@@ -17,6 +17,7 @@ start alone) or by srun without any MPI.
 */
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
+#include "../cuda/kernel_utils.cuh"
 #include "comm_nccl_watch.cuh"
 
 // ---- begin

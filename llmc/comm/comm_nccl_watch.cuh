@@ -7,6 +7,7 @@ call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the 
 */
 #ifndef LLMC_COMM_NCCL_WATCH_CUH
 #define LLMC_COMM_NCCL_WATCH_CUH
+#include "../cuda/kernel_utils.cuh"
 #include "comm_launch.h"
 #include <nccl.h>
 

@@ -1,16 +1,17 @@
+// clang-format off
 /*
-comm_single.h: comm.h in a program that was built without the library for many ranks. It is one process, and refuses to
-be one of several: each would be rank 0 and write the same files.
+comm_single.h: the backend of comm.h in a program built without a library for several ranks. It rejects more than one
+process, since each would act as rank 0 and write the same files.
 */
+// clang-format on
 #ifndef LLMC_COMM_SINGLE_H
 #define LLMC_COMM_SINGLE_H
 #include "comm_launch.h"
 
 #ifdef DEVICE_OPS
-static const char *const comm_missing =
-    "NCCL and knows no others: get NCCL (package libnccl-dev or nvidia-nccl-cu13), then make";
+static const char *const comm_missing = "NCCL: install NCCL (package libnccl-dev or nvidia-nccl-cu13) and run make";
 #else
-static const char *const comm_missing = "MPI and knows no others: scripts/install_deps.sh --with-mpi, then make";
+static const char *const comm_missing = "MPI: run scripts/install_deps.sh --with-mpi and make";
 #endif
 
 static inline const char *comm_library(void) { return NULL; }

@@ -1,27 +1,31 @@
+// clang-format off
 /*
-sharding.h: which rank owns which part of the parameters (ZeRO).
+sharding.h: the distribution of parameters, gradients and optimizer state over ranks (ZeRO).
 
-The tensors form groups that are ready together: 0 what stands before the layers, 1 + l layer l, L + 1 what stands
-behind them. A group is cut into buckets, a bucket into `ranks` equal pieces; piece r belongs to rank r. The tensor
-list pads groups so that this always comes out even: nothing is left over, and nothing is downgraded.
+Tensors form groups that become ready together: group 0 before the layers, 1 + l for layer l, L + 1 after the layers. A
+group is divided into buckets, and a bucket into `ranks` equal pieces; rank r owns piece r. The tensor list pads groups
+so that they divide evenly.
 
-  level 0   every rank has all gradients and moments; gradients are summed piece by piece, then gathered
-  level 1   moments and master weights of the own pieces only; gradients are summed to their owner, parameters gathered
-  level 2   gradients too: those of whole groups exist only while a backward fills them, two layers at a time
+  level 0   every rank has all gradients and moments; gradients are reduced piece by piece, then gathered
+  level 1   each rank has the moments and master weights of its pieces; gradients are reduced to their owner, and
+            parameters are gathered
+  level 2   the same, and gradients of complete groups exist only during the backward, two layers at a time
 
-A buffer of own pieces alone ("compact") has them in the order of the buckets: that of bucket b begins at
-b.begin / ranks, exactly, as buckets lie without gaps.
+A compact buffer has only a rank's pieces, in the order of the buckets. That of bucket b begins at b.begin / ranks,
+which is exact, since buckets have no gaps.
   source    Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 */
+// clang-format on
 #ifndef LLMC_SHARDING_H
 #define LLMC_SHARDING_H
 #include "comm.h"
 #include "../model/model_config.h"
 
-// Elements of a bucket at most. A ring of ranks moves a bucket in ranks - 1 turns of a piece each, and each turn has a
-// latency: 3.4 us over NVLink, 14 us over a network (NCCL's src/graph/tuning.cc), with 8 GPUs per machine 5 us on
-// average. A piece of 2 MiB takes 42 us at 50 GB/s, so that latency is about a tenth. Few ranks: 32 MiB, which is less
-// memory where received pieces are kept (comm_received_bytes). Many: 256 MiB, which is more than most layers have.
+// The maximum number of elements of a bucket. A ring transfers a bucket in ranks - 1 steps of one piece each. A step
+// has a latency of 3.4 us over NVLink and 14 us over a network (NCCL's src/graph/tuning.cc); with 8 GPUs per machine
+// the mean is 5 us. A piece of 2 MiB takes 42 us at 50 GB/s, so latency is about a tenth. With few ranks a bucket has
+// 32 MiB, which limits the memory of received pieces (comm_received_bytes). With many it has 256 MiB, more than most
+// layers.
 static inline size_t bucket_elements(int ranks) {
     const size_t piece = 512 << 10, least = 8 << 20, most = 64 << 20;
     return min_size(most, max_size(least, ranks * piece));
@@ -32,16 +36,16 @@ static inline size_t bucket_elements(int ranks) {
 
 typedef struct {
     int group;
-    size_t begin, piece; // elements begin .. begin + ranks*piece of the buffers
+    size_t begin, piece; // elements begin .. begin + ranks*piece - 1 of the buffers
 } Bucket;
 
 typedef struct {
     int rank, ranks, level;
     int count, groups;
     Bucket *buckets; // [count], in the order of the buffers
-    int *first;      // [groups+1]: the buckets of a group
+    int *first;      // [groups+1]: the first bucket of each group
     size_t largest;  // elements of the largest bucket
-    size_t own;      // elements that belong to a rank
+    size_t own;      // elements that each rank owns
 } Sharding;
 
 static inline Sharding sharding_build(const TensorList *list, int rank, int level, size_t bucket_limit) {
@@ -52,7 +56,7 @@ static inline Sharding sharding_build(const TensorList *list, int rank, int leve
     s.own = list->buffer_count / list->ranks;
     s.first = (int *)checked_calloc(s.groups + 1, sizeof(int));
     size_t step = list->ranks * TENSOR_ALIGN;
-    // alone a group is one bucket
+    // with one rank, a group is one bucket
     size_t limit = list->ranks == 1 ? list->buffer_count : max_size(step, bucket_limit / step * step);
     for (int pass = 0; pass < 2; pass++) { // counts, then fills
         s.count = 0;
@@ -81,11 +85,11 @@ static inline void sharding_free(Sharding *s) {
     memset(s, 0, sizeof(*s));
 }
 
-// A part of a tensor that this rank owns, or all of it.
+// A part of a tensor that this rank owns, or the whole tensor.
 typedef struct {
-    int bucket;            // to begin with sharding_ranges' value; then private
+    int bucket;            // private; set by sharding_ranges
     size_t begin, count;   // elements within the tensor
-    size_t at, compact_at; // its first element in a whole buffer and in a compact one
+    size_t at, compact_at; // its first element in a full buffer and in a compact one
 } OwnRange;
 
 // for (OwnRange r = sharding_ranges(s, t); sharding_next(s, t, &r);)
@@ -112,7 +116,7 @@ static inline bool sharding_next(const Sharding *s, const Tensor *t, OwnRange *r
     return false;
 }
 
-// Begins to give every rank the whole of a group of a buffer of which each rank has its pieces. Returns a ticket.
+// Starts to gather a group of a buffer, of which each rank has its pieces, on all ranks. Returns a ticket.
 static inline uint64_t sharding_gather(const Sharding *s, int group, void *buffer, size_t element_bytes) {
     uint64_t ticket = 0;
     for (int b = s->first[group]; s->ranks > 1 && b < s->first[group + 1]; b++)

@@ -1,30 +1,34 @@
+// clang-format off
 /*
-watchdog.h: the ranks of a run watch one another, so that none waits for ever for one that is gone.
+watchdog.h: detection of ranks that have ended or hang, so that no rank waits for ever.
 
-Collectives (comm.h) know nothing of a peer that was killed, stopped or is stuck in a disk: they wait. So each rank has
-a thread and a TCP connection of its own to rank 0, which hears from all and decides for all.
+Collectives (comm.h) do not notice a peer that was killed, stopped or blocks in I/O: they wait. Each rank therefore has
+a watchdog thread and a separate TCP connection to rank 0, which receives the state of all ranks and decides for all.
 
-  void watch_open(rank, ranks, address, start_timeout, payload, bytes)   rank 0 has listened at `address`, the others
-                                           connect within start_timeout seconds; then all have rank 0's `payload`
-  void watch_timeout(seconds)              how long silence or waiting may last; WATCH_TIMEOUT until it is called
-  void watch_phase(phase), watch_step(n)   what this rank is doing, for the line that names it
-  void watch_wait_begin(), watch_wait_end()   around a wait for other ranks
-  void watch_device(collectives, waiting)  the same of a device, which the host does not wait for
-  watch_exit_hook                           what is to be done before the program ends, within about a second
+  void watch_open(rank, ranks, address, start_timeout, payload, bytes)
+                                            rank 0 already listens at `address`; the others connect within start_timeout
+                                            seconds. Afterwards all ranks have rank 0's `payload`
+  void watch_timeout(seconds)               sets the limit of inactivity and of waits; WATCH_TIMEOUT until it is called
+  void watch_phase(phase), watch_step(n)    what this rank is doing, for error messages
+  void watch_wait_begin(), watch_wait_end() around a wait for other ranks
+  void watch_device(collectives, waiting)   the same for a device, for which the host does not wait
+  watch_exit_hook                           called before the watchdog ends the process; must take about a second at
+                                            most
 
-  heartbeat   Every rank sends what it is doing, several times in a timeout; rank 0 answers with its own.
-  verdict     by rank 0, on a rank whose connection has closed (killed: at once), that was silent for the timeout
-              (stopped, or its machine is gone), or that others have waited for that long although it is alive. Rank 0
-              prints one line with rank, host, step and phase and tells all to end, with status 1. Should rank 0
-              itself be the one, each of the next few ranks says so.
-  strangers   Only processes that have the run's secret become ranks (watchdog_start.h), and what a rank sends is
-              checked before use. A connection whose messages are not valid ends the run like one that has closed.
-  failure     A rank that ends with an error has its lines printed by rank 0, each once however many ranks say it, so
-              that a mistake in the command line is one line for a thousand ranks. The others end with its status.
-  warnings    Rank 0 prints its own. The others' are printed only if they fail afterwards.
+  heartbeat   Every rank sends its state several times per timeout; rank 0 answers with its own.
+  decision    Rank 0 reports a rank whose connection has closed (killed; detected at once), that has sent nothing for
+              the timeout (stopped, or its machine has failed), or that others have waited for during the timeout while
+              it is responsive. It prints one line with rank, host, step and phase, and ends all ranks with status 1. If
+              rank 0 itself fails, each of the next few ranks prints a line.
+  security    Only processes that have the secret of the run become ranks (watchdog_start.h). Messages are validated
+              before use. A connection whose messages are invalid ends the run, like one that has closed.
+  failure     If a rank ends with an error, rank 0 prints its lines, each line once, however many ranks send it: a wrong
+              option gives one line for a thousand ranks. The other ranks end with its status.
+  warnings    Rank 0 prints its own. Those of other ranks are printed only if the rank fails afterwards.
 
-One rank: nothing here does anything, and no thread is started.
+With one rank the watchdog does nothing, and no thread is started.
 */
+// clang-format on
 #ifndef LLMC_WATCHDOG_H
 #define LLMC_WATCHDOG_H
 #include "watchdog_start.h"
@@ -38,14 +42,14 @@ __attribute__((noreturn)) static inline void watch_exit(int status) {
 
 // ---- lines
 
-// Rank 0 remembers what it prints; another rank keeps its lines for the case that it fails.
+// The warn hook (common.h). Rank 0 records hashes of what it prints; other ranks keep their lines in case they fail.
 static inline bool watch_record_line(const char *line) {
     pthread_mutex_lock(&watch.lock);
     if (watch.rank == 0) {
         if (watch.printed_count < WATCH_LINES) watch.printed[watch.printed_count++] = XXH3_64bits(line, strlen(line));
     } else {
         size_t have = strlen(watch.pending), length = min_size(strlen(line), WATCH_TEXT - 2);
-        if (have + length + 2 > WATCH_TEXT) have = 0; // the last lines are those that matter
+        if (have + length + 2 > WATCH_TEXT) have = 0; // keep the last lines
         memcpy(watch.pending + have, line, length);
         memcpy(watch.pending + have + length, "\n", 2);
     }
@@ -60,7 +64,7 @@ static inline bool watch_is_printed(const char *line) {
     return false;
 }
 
-// The lines of a rank that has failed, those that nobody has printed yet.
+// Prints those lines of a failed rank that were not printed yet.
 static inline void watch_print_failure(WatchMessage *m) {
     bool any = false;
     for (char *line = m->text, *end; *line; line = end) {
@@ -88,8 +92,8 @@ __attribute__((noreturn)) static inline void watch_end_run(int status) {
         watch_send(&watch.peers[i], &end);
         if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR);
     }
-    // until they have ended by themselves, not by a launcher; what they send is taken, or else the connection would be
-    // reset and they might lose the end
+    // Give the ranks time to exit before a launcher kills them. Received data are drained: closing a socket with unread
+    // data resets the connection, and the peer could lose the message.
     for (double until = now_seconds() + 0.1; now_seconds() < until; usleep(2000)) {
         char taken[4096];
         for (int i = 0; i < watch.peer_count; i++)
@@ -99,8 +103,8 @@ __attribute__((noreturn)) static inline void watch_end_run(int status) {
     watch_exit(status);
 }
 
-// Hears for a moment what else has failed, then prints and ends the program. Lines that all ranks have come from rank 0
-// itself, which may be a moment later than the first of the others.
+// Collects the failures of other ranks for a short time, prints them and ends the program. A line that all ranks have
+// is printed by rank 0 itself, which may be slightly later than the others.
 __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first, int status) {
     WatchMessage *failed = (WatchMessage *)checked_calloc(watch.ranks + 1, sizeof(WatchMessage));
     int count = 0;
@@ -120,23 +124,23 @@ __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first,
         }
         if (all) break;
     }
-    if (!WATCH_GET(exiting)) usleep(100000); // rank 0's own turn
+    if (!WATCH_GET(exiting)) usleep(100000); // let rank 0 print its own lines
     for (int i = 0; i < count; i++) watch_print_failure(&failed[i]);
     watch_end_run(status);
 }
 
-// Ranks go in step, so where rank 0 is now says more about one that is gone than what was last heard of it.
+// Includes rank 0's own step, since ranks run in step: it is more recent than the last message of the failed rank.
 static inline void watch_report_failure(const WatchMessage *m, const char *what, double seconds) {
     char since[64] = "";
     if (seconds > 0) snprintf(since, sizeof(since), " %.0f s", seconds);
     fprintf(stderr,
-            "diffv2: rank %d (%s) %s%s; last heard at step %" PRId64 ", %s; rank %d is at step %" PRId64
-            ", %s; all ranks end, --resume goes on from the newest checkpoint\n",
+            "diffv2: rank %d (%s) %s%s; last message at step %" PRId64 ", %s; rank %d is at step %" PRId64
+            ", %s; all ranks exit; --resume continues from the newest checkpoint\n",
             m->rank, m->host, what, since, m->step, phases[m->phase].description, watch.rank, WATCH_GET(step),
             phases[WATCH_GET(phase)].description);
 }
 
-// Of the ranks that others wait for, the one that has come least far.
+// Of the ranks that others wait for, reports the one with the least progress.
 static inline void watch_check_waiting(double limit) {
     WatchMessage own = watch_message(WATCH_HEARTBEAT);
     const WatchMessage *slowest = &own;
@@ -149,8 +153,8 @@ static inline void watch_check_waiting(double limit) {
     }
     if (longest < limit) return;
     watch_report_failure(slowest,
-                         slowest->waiting > 0.1 ? "and the others wait in vain: no message arrives for"
-                                                : "does not come to where the others have waited for it for",
+                         slowest->waiting > 0.1 ? "waits like the other ranks, and no message has arrived for"
+                                                : "has not reached the collective in which other ranks have waited for",
                          longest);
     watch_end_run(EXIT_FAILED);
 }
@@ -161,10 +165,10 @@ static inline void watch_handle_message(WatchPeer *p) {
     if (receipt == WATCH_NOTHING) return;
     if (receipt != WATCH_MESSAGE) {
         __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
-        // this one was stopped, and the others have said so
+        // this process was stopped; the others have reported it
         if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
         watch_report_failure(
-            &p->last, receipt == WATCH_CLOSED ? "has ended without a word (killed?)" : "has sent an invalid message",
+            &p->last, receipt == WATCH_CLOSED ? "has closed its connection (killed?)" : "has sent an invalid message",
             0);
         if (watch.rank == 0) watch_end_run(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
@@ -183,14 +187,14 @@ static inline void watch_check_heartbeats(double limit) {
         WatchPeer *p = &watch.peers[i];
         double silent = now_seconds() - p->heard;
         if (p->fd < 0 || p->gone || silent < limit) continue;
-        bool speaks = watch.rank <= 4; // when it is rank 0 that is silent, a few lines do
-        if (speaks) watch_report_failure(&p->last, "has been silent for", silent);
+        // if rank 0 is unresponsive, only a few ranks print
+        if (watch.rank <= 4) watch_report_failure(&p->last, "has been unresponsive for", silent);
         if (watch.rank == 0) watch_end_run(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
     }
 }
 
-// This process itself was stopped for a while (the whole job suspended, say): that is nobody's silence.
+// This process itself was stopped for a while (for example, the whole job was suspended): restarts all time limits.
 static inline void watch_reset_timers(double now) {
     watch.resumed = now;
     for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now;
@@ -220,7 +224,7 @@ static inline void *watch_thread(void *unused) {
         if (now_seconds() - now > fmax(0.5, limit / 4)) watch_reset_timers(now_seconds());
         for (int i = 0; i < watch.peer_count; i++)
             if (fds[i].fd >= 0 && fds[i].revents) watch_handle_message(&watch.peers[i]);
-        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // hear the others first
+        if (now_seconds() - now > fmax(0.5, limit / 4)) continue; // receive first
         watch_check_heartbeats(limit);
         if (watch.rank == 0) watch_check_waiting(limit);
     }
@@ -230,12 +234,12 @@ static inline void *watch_thread(void *unused) {
 
 // ---- begin and end
 
-// Waits for peers to close. Closing a connection with unread data resets it, and the peer may then lose our last message
-// and report this rank as dead.
+// Waits until the peers have closed their connections. Closing a socket with unread data resets the connection; the
+// peer could lose the last message and report this rank as failed.
 static inline void watch_close_connections(void) {
     bool all = false;
     for (int i = 0; i < watch.peer_count; i++)
-        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // nothing follows it, no heartbeat either
+        if (watch.peers[i].fd >= 0) shutdown(watch.peers[i].fd, SHUT_WR); // no more heartbeats
     for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
         all = true;
         for (int i = 0; i < watch.peer_count; i++)
@@ -265,7 +269,7 @@ static inline void watch_on_exit(int status) {
     _exit(status);
 }
 
-// After watch_listen on rank 0, whose address all have; returns when all are connected.
+// After watch_listen on rank 0; all ranks have its address. Returns when all are connected.
 static inline void watch_open(int rank, int ranks, const WatchAddress *address, double start_timeout, void *payload,
                               size_t payload_bytes) {
     watch.rank = rank, watch.ranks = ranks, watch.start_timeout = start_timeout;

@@ -1,10 +1,12 @@
+// clang-format off
 /*
-watchdog_peers.h: what the watchdogs of ranks are to each other: state and messages (watchdog.h).
+watchdog_peers.h: state and messages of the watchdogs (watchdog.h).
 
-A message carries its number on the connection and a keyed hash (keyed_hash.h) over itself, under a key that only the
-two ends of this connection have (watchdog_start.h). Nothing of it is used before the hash, the number and every field
-have been checked. Control characters in texts become '?', so that a peer cannot write to the terminal.
+A message carries its sequence number on the connection and a keyed hash (keyed_hash.h) over itself, under a key that
+only the two ends of the connection have (watchdog_start.h). It is used only after the hash, the number and every field
+have been checked. Control characters in texts are replaced by '?', so that a peer cannot write to the terminal.
 */
+// clang-format on
 #ifndef LLMC_WATCHDOG_PEERS_H
 #define LLMC_WATCHDOG_PEERS_H
 #include "../base/json.h"
@@ -34,17 +36,17 @@ static const struct { const char *name, *description; } phases[PHASE_COUNT] = {P
 #undef PHASE_ROW
 
 enum { WATCH_HOST = 64, WATCH_TEXT = 6000, WATCH_ADDRESSES = 8, WATCH_LINES = 64 };
-static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; the latter to hear of other ranks' failures
+static const double WATCH_TIMEOUT = 600, WATCH_GRACE = 0.4; // seconds; WATCH_GRACE: to collect other ranks' failures
 
 typedef struct {
     char host[WATCH_HOST];
     uint32_t ip[WATCH_ADDRESSES]; // network byte order; 0: none
     uint16_t port;
-    bool later;     // it may not listen there yet
-    HashKey secret; // that the run's processes have, and no others
+    bool later;     // rank 0 may not listen yet
+    HashKey secret; // shared by the processes of the run only
 } WatchAddress;
 
-// First a rank's HELLO, which rank 0 answers by WELCOME or REFUSED, and by START when all are there.
+// A rank sends HELLO. Rank 0 answers WELCOME or REFUSED, and START when all ranks have connected.
 typedef enum {
     WATCH_HELLO,
     WATCH_WELCOME,
@@ -56,18 +58,18 @@ typedef enum {
     WATCH_END
 } WatchKind;
 typedef struct {
-    uint64_t hash;   // of all that follows
-    uint64_t number; // of this message among those that its sender has sent on the connection, from 0
+    uint64_t hash;   // of everything after it
+    uint64_t number; // sequence number of the sender on this connection, from 0
     int kind, rank, ranks, status, phase;
-    int zero; // no bytes between fields
+    int zero; // explicit padding
     int64_t step;
-    uint64_t collectives; // that the rank has waited for to their end, or to which its device has come
-    double waiting;       // seconds in the present one; 0: it does not wait
-    uint64_t device;      // that this rank computes on, unlike all others of the world; 0: shared ones
+    uint64_t collectives; // completed by the host, or reached by the device
+    double waiting;       // seconds in the current wait; 0: it does not wait
+    uint64_t device;      // unique id of this rank's device; 0: none
     char host[WATCH_HOST];
-    char text[WATCH_TEXT]; // of WATCH_FAILED: lines; of WATCH_REFUSED: why; of WATCH_START: what rank 0 gives to all
+    char text[WATCH_TEXT]; // WATCH_FAILED: lines; WATCH_REFUSED: the reason; WATCH_START: rank 0's payload
 } WatchMessage;
-// others go without the text
+// Other kinds are sent without the text.
 static inline size_t watch_bytes(int kind) {
     bool text = kind == WATCH_FAILED || kind == WATCH_REFUSED || kind == WATCH_START;
     return text ? sizeof(WatchMessage) : offsetof(WatchMessage, text);
@@ -76,31 +78,31 @@ static inline size_t watch_bytes(int kind) {
 typedef struct {
     int fd; // -1: closed
     bool gone;
-    double heard; // when
+    double heard; // time of its last message
     HashKey key_out, key_in;
     uint64_t sent, received; // messages
     WatchMessage last, incoming;
-    size_t have; // bytes of the latter
+    size_t have; // bytes of `incoming`
 } WatchPeer;
 
 static struct {
     bool exiting;
     int rank, ranks, status, listener;
     uint64_t device;
-    double start_timeout, timeout, resumed; // the last: when this process was last found to have been stopped; 0: never
+    double start_timeout, timeout, resumed; // resumed: when this process last continued after a stop; 0: never
     char host[WATCH_HOST];
     // what this rank is doing
     int phase;
     int64_t step;
     uint64_t collectives;
     double wait_begin; // 0: does not wait
-    // lines that rank 0 has printed, as hashes, or that another rank would print should it fail
+    // hashes of lines that rank 0 has printed; lines that another rank sends if it fails
     uint64_t printed[WATCH_LINES];
     int printed_count;
     char pending[WATCH_TEXT];
-    pthread_mutex_t lock; // of the lines and of sending
+    pthread_mutex_t lock; // for the lines and for sending
     pthread_t thread;
-    WatchPeer *peers; // rank 0: of each rank; else one, rank 0
+    WatchPeer *peers; // rank 0: one per rank; other ranks: only rank 0
     int peer_count;
 } watch = {false, 0, 1, 0, -1, 0, 0, 0, 0, "", 0, 0, 0, 0, {0}, 0, "", PTHREAD_MUTEX_INITIALIZER, 0, NULL, 0};
 
@@ -111,7 +113,7 @@ static inline void watch_phase(Phase phase) {
     fault_point(FAULT_PHASE, NULL, (size_t)phase);
 }
 static inline void watch_step(int64_t step) { WATCH_SET(step, step); }
-static inline double watch_wait_start(void) { // doubles have no atomic builtins for the load of a value
+static inline double watch_wait_start(void) { // __atomic_load_n does not support doubles
     double t;
     __atomic_load(&watch.wait_begin, &t, __ATOMIC_RELAXED);
     return t;
@@ -125,7 +127,7 @@ static inline void watch_wait_end(void) {
     __atomic_store(&watch.wait_begin, &none, __ATOMIC_RELAXED);
     WATCH_SET(collectives, WATCH_GET(collectives) + 1);
 }
-// A device goes on behind the host's back: the collectives it has come to, and whether it waits in one.
+// The progress of a device, which runs asynchronously: collectives that it has reached, and whether it waits in one.
 static inline void watch_device(uint64_t collectives, bool waiting) {
     double none = 0;
     WATCH_SET(collectives, collectives);
@@ -156,9 +158,9 @@ static inline uint64_t watch_hash(const HashKey *key, const WatchMessage *m) {
     return keyed_hash(key, &m->number, watch_bytes(m->kind) - skipped);
 }
 
-// A peer that is gone, or whose buffers are full because it is stopped, does not hold the sender up.
+// Does not block on a peer that has ended, or that is stopped and whose buffers are full.
 static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
-    enum { BACKLOG = 2048 }; // bytes; a heartbeat that might fit in part only is left out
+    enum { BACKLOG = 2048 }; // bytes; a heartbeat that might be sent partly is skipped
     bool beat = m->kind == WATCH_HEARTBEAT, is_long = watch_bytes(m->kind) == sizeof(WatchMessage);
     int queued = 0;
     pthread_mutex_lock(&watch.lock);
@@ -168,15 +170,15 @@ static inline void watch_send(WatchPeer *p, const WatchMessage *m) {
         sealed.number = p->sent;
         sealed.hash = watch_hash(&p->key_out, &sealed);
         ssize_t n = send(p->fd, &sealed, watch_bytes(m->kind), MSG_NOSIGNAL | (is_long ? 0 : MSG_DONTWAIT));
-        p->sent += n > 0; // a connection that is lost is seen by its reader
+        p->sent += n > 0; // the reader detects a lost connection
     }
     pthread_mutex_unlock(&watch.lock);
 }
 
-// ---- what comes from a peer
+// ---- messages from a peer
 
-// Whether a text ends within its array. What would move a cursor or change a terminal becomes '?': control characters,
-// also those of U+0080 to U+009F, and bytes that are not UTF-8. `lines`: the text may have several.
+// Replaces control characters, including U+0080 to U+009F, and invalid UTF-8 by '?'. Returns false if the text does not
+// end within its array. lines: newlines are allowed.
 static inline bool watch_clean_text(char *text, size_t size, bool lines) {
     if (!memchr(text, 0, size)) return false;
     for (unsigned char *at = (unsigned char *)text; *at;) {
@@ -188,14 +190,14 @@ static inline bool watch_clean_text(char *text, size_t size, bool lines) {
     return true;
 }
 
-// The kinds that a rank sends at this place of a connection.
+// Whether a message of this kind may have this sequence number.
 static inline bool watch_is_expected_kind(bool from_rank_0, uint64_t number, int kind) {
     if (number == 0) return from_rank_0 ? kind == WATCH_WELCOME || kind == WATCH_REFUSED : kind == WATCH_HELLO;
     if (number == 1 && from_rank_0) return kind == WATCH_START;
     return kind == WATCH_HEARTBEAT || kind == WATCH_GOODBYE || kind == (from_rank_0 ? WATCH_END : WATCH_FAILED);
 }
 
-// Whether this can be the next message of this peer. An introduction may come from any rank: who takes it looks.
+// Whether this is a valid next message of this peer. A HELLO may name any rank; watch_admit_rank checks it.
 static inline bool watch_is_valid(const WatchPeer *p, WatchMessage *m) {
     bool fails = m->kind == WATCH_FAILED || m->kind == WATCH_END, hello = m->kind == WATCH_HELLO;
     bool good_end = m->status == EXIT_DONE || m->status == EXIT_SIGNALLED;
@@ -213,7 +215,7 @@ static inline bool watch_is_valid(const WatchPeer *p, WatchMessage *m) {
 
 typedef enum { WATCH_NOTHING, WATCH_MESSAGE, WATCH_CLOSED, WATCH_INVALID } WatchReceiveStatus;
 
-// Takes what has come and waits for nothing: *m is set when a message is complete.
+// Receives without waiting. Sets *m if a message is complete.
 static inline WatchReceiveStatus watch_receive(WatchPeer *p, WatchMessage *m) {
     const size_t least = watch_bytes(WATCH_HEARTBEAT);
     for (;;) {

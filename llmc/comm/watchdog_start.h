@@ -1,33 +1,37 @@
+// clang-format off
 /*
-watchdog_start.h: how the watchdogs of ranks find each other and prove to each other that they belong to one run.
+watchdog_start.h: connection and mutual authentication of the watchdogs of a run.
 
-  void watch_listen(address, port)   rank 0 first: listens at `port`; with 0 at any, and fills the whole address, with a
-                                     random secret, for the others to be told
-  void watch_accept_ranks(secret)          rank 0: returns when all ranks have proved themselves; the port is closed then
-  void watch_connect(address)           the other ranks: returns when rank 0 has proved itself and has accepted this one
-  void watch_send_payload(payload, bytes), watch_receive_payload(payload, bytes)   what rank 0 knows and all others are to know
+  void watch_listen(address, port)   rank 0, first: listens on `port`. With port 0 it selects a port and fills the
+                                     address with a random secret, to be sent to the other ranks
+  void watch_accept_ranks(secret)    rank 0: returns when all ranks have authenticated; then closes the port
+  void watch_connect(address)        other ranks: returns when rank 0 has authenticated and has accepted this rank
+  void watch_send_payload(payload, bytes), watch_receive_payload(payload, bytes)
+                                     data that rank 0 sends to all ranks
 
-  secret     128 random bits. By mpirun rank 0 draws them and MPI broadcasts them. By srun they are in the environment
-             (comm_launch.h).
-  proof      rank 0 sends a random number, a rank answers with another and HELLO, rank 0 with WELCOME. Two keys, one for
-             each direction, are derived from the secret and both numbers; every message carries a keyed hash. So the
-             secret is never sent, and nothing that was recorded can be used again.
-  bounds     WATCH_PENDING connections wait for their proof at a time, 5 s each, none of them for another. When they are
-             too many, the oldest is closed; a rank whose connection is closed tries again, until --start-timeout.
+  secret     128 random bits. With mpirun, rank 0 draws them and MPI broadcasts them. With srun they come from the
+             environment (comm_launch.h).
+  handshake  Rank 0 sends a nonce, a rank answers with its nonce and HELLO, and rank 0 with WELCOME. Two keys, one per
+             direction, are derived from the secret and both nonces, and every message carries a keyed hash. The secret
+             is never sent, and recorded messages cannot be replayed.
+  limits     At most WATCH_PENDING connections are unauthenticated at a time, each for 5 s. They are handled
+             concurrently. If there are more, the oldest is closed. A rank whose connection is closed tries again until
+             --start-timeout.
 
-Whom this stops
-  Anybody who can open connections to rank 0's port, or listen at it before rank 0 does, and knows all of the run but
-  its secret: job id, options, program. Such a stranger gets no data, cannot be taken for a rank or for rank 0, and can
-  neither end the run nor print in its name. What is left to it: connections at a rate beyond what rank 0 can turn away
-  delay the start, which fails after --start-timeout; so does a process that holds rank 0's port.
-Whom it does not stop
-  - Who can read the network on which srun or MPI carry the secret to the processes: Slurm's messages and MPI's are not
-    encrypted unless they are set up to be. The user's own processes and root can read it from /proc.
-  - Who can read packets between the ranks sees hosts, steps, error lines and NCCL's id: nothing here is encrypted. Who
-    can change them can break connections, which ends the run, but cannot forge messages of the watchdog.
-  - What MPI and NCCL themselves send and accept: gradients and weights are neither encrypted nor authenticated. Use
-    a network whose machines are trusted not to read and change the traffic of others.
+Protects against
+  A process that can connect to rank 0's port, or listens on it before rank 0 does, and knows everything about the run
+  but its secret: job id, options, program. It gets no data, cannot act as a rank or as rank 0, and can neither end the
+  run nor print messages. It can delay the start by opening connections faster than rank 0 rejects them, or by occupying
+  rank 0's port; the start then fails after --start-timeout.
+Does not protect against
+  - Reading the network over which srun or MPI distribute the secret: the messages of Slurm and MPI are not encrypted
+    unless configured. Processes of the same user and root can read the secret from /proc.
+  - Reading packets between ranks: hosts, steps, error messages and NCCL's id are not encrypted. Changing packets can
+    break connections, which ends the run, but cannot forge messages.
+  - Attacks on what MPI and NCCL transfer: gradients and weights are neither encrypted nor authenticated. Use a network
+    whose machines are trusted.
 */
+// clang-format on
 #ifndef LLMC_WATCHDOG_START_H
 #define LLMC_WATCHDOG_START_H
 #include "watchdog_peers.h"
@@ -81,18 +85,18 @@ static inline void watch_listen(WatchAddress *a, uint16_t port) {
     in.sin_addr.s_addr = htonl(INADDR_ANY);
     in.sin_port = htons(port);
     watch.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    // the last run's port is this one's
+    // the port may still be in TIME_WAIT from the last run
     if (port) setsockopt(watch.listener, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
     CHECK(watch.listener >= 0 && bind(watch.listener, (struct sockaddr *)&in, sizeof(in)) == 0 &&
               listen(watch.listener, 1024) == 0 && getsockname(watch.listener, (struct sockaddr *)&in, &length) == 0,
-          "cannot listen for the other ranks at port %d: %s%s", port, strerror(errno),
-          port ? "; MASTER_PORT chooses another port" : "");
+          "cannot listen on port %d for the other ranks: %s%s", port, strerror(errno),
+          port ? "; MASTER_PORT selects another port" : "");
     a->port = ntohs(in.sin_port);
 }
 
 // ---- rank 0
 
-// A connection whose other end has proved nothing yet.
+// A connection that is not authenticated yet.
 typedef struct {
     WatchPeer peer;
     WatchNonce own, other;
@@ -121,18 +125,19 @@ static inline bool watch_has_closed(int fd) {
     return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
 }
 
-// A process of the run. It is refused when it cannot be the rank that it says it is. A rank that has come before and is
-// gone has come again.
+// Admits an authenticated process as the rank that it claims to be, or refuses it. A rank whose connection has closed
+// may connect again. Returns whether this rank is new.
 static inline bool watch_admit_rank(WatchPeer *p, const WatchMessage *hello) {
     WatchMessage answer = watch_message(WATCH_WELCOME);
     bool is_rank = hello->rank > 0 && hello->rank < watch.ranks && hello->ranks == watch.ranks;
     WatchPeer *place = is_rank ? &watch.peers[hello->rank] : NULL;
     bool again = place && place->fd >= 0 && watch_has_closed(place->fd);
     if (!is_rank)
-        snprintf(answer.text, WATCH_TEXT, "it is rank %d of %d, and rank 0 is one of %d: start all ranks alike",
+        snprintf(answer.text, WATCH_TEXT,
+                 "it is rank %d of %d, and rank 0 has %d ranks: start all ranks with the same number of ranks",
                  hello->rank, hello->ranks, watch.ranks);
     else if (place->fd >= 0 && !again)
-        snprintf(answer.text, WATCH_TEXT, "rank %d is there already, on %s: start each rank once", hello->rank,
+        snprintf(answer.text, WATCH_TEXT, "rank %d has already connected from %s: start each rank once", hello->rank,
                  place->last.host);
     if (answer.text[0]) answer.kind = WATCH_REFUSED;
     else {
@@ -147,19 +152,19 @@ static inline bool watch_admit_rank(WatchPeer *p, const WatchMessage *hello) {
 }
 
 typedef struct {
-    WatchPending *of[WATCH_PENDING]; // in the order in which they came
-    int count, turned_away;
+    WatchPending *of[WATCH_PENDING]; // oldest first
+    int count, rejected;
 } WatchPendingList;
 
-static inline void watch_drop_pending(WatchPendingList *crowd, int i, bool turn_away) {
-    if (turn_away) close(crowd->of[i]->peer.fd), crowd->turned_away++;
+static inline void watch_drop_pending(WatchPendingList *crowd, int i, bool reject) {
+    if (reject) close(crowd->of[i]->peer.fd), crowd->rejected++;
     free(crowd->of[i]);
     crowd->count--;
     memmove(&crowd->of[i], &crowd->of[i + 1], (crowd->count - i) * sizeof(crowd->of[0]));
 }
 
-// Takes a new connection and sends it this end's number. When too many are waiting, the oldest goes, unless it has
-// just come.
+// Accepts a connection and sends this end's nonce. If too many are pending, the oldest is closed, unless it is very
+// recent.
 static inline void watch_accept_connection(WatchPendingList *crowd) {
     if (crowd->count == WATCH_PENDING) {
         if (now_seconds() - crowd->of[0]->since < WATCH_PENDING_MIN_SECONDS) return;
@@ -177,10 +182,10 @@ static inline void watch_accept_connection(WatchPendingList *crowd) {
     c->since = now_seconds();
     crowd->of[crowd->count++] = c;
     ssize_t n = send(fd, &c->own, sizeof(c->own), MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)n; // a connection that is lost is seen when it is read
+    (void)n; // the reader detects a lost connection
 }
 
-// Waits for the listener or a connection, at most until the next time limit.
+// Waits for the listener or a connection, for a short time.
 static inline void watch_poll_pending(const WatchPendingList *crowd) {
     struct pollfd fds[WATCH_PENDING + 1];
     bool full = crowd->count == WATCH_PENDING;
@@ -190,15 +195,14 @@ static inline void watch_poll_pending(const WatchPendingList *crowd) {
 }
 
 static inline void watch_check_start(const WatchPendingList *crowd, int missing, double until) {
-    char strangers[100] = "";
+    char others[100] = "";
     int first = 1;
     if (now_seconds() < until) return;
     while (first < watch.ranks - 1 && watch.peers[first].fd >= 0) first++;
-    if (crowd->turned_away)
-        snprintf(strangers, sizeof(strangers), "; %d connections without the run's secret were turned away",
-                 crowd->turned_away);
-    CHECK(false, "%d of %d ranks, the first of them rank %d, have not come to rank 0 within %g s (--start-timeout)%s",
-          missing, watch.ranks, first, watch.start_timeout, strangers);
+    if (crowd->rejected)
+        snprintf(others, sizeof(others), "; %d connections without the run's secret were rejected", crowd->rejected);
+    CHECK(false, "%d of %d ranks (the first is rank %d) have not connected to rank 0 within %g s (--start-timeout)%s",
+          missing, watch.ranks, first, watch.start_timeout, others);
 }
 
 static inline void watch_accept_ranks(const HashKey *secret) {
@@ -223,7 +227,7 @@ static inline void watch_accept_ranks(const HashKey *secret) {
     watch.listener = -1;
 }
 
-// Once all are there: no rank goes on before.
+// When all ranks have connected; they wait for it.
 static inline void watch_send_payload(const void *payload, size_t bytes) {
     WatchMessage m = watch_message(WATCH_START);
     assert(bytes <= WATCH_TEXT);
@@ -240,7 +244,7 @@ static inline bool watch_connect_socket(uint32_t ip, uint16_t port, int *fd) {
     in.sin_addr.s_addr = ip;
     in.sin_port = htons(port);
     *fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    struct timeval limit = {10, 0}; // of connect too
+    struct timeval limit = {10, 0}; // also limits connect
     if (*fd >= 0) setsockopt(*fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
     if (*fd >= 0 && connect(*fd, (struct sockaddr *)&in, sizeof(in)) == 0) return true;
     if (*fd >= 0) close(*fd);
@@ -253,7 +257,7 @@ static inline bool watch_poll_until(int fd, double until) {
     return left > 0 && poll(&one, 1, (int)(1000 * fmin(left, 1e6)) + 1) >= 0;
 }
 
-// The next message from rank 0; false when the connection ends, time is up or the message is not rank 0's.
+// Receives a message from rank 0; false if the connection ends, the time is over or the message is invalid.
 static inline bool watch_receive_until(WatchPeer *p, WatchMessage *m, double until) {
     for (;;) {
         WatchReceiveStatus receipt = watch_receive(p, m);
@@ -262,7 +266,7 @@ static inline bool watch_receive_until(WatchPeer *p, WatchMessage *m, double unt
     }
 }
 
-// Proves to the other end of a new connection that this is a rank, and sees that it is rank 0.
+// Authenticates this rank on a new connection, and checks that the other end is rank 0.
 static inline bool watch_handshake(WatchPeer *p, const WatchAddress *a, double until, WatchMessage *answer) {
     WatchNonce own = watch_random_nonce(), other;
     size_t have = 0;
@@ -283,15 +287,15 @@ static inline bool watch_handshake(WatchPeer *p, const WatchAddress *a, double u
     return watch_receive_until(p, answer, until);
 }
 
-// Tries an address of rank 0; `reached` counts those where somebody listens, whoever it is.
-static inline bool watch_connect_address(WatchPeer *p, const WatchAddress *a, uint32_t ip, double patience,
+// Tries an address of rank 0. Increments *reached if any process listens there.
+static inline bool watch_connect_address(WatchPeer *p, const WatchAddress *a, uint32_t ip, double time_limit,
                                          int *reached) {
     WatchMessage answer;
     if (!watch_connect_socket(ip, a->port, &p->fd)) return false;
     ++*reached;
-    if (watch_handshake(p, a, now_seconds() + patience, &answer)) {
-        CHECK(answer.kind == WATCH_WELCOME, "rank %d on %s is refused by rank 0 on %s: %s", watch.rank, watch.host,
-              answer.host, answer.text);
+    if (watch_handshake(p, a, now_seconds() + time_limit, &answer)) {
+        CHECK(answer.kind == WATCH_WELCOME, "rank 0 on %s refuses rank %d on %s: %s", answer.host, watch.rank,
+              watch.host, answer.text);
         return true;
     }
     close(p->fd);
@@ -301,28 +305,29 @@ static inline bool watch_connect_address(WatchPeer *p, const WatchAddress *a, ui
 
 static inline void watch_connect(const WatchAddress *a) {
     WatchPeer *p = &watch.peers[0];
-    double until = now_seconds() + watch.start_timeout, patience = WATCH_AUTH_SECONDS;
+    double until = now_seconds() + watch.start_timeout, time_limit = WATCH_AUTH_SECONDS;
     int reached = 0, before, error;
     do {
         before = reached;
-        patience = fmin(patience, fmax(until - now_seconds(), 0));
-        if (strcmp(a->host, watch.host) == 0 && watch_connect_address(p, a, htonl(INADDR_LOOPBACK), patience, &reached))
+        time_limit = fmin(time_limit, fmax(until - now_seconds(), 0));
+        if (strcmp(a->host, watch.host) == 0 &&
+            watch_connect_address(p, a, htonl(INADDR_LOOPBACK), time_limit, &reached))
             return;
         for (int i = 0; i < WATCH_ADDRESSES && a->ip[i]; i++)
-            if (watch_connect_address(p, a, a->ip[i], patience, &reached)) return;
+            if (watch_connect_address(p, a, a->ip[i], time_limit, &reached)) return;
         error = errno;
-        if (reached > before) patience *= 2; // it may be rank 0, which is busy
+        if (reached > before) time_limit *= 2; // rank 0 may be busy
         else if (!a->later) break;
     } while (now_seconds() < until && usleep(100000) == 0);
-    CHECK(false, "rank %d on %s cannot reach rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port,
-          reached ? "who listens there does not prove to be rank 0 of this run" : strerror(error));
+    CHECK(false, "rank %d on %s cannot connect to rank 0 on %s (port %d): %s", watch.rank, watch.host, a->host, a->port,
+          reached ? "the process that listens there does not authenticate as rank 0 of this run" : strerror(error));
 }
 
 static inline void watch_receive_payload(void *payload, size_t bytes) {
     WatchMessage m;
-    // rank 0 waits that long for the last of them
+    // rank 0 waits that long for the last rank
     CHECK(watch_receive_until(&watch.peers[0], &m, now_seconds() + watch.start_timeout + 5),
-          "rank %d has lost rank 0 at the start", watch.rank);
+          "rank %d lost its connection to rank 0 during the start", watch.rank);
     assert(bytes <= WATCH_TEXT && m.kind == WATCH_START);
     if (bytes) memcpy(payload, m.text, bytes);
 }

@@ -1,24 +1,26 @@
 /*
 attention_cudnn.cpp: scaled dot-product attention by cuDNN's graph interface, through its C++ frontend (headers only).
-A description becomes a graph of one node, the graph a plan, once for each shape; running a plan is one call.
+A description becomes a graph of one node, and the graph a plan, once per shape; running a plan is one call.
 
-  shapes    those of attention_cudnn.h, told to cuDNN as (B, heads, T, width) with strides: nothing is copied or padded
-  numerics  bf16 products, fp32 sums and softmax; P and dS are rounded to bf16 before they are multiplied, and with
-            grouped heads so is each query head's part of dK and dV before the parts are added
+  shapes    those of attention_cudnn.h, passed to cuDNN as (B, heads, T, width) with strides: nothing is copied or
+  padded
+  numerics  bf16 products, fp32 sums and softmax. P and dS are rounded to bf16 before they are multiplied; with grouped
+            heads each query head's part of dK and dV is also rounded before the parts are added.
   stats     cuDNN's "stats" are our lse: (B, NQ, T, 1) fp32, natural logarithm, after the scale
-  backward  exp(scale q.k - stats) (dO V^T - rowsum(dO O)) is computed from the O and the stats that it is given, so the
-            out and lse of a softmax with a sink (sink.h) give the right gradients without a sink in the graph
-  determinism  the fast backward adds dQ by atomics. The deterministic one keeps dS of all heads (but on 10.x): B NQ T^2
-            bf16 of workspace, T rounded up to tiles; the caller bounds it by sequences and heads per call. On 9.x with
-            cuDNN 9.25 and frontend 1.32 another one adds dQ in order: linear memory, slower, other bits. The frontend
-            reads which of them from a variable of the environment, set here for each plan as CudnnAttention.linear says
-  limits    bf16, from compute capability 8.0. Widths multiples of 8: backward to 128, on 9.x to 256 (10.x: 192 with
-            values of 128, or 256, by cuDNN 9.11 and 9.23); values of a width of their own where the plan for it exists.
-            All strides and addresses multiples of 16 bytes. T need not be a multiple of anything; T = 1 has no
-            backward. Deterministic on 10.x from cuDNN 9.18.
+  backward  exp(scale q.k - stats) (dO V^T - rowsum(dO O)) is computed from the given O and stats, so the out and lse of
+            a softmax with a sink (sink.h) give the correct gradients without a sink in the graph
+  determinism  The fast backward adds dQ by atomics. The deterministic one stores dS of all heads (except on 10.x):
+            B NQ T^2 bf16 of workspace, T rounded up to tiles; the caller limits the sequences and heads per call. On
+            9.x with cuDNN 9.25 and frontend 1.32 a third one adds dQ in order: linear memory, slower, other rounding.
+            The frontend selects between the last two by an environment variable, which is set here for each plan from
+            CudnnAttention.linear.
+  limits    bf16, compute capability 8.0 or higher. Widths are multiples of 8: backward to 128, on 9.x to 256 (10.x: 192
+            with values of 128, or 256, by cuDNN 9.11 and 9.23); values of a different width if a plan for it exists.
+            All strides and addresses are multiples of 16 bytes. T is arbitrary; T = 1 has no backward. The
+            deterministic backward on 10.x requires cuDNN 9.18.
   bugs      9.8.0, 9.10.0 and 9.10.1 are refused (cudnn_version_usable). Frontends below 1.16 do not compile: 1.13 to
-            1.14.1 give NaN where T % 128 != 0. A backward on 9.x that gives NaN where T % 128 = 64 and lse < -88.7 is
-            found by running it (attention_plans.cuh)
+            1.14.1 give NaN if T % 128 != 0. A backward on 9.x that gives NaN if T % 128 = 64 and lse < -88.7 is found
+            by a test run (attention_plans.cuh).
   source    docs.nvidia.com/deeplearning/cudnn/frontend/latest/operations/Attention.html (support matrix), and the
             frontend's node/sdpa_support_surface.h and node/scaled_dot_product_flash_attention.h
 */
@@ -36,9 +38,9 @@ A description becomes a graph of one node, the graph a plan, once for each shape
 #include <memory>
 #include <unordered_map>
 
-// 1.13 to 1.14.1 let the backward read beyond sequences whose length is no multiple of 128: NaN
+// In 1.13 to 1.14.1 the backward reads beyond sequences whose length is not a multiple of 128, which gives NaN.
 #if CUDNN_FRONTEND_VERSION < 11600
-#error "cudnn-frontend 1.16 or newer is needed: scripts/install_deps.sh --with-cuda-python installs it"
+#error "cudnn-frontend 1.16 or newer is required: scripts/install_deps.sh --with-cuda-python installs it"
 #endif
 
 namespace fe = cudnn_frontend;
@@ -51,7 +53,7 @@ enum { UID_Q = 1, UID_K, UID_V, UID_OUT, UID_STATS, UID_DOUT, UID_DQ, UID_DK, UI
 struct CudnnPlan {
     Graph graph;
     bool backward = false;
-    std::unordered_map<int64_t, void *> pointers; // filled anew by each run
+    std::unordered_map<int64_t, void *> pointers; // set by each run
 };
 
 static cudnnHandle_t handle;
@@ -59,11 +61,11 @@ static cudnnHandle_t handle;
 // ---------------------------------------------------------------------------------------------------
 // Reasons
 
-// One line of what may be many: the message's first, and the first reason among the others.
+// One line from a message of several: its first line and the first reason in the others.
 static void explain(char *why, size_t size, const char *what, const char *message) {
     int first = (int)strcspn(message, "\n");
     const char *reason = strstr(message + first, "Reason: ");
-    while (first > 0 && message[first - 1] == '_') first--; // the name of an operation without one
+    while (first > 0 && message[first - 1] == '_') first--; // the placeholder of an operation without a name
     snprintf(why, size, "%s%s%.*s%s%.*s", what, first ? ": " : "", first, message, reason ? "; " : "",
              reason ? (int)strcspn(reason, "\n") : 0, reason ? reason : "");
 }
@@ -80,7 +82,7 @@ static bool good(cudnnStatus_t status, const char *what, char *why, size_t size)
     return false;
 }
 
-// The frontend reports by status; what it is built on may throw.
+// The frontend reports errors by status; the code below it may throw.
 template <typename Action> static bool guarded(const Action &action, char *why, size_t size) {
     try {
         return action();
@@ -101,7 +103,7 @@ static Attributes described(const char *name, int uid, const CudnnAttention &a, 
         .set_stride({(int64_t)a.T * s.row, s.head, s.row, 1});
 }
 
-// An output: the graph has made it, this says where it goes.
+// Describes an output, which the graph has created.
 static void place(const TensorPointer &t, const char *name, int uid, const CudnnAttention &a, int heads, int width,
                   CudnnStrides s) {
     t->set_output(true);
@@ -152,7 +154,7 @@ static void describe_backward(Graph &graph, const CudnnAttention &a, const Tenso
 }
 
 static void describe(Graph &graph, const CudnnAttention &a) {
-    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", a.linear ? "0" : "-1", 1); // bytes of dS; -1: any number
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", a.linear ? "0" : "-1", 1); // bytes of dS; -1: unlimited
     graph.set_io_data_type(fe::DataType_t::BFLOAT16)
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
@@ -173,7 +175,7 @@ extern "C" bool cudnn_attention_open(char *why, size_t size) {
 }
 
 extern "C" void cudnn_attention_close(void) {
-    if (handle) cudnnDestroy(handle); // at the end of the program: nothing is left that could be done
+    if (handle) cudnnDestroy(handle); // at the end of the program: an error has no consequence
     handle = nullptr;
 }
 
@@ -194,7 +196,7 @@ extern "C" int cudnn_attention_capability(void) {
     return known ? 10 * major + minor : 0;
 }
 
-// The frontend that has it is 1.32.
+// Requires frontend 1.32.
 static bool linear_exists(const CudnnAttention &a, int capability, char *why, size_t size) {
     return cudnn_linear_exists(&a, capability, CUDNN_FRONTEND_VERSION < 13200 ? 0 : cudnnGetVersion(), why, size);
 }

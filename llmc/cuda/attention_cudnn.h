@@ -1,14 +1,15 @@
 /*
-attention_cudnn.h: causal attention by cuDNN, as plain C. Behind it is attention_cudnn.cpp, a translation unit of its
-own, since the headers it needs compile slowly; where kernels run on the CPU, dev/cuda_on_cpu/attention_cudnn.cpp; in a
-build without cuDNN (no USE_CUDNN), what is at the end here.
+attention_cudnn.h: causal attention by cuDNN, as a C interface. It is implemented by attention_cudnn.cpp, a separate
+translation unit, since the headers that it needs compile slowly. If kernels run on the CPU, it is implemented by
+dev/cuda_on_cpu/attention_cudnn.cpp; in a build without cuDNN (no USE_CUDNN), by the functions at the end of this file.
 
-Tensors are bf16, lse fp32. q is (B, T, NQ, D), k (B, T, NKV, D), v (B, T, NKV, DV), out and dout (B, T, NQ, DV), with
-rows and heads at any distance and no gap within a head; a sequence is T rows. lse is (B, NQ, T): log of the sum of
-exp(scale q.k). Row t sees the keys 0 .. t. All that is written is overwritten. A backward reads what the forward wrote
-as out and lse, or another out and lse that belong to the same probabilities exp(scale q.k - lse) (sinks).
-
-A function that can fail says why in one line, which it leaves in `why`, and changes nothing.
+  tensors    bf16, lse fp32. q (B, T, NQ, D), k (B, T, NKV, D), v (B, T, NKV, DV), out and dout (B, T, NQ, DV), with any
+             strides of rows and heads; the elements of a head are contiguous, and a sequence is T rows.
+             lse (B, NQ, T): log of the sum of exp(scale q.k). Row t attends to the keys 0 .. t.
+  outputs    are overwritten
+  backward   out and lse are those of the forward, or others that belong to the same probabilities exp(scale q.k - lse)
+             (sinks)
+  errors     A function that can fail writes the reason to `why`, in one line, and changes nothing.
 */
 #ifndef LLMC_ATTENTION_CUDNN_H
 #define LLMC_ATTENTION_CUDNN_H
@@ -21,70 +22,71 @@ typedef struct {
     int row, head; // strides in elements
 } CudnnStrides;
 
-typedef struct { // only ints and a float, so that there is no padding and bytes can be compared
+typedef struct { // only ints and a float: without padding, so that bytes can be compared
     int backward;
-    int deterministic; // of the backward: the same bits in every run; the forward's always are
-    int linear;        // of a deterministic backward: memory linear in T, at the cost of speed
+    int deterministic; // for the backward: bitwise reproducible; the forward always is
+    int linear;        // for a deterministic backward: memory linear in T, slower
     int B, T, NQ, NKV, D, DV;
     float scale;
     CudnnStrides q, k, v, out; // dout as out
-    CudnnStrides dq, dk, dv;   // of the backward
+    CudnnStrides dq, dk, dv;   // for the backward
 } CudnnAttention;
 
 typedef struct {
     const void *q, *k, *v;
-    void *out, *lse; // of the forward; the backward reads them
+    void *out, *lse; // written by the forward, read by the backward
     const void *dout;
     void *dq, *dk, *dv;
 } CudnnTensors;
 
 typedef struct CudnnPlan CudnnPlan;
 
-// Whether there is a backward as `linear` asks for one: by cuDNN's frontend on 9.x, by any deterministic one on 10.x.
+// Whether a backward with `linear` exists: on 9.x it requires cuDNN 9.25, on 10.x every deterministic backward is
+// linear.
 static inline bool cudnn_linear_exists(const CudnnAttention *a, int capability, size_t version, char *why,
                                        size_t size) {
     if (!a->linear || capability / 10 == 10 || (capability / 10 == 9 && version >= 92500)) return true;
     snprintf(why, size,
-             "--sdpa-linear: cuDNN %zu.%zu has no such backward for compute capability %d.%d (9.25 has, for "
-             "9.0)",
+             "--sdpa-linear: cuDNN %zu.%zu has no such backward for compute capability %d.%d (9.25 has one for 9.0)",
              version / 10000, version / 100 % 100, capability / 10, capability % 10);
     return false;
 }
 
-// version: 91900 is 9.19.0. 9.10.0 and 9.10.1: cuDNN's frontend refuses their backward, too.
+// version: 91900 is 9.19.0. cuDNN's frontend also refuses the backward of 9.10.0 and 9.10.1.
 static inline bool cudnn_version_usable(size_t version, char *why, size_t size) {
     if (version != 90800 && version != 91000 && version != 91001) return true;
-    snprintf(why, size, "cuDNN %zu.%zu.%zu has known bugs in attention: 9.11 or newer is needed", version / 10000,
+    snprintf(why, size, "cuDNN %zu.%zu.%zu has known bugs in attention: 9.11 or newer is required", version / 10000,
              version / 100 % 100, version % 100);
     return false;
 }
 
 #ifdef USE_CUDNN
-enum { CUDNN_ATTENTION = 1 }; // the build has it
+enum { CUDNN_ATTENTION = 1 }; // the build has cuDNN
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-// Before plans are made, on the device that the thread has chosen; more often does nothing. Refuses versions of cuDNN
-// whose attention is known to be wrong.
+// Opens the library on the current device, before any plan; later calls have no effect. Refuses versions of cuDNN whose
+// attention has known bugs.
 bool cudnn_attention_open(char *why, size_t size);
-// After all plans are forgotten.
+// Closes the library, after all plans are freed.
 void cudnn_attention_close(void);
-// Name and version of the library, which need not be open.
+// Name and version of the library; may be called before it is opened.
 const char *cudnn_attention_version(void);
 
-// The device's compute capability; 90 is 9.0. The library is open.
+// The compute capability of the device; 90 is 9.0. The library must be open.
 int cudnn_attention_capability(void);
 
-// What computes this; NULL where cuDNN does not. It takes *workspace_bytes of device memory while it runs.
+// A plan for the description; NULL if cuDNN does not support it. It needs *workspace_bytes of device memory to run.
 CudnnPlan *cudnn_attention_plan(const CudnnAttention *a, size_t *workspace_bytes, char *why, size_t size);
 void cudnn_attention_free(CudnnPlan *plan);
 
-// On the stream (a cudaStream_t).
+// Runs a plan on the stream (a cudaStream_t).
 bool cudnn_attention_run(CudnnPlan *plan, const CudnnTensors *tensors, void *workspace, void *stream, char *why,
                          size_t size);
 
-// Whether the frontend takes the description for a device of compute capability `capability` (90 is 9.0); needs none.
+// Whether the frontend accepts the description for a device of compute capability `capability` (90 is 9.0). Requires no
+// device.
 bool cudnn_attention_valid(const CudnnAttention *a, int capability, char *why, size_t size);
 
 #ifdef __cplusplus

@@ -24,31 +24,31 @@ device.cuh: the device of this process: its stream, errors, buffers and scratch 
               __FILE__, __LINE__, launch_remark(cuda_status));                                                     \
     } while (0)
 
-// The program ends, and the collectives of this device are aborted. What waited for them goes on with undefined data,
-// so the thread that waited must not go on.
+// Set when the program ends and the collectives of this device are aborted. Threads that waited for a collective would
+// continue with undefined data, so CUDA_CHECK stops them here.
 static bool device_ending;
 static inline void device_hold(void) {
     while (__atomic_load_n(&device_ending, __ATOMIC_SEQ_CST)) pause();
 }
 
-// Ends the program. bytes 0: what CUDA itself wants, for the call that failed.
+// Ends the program. bytes 0: CUDA's own memory for the call that failed.
 static inline void out_of_device_memory(size_t bytes, const char *what) {
     size_t free_bytes = 0, total = 0;
     char room[100] = "";
-    cudaGetLastError(); // the failure is said here
+    cudaGetLastError(); // clears the error, which is reported here
     if (cudaMemGetInfo(&free_bytes, &total) == cudaSuccess)
         FORMAT(room, ", %.1f of %.1f MiB free", (double)free_bytes / 1048576, (double)total / 1048576);
     out_of_memory("device memory", bytes, what, room);
 }
 
-static cudaStream_t main_stream; // made by device_start
+static cudaStream_t main_stream; // created by device_start
 
 enum { UPLOAD_SLOTS = 8, UPLOAD_BYTES = 1 << 20, SCRATCH_BYTES = 1 << 20 };
 
 static struct {
     bool started;
     int sm_count;
-    size_t used_at_start; // of the device's memory, by all processes, before the first buffer
+    size_t used_at_start; // bytes of device memory used by all processes before the first buffer
     size_t workspace_bytes;
     char *workspace, *scratch; // device memory
     char *pinned;              // host memory: UPLOAD_SLOTS of UPLOAD_BYTES, used in turn
@@ -103,7 +103,7 @@ static inline void buffer_upload(void *to, const void *host, size_t bytes) {
     }
     int slot = device.slot++ % UPLOAD_SLOTS;
     char *pinned = device.pinned + (size_t)slot * UPLOAD_BYTES;
-    CUDA_CHECK(cudaEventSynchronize(device.uploaded[slot])); // its last copy is over
+    CUDA_CHECK(cudaEventSynchronize(device.uploaded[slot])); // the slot's last copy is complete
     memcpy(pinned, host, bytes);
     CUDA_CHECK(cudaMemcpyAsync(to, pinned, bytes, cudaMemcpyHostToDevice, main_stream));
     CUDA_CHECK(cudaEventRecord(device.uploaded[slot], main_stream));
@@ -114,11 +114,11 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
     CUDA_CHECK(cudaStreamSynchronize(main_stream));
 }
 
-// Pinned host memory; NULL: there is too little.
+// Pinned host memory; NULL if there is too little.
 static inline void *download_alloc(size_t bytes) {
     void *p = NULL;
     if (cudaMallocHost(&p, max_size(bytes, 1)) == cudaSuccess) return p;
-    cudaGetLastError(); // the caller has another way
+    cudaGetLastError(); // clears the error; the caller has an alternative
     return NULL;
 }
 static inline void download_free(void *p) {

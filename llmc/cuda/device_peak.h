@@ -1,16 +1,18 @@
 /*
-device_peak.h: what a GPU's matrix units do at most: dense bf16 products with fp32 sums, in TFLOP/s, by NVIDIA's own
-documents. A step's speed is logged as a share of it. A prediction (prediction.h) also uses the size and the bandwidth of
-its memory and the link to other GPUs, from the same data sheets and NVIDIA's product pages.
+device_peak.h: the peak rate of GPUs in NVIDIA's documents: dense bf16 matrix products with fp32 accumulation, in
+TFLOP/s. The trainer logs its speed as a share of it. Predictions (llmc/run/prediction.h) also use the size and
+bandwidth of the memory and the link to other GPUs, from the same data sheets and NVIDIA's product pages.
 
-  sources   Data sheets of the data center GPUs: they print figures with structured sparsity, half of which is dense.
-            Whitepapers of the RTX cards (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense figure):
-            on GeForce half of the rate with fp16 sums, 512 FLOPs per multiprocessor and cycle at the boost clock.
-            Cards that came after their whitepaper by that rule, with the clock of NVIDIA's product pages.
-  matching  The name that CUDA gives must be the row's in full, after "NVIDIA" and "GeForce" ("RTX 4090" is neither
-            "RTX 4090 D" nor "RTX 4090 Laptop GPU"); a row's * stands for sizes of memory and the like. The number of
-            multiprocessors must be the row's too: two cards are called RTX 3080, and parts of a GPU (MIG) are none.
-  unknown   NULL: the caller measures instead. Cards whose document or name was not at hand are left out on purpose.
+  sources   Data center GPUs: data sheets, which list rates with structured sparsity; dense rates are half of them.
+            RTX cards: whitepapers (appendix, "Peak BF16 Tensor TFLOPS with FP32 Accumulate", the dense rate). On
+            GeForce this is half of the rate with fp16 accumulation: 512 FLOPs per multiprocessor and cycle at the
+            boost clock.
+            Cards that are newer than their whitepaper: the same rule with the clock of NVIDIA's product pages.
+  matching  The name that CUDA reports, without "NVIDIA" and "GeForce", must equal the row's name ("RTX 4090" matches
+            neither "RTX 4090 D" nor "RTX 4090 Laptop GPU"). A * in a row matches any text, such as a memory size. The
+            number of multiprocessors must match too: there are two RTX 3080, and MIG instances must not match.
+  unknown   A device without a row is NULL; the caller measures instead. Devices whose document or name could not be
+            verified have no row.
 */
 #ifndef LLMC_DEVICE_PEAK_H
 #define LLMC_DEVICE_PEAK_H
@@ -50,10 +52,10 @@ static const char *const peak_source_names[] = {
 typedef enum { AMPERE, CARD, HOPPER, BLACKWELL, DEVICE_GENERATIONS } DeviceGeneration;
 typedef struct {
     const char *name;
-    int multiprocessors; // 0: any, where the document does not say
+    int multiprocessors; // 0: any, if the document does not state it
     double tflops;
-    double memory_gb, memory_gbs; // capacity; GB/s of the sheet
-    double link_gbs;              // to the other GPUs of the machine, one way: NVLink, else PCI Express
+    double memory_gb, memory_gbs; // capacity; bandwidth
+    double link_gbs;              // to other GPUs of the machine, per direction: NVLink, else PCI Express
     DeviceGeneration generation;  // CARD: GDDR memory, no fast link
     PeakSource source;
 } DevicePeak;
@@ -80,7 +82,7 @@ static const DevicePeak device_peaks[] = {
     {"L40S", 142, 362.05, 48, 864, 32, CARD, SHEET_L40S},
     {"L40", 142, 181.05, 48, 864, 32, CARD, SHEET_L40},
     {"L4", 58, 121, 24, 300, 32, CARD, SHEET_L4},
-    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // like the next one, with the full rate
+    {"RTX A6000", 84, 154.8, 48, 768, 32, CARD, WHITEPAPER_GA102}, // as the next row, at the full rate
     {"RTX 6000 Ada Generation", 142, 364.2, 48, 960, 32, CARD, WHITEPAPER_ADA},
     {"RTX 3060", 28, 25.5, 12, 360, 32, CARD, WHITEPAPER_GA102},
     {"RTX 3060 Ti", 38, 32.4, 8, 448, 32, CARD, WHITEPAPER_GA102},
@@ -110,13 +112,14 @@ static const DevicePeak device_peaks[] = {
 // clang-format on
 enum { DEVICE_PEAK_COUNT = sizeof(device_peaks) / sizeof(device_peaks[0]) };
 
-static inline const char *peak_without(const char *name, const char *prefix) {
+static inline const char *without_prefix(const char *name, const char *prefix) {
     size_t length = strlen(prefix);
     return strncmp(name, prefix, length) == 0 ? name + length : name;
 }
 
-// Whether the name is the row's. * is any text, as "480GB" and "144G HBM3e", but not that of a part, "... MIG 1g.10gb".
-static inline bool peak_name_is(const char *row, const char *name) {
+// Whether a name matches a row. * matches any text, such as "480GB" or "144G HBM3e", but no MIG instance ("... MIG
+// 1g.10gb").
+static inline bool device_name_matches(const char *row, const char *name) {
     const char *star = strchr(row, '*');
     if (!star) return strcmp(row, name) == 0;
     size_t before = (size_t)(star - row), after = strlen(star + 1), length = strlen(name);
@@ -125,28 +128,29 @@ static inline bool peak_name_is(const char *row, const char *name) {
     return !strstr(name, "MIG");
 }
 
-// The row of a device by the name and the number of multiprocessors that CUDA gives; NULL where there is none.
+// The row of the device with this name and number of multiprocessors, as CUDA reports them; NULL: none.
 static inline const DevicePeak *device_peak_find(const char *name, int multiprocessors) {
-    name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
+    name = without_prefix(without_prefix(name, "NVIDIA "), "GeForce ");
     for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
         const DevicePeak *row = &device_peaks[i];
-        if (peak_name_is(row->name, name) && (row->multiprocessors == 0 || row->multiprocessors == multiprocessors))
+        if (device_name_matches(row->name, name) &&
+            (row->multiprocessors == 0 || row->multiprocessors == multiprocessors))
             return row;
     }
     return NULL;
 }
 
-// The first row that a user's name stands for: all of the row's name, in either case, or its beginning up to a space, a
-// hyphen or the end ("a100", "H100"). NULL where there is none.
+// The first row that matches a user's name, ignoring case: the row's whole name, or its beginning up to a space or a
+// hyphen ("a100", "H100"). NULL: none.
 static inline const DevicePeak *device_peak_named(const char *name) {
-    name = peak_without(peak_without(name, "NVIDIA "), "GeForce ");
+    name = without_prefix(without_prefix(name, "NVIDIA "), "GeForce ");
     size_t length = strlen(name);
     for (int whole = 1; whole >= 0 && length; whole--)
         for (int i = 0; i < DEVICE_PEAK_COUNT; i++) {
             const char *row = device_peaks[i].name;
             if (strncasecmp(row, name, length) == 0 && (whole ? !row[length] : strchr(" -", row[length]) != NULL))
                 return &device_peaks[i];
-            if (whole && peak_name_is(row, name)) return &device_peaks[i];
+            if (whole && device_name_matches(row, name)) return &device_peaks[i];
         }
     return NULL;
 }

@@ -25,13 +25,13 @@ enum { GEMM_PLANS = 256, GEMM_TRIES = 3 };
 typedef struct {
     GemmProblem problem;
     GemmAlgorithm algorithm;
-    GemmHandles handles; // the library's
+    GemmHandles handles; // the library's description
     bool refused;
 } GemmPlan;
 
 static struct {
     void *workspace;
-    int count; // of all plans made; of more than GEMM_PLANS the oldest are forgotten
+    int count; // of all plans made; beyond GEMM_PLANS the oldest is replaced
     GemmPlan plans[GEMM_PLANS];
 } gemm_state;
 
@@ -68,7 +68,7 @@ static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b)
            s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
 }
 
-// The library's algorithms for a problem, the fastest by its estimate first; returns how many.
+// The library's safe algorithms for a problem, the fastest by its estimate first; returns their number.
 static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const GemmPlan *plan, const char **why) {
     const GemmShape *s = &plan->problem.shape;
     int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, &plan->problem, gemm_may_split(s->K, 2), why);
@@ -78,7 +78,7 @@ static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const Ge
     return sound;
 }
 
-// Milliseconds of the fastest of a few, after one that loads the kernel.
+// The minimum milliseconds of a few runs, after one that loads the kernel.
 static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C, const floatX *A,
                                const floatX *B) {
     cudaEvent_t begin, end;
@@ -99,7 +99,7 @@ static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algori
     return best;
 }
 
-// The fastest of the candidates becomes the table's entry; another than the library's first by more than 1%.
+// Stores the fastest candidate in the table; one other than the first must be faster by more than 1%.
 static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C, const floatX *A,
                                 const floatX *B) {
     if (gemm_table.count == GEMM_TABLE_ENTRIES) return;
@@ -128,8 +128,9 @@ static inline void gemm_choose(GemmPlan *plan, void *C, const floatX *A, const f
     int count = gemm_candidates(found, plan, &why);
     plan->refused = count == 0;
     if (plan->refused)
-        warn("cuBLASLt does not multiply %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel does", s->M,
-             s->N, s->K, s->lda, s->ldb, s->ldc, why);
+        warn("cuBLASLt does not support the product %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel "
+             "computes it",
+             s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
     else if (gemm_table.measuring) gemm_measure(plan, found, count, C, A, B);
     else plan->algorithm = found[0];
 }

@@ -1,10 +1,10 @@
 /*
-gemm_cublaslt: matrix products by cuBLASLt, behind gemm.cuh.
+gemm_cublaslt.cuh: matrix products by cuBLASLt, with the interface of gemm_shape.cuh.
 
-  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt is handed B first, then A; our rows are its
-             columns
-  numerics   compute type fp32 for bf16 and fp32 alike: TF32 is not allowed. Split sums are put together in fp32, in the
-             workspace, never in the output's type.
+  layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt gets B as its first operand and A as its second;
+             our rows are its columns
+  numerics   compute type fp32 for bf16 and fp32: TF32 is not allowed. Split sums are added in fp32, in the workspace,
+             never in the output's type.
 */
 #ifndef LLMC_GEMM_CUBLASLT_CUH
 #define LLMC_GEMM_CUBLASLT_CUH
@@ -31,7 +31,7 @@ static_assert(sizeof(GemmAlgorithm) == sizeof(cublasLtMatmulAlgo_t), "an algorit
 static inline void gemm_library_start(void) { CUBLAS_CHECK(cublasLtCreate(&cublaslt)); }
 static inline void gemm_library_stop(void) { CUBLAS_CHECK(cublasLtDestroy(cublaslt)); }
 
-// The layouts and the operation, as cuBLASLt sees them: its first operand is B, its second A, its rows are our columns.
+// The layouts and the operation in cuBLASLt's terms: its first operand is B, its second A, its rows are our columns.
 static inline void gemm_describe(GemmHandles *h, GemmShape s) {
     cudaDataType_t in = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F, out = s.fp32_out ? CUDA_R_32F : in;
     cublasOperation_t op_b = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
@@ -62,7 +62,7 @@ static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p->alignment[0]},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->alignment[2]},
         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p->alignment[2]},
-        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, // what split sums are put together by; NONE: no splitting
+        {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, // the type in which split sums are added; NONE: no splitting
          may_split ? (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE}};
     size_t bytes = GEMM_WORKSPACE_BYTES;
     cublasLtMatmulPreference_t wish;
@@ -87,7 +87,7 @@ static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *
     return sound;
 }
 
-// In how many parts an algorithm sums over K.
+// The number of parts into which an algorithm divides the sum over K.
 static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) {
     int32_t parts = 1;
     size_t written = 0;

@@ -1,5 +1,5 @@
 /*
-gemm_plain: matrix products of any shape, stride and alignment, behind gemm.cuh, for what the library does not take.
+gemm_plain.cuh: matrix products of any shape, stride and alignment, for those that the library refuses.
 
   mapping   a block of 256 threads per 64 x 64 piece of C, by the tiles of tile.cuh; no tensor cores
   numerics  products and sums in fp32, in the order of k, one rounding at the store
@@ -10,8 +10,8 @@ gemm_plain: matrix products of any shape, stride and alignment, behind gemm.cuh,
 #include "gemm_shape.cuh"
 #include "tile.cuh"
 
-// to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. It is stored so,
-// or, if by_columns, transposed.
+// to[d,i] = element (i0 + i, k0 + d) of an operand with `count` rows and K columns, d < TILE_DEPTH. The operand is
+// stored by rows or by columns.
 static __device__ inline void gemm_plain_load(float *to, const floatX *x, int ld, int i0, int count, int k0, int K,
                                               bool by_columns, bool wide) {
     if (!by_columns) {
@@ -43,7 +43,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     int columns = (s.N + TILE - 1) / TILE, m0 = (int)blockIdx.x / columns * TILE, n0 = (int)blockIdx.x % columns * TILE;
     tile_clear<1>(acc);
     for (int k0 = 0; k0 < s.K; k0 += TILE_DEPTH) {
-        __syncthreads(); // what the operands' place held has been read
+        __syncthreads(); // earlier reads of the operands are complete
         gemm_plain_load(a, A, s.lda, m0, s.M, k0, s.K, s.transpose_a, wide_a);
         gemm_plain_load(b, B, s.ldb, n0, s.N, k0, s.K, !s.transpose_b, wide_b);
         __syncthreads();

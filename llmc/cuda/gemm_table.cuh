@@ -1,15 +1,15 @@
 /*
-gemm_table: a file that says which of the library's algorithms computes which product (--tune-gemm).
+gemm_table.cuh: a file with the library's algorithm for each product (--tune-gemm).
 
   {"diffv2_gemm_table": 1, "device": TEXT, "library": TEXT, "storage": "bf16", "products": [
     {"transpose_a": BOOL, "transpose_b": BOOL, "add": BOOL, "fp32_out": BOOL, "M": ..., "N": ..., "K": ..., "lda": ...,
      "ldb": ..., "ldc": ..., "align_a": BYTES, "align_b": BYTES, "align_c": BYTES,
      "algorithm": 128 hexadecimal digits, "place": I, "ms": X, "first_ms": X}, ...]}
 
-  algorithm   cublasLtMatmulAlgo_t, which cuBLASLt allows to store for the same version of the library. place: of this
-              algorithm in the library's own order, 0 its first; ms: its time, first_ms: that of the first
-  checks      A table is for one device, library and storage type. Numbers are checked for their ranges, and every
-              algorithm by the library.
+  algorithm   cublasLtMatmulAlgo_t, which may be stored for the same version of cuBLASLt. place: its rank in the
+              library's order, 0 is the first; ms: its time; first_ms: the time of the first
+  checks      A table is valid for one device, library and storage type. Numbers are checked for their ranges, and the
+              library checks every algorithm.
 */
 #ifndef LLMC_GEMM_TABLE_CUH
 #define LLMC_GEMM_TABLE_CUH
@@ -25,18 +25,18 @@ gemm_table: a file that says which of the library's algorithms computes which pr
 typedef struct {
     GemmProblem problem;
     GemmAlgorithm algorithm;
-    int place; // these three are for the reader of the file
+    int place; // this and the times are informative
     double ms, first_ms;
 } GemmEntry;
 
 enum { GEMM_TABLE_ENTRIES = 1024, GEMM_NUMBERS = 9 };
 static struct {
     bool measuring;
-    int count, missed; // missed: products that were not in the table
+    int count, missed; // missed: products without an entry
     GemmEntry entries[GEMM_TABLE_ENTRIES];
 } gemm_table;
 
-// What a table holds for: its keys and their values here.
+// The conditions of a table's validity: keys of the file and their values here.
 typedef struct {
     const char *key;
     char value[320];
@@ -93,7 +93,7 @@ static inline bool gemm_read_algorithm(GemmAlgorithm *algorithm, const char *hex
     return true;
 }
 
-// An entry of the file, whose numbers make a product that is possible.
+// Reads an entry; false if its numbers do not describe a valid product.
 static inline bool gemm_read_entry(GemmEntry *entry, const cJSON *item) {
     int numbers[GEMM_NUMBERS];
     bool flags[4];
@@ -118,7 +118,7 @@ static inline bool gemm_read_entry(GemmEntry *entry, const cJSON *item) {
            gemm_read_algorithm(&entry->algorithm, cJSON_GetStringValue(algorithm));
 }
 
-// Whether the library computes the entry's product so.
+// Whether the library computes the entry's product with its algorithm.
 static inline bool gemm_entry_works(const GemmEntry *entry) {
     GemmHandles handles;
     gemm_describe(&handles, entry->problem.shape);
@@ -128,14 +128,14 @@ static inline bool gemm_entry_works(const GemmEntry *entry) {
     return works;
 }
 
-// Takes over a table. False: why it cannot be.
+// Loads a table. On failure `why` is the reason.
 static inline bool gemm_table_read(const char *text, size_t size, char *why, size_t why_size) {
     GemmFact facts[3];
     double version = 0;
     cJSON *json = cJSON_ParseWithLength(text, size);
     const cJSON *products = cJSON_GetObjectItemCaseSensitive(json, "products"), *item;
     int count = cJSON_IsArray(products) ? cJSON_GetArraySize(products) : -1;
-    snprintf(why, why_size, "it is no table of matrix products of this version");
+    snprintf(why, why_size, "it is not a table of matrix products of this version");
     bool good = json_get_number(json, "diffv2_gemm_table", &version) && version == 1 && count >= 0 &&
                 count <= GEMM_TABLE_ENTRIES;
     gemm_table_facts(facts);

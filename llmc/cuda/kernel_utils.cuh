@@ -20,7 +20,7 @@ enum { WARP = 32, PACK = 16 / sizeof(floatX) };
 
 static inline unsigned blocks_of(size_t count, size_t per_block) {
     size_t blocks = (count + per_block - 1) / per_block;
-    CHECK(blocks <= INT_MAX, "a tensor of %zu elements is too large for one launch; a smaller --batch-size helps",
+    CHECK(blocks <= INT_MAX, "a tensor of %zu elements is too large for one launch; choose a smaller --batch-size",
           count);
     return (unsigned)blocks;
 }
@@ -28,7 +28,7 @@ static inline unsigned blocks_of(size_t count, size_t per_block) {
 // ---------------------------------------------------------------------------------------------------
 // Packs
 
-// Whether rows of `width` elements at these addresses can be moved 16 bytes at a time.
+// Whether rows of `width` elements at these addresses can be accessed 16 bytes at a time.
 static inline bool packed(size_t width) { return width % PACK == 0; }
 template <typename... Pointers> static inline bool packed(size_t width, const void *first, Pointers... others) {
     return (uintptr_t)first % 16 == 0 && packed(width, others...);
@@ -38,7 +38,7 @@ static __device__ inline float to_float(floatX x) { return (float)x; }
 static __device__ inline void round_to(float *to, float x) { *to = x; }
 static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
 
-// W elements as they are stored, in one access of 2 to 16 bytes.
+// The bits of W stored elements, one access of 2 to 16 bytes.
 template <int BYTES> struct Bits;
 template <> struct Bits<2> { typedef unsigned short type; };
 template <> struct Bits<4> { typedef unsigned type; };
@@ -63,7 +63,7 @@ template <int W> static __device__ inline void store(floatX *to, const float *v)
     *(Stored<W> *)(void *)to = bits;
 }
 
-// The same for fp32 numbers that go with a pack: 16 bytes at a time as well.
+// The same for the fp32 numbers of a pack, also 16 bytes at a time.
 template <int W> static __device__ inline void load_fp32(float *v, const float *from) {
     if constexpr (W == 1) {
         v[0] = from[0];
@@ -88,8 +88,8 @@ template <int W> static __device__ inline void store_fp32(float *to, const float
 // ---------------------------------------------------------------------------------------------------
 // Mappings
 
-// Elements: a thread per pack of [begin, end), then a thread per element of what is left. A kernel<W>(begin, end, ...)
-// takes its place from element_index.
+// Elements: a thread per pack of [begin, end), then a thread per remaining element. A kernel<W>(begin, end, ...)
+// obtains its index from element_index.
 enum { ELEMENT_THREADS = 256 };
 #define LAUNCH_ELEMENTS_ON(stream, kernel, wide, count, ...)                                                          \
     do {                                                                                                              \
@@ -103,14 +103,13 @@ enum { ELEMENT_THREADS = 256 };
     } while (0)
 #define LAUNCH_ELEMENTS(kernel, wide, count, ...) LAUNCH_ELEMENTS_ON(main_stream, kernel, wide, count, __VA_ARGS__)
 
-// All of it a multiple of W, which nvcc must see: where it does not, it splits a 16-byte store into four.
+// The expression is a multiple of W that nvcc recognises; otherwise it splits a 16-byte store into four.
 template <int W> static __device__ inline size_t element_index(size_t begin) {
     return (begin / W + blockIdx.x * (size_t)ELEMENT_THREADS + threadIdx.x) * W;
 }
 
-// Elements of rows, where the place within a row matters: a block per row, or several; a kernel<W>(...) takes row
-// blockIdx.x and the column from column_index. No division by a row's width, which would cost more than the memory
-// does.
+// Elements of rows, if the column matters: one or several blocks per row; a kernel<W>(...) computes row blockIdx.x and
+// the column of column_index. This avoids a division by the row width, which would take longer than the memory access.
 #define LAUNCH_COLUMNS_OF(W, kernel, rows, width, ...)                                                          \
     do {                                                                                                        \
         int columns_threads = (width) / (W);                                                                    \
@@ -129,9 +128,9 @@ template <int W> static __device__ inline unsigned column_index(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * W;
 }
 
-// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. Where a row has less
-// than a warp of packs, fewer lanes take several each if that leaves fewer idle: 4 at 12 packs (D = 96), not 16. At
-// least 64 bytes of a row are read at once.
+// Rows: `lanes` neighbouring threads, a power of two up to a warp, share a row of `packs` packs. If a row has fewer
+// packs than a warp has lanes, fewer lanes process several packs each if that leaves fewer lanes idle: 4 for 12 packs
+// (D = 96), not 16. At least 64 bytes of a row are read at once.
 enum { ROW_THREADS = 128, ROW_LEAST_LANES = 4 };
 static inline int row_lanes(int packs, bool wide) {
     int lanes = 1;
@@ -140,14 +139,14 @@ static inline int row_lanes(int packs, bool wide) {
         if ((packs + fewer - 1) / fewer * fewer < (packs + lanes - 1) / lanes * lanes) lanes = fewer;
     return lanes;
 }
-#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                \
-    do {                                                                                                           \
-        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                       \
-        CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; a smaller --batch-size helps", \
-              (size_t)(rows));                                                                                     \
-        unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                              \
-        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                    \
-        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                            \
+#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                 \
+    do {                                                                                                            \
+        int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                        \
+        CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; choose a smaller --batch-size", \
+              (size_t)(rows));                                                                                      \
+        unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                               \
+        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                     \
+        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                             \
     } while (0)
 
 static __device__ inline unsigned row_index(int lanes) {
@@ -157,7 +156,7 @@ static __device__ inline unsigned row_index(int lanes) {
 static __device__ inline int row_lane(int lanes) { return (int)threadIdx.x & (lanes - 1); }
 
 // ---------------------------------------------------------------------------------------------------
-// Reductions. All threads of the warps (or of the block) call them; every one gets the result.
+// Reductions. All threads of the warps (or of the block) call them, and all receive the result.
 
 static const unsigned ALL_LANES = 0xFFFFFFFFu;
 
@@ -171,11 +170,11 @@ static __device__ inline float lanes_max(float x, int lanes) {
     return x;
 }
 
-// `memory`: WARP elements shared by the block, free for other use after the next barrier
+// `memory`: WARP elements shared by the block, available for other use after the next barrier
 template <typename T> static __device__ inline T block_sum(T x, T *memory) {
     int lane = (int)threadIdx.x % WARP, warp = (int)threadIdx.x / WARP, warps = (int)blockDim.x / WARP;
     x = lanes_sum(x, WARP);
-    __syncthreads(); // an earlier use of the memory is over
+    __syncthreads(); // earlier uses of the memory are complete
     if (lane == 0) memory[warp] = x;
     __syncthreads();
     return lanes_sum(lane < warps ? memory[lane] : (T)0, WARP);
@@ -207,7 +206,7 @@ static inline void column_sum(float *out, const float *partial, int parts, int C
     LAUNCH(column_sum_kernel, blocks_of(C, WARP), COLUMN_GROUPS * WARP, 0, out, partial, parts, C);
 }
 
-// Within 4 units of the last place: expf 1, the sum 1/2, __fdividef 2. An exact division has a branch per element.
-// Below -87 the quotient is 0 instead of less than 2^-125; NaN stays NaN.
+// Error below 4 ulp: expf 1, the sum 1/2, __fdividef 2. An exact division has a branch per element. Below -87 the
+// quotient is 0 instead of a value below 2^-125; NaN gives NaN.
 static __device__ inline float sigmoid_of(float x) { return __fdividef(1, 1 + expf(-x)); }
 #endif

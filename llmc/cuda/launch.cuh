@@ -1,16 +1,16 @@
 /*
-launch.cuh: how a kernel is launched and gets its shared memory, in the GPU build and in the one that runs on the CPU
-(dev/cuda_on_cpu, selected by CUDA_ON_CPU). A kernel file needs nothing else of either.
+launch.cuh: kernel launches and shared memory, in the GPU build and in the one that runs kernels on the CPU
+(dev/cuda_on_cpu, selected by CUDA_ON_CPU). Kernel files do not distinguish the two.
 
-  LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a launch that fails ends the program
-  LAUNCH_ON(stream, kernel, ...)                       on another
-  SHARED(type, name, count);                           type name[count] that the block shares, not initialised
+  LAUNCH(kernel, grid, block, shared_bytes, args...)   on the stream `main_stream`; a failed launch ends the program
+  LAUNCH_ON(stream, kernel, ...)                       on another stream
+  SHARED(type, name, count);                           type name[count], shared by the block, not initialised
   DYNAMIC_SHARED(type, name);                          type *name: the shared_bytes of the launch, 16-byte aligned
 
-A kernel that is a template goes in parentheses: LAUNCH((kernel<float, 4>), grid, block, 0, x). grid and block are
-integers or dim3. Null pointers among the arguments are written nullptr. shared_bytes above 48 KiB need
-LAUNCH_ALLOW_SHARED(kernel, bytes) once before. A SHARED array is aligned for its type and no more: for 16-byte accesses
-give it a 16-byte type.
+A kernel that is a template is written in parentheses: LAUNCH((kernel<float, 4>), grid, block, 0, x). grid and block are
+integers or dim3. Null pointers among the arguments are written nullptr. shared_bytes above 48 KiB require one call of
+LAUNCH_ALLOW_SHARED(kernel, bytes) before. A SHARED array has the alignment of its type: 16-byte accesses require a
+16-byte type.
 */
 #ifndef LLMC_LAUNCH_CUH
 #define LLMC_LAUNCH_CUH
@@ -41,10 +41,10 @@ struct OperationRange {
 };
 #define OPERATION() const OperationRange operation_range(__func__)
 
-// Faults of kernels (illegal address, misaligned address and the like) are reported by whatever call comes next.
+// Errors of kernels (illegal or misaligned addresses and the like) are reported by a later call.
 static inline const char *launch_remark(cudaError_t error) {
     bool late = error >= cudaErrorIllegalAddress && error <= cudaErrorLaunchFailure;
-    return late ? "; an earlier kernel may be the cause: CUDA_LAUNCH_BLOCKING=1 names it" : "";
+    return late ? "; an earlier kernel may be the cause; CUDA_LAUNCH_BLOCKING=1 identifies it" : "";
 }
 
 #define LAUNCH_CHECK(call, kernel_name)                                                                                \
@@ -78,7 +78,7 @@ static inline const char *launch_remark(cudaError_t error) {
         LAUNCH_CHECK(cudaGetLastError(), #kernel);                          \
     } while (0)
 #define SHARED(type, name, count) __shared__ type name[count]
-// one declaration for all types: templates of one file may each want another
+// one declaration for all types, since templates of one file may use different types
 #define DYNAMIC_SHARED(type, name)                   \
     extern __shared__ uint4 launch_dynamic_shared[]; \
     type *name = reinterpret_cast<type *>(launch_dynamic_shared)

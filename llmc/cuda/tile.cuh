@@ -1,15 +1,14 @@
 /*
 tile.cuh: products of 64 x 64 tiles by a block of 256 threads, for attention_kernels.cuh and gemm_plain.cuh.
 
-  tile_dot         acc (64,64) += A B^T       A (64,width), B (64,width): rows of q, k, v or dO where they are
+  tile_dot         acc (64,64) += A B^T       A (64,width), B (64,width): rows of q, k, v or dO in device memory
   tile_accumulate  out (64,width) += P^T X    P (64,64) in shared memory, X (64,width)
 
-Thread (y,x) of 16 x 16 owns rows 4y .. 4y+3 and columns 4x .. 4x+3 of every 64 x 64 piece, in registers. Both products
-bring a piece of the operands into shared memory as fp32, zeros where a row or column does not exist, and read it from
-there in vectors of four.
+Thread (y,x) of 16 x 16 holds rows 4y .. 4y+3 and columns 4x .. 4x+3 of every 64 x 64 piece in registers. Both products
+copy a piece of the operands to shared memory as fp32, with zeros for missing rows and columns, and read it in vectors
+of four.
 
-Shared memory: the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed; or X, (TILE, TILE_LD), in the same
-place.
+Shared memory holds either the two operands of tile_dot, (TILE_DEPTH, TILE_LD) each, transposed, or X, (TILE, TILE_LD).
 */
 #ifndef LLMC_TILE_CUH
 #define LLMC_TILE_CUH
@@ -22,7 +21,7 @@ enum { TILE_OPERANDS = 2 * TILE_DEPTH * TILE_LD, TILE_SCORES = TILE * TILE_LD };
 typedef struct {
     const floatX *first;
     int ld, count, width;
-    bool wide; // packs may be loaded
+    bool wide; // can be loaded in packs of 16 bytes
 } TileRows;
 
 static __device__ inline TileRows tile_rows(const floatX *x, int t0, int end, int ld, int width, bool wide) {
@@ -35,7 +34,7 @@ static __device__ inline TileRows tile_rows(const floatX *x, int t0, int end, in
     return rows;
 }
 
-// v[0..7] = row i, columns c .. c+7, 0 where there is none
+// v[0..7] = row i, columns c .. c+7, 0 for missing elements
 static __device__ inline void tile_load8(float *v, TileRows x, int i, int c) {
     const floatX *from = x.first + (size_t)i * x.ld + c;
     if (x.wide && i < x.count && c + 8 <= x.width) {
@@ -83,7 +82,7 @@ template <int DEPTH> static __device__ inline void tile_multiply(float (&acc)[4]
 
 static __device__ inline void tile_dot(float (&acc)[4][4], TileRows a, TileRows b, float *operands) {
     for (int c0 = 0; c0 < a.width; c0 += TILE_DEPTH) {
-        __syncthreads(); // what the operands' place held has been read
+        __syncthreads(); // earlier reads of the operands are complete
         tile_load_transposed(operands, a, c0);
         tile_load_transposed(operands + TILE_DEPTH * TILE_LD, b, c0);
         __syncthreads();
@@ -97,14 +96,14 @@ static __device__ inline void tile_accumulate(float (&out)[PIECES][4][4], const 
     UNROLL
     for (int piece = 0; piece < PIECES; piece++) {
         if (piece * TILE >= x.width) break;
-        __syncthreads(); // p is written, and the operands' place is free
+        __syncthreads(); // p is written, and earlier reads of the operands are complete
         tile_load_rows(operands, x, piece * TILE);
         __syncthreads();
         tile_multiply<TILE>(out[piece], p, operands);
     }
 }
 
-// p[4x + c, 4y + r] = acc[r,c], as tile_accumulate reads it
+// p[4x + c, 4y + r] = acc[r,c], the layout of tile_accumulate
 static __device__ inline void tile_store_scores(float *p, const float (&acc)[4][4]) {
     float *to = p + threadIdx.x % 16 * 4 * TILE_LD + threadIdx.x / 16 * 4;
     UNROLL
@@ -114,7 +113,7 @@ static __device__ inline void tile_store_scores(float *p, const float (&acc)[4][
     }
 }
 
-// rows[4y + r, :] = factor[r] out, or += it
+// rows[4y + r, :] = factor[r] out, or with add +=
 template <int PIECES>
 static __device__ inline void tile_write(floatX *rows, int ld, int count, int width, const float (&out)[PIECES][4][4],
                                          const float (&factor)[4], bool add) {

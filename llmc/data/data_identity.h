@@ -1,21 +1,19 @@
 /*
-data_identity.h: what is asked of a loader's data as a whole: its first tokens, whether it is other data and what
-differs, and what it is in words.
+data_identity.h: fingerprint, description and comparison of the data of a loader, and its first tokens.
 */
 #ifndef LLMC_DATA_IDENTITY_H
 #define LLMC_DATA_IDENTITY_H
 #include "dataloader.h"
 
 #ifndef FIRST_TOKENS_PIECE
-#define FIRST_TOKENS_PIECE 65536 // tokens that are read at a time
+#define FIRST_TOKENS_PIECE 65536 // tokens per read
 #endif
 
-// out[0..count) = the first tokens of the shards in file order, across shards, each token once.
+// out[0..count) = the first tokens of the shards in file order, continued across shards.
 static inline void dataloader_read_first_tokens(const DataLoader *l, int *out, size_t count) {
     CHECK(count <= l->token_count,
-          "%zu tokens are wanted and the shards (%s ...) have %zu: use a smaller --batch-size or "
-          "--seq-len",
-          count, l->shards[0].path, l->token_count);
+          "%zu tokens are needed and the shards (%s ...) have %zu: use a smaller --batch-size or --seq-len", count,
+          l->shards[0].path, l->token_count);
     char error[SHARD_ERROR_BYTES];
     void *raw = checked_calloc(FIRST_TOKENS_PIECE, sizeof(uint32_t));
     for (size_t i = 0, done = 0; done < count; i++) {
@@ -32,9 +30,9 @@ static inline void dataloader_read_first_tokens(const DataLoader *l, int *out, s
     free(raw);
 }
 
-// XXH3 over the number of a corpus's shards and, for each in order, token width, token count and 16 evenly spread
-// blocks of 4 KiB (all of a shard up to 64 KiB): tells other data from the same data elsewhere, at a cost that does not
-// grow with it.
+// XXH3 of the number of shards of a corpus and, for each shard in order, its token width, token count and 16 evenly
+// spaced blocks of 4 KiB (all of a shard up to 64 KiB). Different data get different fingerprints; the path does not
+// matter, and the cost does not grow with the size of a shard.
 static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *corpus) {
     char error[SHARD_ERROR_BYTES];
     unsigned char block[4096];
@@ -62,7 +60,8 @@ static inline uint64_t corpus_fingerprint(const DataLoader *l, const Corpus *cor
     return fingerprint;
 }
 
-// Of all corpora, each of which keeps its own: of one corpus that, of several also their names and weights.
+// The fingerprint of all data: that of a single corpus, or a hash of the fingerprints, names and weights of several.
+// Stores the fingerprint of each corpus.
 static inline uint64_t dataloader_fingerprint(DataLoader *l) {
     uint64_t all = 0;
     for (int i = 0; i < l->corpus_count; i++) {
@@ -74,12 +73,12 @@ static inline uint64_t dataloader_fingerprint(DataLoader *l) {
     return all;
 }
 
-// What a corpus is called where it need not be told from others: one alone has no name.
+// The name of a corpus in messages and checkpoints: empty if there is only one.
 static inline const char *corpus_shown_name(const DataLoader *l, const Corpus *s) {
     return l->corpus_count > 1 ? s->name : "";
 }
 
-// What a checkpoint says of the data beside its fingerprint, so that a resume can name what differs.
+// The "data" of a checkpoint, which lets a resume name what differs.
 static inline cJSON *dataloader_identity(const DataLoader *l) {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < l->corpus_count; i++) {
@@ -95,7 +94,7 @@ static inline cJSON *dataloader_identity(const DataLoader *l) {
     return list;
 }
 
-// How a corpus differs from an item of dataloader_identity; `text` stays as it is when it does not.
+// Writes to `text` how a corpus differs from an item of dataloader_identity; leaves it unchanged if it does not.
 static inline void corpus_describe_difference(const DataLoader *l, const Corpus *s, const cJSON *item, char *text,
                                               size_t size) {
     const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, "name")),
@@ -104,21 +103,21 @@ static inline void corpus_describe_difference(const DataLoader *l, const Corpus 
     double weight = 0;
     if (!name || !json_get_u64(item, "shards", &shards) || !json_get_u64(item, "tokens", &tokens) ||
         !json_get_u64(item, "fingerprint", &fingerprint) || !json_get_number(item, "weight", &weight)) {
-        snprintf(text, size, ", and the \"data\" of its checkpoint cannot be read");
+        snprintf(text, size, ", and \"data\" in its checkpoint is invalid");
     } else if (strcmp(name, shown) != 0) {
-        snprintf(text, size, ": there is '%s' where another name was", shown);
+        snprintf(text, size, ": '%s' has replaced a corpus of another name", shown);
     } else if (weight != s->weight) {
-        snprintf(text, size, ": the weight of '%s' was %.9g and is %.9g", shown, weight, s->weight);
+        snprintf(text, size, ": the weight of '%s' was %.9g and is now %.9g", shown, weight, s->weight);
     } else if (shards != s->shard_count || tokens != s->token_count) {
-        snprintf(text, size, ": %s had %" PRIu64 " tokens in %" PRIu64 " shards and has %zu in %zu",
+        snprintf(text, size, ": %s had %" PRIu64 " tokens in %" PRIu64 " shards and now has %zu in %zu",
                  *shown ? shown : "it", tokens, shards, s->token_count, s->shard_count);
     } else if (fingerprint != s->fingerprint) {
-        snprintf(text, size, ": %s had other tokens in its %zu shards", *shown ? shown : "it", s->shard_count);
+        snprintf(text, size, ": %s had different tokens in its %zu shards", *shown ? shown : "it", s->shard_count);
     }
 }
 
-// The first difference between the data and that of a checkpoint, as the end of a sentence. `text` stays empty when
-// the checkpoint says no more than its fingerprint.
+// Writes the first difference between the data and that of a checkpoint to `text`, as the end of a sentence. `text` is
+// empty if the checkpoint has only a fingerprint.
 static inline void dataloader_describe_difference(const DataLoader *l, const cJSON *identity, char *text, size_t size) {
     int count = cJSON_GetArraySize(identity);
     text[0] = 0;
@@ -129,21 +128,22 @@ static inline void dataloader_describe_difference(const DataLoader *l, const cJS
         corpus_describe_difference(l, &l->corpora[i], cJSON_GetArrayItem(identity, i), text, size);
 }
 
-// Ends the program when two corpora share a file: its windows would be read by both, each in an order of its own.
+// Exits if two corpora share a file: both would read its windows, each in its own order.
 static inline void dataloader_check_distinct_files(const DataLoader *l) {
     for (int i = 1; i < l->corpus_count; i++)
         for (size_t a = l->corpora[i].first_shard; a < l->corpora[i].first_shard + l->corpora[i].shard_count; a++)
             for (size_t b = 0; b < l->corpora[i].first_shard; b++)
-                CHECK(l->shards[a].device != l->shards[b].device || l->shards[a].inode != l->shards[b].inode,
-                      "token shard %s is in '%s' and in a corpus before it: name it in one and add the weights up",
-                      l->shards[a].path, l->corpora[i].name);
+                CHECK(
+                    l->shards[a].device != l->shards[b].device || l->shards[a].inode != l->shards[b].inode,
+                    "token shard %s is in '%s' and in an earlier corpus: specify it in one corpus and add the weights",
+                    l->shards[a].path, l->corpora[i].name);
 }
 
 static inline double corpus_epochs(const Corpus *s, double windows) {
     return windows * s->weight / (double)s->window_count;
 }
 
-// For run.json, after dataloader_fingerprint; `windows` are those that the run reads, 0 when that is not known.
+// For run.json, after dataloader_fingerprint. windows: the number that the run reads, 0 if unknown.
 static inline cJSON *dataloader_describe(const DataLoader *l, double windows) {
     cJSON *list = cJSON_CreateArray();
     for (int i = 0; i < l->corpus_count; i++) {
@@ -166,7 +166,7 @@ static inline cJSON *dataloader_describe(const DataLoader *l, double windows) {
     return list;
 }
 
-// The start-up print of training data.
+// Prints the training data at the start of a run.
 static inline void dataloader_print(const DataLoader *l, double windows) {
     for (int i = 0; i < l->corpus_count; i++) {
         const Corpus *s = &l->corpora[i];

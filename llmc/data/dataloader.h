@@ -1,26 +1,25 @@
 /*
-dataloader.h: batches of token windows out of token shards, read ahead of the step that uses them.
+dataloader.h: batches of token windows from token shards, read ahead of the step that uses them.
 
-  corpus    the shards (shards.h) that one path of the data text (corpus.h) names, in the byte order of their
-            names, whole (a GLOB, with ~ and {a,b}) or the train_*.bin or val_*.bin of a corpus directory
-  window    T+1 tokens of one shard: T inputs and, shifted by one, T targets. Windows start every T tokens,
-            so a shard of n tokens has floor((n-1)/T) of them. They are numbered through all shards of a corpus,
-            0 .. W-1; a shard without a window is refused.
-  order     A run reads windows by a global index g = 0, 1, 2, ... that never restarts. Of one corpus:
-                shuffled (training):   window = permutation(seed, epoch = g / W)[g % W]
-                not (validation):      window = g % W, that is, the first windows of the shards in order
-            Micro-batch m of rank r takes g = base + m*(ranks*B) + r*B + b, b in [0,B). So the windows of an
-            update are the indices [base, base + windows per update), whatever the micro-batch and the rank
-            count; the index of the next window is all that a resume needs; and a batch may lie across an
-            epoch's end.
-  mixture   Of several corpora with weights w that add up to 1, the first k blocks of M = MIXTURE_BLOCK indices have
+  corpus    the shards (shards.h) of one path of the data text (corpus.h), sorted by name: the files that a GLOB matches
+            (with ~ and {a,b}), or train_*.bin or val_*.bin of a corpus directory
+  window    T+1 consecutive tokens of one shard: T inputs and, shifted by one, T targets. Windows start every T tokens,
+            so a shard of n tokens has floor((n-1)/T) windows. They are numbered across the shards of a corpus, from 0
+            to W-1. A shard without a window is rejected.
+  order     A run reads windows by a global index g = 0, 1, 2, ... that never restarts. For a single corpus:
+                shuffled (training):       window = permutation(seed, epoch = g / W)[g % W]
+                in order (validation):     window = g % W, that is, the first windows of the shards
+            Micro-batch m of rank r takes g = base + m*(ranks*B) + r*B + b, b in [0,B). The windows of an update are
+            therefore [base, base + windows per update), whatever the micro-batch size and the number of ranks. The
+            index of the next window is the only state that a resume needs. A batch may cross the end of an epoch.
+  mixture   With several corpora of weights w that sum to 1, the first k blocks of M = MIXTURE_BLOCK indices have
                 floor(k M (w_0 + ... + w_i)) - floor(k M (w_0 + ... + w_i-1))
-            windows of corpus i: at every block's end less than one window from its weight, and less than two within
-            a block. They lie at places that a permutation keyed by (seed, block) gives, and are the next ones of the
-            order that the corpus has alone, with a seed from its name. Weights are multiples of 2^-32, so all is exact.
-  reading   One thread fills DATALOADER_SLOTS batches ahead. Descriptors are bounded, so thousands
-            of shards work. What goes wrong in the thread is kept and reported by the dataloader_next that
-            would have returned that batch, in the caller's thread; so nothing waits for ever.
+            windows of corpus i. The deviation from its weight is less than one window at the end of a block, and less
+            than two within a block. A permutation keyed by (seed, block) places them in the block. They are the next
+            windows in the order of a single corpus, with a seed derived from the name. Weights are multiples of 2^-32,
+            so all of this is exact.
+  reading   One thread fills DATALOADER_SLOTS batches ahead. The number of open files is bounded. An error in the thread
+            is reported by the dataloader_next call that would have returned the batch, in the caller's thread.
   traffic   2 or 4 (T+1) bytes of file per window, 8T bytes copied to the caller
 */
 #ifndef LLMC_DATALOADER_H
@@ -33,39 +32,39 @@ enum { DATALOADER_SLOTS = 2, DATALOADER_OPEN_FILES = 64, MIXTURE_BLOCK = 4096 };
 #define MIXTURE_ONE (1ull << 32)
 
 typedef struct {
-    char name[CORPUS_NAME]; // empty for the only one
-    const char *path;       // owned by the loader's list
+    char name[CORPUS_NAME]; // empty if there is only one corpus
+    const char *path;       // owned by DataLoader.specs
     double weight;
-    uint64_t weight_end;        // its weight and those of the corpora before it, in units of 2^-32
-    uint64_t seed, fingerprint; // the latter by dataloader_fingerprint
+    uint64_t weight_end;        // sum of the weights up to this corpus, in units of 2^-32
+    uint64_t seed, fingerprint; // fingerprint: set by dataloader_fingerprint
     uint64_t window_count;      // W: one epoch
     size_t first_shard, shard_count, token_count;
-    bool described; // by a corpus.json
-    int vocab_size; // of corpus.json; 0: not known
+    bool described; // has a corpus.json
+    int vocab_size; // from corpus.json; 0: unknown
     Separator separator;
 } Corpus;
 
-// Fields above the line are for everyone to read; wait_seconds may be reset. Do not move it between open and close.
+// Callers may read the fields above the line and reset wait_seconds. The struct must not move between open and close.
 typedef struct {
     int B, T, V, rank, ranks;
     uint64_t seed;
     bool shuffle;
-    bool documents; // dataloader_next gives the places where documents begin; set before dataloader_start
+    bool documents; // dataloader_next returns where documents begin; set before dataloader_start
     int corpus_count;
     Corpus *corpora;
     size_t shard_count, token_count;
     uint64_t window_count; // of all shards
-    double wait_seconds;   // that dataloader_next has waited for a batch since dataloader_open
+    double wait_seconds;   // time that dataloader_next has waited since dataloader_open
     // ---- private
     CorpusSpecs specs;
     Shard *shards;
     struct {
         int fd; // -1: free
         size_t shard;
-    } open_files[DATALOADER_OPEN_FILES]; // used by the thread alone: shard s is kept in place s % OPEN_FILES
-    int *slots;                          // (SLOTS, B, 2T+1): T+1 tokens, T places of documents
-    void *raw;                           // (T+1) tokens as they are in the file
-    uint64_t first, produced, consumed;  // batches since dataloader_start, which was at global index `first`
+    } open_files[DATALOADER_OPEN_FILES]; // used by the thread only: shard s is in place s % OPEN_FILES
+    int *slots;                          // (SLOTS, B, 2T+1): T+1 tokens, T document starts
+    void *raw;                           // (T+1) tokens in the format of the file
+    uint64_t first, produced, consumed;  // batches since dataloader_start; `first`: its global index
     bool running, stop, failed;
     pthread_t thread;
     pthread_mutex_t lock;
@@ -75,24 +74,24 @@ typedef struct {
 
 typedef struct {
     const Corpus *corpus;
-    uint64_t window; // within the corpus
+    uint64_t window; // in the corpus
 } CorpusWindow;
 
-// The windows of the corpora up to one in the blocks before `block`: weight_end / 2^32 * block * MIXTURE_BLOCK, rounded down
-// (in two parts, since the product would overflow).
+// The number of windows that the blocks before `block` take from the corpora up to the one with this weight_end:
+// weight_end / 2^32 * block * MIXTURE_BLOCK, rounded down. Computed in two parts to avoid overflow.
 static inline uint64_t mixture_windows(uint64_t weight_end, uint64_t block) {
     uint64_t unit = MIXTURE_ONE / MIXTURE_BLOCK;
     return block / unit * weight_end + block % unit * weight_end / unit;
 }
 
-// What is at global index `index` of the run.
+// The window at global index `index` of the run.
 static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index) {
     CorpusWindow p = {l->corpora, 0};
     if (l->corpus_count > 1) {
-        // places in the block and windows of the corpora before
+        // places in this block, and windows in earlier blocks, of the corpora before this one
         uint64_t block = index / MIXTURE_BLOCK, low = 0, before = 0;
         uint64_t place = permutation_at(index % MIXTURE_BLOCK, MIXTURE_BLOCK, l->shuffle ? l->seed : 0, block);
-        for (;; p.corpus++) { // the last one's ends at MIXTURE_BLOCK
+        for (;; p.corpus++) { // ends at the last corpus: its `high` is MIXTURE_BLOCK
             uint64_t done = mixture_windows(p.corpus->weight_end, block),
                      high = mixture_windows(p.corpus->weight_end, block + 1) - done;
             index = done - before + (place - low);
@@ -105,8 +104,8 @@ static inline CorpusWindow dataloader_locate(const DataLoader *l, uint64_t index
     return p;
 }
 
-// Rounds the weights to units of 2^-32. One window of a block is the least: with less, a corpus's places in a block
-// could begin behind their end.
+// Rounds the weights to units of 2^-32. A weight must be at least one window per block: with less, a corpus could have
+// a negative number of places in a block.
 static inline void dataloader_set_weights(DataLoader *l) {
     double sum = 0;
     uint64_t before = 0;
@@ -115,25 +114,26 @@ static inline void dataloader_set_weights(DataLoader *l) {
         sum += s->weight;
         s->weight_end = i + 1 < l->corpus_count ? (uint64_t)(sum * (double)MIXTURE_ONE + 0.5) : MIXTURE_ONE;
         CHECK(s->weight_end >= before + MIXTURE_ONE / MIXTURE_BLOCK,
-              "the weight of '%s' is less than 1/%d of all: leave it out", s->name, MIXTURE_BLOCK);
+              "the weight of '%s' is less than 1/%d of the sum: omit it", s->name, MIXTURE_BLOCK);
         s->weight = (double)(s->weight_end - before) / (double)MIXTURE_ONE;
         before = s->weight_end;
     }
 }
 
 static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const CorpusSpec *item) {
-    CorpusInfo about;
-    bool described = corpus_read_info(item->path, &about);
-    CHECK(about.vocab_size <= l->V,
-          "the tokens of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more, or with --init "
-          "data of the model's tokenizer",
-          item->path, about.vocab_size - 1, l->V, about.vocab_size);
+    CorpusInfo info;
+    bool described = corpus_read_info(item->path, &info);
+    CHECK(
+        info.vocab_size <= l->V,
+        "the token ids of %s go up to %d and the model has a vocabulary of %d: use --vocab %d or more; with --init use "
+        "data of the model's tokenizer",
+        item->path, info.vocab_size - 1, l->V, info.vocab_size);
     memcpy(corpus->name, item->name, sizeof(corpus->name));
     corpus->path = item->path;
     corpus->weight = item->weight;
     corpus->seed = l->corpus_count > 1 ? random_key(item->name, l->seed) : l->seed;
-    corpus->vocab_size = about.vocab_size;
-    corpus->separator = about.separator;
+    corpus->vocab_size = info.vocab_size;
+    corpus->separator = info.separator;
     ShardList found = shards_find(item->path, l->shuffle ? "train" : "val");
     corpus->described = described;
     corpus->first_shard = l->shard_count;
@@ -157,7 +157,7 @@ static inline void dataloader_open_corpus(DataLoader *l, Corpus *corpus, const C
     l->token_count += corpus->token_count;
 }
 
-// Finds and checks the shards. Ends the program with one line when there are none or one of them is not right.
+// Finds and checks the shards. Exits with one line if there are none or one of them is invalid.
 static inline void dataloader_open(DataLoader *l, const char *text, int B, int T, int V, int rank, int ranks,
                                    uint64_t seed, bool shuffle) {
     assert(B > 0 && T > 0 && V > 0 && rank >= 0 && rank < ranks);
@@ -175,11 +175,12 @@ static inline void dataloader_open(DataLoader *l, const char *text, int B, int T
           "out of memory for the data loader's lock");
 }
 
-// tokens[0..T] = the window at global index `index`, tokens[T+1..2T] = where their documents begin, if that is asked
-// for. Called by the thread alone.
+// tokens[0..T] = the window at global index `index`. With l->documents, tokens[T+1..2T] = the document starts of its
+// inputs. Called by the thread only.
 static inline bool dataloader_read_window(DataLoader *l, uint64_t index, int *tokens) {
     CorpusWindow at = dataloader_locate(l, index);
-    size_t low = at.corpus->first_shard, high = low + at.corpus->shard_count; // the last shard that begins no later
+    size_t low = at.corpus->first_shard,
+           high = low + at.corpus->shard_count; // search the last shard whose first window is not after it
     while (high - low > 1) {
         size_t middle = low + (high - low) / 2;
         if (l->shards[middle].first_window <= at.window) low = middle;
@@ -233,7 +234,7 @@ static inline void dataloader_stop(DataLoader *l) {
     l->running = false;
 }
 
-// Begins reading ahead at a global window index, the same on all ranks. May be called again to go elsewhere.
+// Starts reading ahead at a global window index, the same on all ranks. May be called again to seek.
 static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     dataloader_stop(l);
     l->first = first_window;
@@ -243,8 +244,8 @@ static inline void dataloader_start(DataLoader *l, uint64_t first_window) {
     l->running = true;
 }
 
-// inputs, targets (B,T) = this rank's next micro-batch, and, unless starts is NULL, starts (B,T) = where the document
-// of each input begins; the position advances by ranks*B. Ends the program with one line when it could not be read.
+// inputs, targets (B,T) = this rank's next micro-batch. starts (B,T), unless NULL = the position where the document of
+// each input begins. The global index advances by ranks*B windows. Exits with one line if the batch could not be read.
 static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int *starts) {
     assert(l->running && (starts == NULL || l->documents));
     pthread_mutex_lock(&l->lock);
@@ -268,7 +269,7 @@ static inline void dataloader_next(DataLoader *l, int *inputs, int *targets, int
     pthread_mutex_unlock(&l->lock);
 }
 
-// The global index of the next window: what a checkpoint stores and dataloader_start takes.
+// The global index of the next window, which a checkpoint stores and dataloader_start takes.
 static inline uint64_t dataloader_position(const DataLoader *l) {
     return l->first + l->consumed * (uint64_t)l->ranks * (uint64_t)l->B;
 }

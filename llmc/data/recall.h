@@ -1,19 +1,18 @@
 /*
-recall.h: associative recall, a generated task: which value stood behind this key?
+recall.h: associative recall, a synthetic task: retrieve the value that followed a key.
 
   sequence   k1 v1 k2 v2 .. kP vP | noise | q1 a1 q2 a2 .. qP aP
-             Keys, values and noise are different tokens of a sequence, drawn anew for each. The q are the keys in
-             another order, each followed by its value. The noise, which there may be none of, is what attention has
-             to look past.
-  scored     the prediction behind each q: the value is the likeliest of all tokens (exact match); it is the likeliest
-             of the P values (chance: 1/P); and its loss
-  symbols    tokens that the model knows: those that are most frequent in the validation data
-  seeded     everything follows from a key of the caller; no state
+             Keys, values and noise of a sequence are distinct tokens, drawn at random for each sequence. The queries q
+             are the keys in another order, each followed by its value. The noise may be empty.
+  scores     For the prediction after each query: whether the value has the highest probability of all tokens (exact
+             match), whether it has the highest of the P values (chance level 1/P), and its loss.
+  symbols    the most frequent tokens of the validation data, which the model has seen
+  random     all random choices are functions of a key of the caller
 
-  int  recall_symbols(symbols, limit, counts, V)      how many there are; most frequent first, of equals the lower
+  int  recall_symbols(symbols, counts, V)             number of symbols; most frequent first, then lower ids first
   int  recall_cells(cells, T, symbol_count)           the combinations of P and noise that fit
   void recall_generate(tokens, cell, symbols, count, key)   recall_length(cell) tokens
-  void recall_score(score, logits, V, tokens, cell, query)  adds the prediction behind query number `query`
+  void recall_score(score, logits, V, tokens, cell, query)  adds the prediction after query number `query`
   source     Arora et al. 2024, "Zoology" (multi-query associative recall)
 */
 #ifndef LLMC_RECALL_H
@@ -33,13 +32,13 @@ typedef struct {
 } RecallScore;
 
 static inline int recall_length(RecallCell c) { return 4 * c.pairs + c.noise; }
-// Where query number `query` stands; its answer is the next token.
+// The position of query number `query`; its answer is the next token.
 static inline int recall_query(RecallCell c, int query) { return 2 * c.pairs + c.noise + 2 * query; }
 
 static inline int recall_symbols(int symbols[RECALL_SYMBOLS], const int64_t *counts, int V) {
     int count = 0;
     for (int v = 0; v < V; v++) {
-        int at = count; // into a short sorted list
+        int at = count; // insertion into a short sorted list
         while (at > 0 && counts[symbols[at - 1]] < counts[v]) at--;
         if (counts[v] == 0 || at == RECALL_SYMBOLS) continue;
         count = min_int(count + 1, RECALL_SYMBOLS);
@@ -49,7 +48,7 @@ static inline int recall_symbols(int symbols[RECALL_SYMBOLS], const int64_t *cou
     return count;
 }
 
-// P = 4, 8, .. RECALL_PAIRS, each without noise and with as much as fits into T positions.
+// P = 4, 8, .. RECALL_PAIRS, each without noise and with as much noise as fits into T positions.
 static inline int recall_cells(RecallCell cells[RECALL_CELLS], int T, int symbol_count) {
     int count = 0;
     for (int pairs = 4; pairs <= RECALL_PAIRS && 4 * pairs <= T && 2 * pairs <= symbol_count; pairs *= 2) {
@@ -60,7 +59,7 @@ static inline int recall_cells(RecallCell cells[RECALL_CELLS], int T, int symbol
     return count;
 }
 
-// Fisher and Yates: the first n of the items become a random choice in random order. *drawn counts the stream.
+// Fisher-Yates shuffle: the first n items become a random sample in random order. *drawn is the position in the stream.
 static inline void recall_shuffle(int *items, int count, int n, uint64_t key, uint64_t *drawn) {
     for (int i = 0; i < n; i++) {
         int j = i + (int)(random_bits(key, (*drawn)++) % (uint64_t)(count - i));
@@ -90,7 +89,7 @@ static inline void recall_generate(int *tokens, RecallCell c, const int *symbols
     }
 }
 
-// logits (V): behind query number `query` of tokens. A tie is no match, nor is a logit that is not a number.
+// logits (V): those after query number `query`. A tie is not a match, nor is a NaN.
 static inline void recall_score(RecallScore *score, const float *logits, int V, const int *tokens, RecallCell c,
                                 int query) {
     int answer = tokens[recall_query(c, query) + 1];

@@ -19,8 +19,8 @@ typedef struct {
 } ModelConfig;
 
 // The fastest bf16 kernels of cuBLAS require row widths that are multiples of 16 bytes, 8 elements (cuBLAS
-// documentation, "Tensor Core Usage"). Products of arbitrary output width (q, k, v, lambda; the logits) therefore compute
-// up to 7 more columns, whose weights and gradients are zero.
+// documentation, "Tensor Core Usage"). Products of arbitrary output width (q, k, v, lambda; the logits) therefore
+// compute up to 7 more columns, whose weights and gradients are zero.
 enum { MATRIX_ROWS = 8 };
 
 // Dimensions of the attention of a configuration; variants.h has the equations.

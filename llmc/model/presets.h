@@ -1,23 +1,22 @@
 /*
-presets.h: named model shapes. A preset gives what no flag gives; it says nothing of the attention
+presets.h: named model shapes. Options override the numbers of a preset. A preset does not select the attention
 variant, whose parameters follow from the shape (model_config.h).
 
-  tiny, small   a vocabulary of bytes, heads and MLP in the proportions of the larger ones; tiny is for a CPU
-  124m, 350m    the depth, width, head dimension, context and vocabulary of the GPT-2 sizes of these names,
-                with grouped keys and values and a SwiGLU MLP of about 8/3 of the width; the names are
-                GPT-2's, the parameter counts are below
-  the others    the Transformers that the Differential Transformer paper (arXiv 2410.05258) compares with:
-                the larger of its two head counts, as many key/value heads, vocabulary 100,288, sequences
-                of 2048 tokens as in its scaling runs, tied embeddings (with which its sizes come out). Its
-                MLP is 8/3 of the width; where that is no multiple of 64 (1.4b, 2.8b, 6.8b, 13.1b) it is
-                rounded up to one here, for the sake of tensor cores. 3b has the paper's 8192.
+  tiny, small   byte vocabulary, heads and MLP in the proportions of the larger presets; tiny is for a CPU
+  124m, 350m    depth, width, head dimension, context and vocabulary of the GPT-2 models of these names, with grouped
+                keys and values and a SwiGLU MLP of about 8/3 of the width; the parameter counts are below
+  the others    the Transformer baselines of the Differential Transformer paper (arXiv 2410.05258): the larger of its
+                two head counts, as many key/value heads, vocabulary 100,288, sequences of 2048 tokens as in its
+                scaling runs, tied embeddings (which reproduce its sizes). Its MLP width is 8/3 of the hidden size;
+                here it is rounded up to a multiple of 64 for tensor cores (1.4b, 2.8b, 6.8b, 13.1b). 3b has the
+                paper's 8192.
 
-  NAME-1.5h, NAME-2h   NAME with 1.5 NH and 2 NH heads: the further baselines of a comparison with DIFF V2.
-                The first has the attention parameters of diff_v2 with NH heads, but for lambda_proj; the
-                second its query heads, hence its attention kernel.
+  NAME-1.5h, NAME-2h   NAME with 1.5 NH and 2 NH heads: further baselines for comparisons with DIFF V2. The first has
+                the attention parameters of diff_v2 with NH heads, except lambda_proj; the second has its query heads
+                and hence its attention kernel.
 
-The three baselines and diff_v2 share their key/value heads (the cache is the same), whose number divides
-NH/2. In the paper's own shapes it does not; there the comparison is at NKV = NH/2, so NAME takes a flag:
+The three baselines and diff_v2 have the same number of key/value heads (hence the same cache size), which must divide
+NH/2. It does not in the paper's shapes; there, compare at NKV = NH/2 by adding an option to NAME:
   --preset 1.4b --kv-heads 8 --attention diff_v2    --preset 1.4b-1.5h --attention baseline
   --preset 1.4b --kv-heads 8 --attention baseline   --preset 1.4b-2h --attention baseline
 */
@@ -32,23 +31,24 @@ typedef struct {
 } Preset;
 
 // clang-format off
-// a shape, and the same with more heads; `more_kv` key/value heads there
-#define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V, tied)   \
-    {name,         L, C, NH,         NKV,     D, F, T, V, tied}, \
-    {name "-1.5h", L, C, NH * 3 / 2, more_kv, D, F, T, V, tied}, \
-    {name "-2h",   L, C, NH * 2,     more_kv, D, F, T, V, tied}
+// a shape, and the same shape with more heads and `more_kv` key/value heads
+#define SHAPES(name, L, C, NH, NKV, more_kv, D, F, T, V)          \
+    {name,         L, C, NH,         NKV,     D, F, T, V, true},  \
+    {name "-1.5h", L, C, NH * 3 / 2, more_kv, D, F, T, V, true},  \
+    {name "-2h",   L, C, NH * 2,     more_kv, D, F, T, V, true}
 static const Preset presets[] = {
-    //      name     L   C     NH  NKV more D    F      T     V       tied     parameters of the three as baselines
-    SHAPES("tiny",  4,  128,  4,  2,  2,   32,  352,   256,  256,    true),  //        771,200        836,736        902,272
-    SHAPES("small", 8,  256,  4,  2,  2,   64,  704,   256,  256,    true),  //      5,968,128      6,492,416      7,016,704
-    SHAPES("124m",  12, 768,  12, 6,  6,   64,  2048,  1024, 50257,  true),  //    116,473,344    123,551,232    130,629,120
-    SHAPES("350m",  24, 1024, 16, 8,  8,   64,  2752,  1024, 50257,  true),  //    329,910,272    355,076,096    380,241,920
-    SHAPES("830m",  24, 1536, 16, 16, 8,   96,  4096,  2048, 100288, true),  //    833,594,880    833,594,880    890,217,984
-    SHAPES("1.4b",  24, 2048, 16, 16, 8,   128, 5504,  2048, 100288, true),  //  1,419,741,184  1,419,741,184  1,520,404,480
-    SHAPES("2.8b",  32, 2560, 20, 20, 10,  128, 6848,  2048, 100288, true),  //  2,778,728,960  2,778,728,960  2,988,444,160
-    SHAPES("3b",    28, 3072, 24, 24, 12,  128, 8192,  2048, 100288, true),  //  3,479,153,664  3,479,153,664  3,743,394,816
-    SHAPES("6.8b",  32, 4096, 32, 32, 16,  128, 10944, 2048, 100288, true),  //  6,861,885,440  6,861,885,440  7,398,756,352
-    SHAPES("13.1b", 40, 5120, 40, 40, 20,  128, 13696, 2048, 100288, true),  // 13,123,015,680 13,123,015,680 14,171,591,680
+    //     name     L   C     NH  NKV  more  D    F      T     V       // parameters of a baseline:
+                                                                       //           NAME      NAME-1.5h        NAME-2h
+    SHAPES("tiny",  4,  128,  4,  2,   2,    32,  352,   256,  256),   //        771,200        836,736        902,272
+    SHAPES("small", 8,  256,  4,  2,   2,    64,  704,   256,  256),   //      5,968,128      6,492,416      7,016,704
+    SHAPES("124m",  12, 768,  12, 6,   6,    64,  2048,  1024, 50257), //    116,473,344    123,551,232    130,629,120
+    SHAPES("350m",  24, 1024, 16, 8,   8,    64,  2752,  1024, 50257), //    329,910,272    355,076,096    380,241,920
+    SHAPES("830m",  24, 1536, 16, 16,  8,    96,  4096,  2048, 100288),//    833,594,880    833,594,880    890,217,984
+    SHAPES("1.4b",  24, 2048, 16, 16,  8,    128, 5504,  2048, 100288),//  1,419,741,184  1,419,741,184  1,520,404,480
+    SHAPES("2.8b",  32, 2560, 20, 20,  10,   128, 6848,  2048, 100288),//  2,778,728,960  2,778,728,960  2,988,444,160
+    SHAPES("3b",    28, 3072, 24, 24,  12,   128, 8192,  2048, 100288),//  3,479,153,664  3,479,153,664  3,743,394,816
+    SHAPES("6.8b",  32, 4096, 32, 32,  16,   128, 10944, 2048, 100288),//  6,861,885,440  6,861,885,440  7,398,756,352
+    SHAPES("13.1b", 40, 5120, 40, 40,  20,   128, 13696, 2048, 100288),// 13,123,015,680 13,123,015,680 14,171,591,680
 };
 #undef SHAPES
 // clang-format on

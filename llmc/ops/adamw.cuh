@@ -1,9 +1,9 @@
 /*
-adamw: one step of Adam with decoupled weight decay. Equations in adamw.h.
+adamw.cuh: one step of Adam with decoupled weight decay. Equations in adamw.h.
 
-  mapping   a thread per pack of parameters with the moments, gradients and master weights that go with it
-  numerics  the scalars are combined in double on the host, the elements computed in fp32 on the master weights (or on
-            the parameters where there are none), and the parameter is the master weight rounded once
+  mapping   a thread per pack of parameters with their moments, gradients and master weights
+  numerics  the scalars are combined in double on the host; the elements are computed in fp32 from the master weights,
+            or from the parameters if there are none; the parameter is the master weight rounded once
   traffic   per element, bf16 with master weights: 16 bytes in, 14 out; fp32: 16 in, 12 out
 */
 #ifndef LLMC_ADAMW_CUH

@@ -1,11 +1,11 @@
 /*
-adamw: one step of Adam with decoupled weight decay.
+adamw.h: one step of Adam with decoupled weight decay.
 
-  g = grad_scale * grad                                   the scale carries the clipping factor
+  g = grad_scale * grad                                   grad_scale includes the clipping factor
   m = beta1 m + (1 - beta1) g,   v = beta2 v + (1 - beta2) g^2
   w -= lr (m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps) + weight_decay w)
   shapes    all (count); step counts from 1
-            master: the weights in `real` where params are narrower; then w is theirs, and params are w rounded
+            master: the weights in `real` if params are narrower; then w is master, and params are w rounded
   numerics  the scalars are combined in double, the elements computed in `real`
   traffic   4 in, 3 out per element
   source    Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization"

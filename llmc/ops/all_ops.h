@@ -1,5 +1,5 @@
 /*
-all_ops.h: what ops.h declares, defined: the CUDA twins with DEVICE_OPS, otherwise the C twins.
+all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins with DEVICE_OPS, otherwise the C twins.
 */
 #ifndef LLMC_ALL_OPS_H
 #define LLMC_ALL_OPS_H

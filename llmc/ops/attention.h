@@ -1,22 +1,22 @@
 /*
-attention: causal grouped-query attention, block by block, without a matrix of scores in memory.
+attention.h: causal grouped-query attention, block by block, without a matrix of scores in memory.
 
-  forward   S = scale Q K^T (the keys that the row may see),  P = softmax(S),  O = P V
+  forward   S = scale Q K^T (for the keys that the row attends to),  P = softmax(S),  O = P V
             L[t] = log sum_j exp(S[t,j]) is kept instead of P
-  backward  P = exp(S - L) is computed again, then
+  backward  P = exp(S - L) is recomputed. Each line inverts the forward equation on its left:
               O = P V                     =>  dP = dO V^T,   dV = P^T dO
               P = softmax(S)              =>  dS = P (dP - rowsum(P dP));  rowsum(P dP) = rowsum(dO O)
               S = scale Q K^T             =>  dQ = scale dS K,  dK = scale dS^T Q
   shapes    q (B,T,NQ,D), k (B,keys,NKV,D), v (B,keys,NKV,DV), out (B,T,NQ,DV) with the strides of
-            AttentionShape; keys = first + T; L (B,NQ,T). Query head j reads KV head j / (NQ/NKV).
-  method    Keys and values are first copied, once for all query heads that read them: transposed in panels of
+            AttentionShape; keys = first + T; L (B,NQ,T). Query head j uses KV head j / (NQ/NKV).
+  method    Keys and values are first copied, once for all query heads that use them: transposed in panels of
             TILE_COLUMNS for the products with K^T and V^T, and as rows padded with zeros. A block of ATTENTION_ROWS
-            queries of one head then meets the keys in blocks of ATTENTION_KEYS: a running maximum and sum per row
-            (forward), or dQ kept and dK, dV added to (backward). All products are tiles of tile.h; each stops at the
-            last key that its six rows see, so that little is computed above the diagonal.
-  numerics  all in `real`; one thread computes a block, so results do not depend on their number. The heads of a
-            group first write dK and dV of their own, which are then added in order. A single query (generation)
-            takes plain loops over the keys where they are: attention_forward_row.
+            queries of one head is then combined with the keys in blocks of ATTENTION_KEYS, with a running maximum and
+            sum per row (forward), or accumulating dQ, dK and dV (backward). All products are tiles of tile.h. Each
+            stops at the last key that its six rows attend to, so little is computed above the diagonal.
+  numerics  all in `real`. One thread computes a block, so results do not depend on the number of threads. The heads of
+            a group write separate dK and dV, which are then added in order. A single query (generation) uses plain
+            loops over the keys in place: attention_forward_row.
   memory    linear in T: the copies, blocks of scores per thread, and dK, dV per query head in the backward
   flops     forward 2 (D + DV) per query and visible key, backward 2 (3 D + 2 DV)
   source    Dao 2023, "FlashAttention-2", for the running softmax and the backward from O, dO and L;
@@ -29,29 +29,29 @@ attention: causal grouped-query attention, block by block, without a matrix of s
 #include "vecmath.h"
 #include "tile.h"
 
-enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // whole tiles in both directions; a block's scores fit the L2 cache
-// room for the zeros after the last visible key, up to a tile of them, in whole vectors
+enum { ATTENTION_ROWS = 96, ATTENTION_KEYS = 192 }; // multiples of a tile; a block's scores fit in the L2 cache
+// room for up to a tile of zeros after the last visible key, in whole vectors
 enum { SCORES_LD = (ATTENTION_KEYS + TILE_ROWS + TILE_LANES - 1) / TILE_LANES * TILE_LANES };
 
-// Sizes that follow from a shape, and the pieces of the workspace.
+// Sizes derived from a shape, and the arrays in the workspace.
 typedef struct {
     size_t keys;   // visible to the last query
-    size_t padded; // the same in whole tiles, by rows and by columns
-    size_t D, DV;  // widths in whole vectors
+    size_t padded; // keys, rounded up to whole tiles of rows and of columns
+    size_t D, DV;  // widths, rounded up to whole vectors
     real *kt, *vt; // (B, NKV, padded / TILE_COLUMNS, D | DV, TILE_COLUMNS): panels of columns of K^T and V^T
     real *k, *v;   // (B, NKV, padded, D | DV)
-    real *dk, *dv; // (B, NQ, padded, D | DV): of one query head alone
-    real *own;     // (threads, own_count)
-    size_t own_count, total;
+    real *dk, *dv; // (B, NQ, padded, D | DV): per query head
+    real *blocks;  // (threads, block_count)
+    size_t block_count, total;
 } AttentionWorkspace;
 
-// What a thread has for a block of queries of one head.
+// The arrays of a thread for a block of queries of one head.
 typedef struct {
     real *q, *dout, *acc; // (ROWS, D | DV | D or DV): acc is O, then dQ
     real *p, *ds;         // (ROWS, SCORES_LD): scores, then probabilities; dP, then dS
 } AttentionBlock;
 
-// The next `count` elements; NULL when memory is, and sizes are only counted.
+// The next `count` elements; NULL if memory is NULL and only the size is computed.
 static inline real *attention_piece(AttentionWorkspace *a, real *memory, size_t count) {
     real *piece = memory ? memory + a->total : NULL;
     a->total += round_up(count, TILE_LANES);
@@ -65,11 +65,11 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
     a.padded = round_up(round_up(a.keys, TILE_ROWS), TILE_COLUMNS);
     a.D = round_up(s.D, TILE_LANES);
     a.DV = round_up(s.DV, TILE_LANES);
-    a.own_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
+    a.block_count = ATTENTION_ROWS * (a.D + a.DV + max_size(a.D, a.DV) + 2 * SCORES_LD);
     a.total = 0;
     a.kt = attention_piece(&a, memory, heads * a.padded * a.D);
     a.v = attention_piece(&a, memory, heads * a.padded * a.DV);
-    a.own = attention_piece(&a, memory, threads * a.own_count);
+    a.blocks = attention_piece(&a, memory, threads * a.block_count);
     a.k = attention_piece(&a, memory, backward ? heads * a.padded * a.D : 0);
     a.vt = attention_piece(&a, memory, backward ? heads * a.padded * a.DV : 0);
     a.dk = attention_piece(&a, memory, backward ? queries * a.padded * a.D : 0);
@@ -78,18 +78,18 @@ static inline AttentionWorkspace attention_workspace(AttentionShape s, int threa
 }
 
 static inline AttentionBlock attention_block(const AttentionWorkspace *a) {
-    AttentionBlock own;
-    own.q = a->own + omp_get_thread_num() * a->own_count;
-    own.dout = own.q + ATTENTION_ROWS * a->D;
-    own.acc = own.dout + ATTENTION_ROWS * a->DV;
-    own.p = own.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
-    own.ds = own.p + ATTENTION_ROWS * SCORES_LD;
-    return own;
+    AttentionBlock block;
+    block.q = a->blocks + omp_get_thread_num() * a->block_count;
+    block.dout = block.q + ATTENTION_ROWS * a->D;
+    block.acc = block.dout + ATTENTION_ROWS * a->DV;
+    block.p = block.acc + ATTENTION_ROWS * max_size(a->D, a->DV);
+    block.ds = block.p + ATTENTION_ROWS * SCORES_LD;
+    return block;
 }
 
-// The CPU's attention is all here: no library does it, and its sums have one order.
+// On the CPU there is no library, and all sums have a fixed order.
 static inline void attention_configure(AttentionOptions use) {
-    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave --sdpa out, or take train_diffv2cu");
+    CHECK(!use.cudnn, "--sdpa cudnn: this program computes on the CPU; leave out --sdpa, or use train_diffv2cu");
 }
 static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
@@ -103,7 +103,7 @@ static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
 }
 
-// rows (padded, width) of `count` rows of x, times factor, zeros to the right and below
+// to (padded, width_padded) = factor * x for `count` rows of `width` columns, zeros elsewhere
 static inline void attention_copy_rows(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                        size_t width_padded, size_t ld, real factor) {
     for (size_t t = 0; t < count; t++) {
@@ -113,7 +113,7 @@ static inline void attention_copy_rows(real *to, const floatX *x, size_t count, 
     memset(to + count * width_padded, 0, (padded - count) * width_padded * sizeof(real));
 }
 
-// Panels of x^T: panel p has the columns of rows [p*TILE_COLUMNS, ...) of x.
+// Panels of x^T: panel p has the rows p*TILE_COLUMNS .. of x as columns.
 static inline void attention_copy_panels(real *to, const floatX *x, size_t count, size_t padded, size_t width,
                                          size_t width_padded, size_t ld) {
     for (size_t t0 = 0; t0 < padded; t0 += TILE_COLUMNS, to += width_padded * TILE_COLUMNS)
@@ -139,18 +139,17 @@ static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX
     }
 }
 
-// The first key that query row t of sequence b sees.
+// The first key that query row t of sequence b attends to.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
     return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
 }
 
-// How many keys of the block that starts at key k0 a tile of rows reads whose last row is t.
+// The number of keys of the block at k0 that a tile of rows uses whose last row is t.
 static inline int attention_reach(AttentionShape s, int t, int k0) {
     return max_int(0, min_int(ATTENTION_KEYS, s.first + min_int(t, s.T - 1) + 1 - k0));
 }
 
-// scores (TILE_ROWS, n) of a tile of rows `a` (TILE_ROWS, width) against panels (n / TILE_COLUMNS, width_padded,
-// TILE_COLUMNS)
+// scores (TILE_ROWS, n) = a b^T,  a (TILE_ROWS, width), b in panels (n / TILE_COLUMNS, width_padded, TILE_COLUMNS)
 static inline void attention_scores(real *scores, const real *a, size_t lda, const real *panels, int n, int width,
                                     size_t width_padded) {
     for (int j = 0; j < n; j += TILE_COLUMNS, panels += width_padded * TILE_COLUMNS)
@@ -158,10 +157,10 @@ static inline void attention_scores(real *scores, const real *a, size_t lda, con
                       scores + j, SCORES_LD, false);
 }
 
-// One row of a block of keys joins the running softmax of that row: p[j] = exp(score - max) for the visible keys
-// [low, n), 0 for the others up to `end`. Returns the factor for what was summed before.
+// Updates the running softmax of a row with a block of keys: p[j] = exp(score - max) for the visible keys [low, n), 0
+// for the others up to `end`. Returns the factor for the earlier sums.
 static inline real attention_softmax(real *p, real *max, real *sum, int low, int n, int end) {
-    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed: what is not visible counts as -infinity
+    int whole = (n + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed; invisible keys are -infinity
     real largest = *max, total = 0;
     for (int j = 0; j < low; j++) p[j] = -(real)INFINITY;
     for (int j = n; j < whole; j++) p[j] = -(real)INFINITY;
@@ -176,39 +175,41 @@ static inline real attention_softmax(real *p, real *max, real *sum, int low, int
     return factor;
 }
 
-// The block of queries from row t0 on, of one head: o (rows, DV) with stride ldo, l (rows) or NULL
+// A block of queries from row t0 of one head: o (rows, DV) with stride ldo, l (rows) or NULL
 static inline void attention_forward_block(floatX *o, real *l, const floatX *q, const real *kt, const real *v, int b,
                                            int t0, const AttentionWorkspace *a, AttentionShape s) {
-    const real lowest = (real)-8e37; // below any score; finite, so that a row that sees no key of a block stays right
-    AttentionBlock own = attention_block(a);
+    // below any score; finite, so that a row without a visible key in a block stays correct
+    const real lowest = (real)-8e37;
+    AttentionBlock block = attention_block(a);
     int rows = min_int(ATTENTION_ROWS, s.T - t0), tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
     real max[ATTENTION_ROWS], sum[ATTENTION_ROWS];
     for (int i = 0; i < ATTENTION_ROWS; i++) max[i] = lowest, sum[i] = 0;
-    attention_copy_rows(own.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
-    memset(own.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
+    attention_copy_rows(block.q, q, rows, tiles * TILE_ROWS, s.D, a->D, s.ldq, s.scale);
+    memset(block.acc, 0, tiles * TILE_ROWS * a->DV * sizeof(real));
     int k0 = attention_first_key(s, b, t0) / ATTENTION_KEYS * ATTENTION_KEYS;
     for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS)
         for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
             int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0);
             if (n == 0) continue;
-            attention_scores(own.p, own.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
+            attention_scores(block.p, block.q + i0 * a->D, a->D, kt + k0 * a->D, n, s.D, a->D);
             for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
                 int visible = attention_reach(s, t0 + i, k0), low = max_int(0, attention_first_key(s, b, t0 + i) - k0);
-                real *p = own.p + (i - i0) * SCORES_LD, *acc = own.acc + i * a->DV;
+                real *p = block.p + (i - i0) * SCORES_LD, *acc = block.acc + i * a->DV;
                 real factor = attention_softmax(p, &max[i], &sum[i], min_int(low, n), visible, n);
                 if (factor != 1)
                     for (size_t c = 0; c < a->DV; c++) acc[c] *= factor;
             }
-            tile_multiply((int)a->DV, n, own.p, SCORES_LD, v + k0 * a->DV, a->DV, own.acc + i0 * a->DV, a->DV, true);
+            tile_multiply((int)a->DV, n, block.p, SCORES_LD, v + k0 * a->DV, a->DV, block.acc + i0 * a->DV, a->DV,
+                          true);
         }
     for (int i = 0; i < rows; i++) {
         real inverse = 1 / sum[i];
-        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = own.acc[i * a->DV + c] * inverse;
+        for (int c = 0; c < s.DV; c++) o[(size_t)i * s.ldo + c] = block.acc[i * a->DV + c] * inverse;
         if (l) l[i] = max[i] + (real)log((double)sum[i]);
     }
 }
 
-// A single query, straight from the definition; scores (keys) is scratch.
+// A single query, by the definition; scores (keys) is scratch memory.
 static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k,
                                          const floatX *v, int low, int keys, AttentionShape s) {
     size_t ld = s.ldkv;

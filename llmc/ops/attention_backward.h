@@ -1,5 +1,5 @@
 /*
-attention_backward.h: the backward of attention.h, which derives it and says its method, numerics and source.
+attention_backward.h: the backward of attention. Derivation, method, numerics and source in attention.h.
 */
 #ifndef LLMC_ATTENTION_BACKWARD_H
 #define LLMC_ATTENTION_BACKWARD_H
@@ -8,35 +8,35 @@ attention_backward.h: the backward of attention.h, which derives it and says its
 #include "vecmath.h"
 #include "attention.h"
 
-// What the backward reads and writes of one query head.
+// The inputs and outputs of the backward of one query head.
 typedef struct {
     int b;
     floatX *dq;
     const floatX *q, *out, *dout;
     const real *lse;             // (T)
-    const real *k, *kt, *v, *vt; // of its KV head, copied
+    const real *k, *kt, *v, *vt; // copies for its KV head
     real *dk, *dv;               // (padded, D | DV)
 } AttentionHead;
 
-// P and dS of a block of rows against the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
-static inline void attention_backward_scores(const AttentionBlock *own, const AttentionHead *h, const int *low,
+// P and dS of a block of rows and the keys from k0 on; `low` and `delta` are the rows' first keys and rowsum(dO O).
+static inline void attention_backward_scores(const AttentionBlock *block, const AttentionHead *h, const int *low,
                                              const real *delta, int t0, int rows, int k0, const AttentionWorkspace *a,
                                              AttentionShape s) {
     for (int i0 = 0; i0 < rows; i0 += TILE_ROWS) {
         int n = attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), end = n ? n + TILE_ROWS : 0;
-        real *p0 = own->p + i0 * SCORES_LD, *ds0 = own->ds + i0 * SCORES_LD;
-        // S = scale Q K^T
-        attention_scores(p0, own->q + i0 * a->D, a->D, h->kt + k0 * a->D, n, s.D, a->D);
-        // O = P V
-        attention_scores(ds0, own->dout + i0 * a->DV, a->DV, h->vt + k0 * a->DV, n, s.DV, a->DV);
+        real *p0 = block->p + i0 * SCORES_LD, *ds0 = block->ds + i0 * SCORES_LD;
+        // S = scale Q K^T, recomputed
+        attention_scores(p0, block->q + i0 * a->D, a->D, h->kt + k0 * a->D, n, s.D, a->D);
+        // dP = dO V^T, the backward of O = P V
+        attention_scores(ds0, block->dout + i0 * a->DV, a->DV, h->vt + k0 * a->DV, n, s.DV, a->DV);
         for (int i = i0; i < min_int(i0 + TILE_ROWS, rows); i++) {
             int visible = attention_reach(s, t0 + i, k0), from = min_int(max_int(0, low[i] - k0), visible);
-            real *p = own->p + i * SCORES_LD, *ds = own->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
+            real *p = block->p + i * SCORES_LD, *ds = block->ds + i * SCORES_LD, l = h->lse[t0 + i], d = delta[i];
             int whole = (visible + TILE_LANES - 1) & -TILE_LANES; // whole vectors, for speed
 #pragma omp simd
             for (int j = 0; j < whole; j++) {
                 p[j] = real_exp(p[j] - l);
-                ds[j] = p[j] * (ds[j] - d); // P = softmax(S)
+                ds[j] = p[j] * (ds[j] - d); // backward of P = softmax(S)
             }
             for (int j = 0; j < from; j++) p[j] = ds[j] = 0;
             for (int j = visible; j < end; j++) p[j] = ds[j] = 0; // the products below read whole tiles
@@ -45,7 +45,7 @@ static inline void attention_backward_scores(const AttentionBlock *own, const At
 }
 
 static inline void attention_backward_head(const AttentionHead *h, const AttentionWorkspace *a, AttentionShape s) {
-    AttentionBlock own = attention_block(a);
+    AttentionBlock block = attention_block(a);
     for (int t0 = 0; t0 < s.T; t0 += ATTENTION_ROWS) {
         int rows = min_int(ATTENTION_ROWS, s.T - t0), low[ATTENTION_ROWS];
         size_t padded = round_up(rows, TILE_ROWS);
@@ -59,34 +59,34 @@ static inline void attention_backward_head(const AttentionHead *h, const Attenti
             delta[i] = dot;
             low[i] = attention_first_key(s, h->b, t0 + i);
         }
-        attention_copy_rows(own.q, h->q + (size_t)t0 * s.ldq, rows, padded, s.D, a->D, s.ldq, s.scale);
-        attention_copy_rows(own.dout, dout, rows, padded, s.DV, a->DV, s.ldo, 1);
-        memset(own.acc, 0, padded * a->D * sizeof(real));
-        int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row sees an earlier key
+        attention_copy_rows(block.q, h->q + (size_t)t0 * s.ldq, rows, padded, s.D, a->D, s.ldq, s.scale);
+        attention_copy_rows(block.dout, dout, rows, padded, s.DV, a->DV, s.ldo, 1);
+        memset(block.acc, 0, padded * a->D * sizeof(real));
+        int k0 = low[0] / ATTENTION_KEYS * ATTENTION_KEYS; // no row attends to an earlier key
         for (; attention_reach(s, t0 + rows - 1, k0) > 0; k0 += ATTENTION_KEYS) {
-            attention_backward_scores(&own, h, low, delta, t0, rows, k0, a, s);
+            attention_backward_scores(&block, h, low, delta, t0, rows, k0, a, s);
             int keys = attention_reach(s, t0 + rows - 1, k0);
             for (int j0 = 0; j0 < keys; j0 += TILE_ROWS) {
-                int r0 = max_int(0, k0 + j0 - t0); // the first row that sees key j0
-                bool add = k0 + j0 < t0;           // else the first rows that see these keys, which set dk and dv
+                int r0 = max_int(0, k0 + j0 - t0); // the first row that attends to key j0
+                bool add = k0 + j0 < t0;           // the first rows that attend to these keys set dk and dv
                 size_t at = (k0 + j0);
-                const real *p = own.p + r0 * SCORES_LD + j0, *ds = own.ds + r0 * SCORES_LD + j0;
-                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, own.dout + r0 * a->DV, a->DV,
-                                         h->dv + at * a->DV, a->DV, add); // O = P V
-                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, own.q + r0 * a->D, a->D,
-                                         h->dk + at * a->D, a->D, add); // S = scale Q K^T; own.q has the scale
+                const real *p = block.p + r0 * SCORES_LD + j0, *ds = block.ds + r0 * SCORES_LD + j0;
+                tile_multiply_transposed((int)a->DV, rows - r0, p, SCORES_LD, block.dout + r0 * a->DV, a->DV,
+                                         h->dv + at * a->DV, a->DV, add); // dV = P^T dO
+                tile_multiply_transposed((int)a->D, rows - r0, ds, SCORES_LD, block.q + r0 * a->D, a->D,
+                                         h->dk + at * a->D, a->D, add); // dK = scale dS^T Q; block.q includes the scale
             }
             for (int i0 = 0; i0 < rows; i0 += TILE_ROWS)
-                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), own.ds + i0 * SCORES_LD,
-                              SCORES_LD, h->k + k0 * a->D, a->D, own.acc + i0 * a->D, a->D,
-                              true); // S = scale Q K^T
+                tile_multiply((int)a->D, attention_reach(s, t0 + i0 + TILE_ROWS - 1, k0), block.ds + i0 * SCORES_LD,
+                              SCORES_LD, h->k + k0 * a->D, a->D, block.acc + i0 * a->D, a->D,
+                              true); // dQ = scale dS K; the scale below
         }
         for (int i = 0; i < rows; i++)
-            for (int c = 0; c < s.D; c++) h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * own.acc[i * a->D + c];
+            for (int c = 0; c < s.D; c++) h->dq[(size_t)(t0 + i) * s.ldq + c] = s.scale * block.acc[i * a->D + c];
     }
 }
 
-// dst[t,:] = the sum over the `group` query heads of src[g][t,:] (padded rows of `stride`); with `add`, += it
+// dst[t,:] = sum over the `group` query heads of src[g][t,:] (rows padded to `stride`); with `add` dst[t,:] +=
 static inline void attention_sum_group(floatX *dst, const real *src, int group, int T, int width, int ld, size_t padded,
                                        size_t stride, bool add) {
     for (int t = 0; t < T; t++) {

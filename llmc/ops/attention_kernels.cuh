@@ -1,32 +1,30 @@
 /*
-attention_kernels: causal grouped-query attention, tile by tile. Equations in attention.h; what differs here:
+attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations in attention.h. Differences:
 
-  forward   a block per 64 queries of one head, over tiles of 64 keys with a running softmax; the scores exist only as
-            one tile in registers and shared memory
-  backward  no atomics: delta = rowsum(dO O) first, then a block per 64 queries for dQ, and blocks per 64 keys of a
+  forward   A block computes 64 queries of one head, over tiles of 64 keys with a running softmax. The scores exist only
+            as one tile in registers and shared memory.
+  backward  no atomics. delta = rowsum(dO O) first; then a block per 64 queries for dQ, and blocks per 64 keys of a
             key/value head for dK and for dV, which add over the queries of all heads of the group in order. The scores
-            are computed three times in all; in exchange each block needs registers for one result only, so heads of any
-            width to 512 fit.
-  shapes    any D and DV to 512, any strides; packs where widths, strides and addresses allow it
-  numerics  products, softmax and sums in fp32, P and dS too; out, dq, dk, dv rounded once (with add_dv, dv + the sum).
-            Sums run in one order, so results are the same bits in every run.
-  traffic   q, out and per tile of queries k, v, from the cache
-  flops     as counted by attention_forward_flops and attention_backward_flops; computed besides: the masked halves of
-            the tiles on the diagonal and, in the backward, Q K^T twice and dO V^T once more
-  use       the fp32 build, and what a library's kernel does not take (attention_plans.cuh decides, and has
-            attention_forward and attention_backward); it uses no tensor cores
+            are computed three times; in exchange a block keeps one result in registers, which allows any width to 512.
+  shapes    any D and DV to 512, any strides; 16-byte packs if widths, strides and addresses allow them
+  numerics  products, softmax and sums in fp32, as are P and dS; out, dq, dk, dv rounded once (with add_dv, dv + the
+            sum). Sums have one order: bitwise reproducible.
+  traffic   q, out and, per tile of queries, k and v from the cache
+  flops     those of attention_forward_flops and attention_backward_flops; in addition the masked part of the tiles on
+            the diagonal and, in the backward, Q K^T twice and dO V^T once more
+  use       the fp32 build, and shapes that cuDNN does not support (attention_plans.cuh); no tensor cores
 */
 #ifndef LLMC_ATTENTION_KERNELS_CUH
 #define LLMC_ATTENTION_KERNELS_CUH
 #include "../cuda/tile.cuh"
 #include "ops.h"
 
-// of the backward: delta (B,NQ,T)
+// for the backward: delta (B,NQ,T)
 static inline size_t attention_builtin_workspace_bytes(AttentionShape s) {
     return (size_t)s.B * s.NQ * s.T * sizeof(real);
 }
 
-// What a block works on: head h of sequence b, and its tensors from the sequence's first row on.
+// Head h of sequence b, and the offsets of its tensors at the sequence's first row.
 typedef struct {
     int b, h;
     size_t q, kv_k, kv_v, o, lse; // offsets
@@ -34,7 +32,7 @@ typedef struct {
 
 static __device__ inline AttentionPlace attention_place(AttentionShape s, int b, int h) {
     AttentionPlace p;
-    size_t row = (size_t)b * s.T; // keys and values have first + T rows, but then B is 1
+    size_t row = (size_t)b * s.T; // with first > 0 keys and values have more rows, but then B is 1
     int kv = h / (s.NQ / s.NKV);
     p.b = b;
     p.h = h;
@@ -46,13 +44,13 @@ static __device__ inline AttentionPlace attention_place(AttentionShape s, int b,
     return p;
 }
 
-// The first key that query row t of sequence b sees; beyond the last row: more than any.
+// The first key that query row t of sequence b attends to; INT_MAX beyond the last row.
 static __device__ inline int attention_low(AttentionShape s, int b, int t) {
     if (t >= s.T) return INT_MAX;
     return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
 }
 
-// P = exp(scale S - lse), 0 where row t does not see the key.
+// P = exp(scale S - lse), 0 if row t does not attend to the key.
 static __device__ inline float attention_probability(float score, float lse, int t, int low, int key,
                                                      AttentionShape s) {
     return key >= low && key <= s.first + t ? expf(s.scale * score - lse) : 0;
@@ -61,8 +59,8 @@ static __device__ inline float attention_probability(float score, float lse, int
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
-// One tile of scores joins the running softmax of the thread's four rows; acc becomes P, out is brought to the new
-// maximum.
+// Updates the running softmax of the thread's four rows with one tile of scores: acc becomes P, out is rescaled to the
+// new maximum.
 template <int PIECES>
 static __device__ inline void attention_softmax(float (&acc)[4][4], float (&out)[PIECES][4][4], float (&max)[4],
                                                 float (&sum)[4], const int (&low)[4], int t, int key,
@@ -104,7 +102,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     float o[PIECES][4][4], max[4], sum[4], inverse[4];
     tile_clear<PIECES>(o);
     for (int r = 0; r < 4; r++) {
-        max[r] = -8e37f; // below any score; finite, so that a row that sees no key of a tile stays right
+        max[r] = -8e37f; // below any score; finite, so that a row without a visible key in a tile stays correct
         sum[r] = 0;
         low[r] = attention_low(s, at.b, t + r);
     }
@@ -124,7 +122,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             if (t + r < s.T) lse[at.lse + (t + r)] = max[r] + logf(sum[r]);
 }
 
-// Calls CALL(PIECES) for the least number of 64-column pieces that hold the width.
+// Calls CALL(PIECES) with the smallest number of 64-column pieces that hold the width.
 #define ATTENTION_PIECES(width, CALL)          \
     do {                                       \
         if ((width) <= TILE) CALL(1);          \
@@ -140,7 +138,7 @@ static inline bool attention_wide_qk(AttentionShape s, const void *q, const void
 static inline void attention_check(AttentionShape s) {
     assert(s.NQ % s.NKV == 0 && (s.first == 0 || s.B == 1));
     CHECK(s.D > 0 && s.DV > 0 && s.D <= 8 * TILE && s.DV <= 8 * TILE,
-          "attention: heads of width %d and %d; up to %d can be computed", s.D, s.DV, 8 * TILE);
+          "attention: heads of width %d and %d; the maximum is %d", s.D, s.DV, 8 * TILE);
 }
 
 static inline void attention_builtin_forward(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
@@ -157,7 +155,7 @@ static inline void attention_builtin_forward(floatX *out, real *lse, const float
 // ---------------------------------------------------------------------------------------------------
 // Backward
 
-// What all three read.
+// The inputs of all three kernels.
 typedef struct {
     const floatX *dout, *q, *k, *v;
     const real *lse, *delta;
@@ -208,19 +206,20 @@ static __global__ void __launch_bounds__(TILE_THREADS) attention_dq_kernel(float
         int key = k0 + (int)threadIdx.x % 16 * 4;
         TileRows tile_of_k = tile_rows(a.k + at.kv_k, k0, keys, s.ldkv, s.D, a.wide_qk);
         tile_clear<2>(acc);
-        tile_dot(acc[0], queries, tile_of_k, operands); // S = scale Q K^T
-        tile_dot(acc[1], gradients, tile_rows(a.v + at.kv_v, k0, keys, s.ldkv, s.DV, a.wide_v), operands); // O = P V
+        tile_dot(acc[0], queries, tile_of_k, operands); // S = scale Q K^T, recomputed
+        // dP = dO V^T
+        tile_dot(acc[1], gradients, tile_rows(a.v + at.kv_v, k0, keys, s.ldkv, s.DV, a.wide_v), operands);
         for (int r = 0; r < 4; r++)
             for (int c = 0; c < 4; c++)
                 acc[0][r][c] =
                     attention_probability(acc[0][r][c], lse[r], t + r, low[r], key + c, s) * (acc[1][r][c] - delta[r]);
         tile_store_scores(scores, acc[0]);
-        tile_accumulate<PIECES>(out, scores, tile_of_k, operands); // S = scale Q K^T
+        tile_accumulate<PIECES>(out, scores, tile_of_k, operands); // dQ = scale dS K
     }
     tile_write<PIECES>(dq + at.q + (size_t)t0 * s.ldq, s.ldq, rows, s.D, out, factor, false);
 }
 
-// dK where of_k, else dV, of 64 keys: rows are keys, columns queries.
+// dK (of_k) or dV of 64 keys; rows are keys, columns are queries.
 template <int PIECES, bool of_k>
 static __global__ void __launch_bounds__(TILE_THREADS)
     attention_dkv_kernel(floatX *result, AttentionBackward a, bool add) {
@@ -237,15 +236,15 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         AttentionPlace at = attention_place(s, b, h);
         TileRows keys = tile_rows(a.k + at.kv_k, k0, s.T, s.ldkv, s.D, a.wide_qk);
         TileRows values = tile_rows(a.v + at.kv_v, k0, s.T, s.ldkv, s.DV, a.wide_v);
-        // first keys do not decrease: after a tile of queries that all begin beyond these keys, no row sees them
+        // first keys are nondecreasing: after a tile of queries that begin beyond these keys, no row attends to them
         for (int t0 = k0; t0 < s.T && attention_low(s, b, t0) < k0 + rows; t0 += TILE) {
             float acc[2][4][4]; // S^T, dP^T
             int t = t0 + (int)threadIdx.x % 16 * 4;
             TileRows queries = tile_rows(a.q + at.q, t0, s.T, s.ldq, s.D, a.wide_qk);
             TileRows gradients = tile_rows(a.dout + at.o, t0, s.T, s.ldo, s.DV, a.wide_o);
             tile_clear<2>(acc);
-            tile_dot(acc[0], keys, queries, operands);                         // S = scale Q K^T
-            if constexpr (of_k) tile_dot(acc[1], values, gradients, operands); // O = P V
+            tile_dot(acc[0], keys, queries, operands);                         // S^T = scale K Q^T, recomputed
+            if constexpr (of_k) tile_dot(acc[1], values, gradients, operands); // dP^T = V dO^T
             for (int c = 0; c < 4; c++) {
                 bool exists = t + c < s.T;
                 int low = attention_low(s, b, t + c);
@@ -256,6 +255,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
                 }
             }
             tile_store_scores(scores, acc[0]);
+            // dK = scale dS^T Q, dV = P^T dO
             tile_accumulate<PIECES>(out, scores, of_k ? queries : gradients, operands);
         }
     }

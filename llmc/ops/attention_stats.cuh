@@ -1,9 +1,9 @@
 /*
-attention_stats: the attention statistics of stats.h.
+attention_stats.cuh: the attention statistics. Equations in stats.h.
 
-  mapping   a block per sampled row and output head; its threads share the keys. What the blocks found is put
-            together on the host, rows in order, heads in order.
-  traffic   per sampled row and map the keys before it
+  mapping   a block per sampled row and output head; its threads divide the keys among them. The host adds the results
+            of the blocks, rows in order, heads in order.
+  traffic   per sampled row and map, the keys before it
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
 #define LLMC_ATTENTION_STATS_CUH
@@ -11,7 +11,7 @@ attention_stats: the attention statistics of stats.h.
 #include "stats.cuh"
 
 enum { ATTENTION_STATS_ROWS = 64, ATTENTION_STATS_THREADS = 128 };
-static size_t attention_stats_limit = SCRATCH_BYTES; // of the results of a launch; less in tests
+static size_t attention_stats_limit = SCRATCH_BYTES; // bytes of the results of a launch; smaller in tests
 
 static inline int attention_stats_rows(int B, int T) {
     int64_t candidates = (int64_t)B * (T - 1);
@@ -22,25 +22,25 @@ static __host__ __device__ inline void attention_stats_row(int r, int rows, int 
     *t = 1 + (int)((2 * (int64_t)r + 1) * (T - 1) / (2 * (int64_t)rows));
 }
 
-// Of one sampled row and output head.
+// The result of one sampled row and output head.
 typedef struct {
     double first[2];   // A1, A2 at the row's first key
-    double effective;  // |E| there
+    double effective;  // |E| at that key
     double sum;        // of |E| over the keys
     double largest;    // |logit|
-    int used, padding; // 0: the row sees itself alone
+    int used, padding; // used 0: the row attends only to itself
 } AttentionHeadStats;
 
 typedef struct {
     const floatX *q, *k, *l;
     const real *lse;
     AttentionShape shape;
-    size_t lse_set; // elements of lse from a key set to the next one
+    size_t lse_set; // elements of lse per key set
     int key_sets, ldl, stride, rows, NH;
     bool sigmoid;
 } AttentionStatsInput;
 
-// Where the map of query head `head` (sets alternating) begins.
+// The map of query head `head` (key sets alternating).
 typedef struct {
     const floatX *q, *k;
     double lse;
@@ -69,7 +69,7 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     int low = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
     double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
-    double sum = 0, own = 0;
+    double sum = 0, local = 0;
     for (int j = low + thread; j <= t; j += ATTENTION_STATS_THREADS) {
         double a[2] = {0, 0}; // A1[j], A2[j]
         for (int m = 0; m < maps; m++) {
@@ -77,27 +77,27 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
             float dot = 0;
             for (int i = 0; i < s.D; i++) dot += to_float(map.q[i]) * to_float(map.k[(size_t)j * s.ldkv + i]);
             double logit = (double)s.scale * (double)dot;
-            own = larger_or_nan(own, fabs(logit));
+            local = larger_or_nan(local, fabs(logit));
             a[m] = exp(logit - map.lse);
         }
         double e = fabs(a[0] - lambda * a[1]);
         if (j == low) at_first[0] = a[0], at_first[1] = a[1], at_first[2] = e;
         sum += e;
     }
-    largest[thread] = own;
-    sum = block_sum(sum, memory); // its barriers come before what follows is read
+    largest[thread] = local;
+    sum = block_sum(sum, memory); // its barriers precede the reads below
     if (thread > 0) return;
-    for (int i = 1; i < ATTENTION_STATS_THREADS; i++) own = larger_or_nan(own, largest[i]);
+    for (int i = 1; i < ATTENTION_STATS_THREADS; i++) local = larger_or_nan(local, largest[i]);
     result->first[0] = at_first[0];
     result->first[1] = at_first[1];
     result->effective = at_first[2];
-    result->sum = maps == 1 ? 1 : sum; // with what went to a sink
-    result->largest = own;
-    result->used = low < t; // else the first of a document, which sees itself alone
+    result->sum = maps == 1 ? 1 : sum; // including the probability of a sink
+    result->largest = local;
+    result->used = low < t; // otherwise the first row of a document, which attends only to itself
     result->padding = 0;
 }
 
-// Sums over what has been read so far.
+// Sums over the rows read so far.
 typedef struct {
     AttentionStats sums;
     int count, used;

@@ -1,10 +1,11 @@
 /*
-cross_entropy: the loss of each row and, in the same buffer, its gradient. Equations in cross_entropy.h.
+cross_entropy.cuh: the loss of each row and, in the same buffer, its gradient. Equations in cross_entropy.h.
 
-  mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so
-            that the row is read once for the loss and once more, from the cache where it fits, for the gradient.
-            Instructions are near the limit, too: 11 and 11 a logit (SASS of sm_90), where an H200's memory allows 24.
-  packs     of the row's first V elements, then element by element: V need not be a multiple of anything
+  mapping   a block per row. The first pass keeps a running maximum and a running sum of exponentials per thread, so the
+            row is read once for the loss and once more, from the cache if it fits, for the gradient. The instruction
+            rate is close to its limit as well: 11 and 11 instructions per logit (SASS of sm_90), where the memory of an
+            H200 allows 24.
+  packs     the row's first elements in packs, the rest one by one; V need not be a multiple of anything
   numerics  fp32; the gradient is rounded once. A NaN or +inf in a row makes its loss NaN.
   traffic   2V in, Vp out per row; V in without a gradient
 */
@@ -13,13 +14,13 @@ cross_entropy: the loss of each row and, in the same buffer, its gradient. Equat
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-// (max, sum) of what a thread has seen: sum counts exp(x - max)
+// The maximum and the sum of exp(x - max) of a thread's logits.
 typedef struct {
     float max, sum;
 } RunningSum;
 
-// Of W logits: one factor for the old sum, one exponential each, no branch. __expf(x) is within 2 + 1.2 |x| units of
-// the last place. Where |x| is large e^x is small: in a sum that has e^0 as a term this is less than 3 units.
+// Adds W logits: one factor for the old sum, one exponential each, no branch. The error of __expf(x) is at most
+// 2 + 1.2 |x| ulp. For large |x| e^x is small: in a sum with the term e^0 the error is below 3 ulp.
 template <int W> static __device__ inline void running_add(RunningSum *r, const float *x) {
     float max = r->max;
     UNROLL
@@ -30,14 +31,14 @@ template <int W> static __device__ inline void running_add(RunningSum *r, const 
     r->max = max, r->sum = sum;
 }
 
-// The gradients of logits i .. i + W - 1; scale = dloss / sum. A branch, since few packs have the target.
+// The gradients of logits i .. i + W - 1; scale = dloss / sum. A branch, since few packs contain the target.
 template <int W>
 static __device__ inline void cross_entropy_gradient(float *v, int i, int target, float max, float scale, real dloss) {
     UNROLL
-    for (int k = 0; k < W; k++) v[k] = __expf(v[k] - max) * scale; // log sum exp(x) in log sum exp(x) - x[target]
+    for (int k = 0; k < W; k++) v[k] = __expf(v[k] - max) * scale; // backward of log sum exp(x)
     if ((unsigned)(target - i) >= W) return;
     UNROLL
-    for (int k = 0; k < W; k++) v[k] -= i + k == target ? dloss : 0.0f; // - x[target]
+    for (int k = 0; k < W; k++) v[k] -= i + k == target ? dloss : 0.0f; // backward of - x[target]
 }
 
 template <int W>
@@ -47,19 +48,19 @@ static __global__ void cross_entropy_kernel(real *losses, floatX *logits, const 
     floatX *x = logits + blockIdx.x * (size_t)Vp;
     int target = targets[blockIdx.x], whole = V / W * W, step = (int)blockDim.x;
     float v[W];
-    RunningSum own = {-FLT_MAX, 0}; // finite: a logit of -inf adds 0
+    RunningSum local = {-FLT_MAX, 0}; // finite, so that a logit of -inf adds 0
     for (int i = (int)threadIdx.x * W; i < whole; i += step * W) {
         load<W>(v, x + i);
-        running_add<W>(&own, v);
+        running_add<W>(&local, v);
     }
     for (int i = whole + (int)threadIdx.x; i < V; i += step) {
         load<1>(v, x + i);
-        running_add<1>(&own, v);
+        running_add<1>(&local, v);
     }
-    floatX at_target = x[threadIdx.x == 0 ? target : 0]; // from the cache by now, and before the gradient is there
-    float max = block_max(own.max, memory), sum = block_sum(own.sum * __expf(own.max - max), memory);
+    floatX at_target = x[threadIdx.x == 0 ? target : 0]; // read before the gradient overwrites it
+    float max = block_max(local.max, memory), sum = block_sum(local.sum * __expf(local.max - max), memory);
     if (threadIdx.x == 0)
-        losses[blockIdx.x] += logf(sum) + (max - to_float(at_target)); // near 0 for a sure and right prediction
+        losses[blockIdx.x] += logf(sum) + (max - to_float(at_target)); // near 0 for a confident correct prediction
     if (dloss == 0) return;
     float scale = dloss / sum;
     for (int i = (int)threadIdx.x * W; i < whole; i += step * W) {

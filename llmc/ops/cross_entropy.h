@@ -1,5 +1,5 @@
 /*
-cross_entropy: the loss of each row and, in the same buffer, its gradient with respect to the logits.
+cross_entropy.h: the loss of each row and, in the same buffer, its gradient with respect to the logits.
 
   forward   loss[n] += log(sum_v exp(x[n,v])) - x[n,target]
   backward  dx[n,v] = dloss (softmax(x[n,:])[v] - [v == target]),  written over x
@@ -27,11 +27,11 @@ static inline void cross_entropy(real *losses, floatX *logits, const int *target
 #pragma omp simd reduction(+ : sum)
             for (int v = 0; v < V; v++) sum += x[v] = real_exp(x[v] - max);
         }
-        losses[n] += (real)log((double)sum) + below; // near 0 for a sure and right prediction
+        losses[n] += (real)log((double)sum) + below; // near 0 for a confident correct prediction
         if (dloss == 0) continue;
         real scale = dloss / sum;
-        for (int v = 0; v < V; v++) x[v] *= scale; // softmax in d/dx log sum exp(x)
-        x[targets[n]] -= dloss;                    // - x[target]
+        for (int v = 0; v < V; v++) x[v] *= scale; // backward of log sum exp(x): softmax
+        x[targets[n]] -= dloss;                    // backward of - x[target]
         for (int v = V; v < Vp; v++) x[v] = 0;
     }
 }

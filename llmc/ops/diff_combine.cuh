@@ -1,8 +1,8 @@
 /*
-diff_combine: subtract the two heads of a pair. Equations in diff_combine.h; what differs here:
+diff_combine.cuh: subtracts the second head of each pair from the first. Equations in diff_combine.h.
 
-  mapping   up to a warp of threads per (n,h), a pack each at a time; the backward writes both da and sums dl in the
-            same pass, by exchange within the lanes of the head, without atomics
+  mapping   up to a warp of threads per (n,h), one pack each at a time; the backward writes both da and sums dl in the
+            same pass, by exchange among the lanes of the head, without atomics
   numerics  arithmetic fp32, one rounding at each store; dl from the unrounded products
   traffic   forward 2D+1 in, D out per (n,h); backward 2D+1 in, 2D+1 out: bandwidth-bound
 */
@@ -15,7 +15,7 @@ static __device__ inline float diff_factor(floatX l, bool sigmoid) {
     return sigmoid ? sigmoid_of(to_float(l)) : to_float(l);
 }
 
-// Where the pair of output head h of row n begins in a.
+// The offset in `a` of the first head of the pair of output head h of row n.
 static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int stride) {
     return (n * (size_t)(2 * NH) + (2 * stride * (h / stride) + h % stride)) * D;
 }
@@ -30,7 +30,7 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
     floatX factor = l[n * (size_t)ldl + h];
     float v1[W], v2[W];
     int i = row_lane(lanes) * W;
-    if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // under way before the factor is there
+    if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // issued before the factor arrives
     float s = diff_factor(factor, sigmoid);
     while (i < D) {
         UNROLL
@@ -56,25 +56,26 @@ static __global__ void diff_combine_backward_kernel(int lanes, floatX *da, float
     unsigned row = row_index(lanes), n = row / (unsigned)NH;
     size_t at = n * (size_t)ldl + row % (unsigned)NH;
     size_t first = diff_first(n, (int)(row % (unsigned)NH), NH, D, stride), second = first + (size_t)stride * D;
-    bool active = n < (unsigned)N; // the others take part in the exchange
+    bool active = n < (unsigned)N; // the other lanes take part in the exchange
     int lane = row_lane(lanes), i = active ? lane * W : D;
     float dot = 0, g[W] = {0}, v[W] = {0};
     floatX factor = l[active ? at : 0];
     if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
     float s = diff_factor(factor, sigmoid);
     while (i < D) {
-        store<W>(da + first + i, g); // + a1 in o = a1 - s a2
+        store<W>(da + first + i, g); // backward of a1 in o = a1 - s a2
         UNROLL
         for (int k = 0; k < W; k++) {
             dot += g[k] * v[k];
-            v[k] = -s * g[k]; // - s a2
+            v[k] = -s * g[k]; // backward of a2
         }
         store<W>(da + second + i, v);
         i += lanes * W;
         if (i < D) load<W>(g, do_ + row * (size_t)D + i), load<W>(v, a + second + i);
     }
     dot = lanes_sum(dot, lanes);
-    if (active && lane == 0) round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // s = sigmoid(l), or l
+    if (active && lane == 0)
+        round_to(dl + at, -dot * (sigmoid ? s * (1 - s) : 1)); // backward of s = sigmoid(l), or s = l
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,

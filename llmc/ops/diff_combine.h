@@ -1,5 +1,5 @@
 /*
-diff_combine: subtract the two heads of a pair.
+diff_combine.h: subtracts the second head of each pair from the first.
 
   forward   o[n,h,:] = a[n,h1,:] - s a[n,h2,:],   s = sigmoid(l[n,h]) or s = l[n,h]
   backward  da[n,h1,:] = do[n,h,:]                 o is linear in a
@@ -46,11 +46,11 @@ static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *d
             real s = diff_factor(l[at], sigmoid), dot = 0;
 #pragma omp simd reduction(+ : dot)
             for (int i = 0; i < D; i++) {
-                da[first + i] = g[i];       // + a1 in o = a1 - s a2
-                da[second + i] = -s * g[i]; // - s a2
+                da[first + i] = g[i];       // backward of a1 in o = a1 - s a2
+                da[second + i] = -s * g[i]; // backward of a2
                 dot += g[i] * a[second + i];
             }
-            dl[at] = -dot * (sigmoid ? s * (1 - s) : 1); // s = sigmoid(l), or l
+            dl[at] = -dot * (sigmoid ? s * (1 - s) : 1); // backward of s = sigmoid(l), or s = l
         }
 }
 #endif

@@ -1,15 +1,15 @@
 /*
-embedding: a row of the table per token. Equations in embedding.h; what differs here:
+embedding.cuh: a row of the table per token. Equations in embedding.h.
 
   forward   a thread per pack of a row
-  backward  a token that occurs often adds its rows in the order of n, as on the CPU, without atomics: the rows are
-            sorted by token first (a stable radix sort, 8 bits a pass, so that equal tokens stay in the order of n),
-            then one warp walks the rows of one token, for 256 columns; where they are many, for 32 columns, 32 rows at
-            a time. Sorting takes three launches and 16 bytes a row per pass.
-  sorting   a warp owns SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) says where each
-            warp's rows of each digit go; the warp then places them 32 at a time, ranked by votes.
-  numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bit for bit that of the CPU
-  traffic   forward C in, C out per row; backward C in per row, 2C fp32 per token that occurs
+  backward  The rows of a token are added in the order of n, as on the CPU, without atomics. The rows are first sorted
+            by token (a stable radix sort, 8 bits per pass, so that equal tokens stay in the order of n). One warp then
+            adds the rows of a token, for 256 columns; for tokens with many rows, for 32 columns, 32 rows at a time.
+            Sorting takes three launches and 16 bytes per row and pass.
+  sorting   A warp processes SORT_ROWS consecutive rows. It counts its digits; a scan over (digit, warp) gives the
+            destination of each warp's rows of each digit; the warp then places them 32 at a time, ranked by votes.
+  numerics  the sum over the rows in fp32 in the order of n: in the fp32 build bitwise equal to the CPU
+  traffic   forward C in, C out per row; backward C in per row, 2C fp32 per distinct token
 */
 #ifndef LLMC_EMBEDDING_CUH
 #define LLMC_EMBEDDING_CUH
@@ -38,7 +38,7 @@ enum {
     SORT_SCAN_THREADS = 1024
 };
 
-// What the sort works with, in the workspace: (token, row) pairs twice, and a count per (digit, warp).
+// The sort's arrays in the workspace: (token, row) pairs twice, and a count per (digit, warp).
 typedef struct {
     int *tokens[2], *rows[2], *counts;
     int N, warps;
@@ -60,7 +60,7 @@ static inline size_t embedding_workspace_bytes(int N) {
     return (4 * (size_t)N + SORT_DIGITS * ((N + SORT_ROWS - 1) / SORT_ROWS)) * sizeof(int);
 }
 
-// The lanes whose digit is that of the calling lane, among those in `active`, which all call it.
+// The lanes of `active` with the same digit as the calling lane. All lanes of `active` call it.
 static __device__ inline unsigned embedding_same_digit(unsigned active, int digit) {
     unsigned same = active;
     for (int bit = 0; bit < SORT_BITS; bit++) {
@@ -70,8 +70,8 @@ static __device__ inline unsigned embedding_same_digit(unsigned active, int digi
     return same;
 }
 
-// One warp per block. place false: counts (digit, warp) = how many of the warp's rows have the digit.
-// place true: counts are where they go, and the rows go there, equal digits in their order.
+// One warp per block. place false: counts (digit, warp) = number of the warp's rows with the digit.
+// place true: counts are destinations; moves the rows there, equal digits in their order.
 static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens, const int *rows, int *tokens_out,
                                              int *rows_out, int shift, bool place) {
     SHARED(int, at, SORT_DIGITS);
@@ -84,7 +84,7 @@ static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens,
         if (i < end) {
             unsigned same = embedding_same_digit(active, digit);
             int before = __popc(same & ((1u << lane) - 1)), to = at[digit] + before;
-            __syncwarp(active); // all have read `at`
+            __syncwarp(active); // all lanes have read `at`
             if (before == 0) at[digit] += __popc(same);
             if (place) {
                 tokens_out[to] = token;
@@ -97,20 +97,20 @@ static __global__ void embedding_sort_kernel(EmbeddingSort s, const int *tokens,
     for (int digit = lane; digit < SORT_DIGITS; digit += WARP) s.counts[digit * s.warps + warp] = at[digit];
 }
 
-// counts[i] <- the sum of counts[0 .. i-1]; one block, each thread a range of its own
+// counts[i] = sum of counts[0 .. i-1]; one block, one range per thread
 static __global__ void embedding_scan_kernel(int *counts, int count) {
     SHARED(int, sums, SORT_SCAN_THREADS);
     int each = (count + SORT_SCAN_THREADS - 1) / SORT_SCAN_THREADS, thread = (int)threadIdx.x;
-    int begin = min(count, thread * each), end = min(count, begin + each), own = 0;
-    for (int i = begin; i < end; i++) own += counts[i];
-    sums[thread] = own;
+    int begin = min(count, thread * each), end = min(count, begin + each), sum = 0;
+    for (int i = begin; i < end; i++) sum += counts[i];
+    sums[thread] = sum;
     for (int distance = 1; distance < SORT_SCAN_THREADS; distance *= 2) {
         __syncthreads();
         int before = thread >= distance ? sums[thread - distance] : 0;
         __syncthreads();
         sums[thread] += before;
     }
-    int at = sums[thread] - own;
+    int at = sums[thread] - sum;
     for (int i = begin; i < end; i++) {
         int next = at + counts[i];
         counts[i] = at;
@@ -118,13 +118,13 @@ static __global__ void embedding_scan_kernel(int *counts, int count) {
     }
 }
 
-// A warp adds up the rows of the token that begins at `first`, for columns of its own. It loads AHEAD of them at once:
-// the sum stays in the order of the rows, and waits for memory once per AHEAD rows.
+// A warp adds the rows of the token that begins at `first`, for W columns per lane. It loads AHEAD rows at once: the
+// sum stays in the order of the rows, and waits for memory once per AHEAD rows.
 template <int W, int AHEAD>
 static __device__ inline void embedding_add_rows(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
                                                  int first, int N, int C, int c) {
     int lane = (int)threadIdx.x % WARP, token = tokens[first], i = first + lane;
-    bool active = c < C; // the others help with the rows
+    bool active = c < C; // inactive lanes help to read row numbers
     float sum[W] = {0}, v[AHEAD][W];
     grad_t *dw = dweight + (size_t)token * C + c;
     const floatX *d = dx + (active ? c : 0);
@@ -132,24 +132,25 @@ static __device__ inline void embedding_add_rows(grad_t *dweight, const floatX *
     int row = i < N && tokens[i] == token ? rows[i] : -1;
     for (int count = WARP; count == WARP;) {
         int here = row;
-        count = __popc(__ballot_sync(ALL_LANES, here >= 0)); // they are sorted: the first lanes
+        count = __popc(__ballot_sync(ALL_LANES, here >= 0)); // sorted, so these are the first lanes
         i += WARP;
-        row = i < N && tokens[i] == token ? rows[i] : -1; // while these rows are added
+        row = i < N && tokens[i] == token ? rows[i] : -1; // loaded while these rows are added
         for (int j = 0; j < count; j += AHEAD) {
             UNROLL
-            for (int k = 0; k < AHEAD; k++) // beyond the end the last one again: no branch between loads
+            for (int k = 0; k < AHEAD; k++) // beyond the end the last row again: no branch between loads
                 load<W>(v[k], d + (size_t)__shfl_sync(ALL_LANES, here, min(j + k, count - 1)) * (size_t)C);
             UNROLL
             for (int k = 0; k < AHEAD; k++) {
                 UNROLL
-                for (int e = 0; e < W; e++) sum[e] = j + k < count ? sum[e] + v[k][e] : sum[e]; // x[n,c] = weight[..,c]
+                for (int e = 0; e < W; e++) sum[e] = j + k < count ? sum[e] + v[k][e] : sum[e];
             }
         }
     }
     if (active) store_fp32<W>(dw, sum);
 }
 
-// blockIdx.x: a sorted row; the one at which a token begins. A token of WARP rows or more is left to the next kernel.
+// blockIdx.x is a sorted row; the first row of a token adds it. Tokens with WARP rows or more are left to the next
+// kernel. Backward of x[n,c] = weight[tokens[n],c].
 enum { ADD_AHEAD = 4 };
 template <int W>
 static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
@@ -159,8 +160,8 @@ static __global__ void embedding_add_kernel(grad_t *dweight, const floatX *dx, c
     embedding_add_rows<W, ADD_AHEAD>(dweight, dx, tokens, rows, first, N, C, (int)column_index<W>());
 }
 
-// The tokens of many rows: each has a row whose place is a multiple of WARP, and the first such one adds them all. An
-// element a thread, so that many SMs share a token, and as many rows at once as the warp has looked up.
+// Tokens with many rows: each has a row whose index is a multiple of WARP, and the first such row adds all of them. One
+// element per thread, so that many multiprocessors share a token; WARP rows at once.
 static __global__ void embedding_add_often_kernel(grad_t *dweight, const floatX *dx, const int *tokens, const int *rows,
                                                   int N, int C) {
     int at = (int)blockIdx.x * WARP, token = tokens[at], i = at - 1 - (int)threadIdx.x;

@@ -1,11 +1,11 @@
 /*
-embedding: a row of the table per token.
+embedding.h: a row of the table per token.
 
   forward   x[n,:] = weight[tokens[n],:]
   backward  dweight[tokens[n],:] += dx[n,:]
   shapes    tokens (N), weight (V,C), x (N,C)
-  numerics  a token that occurs often adds its rows in the order of n. Threads share the columns,
-            not the rows, so the sum does not depend on their number and nothing is atomic.
+  numerics  the rows of a token are added in the order of n. Threads divide the columns, not the rows, so the sum does
+            not depend on their number and needs no atomics.
   traffic   forward C in, C out per row; backward 2C in, C out
 */
 #ifndef LLMC_EMBEDDING_H
@@ -30,7 +30,7 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
         for (int n = 0; n < N; n++) {
             grad_t *dw = dweight + (size_t)tokens[n] * C;
             const floatX *d = dx + (size_t)n * C;
-            for (int c = c0; c < c1; c++) dw[c] += d[c]; // x[n,c] = weight[tokens[n],c]
+            for (int c = c0; c < c1; c++) dw[c] += d[c]; // backward of x[n,c] = weight[tokens[n],c]
         }
     }
     fault_point(FAULT_GRADIENT, dweight, (size_t)C);

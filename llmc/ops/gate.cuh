@@ -1,8 +1,8 @@
 /*
-gate: a sigmoid gate on the output heads. Equations in gate.h.
+gate.cuh: a sigmoid gate on the output heads. Equations in gate.h.
 
-  mapping   up to a warp of threads per (n,h), a pack each at a time; the gradient of a gate per head is summed by
-            exchange within the lanes of the head
+  mapping   up to a warp of threads per (n,h), one pack each at a time; the gradient of a gate per head is summed by
+            exchange among the lanes of the head
   traffic   D + width in, D out per (n,h); backward 2D + width in, D + width out: bandwidth-bound
 */
 #ifndef LLMC_GATE_CUH
@@ -10,7 +10,7 @@ gate: a sigmoid gate on the output heads. Equations in gate.h.
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-// The gates of a pack: one for all of it, or one each.
+// The gates of a pack: one for the head, or one per element.
 template <int W> static __device__ inline void gate_load(float *s, const floatX *g, int i, int width) {
     if (width == 1) {
         float one = sigmoid_of(to_float(g[0]));
@@ -55,7 +55,7 @@ static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, c
     unsigned row = row_index(lanes), n = row / (unsigned)heads;
     size_t gate = n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
     int lane = row_lane(lanes);
-    bool active = n < (unsigned)N; // the others take part in the exchange
+    bool active = n < (unsigned)N; // the other lanes take part in the exchange
     float dot = 0, v[W], d[W], s[W];
     for (int i = lane * W; active && i < D; i += lanes * W) {
         load<W>(v, x + row * (size_t)D + i);
@@ -63,10 +63,10 @@ static __global__ void gate_backward_kernel(int lanes, floatX *dx, floatX *dg, c
         gate_load<W>(s, g + gate, i, width);
         UNROLL
         for (int k = 0; k < W; k++) {
-            v[k] *= d[k]; // s in y = x s
+            v[k] *= d[k]; // backward of s in y = x s
             dot += v[k];
-            v[k] *= s[k] * (1 - s[k]); // s = sigmoid(g)
-            d[k] *= s[k];              // x in y = x s
+            v[k] *= s[k] * (1 - s[k]); // backward of s = sigmoid(g)
+            d[k] *= s[k];              // backward of x
         }
         store<W>(dx + row * (size_t)D + i, d);
         if (width > 1) store<W>(dg + gate + i, v);

@@ -1,5 +1,5 @@
 /*
-gate: a sigmoid gate on the output heads, from the layer's input.
+gate.h: a sigmoid gate on the output heads, from the layer's input.
 
   forward   y[n,h,i] = x[n,h,i] s,   s = sigmoid(g[n,h]) (one gate per head) or sigmoid(g[n,h,i])
   backward  dx[n,h,i] = dy[n,h,i] s,   dg = s (1 - s) dy x, summed over i for a gate per head
@@ -43,10 +43,10 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
                 real s = real_sigmoid(g[gate]), dot = 0;
 #pragma omp simd reduction(+ : dot)
                 for (int i = 0; i < D; i++) {
-                    dxh[i] = dyh[i] * s;   // x in y = x s
-                    dot += dyh[i] * xh[i]; // s
+                    dxh[i] = dyh[i] * s;   // backward of x in y = x s
+                    dot += dyh[i] * xh[i]; // backward of s
                 }
-                dg[gate] = s * (1 - s) * dot; // s = sigmoid(g)
+                dg[gate] = s * (1 - s) * dot; // backward of s = sigmoid(g)
             } else {
                 for (int i = 0; i < D; i++) {
                     real s = real_sigmoid(g[gate + i]);

@@ -1,8 +1,8 @@
 /*
-layer_lambda: a factor of the second map that is one number for a layer. Equations in layer_lambda.h.
+layer_lambda.cuh: a factor of the second map that is one number per layer. Equations in layer_lambda.h.
 
   mapping   forward: one thread computes the number (exp: its dot products), then a thread per pack writes it.
-            Backward: LAMBDA_PARTS blocks sum parts of dl, one block adds the parts in order and finishes.
+            Backward: LAMBDA_PARTS blocks sum parts of dl; one block adds the parts in order and computes the gradients.
   numerics  sums and dot products in double, l rounded once
   traffic   count out; backward count in
 */
@@ -11,19 +11,19 @@ layer_lambda: a factor of the second map that is one number for a layer. Equatio
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-// l[:] = source[0], or value where there is no source
-template <int W, typename Source>
-static __device__ inline void fill_elements(size_t begin, size_t end, floatX *l, real value, const Source *source) {
+// l[:] = lambda[0], or value if lambda is NULL
+template <int W, typename T>
+static __device__ inline void fill_elements(size_t begin, size_t end, floatX *l, real value, const T *lambda) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
-    float v[W], x = source ? (float)source[0] : value;
+    float v[W], x = lambda ? (float)lambda[0] : value;
     UNROLL
     for (int k = 0; k < W; k++) v[k] = x;
     store<W>(l + i, v);
 }
 template <int W>
-static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *source) {
-    fill_elements<W>(begin, end, l, value, source);
+static __global__ void fill_kernel(size_t begin, size_t end, floatX *l, real value, const real *lambda) {
+    fill_elements<W>(begin, end, l, value, lambda);
 }
 template <int W>
 static __global__ void fill_from_parameter_kernel(size_t begin, size_t end, floatX *l, const floatX *lambda) {
@@ -91,9 +91,8 @@ static inline void lambda_exp_forward(floatX *l, const floatX *q1, const floatX 
                                       int D, real init, size_t count) {
     OPERATION();
     real *lambda = (real *)ops_scratch(sizeof(real));
-    const real *source = lambda;
     LAUNCH(lambda_exp_forward_kernel, 1, LAMBDA_THREADS, 0, lambda, q1, k1, q2, k2, D, init);
-    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, source);
+    LAUNCH_ELEMENTS(fill_kernel, packed(0, l), count, l, (real)0, (const real *)lambda);
 }
 
 static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad_t *dq2, grad_t *dk2,
@@ -102,7 +101,7 @@ static __global__ void lambda_exp_backward_kernel(grad_t *dq1, grad_t *dk1, grad
     SHARED(double, memory, WARP);
     float sum = (float)lambda_total(partial);
     float e1 = sum * lambda_exp_dot(q1, k1, D, memory), e2 = sum * lambda_exp_dot(q2, k2, D, memory);
-    for (int i = (int)threadIdx.x; i < D; i += (int)blockDim.x) { // l = exp(q1.k1) - exp(q2.k2) + init
+    for (int i = (int)threadIdx.x; i < D; i += (int)blockDim.x) { // backward of l = exp(q1.k1) - exp(q2.k2) + init
         dq1[i] += e1 * to_float(k1[i]);
         dk1[i] += e1 * to_float(q1[i]);
         dq2[i] -= e2 * to_float(k2[i]);

@@ -1,10 +1,10 @@
 /*
-layer_lambda: a factor of the second map that is one number for a layer, not projected from the input.
+layer_lambda.h: a factor of the second map that is one number per layer, not projected from the input.
 
-It fills the rows l (count) that diff_combine reads as its lambda, so that the subtraction has one form; the
-backward sums their gradients dl. That costs one number per row and head.
+The number is written to all rows l (count) that diff_combine reads as its lambda, so that the subtraction has one form.
+The backward sums their gradients dl. The cost is one number per row and head.
 
-  constant   l[:] = value; nothing to learn
+  constant   l[:] = value; no parameter
   scalar     l[:] = lambda;   dlambda += sum(dl)
   exp        l[:] = exp(q1.k1) - exp(q2.k2) + init
              dq1 += sum(dl) exp(q1.k1) k1, dk1 likewise;  dq2 -= sum(dl) exp(q2.k2) k2, dk2 likewise
@@ -19,7 +19,7 @@ static inline void fill_forward(floatX *l, real value, size_t count) {
     for (size_t i = 0; i < count; i++) l[i] = value;
 }
 
-// In one order and in double: count is small beside the heads' work.
+// In a fixed order and in double: its time is small compared with that of the heads.
 static inline real lambda_gradient(const floatX *dl, size_t count) {
     double sum = 0;
     for (size_t i = 0; i < count; i++) sum += (double)dl[i];
@@ -49,7 +49,7 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
                                        const floatX *q1, const floatX *k1, const floatX *q2, const floatX *k2, int D,
                                        size_t count) {
     real sum = lambda_gradient(dl, count), e1 = sum * lambda_exp_dot(q1, k1, D), e2 = sum * lambda_exp_dot(q2, k2, D);
-    for (int i = 0; i < D; i++) { // l = exp(q1.k1) - exp(q2.k2) + init
+    for (int i = 0; i < D; i++) { // backward of l = exp(q1.k1) - exp(q2.k2) + init
         dq1[i] += e1 * k1[i];
         dk1[i] += e1 * q1[i];
         dq2[i] -= e2 * k2[i];

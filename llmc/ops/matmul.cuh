@@ -1,5 +1,5 @@
 /*
-matmul: a linear layer without bias. Equations in matmul.h; the products are those of gemm.cuh.
+matmul.cuh: a linear layer without bias. Equations in matmul.h; products by gemm.cuh.
 
   numerics  x, weight, y, dx in floatX, sums in fp32; with add dweight accumulates in fp32 inside the product (beta = 1)
   flops     2 N IC OC forward, twice that backward
@@ -10,7 +10,7 @@ matmul: a linear layer without bias. Equations in matmul.h; the products are tho
 #include "ops.h"
 #include "traffic.h"
 
-static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // the library's own is made by ops_init
+static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // ops_init allocates the library's workspace
     (void)N, (void)IC, (void)OC;
     return 0;
 }
@@ -28,12 +28,13 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
     OPERATION();
     GemmShape to_input = {false, false, false, false, N, IC, OC, ldy, IC, IC};
     GemmShape to_weight = {true, false, add, true, OC, IC, N, ldy, IC, IC};
-    gemm(to_input, dx, dy, weight);  // y = x weight^T
-    gemm(to_weight, dweight, dy, x); // y = x weight^T
+    gemm(to_input, dx, dy, weight);  // dx = dy weight
+    gemm(to_weight, dweight, dy, x); // dweight = dy^T x
 }
 
 // ---------------------------------------------------------------------------------------------------
-// What the trainer asks of the matrix library. The storage type decides how products are made: --gemm has no say.
+// Choices and facts about the matrix library. The storage type determines the type of the operands; --gemm has no
+// effect.
 
 static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
@@ -57,12 +58,12 @@ static inline char *matmul_tune_table(size_t *size) {
     return gemm_table_text(size);
 }
 static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
-    gemm_forget_plans(); // made without it
+    gemm_forget_plans(); // made without the table
     return gemm_table_read(text, size, why, why_size);
 }
 static inline int matmul_tune_missed(void) { return gemm_table.missed; }
 
-// Numbers between -1 and 1, the same ones again in each stretch.
+// Pseudorandom numbers between -1 and 1, repeated in each stretch.
 static inline void matmul_fill(floatX *to, size_t count) {
     enum { STRETCH = 1 << 18 };
     floatX *host = (floatX *)checked_calloc(STRETCH, sizeof(floatX));
@@ -76,8 +77,8 @@ static inline void matmul_fill(floatX *to, size_t count) {
     free(host);
 }
 
-// GFLOP/s of the library on a large product, best of a few: what a step's speed is compared with. The trainer measures
-// it before its own buffers take the memory, hence before ops_init: the library is started for the measurement alone.
+// GFLOP/s of the library on a large product, the maximum of a few: the reference for the speed of a step. The trainer
+// measures it before it allocates its buffers, hence before ops_init; the library is started for the measurement.
 static inline double matmul_peak_gflops(void) {
 #ifdef CUDA_ON_CPU
     enum { SIZE = 256, TRIES = 2 };
@@ -88,7 +89,7 @@ static inline double matmul_peak_gflops(void) {
     bool started = gemm_started();
     if (!started) gemm_start();
     floatX *m = (floatX *)buffer_alloc(3 * count * sizeof(floatX), "measuring the peak of the GEMM library");
-    matmul_fill(m, 2 * count); // zeros would be multiplied at a clock that real numbers do not allow
+    matmul_fill(m, 2 * count); // zeros would be multiplied at a higher clock rate than other numbers
     cudaEvent_t begin, end;
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));

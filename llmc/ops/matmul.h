@@ -1,17 +1,16 @@
 /*
-matmul: a linear layer without bias, by a GEMM library.
+matmul.h: a linear layer without bias, by a GEMM library.
 
   forward   y = x weight^T
   backward  dx = dy weight,   dweight = dy^T x, or with add += dy^T x
   shapes    x (N,IC), weight (OC,IC), y and dy (N,OC) with row stride ldy >= OC
-  numerics  products and sums in `real` by the library, in an order that it fixes for a given shape and
-            number of threads; after matmul_use_bf16, x, weight and dy are first rounded to bf16, in the
-            workspace, where N >= BF16_ROWS: for fewer rows the rounding of the weight costs more than it saves
+  numerics  products and sums in `real`, in an order that the library fixes for a given shape and number of threads.
+            After matmul_use_bf16, x, weight and dy are first rounded to bf16, in the workspace, if N >= BF16_ROWS: for
+            fewer rows rounding the weight costs more than it saves.
   flops     2 N IC OC forward, twice that backward
-
-The library is oneDNN for fp32 where the build found it (ONEDNN), since it is the faster one on the products of
-training (dev/BENCH.md), and CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may pick AVX2 kernels on a CPU
-newer than itself, where AVX-512 ones would run twice as fast; environment.h then chooses the right kernels.
+  library   oneDNN for fp32 if the build has it (ONEDNN), since it is faster on the products of training (dev/BENCH.md);
+            CBLAS otherwise and for fp64. OpenBLAS, the usual CBLAS, may select AVX2 kernels on a CPU that is newer than
+            its release, although AVX-512 kernels are twice as fast; environment.h then selects the right kernels.
 */
 #ifndef LLMC_MATMUL_H
 #define LLMC_MATMUL_H
@@ -22,7 +21,7 @@ newer than itself, where AVX-512 ones would run twice as fast; environment.h the
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern char *openblas_get_corename(void) __attribute__((weak)); // absent from other CBLAS libraries
+extern char *openblas_get_corename(void) __attribute__((weak)); // missing in other CBLAS libraries
 extern char *openblas_get_config(void) __attribute__((weak));
 #ifdef __cplusplus
 }
@@ -34,7 +33,8 @@ static const bool matmul_by_onednn = sizeof(real) == sizeof(float);
 static const bool matmul_by_onednn = false;
 #endif
 
-// C = alpha op(A) op(B) + beta C;  op(A) is M x K, op(B) K x N, C M x N, row-major; not within a parallel region
+// C = alpha op(A) op(B) + beta C;  op(A) is M x K, op(B) K x N, C M x N, row-major; must not be called in a parallel
+// region
 static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, int K, real alpha, const real *A, int lda,
                         const real *B, int ldb, real beta, real *C, int ldc) {
 #ifdef ONEDNN
@@ -56,9 +56,9 @@ static inline void gemm(CBLAS_TRANSPOSE ta, CBLAS_TRANSPOSE tb, int M, int N, in
 }
 
 enum { BF16_ROWS = 16 };
-static const bool matmul_has_choice = true; // of the type that is multiplied: --gemm
+static const bool matmul_has_choice = true; // of the type of the operands: --gemm
 static bool matmul_in_bf16;                 // --gemm bf16
-static bool matmul_bf16_native; // and the CPU multiplies bf16; otherwise rounded numbers are multiplied in fp32
+static bool matmul_bf16_native; // the CPU multiplies bf16; otherwise the rounded numbers are multiplied in fp32
 
 static inline void matmul_use_bf16(bool on) {
     matmul_in_bf16 = on;
@@ -74,10 +74,10 @@ static inline size_t matmul_workspace_bytes(int N, int IC, int OC) {
     return bf16_size() * (N * in + OC * in + N * out);
 }
 
-// 64 MiB of them keep the GEMM at full speed (dev/BENCH.md).
+// 64 MiB of rows are enough for the full speed of the GEMM (dev/BENCH.md).
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return max_size(64, (64u << 20) / row_bytes); }
 
-// Rounds a matrix into `to`; returns where the next one may go.
+// Writes a rounded matrix to `to`; returns the address behind it.
 static inline char *matmul_round(char *to, const real *in, int ld, int rows, int columns) {
     int ldo = bf16_stride(columns);
     const float *from = (const float *)(const void *)in;
@@ -131,11 +131,11 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
         matmul_backward_bf16(dx, dweight, dy, x, weight, N, IC, OC, ldy, add);
         return;
     }
-    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);         // y = x weight^T
-    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, add ? 1 : 0, dweight, IC); // y = x weight^T
+    gemm(CblasNoTrans, CblasNoTrans, N, IC, OC, 1, dy, ldy, weight, IC, 0, dx, IC);         // dx = dy weight
+    gemm(CblasTrans, CblasNoTrans, OC, IC, N, 1, dy, ldy, x, IC, add ? 1 : 0, dweight, IC); // dweight = dy^T x
 }
 
-// Whether OPENBLAS_CORETYPE is needed, without which the library would leave AVX-512 unused.
+// Whether the library needs OPENBLAS_CORETYPE to use AVX-512.
 static inline bool matmul_wants_wide_kernels(void) {
 #if defined(__x86_64__)
     const char *wide[] = {"SkylakeX", "Cooperlake", "SapphireRapids"};
@@ -156,7 +156,7 @@ static inline void matmul_tune_measure(void) {}
 static inline char *matmul_tune_table(size_t *size) { return (char *)checked_calloc(*size = 1, 1); }
 static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size) {
     (void)text, (void)size;
-    snprintf(why, why_size, "the libraries of the CPU offer no choice");
+    snprintf(why, why_size, "the libraries of the CPU have no choice of algorithms");
     return false;
 }
 static inline int matmul_tune_missed(void) { return 0; }
@@ -178,7 +178,7 @@ static inline const char *matmul_library(void) {
     return text;
 }
 
-// GFLOP/s of the library on a large product, best of a few: what a step's speed is compared with.
+// GFLOP/s of the library on a large product, the maximum of a few: the reference for the speed of a step.
 static inline double matmul_peak_gflops(void) {
     enum { SIZE = 1024, TRIES = 6 };
     real *m = (real *)buffer_alloc(3 * (size_t)SIZE * SIZE * sizeof(real), "measuring the peak of the GEMM library");
@@ -186,7 +186,7 @@ static inline double matmul_peak_gflops(void) {
     for (int i = 0; i < TRIES; i++) {
         double start = now_seconds();
         Bf16Shape shape = {false, true, false, SIZE, SIZE, SIZE, SIZE, SIZE, SIZE};
-        const char *A = (const char *)m, *B = (const char *)(m + SIZE * SIZE); // of whatever type: zeros
+        const char *A = (const char *)m, *B = (const char *)(m + SIZE * SIZE); // of either type: zeros
         if (matmul_in_bf16) matmul_rounded(shape, A, B, m + 2 * SIZE * SIZE);
         else
             gemm(CblasNoTrans, CblasTrans, SIZE, SIZE, SIZE, 1, m, SIZE, m + SIZE * SIZE, SIZE, 0, m + 2 * SIZE * SIZE,

@@ -1,19 +1,19 @@
 /*
-matmul_bf16: products of matrices rounded to bf16, with sums in fp32 (--gemm bf16).
+matmul_bf16.h: products of matrices rounded to bf16, with sums in fp32 (--gemm bf16).
 
   bool bf16_begin(void)                   whether oneDNN multiplies bf16 on this CPU
   void bf16_round_matrix(...)             fp32 to bf16
-  void bf16_round_matrix_wide(...)        fp32 to the fp32 numbers that bf16 has
+  void bf16_round_matrix_wide(...)        fp32 to bf16, stored as fp32
   void gemm_bf16(shape, A, B, C)          C = op(A) op(B), or C += op(A) op(B)
 
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
-  numerics  each element of A and B rounded once, to nearest, ties to even, a NaN to a NaN; products exact; sums fp32
-  memory    the caller's for the rounded matrices (matmul.h), some of oneDNN's own for packing
-
-A CPU with AVX512_BF16 or AMX multiplies bf16 at twice the rate of fp32 or more. Elsewhere the rounded numbers are
-kept wide and multiplied in fp32, which gives the same products at the speed of fp32 (oneDNN's own way there is five
-times slower). oneDNN makes a program for the shape of each product; these are kept.
-Source: the interface of oneDNN's matmul primitive, versions 2 and 3.
+  numerics  each element of A and B rounded once, to nearest, ties to even, NaN to NaN; products exact; sums fp32
+  memory    the caller provides it for the rounded matrices (matmul.h); oneDNN allocates some for packing
+  speed     A CPU with AVX512_BF16 or AMX multiplies bf16 at least twice as fast as fp32. On other CPUs the rounded
+            numbers are stored as fp32 and multiplied in fp32, which gives the same products at the speed of fp32
+            (oneDNN's emulation is five times slower). oneDNN compiles a kernel for the shape of each product; the
+            kernels are kept.
+  source    the interface of oneDNN's matmul primitive, versions 2 and 3
 */
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
@@ -21,14 +21,14 @@ Source: the interface of oneDNN's matmul primitive, versions 2 and 3.
 
 typedef uint16_t bf16_t;
 
-static inline uint32_t bf16_bits(float x) { // in the upper half; the lower one is anything
+static inline uint32_t bf16_bits(float x) { // in the upper 16 bits; the lower 16 bits are undefined
     uint32_t bits;
     memcpy(&bits, &x, 4);
-    bool nan = (bits & 0x7FFFFFFF) > 0x7F800000; // which must not become infinity
+    bool nan = (bits & 0x7FFFFFFF) > 0x7F800000; // must not become infinity
     return nan ? bits | 0x400000 : bits + 0x7FFF + (bits >> 16 & 1);
 }
 
-// in has `rows` rows of `columns` elements, `ld` apart; those of out are `ldo` apart
+// in (rows, columns) with row stride ld; out with row stride ldo
 static inline void bf16_round_matrix(bf16_t *out, int ldo, const float *in, int ld, int rows, int columns) {
 #pragma omp parallel for schedule(static)
     for (int r = 0; r < rows; r++) {
@@ -62,17 +62,17 @@ typedef struct {
 } Bf16Product;
 
 #ifndef BF16_PRODUCTS
-#define BF16_PRODUCTS 64 // a model has fewer shapes than that; the oldest makes room for more
+#define BF16_PRODUCTS 64 // more than the shapes of a model; the oldest is replaced
 #endif
 
 static struct {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     Bf16Product products[BF16_PRODUCTS];
-    int made; // in all, ever
+    int made; // in total
 } bf16_state;
 
-// The parts of the interface that differ between versions: descriptions of memory and of the product.
+// The parts of the interface that differ between versions: descriptions of memory and products.
 #if DNNL_VERSION_MAJOR >= 3
 typedef dnnl_memory_desc_t Bf16Layout;
 static inline bool bf16_layout(Bf16Layout *layout, dnnl_data_type_t type, int rows, int columns, int row_stride,
@@ -113,7 +113,7 @@ static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout 
 }
 #endif
 
-static inline void bf16_forget(Bf16Product *p) {
+static inline void bf16_free(Bf16Product *p) {
     dnnl_primitive_destroy(p->primitive);
     dnnl_memory_destroy(p->A);
     dnnl_memory_destroy(p->B);
@@ -121,7 +121,7 @@ static inline void bf16_forget(Bf16Product *p) {
     memset(p, 0, sizeof(*p));
 }
 
-// The program for one shape; false when the library has none for this CPU.
+// Creates the primitive for a shape; false if the library has none for this CPU.
 static inline bool bf16_make(Bf16Product *p, Bf16Shape s) {
     Bf16Layout A, B, C;
     dnnl_primitive_attr_t attr = NULL;
@@ -144,7 +144,7 @@ static inline bool bf16_make(Bf16Product *p, Bf16Shape s) {
     bf16_layout_free(A);
     bf16_layout_free(B);
     bf16_layout_free(C);
-    if (!made) bf16_forget(p);
+    if (!made) bf16_free(p);
     return made;
 }
 
@@ -157,14 +157,14 @@ static inline Bf16Product *bf16_product(Bf16Shape s) {
             return &bf16_state.products[i];
     }
     Bf16Product *p = &bf16_state.products[bf16_state.made % BF16_PRODUCTS];
-    if (bf16_state.made >= BF16_PRODUCTS) bf16_forget(p);
-    CHECK(bf16_make(p, s), "oneDNN makes no bf16 product %d x %d x %d on this CPU: train with --gemm fp32", s.M, s.N,
+    if (bf16_state.made >= BF16_PRODUCTS) bf16_free(p);
+    CHECK(bf16_make(p, s), "oneDNN has no bf16 product %d x %d x %d on this CPU: train with --gemm fp32", s.M, s.N,
           s.K);
     bf16_state.made++;
     return p;
 }
 
-// Whether oneDNN has such products on this CPU, at whatever speed.
+// Whether oneDNN supports such products on this CPU, at any speed.
 static inline bool bf16_probe(void) {
     if (bf16_state.engine == NULL && dnnl_engine_create(&bf16_state.engine, dnnl_cpu, 0) != dnnl_success) return false;
     if (bf16_state.stream == NULL &&
@@ -173,7 +173,7 @@ static inline bool bf16_probe(void) {
     Bf16Product probe;
     Bf16Shape shape = {true, false, true, 64, 64, 64, 64, 64, 64};
     if (!bf16_make(&probe, shape)) return false;
-    bf16_forget(&probe);
+    bf16_free(&probe);
     return true;
 }
 

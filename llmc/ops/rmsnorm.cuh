@@ -1,13 +1,13 @@
 /*
-rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what differs here:
+rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 
-  forward   up to a warp shares a row; its second pass finds the row in the cache. residual_rmsnorm_forward reads a and
-            b, writes their sum, and normalises the sum as it was rounded: bit for bit residual_forward followed by
-            rmsnorm_forward, without reading the sum again.
-  backward  a block takes rows one after another, several at once where they are short. A thread has the same columns in
-            all of them: it loads dy, x and dx of a row at once, keeps them while the block adds up the product, and
-            dweight in registers. The partial sums of all blocks are then added in order. How rows are shared out
-            depends on N and C alone.
+  forward   up to a warp per row; its second pass reads the row from the cache. residual_rmsnorm_forward reads a and b,
+            writes their sum, and normalises the rounded sum: bitwise equal to rmsnorm_forward of the stored sum,
+            without reading it again.
+  backward  A block processes rows in sequence, several at once if they are short. A thread has the same columns in all
+            rows: it loads dy, x and dx of a row at once, keeps them while the block adds the product, and keeps dweight
+            in registers. The partial sums of all blocks are then added in order. The division of the rows depends on N
+            and C alone.
   numerics  sums in fp32; y and dx rounded once each
   traffic   forward C in, C out (with the residual 2C in, 2C out); backward 4C in (dx included), C out, and
             RMSNORM_BLOCKS C fp32 out and in
@@ -17,7 +17,7 @@ rmsnorm: divide a row by its root mean square. Equations in rmsnorm.h; what diff
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-// y_sum and b NULL: the row is a itself.
+// y_sum and b are NULL if the row is `a`.
 template <int W>
 static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *y, real *rstd, const floatX *a,
                                               const floatX *b, const floatX *weight, int N, int C, real eps) {
@@ -35,7 +35,7 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
                 UNROLL
                 for (int k = 0; k < W; k++) v[k] += w[k];
                 store<W>(y_sum + row + c, v);
-                load<W>(v, y_sum + row + c); // as rounded
+                load<W>(v, y_sum + row + c); // the rounded sum
             }
             UNROLL
             for (int k = 0; k < W; k++) sum += v[k] * v[k];
@@ -68,20 +68,20 @@ static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *r
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
 }
 
-#ifndef RMSNORM_BLOCKS // blocks of the backward; fewer in tests
+#ifndef RMSNORM_BLOCKS // of the backward; tests define fewer
 #define RMSNORM_BLOCKS 512
 #endif
-enum { RMSNORM_LANES = 1024, RMSNORM_THREADS = 256 }; // most threads of a row, and of a block unless a row has more
+enum { RMSNORM_LANES = 1024, RMSNORM_THREADS = 256 }; // maximum threads per row; threads per block for shorter rows
 
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_BLOCKS * (size_t)C * sizeof(real); }
 
-// A thread's part of dy . (weight x), of all columns of a row but `own`.
+// A thread's part of dy . (weight x) over all columns of a row except `skip`.
 template <int W>
 static __device__ inline float rmsnorm_other_columns(const floatX *dy, const floatX *x, const floatX *weight, int C,
-                                                     int own) {
+                                                     int skip) {
     float d[W], v[W], w[W], dot = 0;
     for (int c = (int)threadIdx.x * W; c < C; c += (int)blockDim.x * W) {
-        if (c == own) continue;
+        if (c == skip) continue;
         load<W>(d, dy + c);
         load<W>(v, x + c);
         load<W>(w, weight + c);
@@ -91,14 +91,14 @@ static __device__ inline float rmsnorm_other_columns(const floatX *dy, const flo
     return dot;
 }
 
-// A block's part of the rows: blockDim.y at once, each by blockDim.x threads, a pack of columns each. Where a row has
-// more packs than that, PARTS is true and blockIdx.y says which; the product is of all of the row.
+// A block's part of the rows: blockDim.y rows at once, blockDim.x threads per row, one pack of columns per thread. If a
+// row has more packs, PARTS is true and blockIdx.y selects the columns; the product is that of the whole row.
 // partial (gridDim.x, C)
 template <int W, bool PARTS>
 static __global__ void __launch_bounds__(RMSNORM_LANES)
     rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x, const floatX *weight,
                             const real *rstd, int N, int C, bool add) {
-    SHARED(float, dots, 2 * WARP); // in turns, so that one barrier per row is enough
+    SHARED(float, dots, 2 * WARP); // two halves in turns, so that one barrier per row is enough
     DYNAMIC_SHARED(float, sums);   // (blockDim.y - 1, blockDim.x, W)
     int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP, groups = (int)blockDim.y;
     int begin = (int)((int64_t)N * blockIdx.x / gridDim.x), end = (int)((int64_t)N * (blockIdx.x + 1) / gridDim.x);
@@ -107,7 +107,7 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
     if (c < C) load<W>(w, weight + c);
     for (int base = begin, turn = 0; base < end; base += groups, turn = WARP - turn) {
         int n = base + group;
-        bool active = n < end && c < C; // the others take part in the reduction
+        bool active = n < end && c < C; // the other lanes take part in the reduction
         size_t row = (size_t)n * C;
         float d[W] = {0}, v[W] = {0}, g[W] = {0}, r = 0, dot = 0;
         if (active) {
@@ -130,8 +130,8 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
         UNROLL
         for (int k = 0; k < W; k++) {
             float z = v[k] * r;
-            total[k] += d[k] * z;                 // weight in y = z weight
-            g[k] += r * (d[k] * w[k] - z * mean); // r in y = x r weight
+            total[k] += d[k] * z;                 // backward of weight in y = z weight
+            g[k] += r * (d[k] * w[k] - z * mean); // backward of y = x r weight
         }
         if (active) store<W>(dx + row + c, g);
     }

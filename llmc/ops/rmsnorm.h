@@ -1,17 +1,17 @@
 /*
-rmsnorm: divide a row by its root mean square; also of a sum, where a residual is added just before a norm.
+rmsnorm.h: divides a row by its root mean square; also for the sum of a residual and its input.
 
   forward   r = 1/sqrt(mean_c(x[n,c]^2) + eps),   y[n,c] = x[n,c] r weight[c]
   backward  with z = x r (the normalised row) and g = dy * weight:
-              y = z weight           =>  dweight[c] += sum_n dy[n,c] z[n,c]
+              y = z weight              =>  dweight[c] += sum_n dy[n,c] z[n,c]
               r = (mean(x^2)+eps)^-1/2  =>  dr/dx[c] = -r^3 x[c] / C
               dx[c] = r g[c] + (sum_j g[j] x[j]) dr/dx[c] = r (g[c] - z[c] mean_j(g[j] z[j]))
-            dx accumulates, since the row also flows past the norm (the residual stream).
-  fused     sum = a + b, y = rmsnorm(sum) row by row, so that the norm reads the sum from cache. The norm is of the sum
-            as stored, by the code that rmsnorm_forward runs: a recomputed norm has the same bits. The backward of the
-            sum needs no operation, that of the norm is the one above.
+            With `add` dx accumulates, since the row also bypasses the norm (the residual stream).
+  fused     sum = a + b, y = rmsnorm(sum) row by row, so that the norm reads the sum from the cache. The norm reads the
+            stored sum with the code of rmsnorm_forward: a recomputed norm is bitwise equal. The backward of the sum
+            needs no operation; that of the norm is the one above.
   shapes    x, y (N,C), weight (C), rstd (N)
-  numerics  sums in `real`; dweight is summed in a fixed number of parts of the rows, so the result does not depend on
+  numerics  sums in `real`; dweight is summed over a fixed number of parts of the rows, so the result does not depend on
             the number of threads
   traffic   forward C in (twice, from cache), C out; fused 2C in, 2C out; backward 3C in, C out
   source    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"
@@ -21,7 +21,7 @@ rmsnorm: divide a row by its root mean square; also of a sum, where a residual i
 #include "ops.h"
 #include "runtime.h"
 
-// One row; returns its rstd. Not inlined: the two forwards then run the same instructions.
+// One row; returns its rstd. Not inlined, so that both forwards run the same instructions.
 __attribute__((noinline)) static real rmsnorm_row(floatX *y, const floatX *x, const floatX *weight, int C, real eps) {
     real sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -50,13 +50,13 @@ static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, 
     }
 }
 
-enum { RMSNORM_PARTS = 32 }; // of the rows, whatever the number of threads
+enum { RMSNORM_PARTS = 32 }; // parts of the rows, for any number of threads
 
 static inline size_t rmsnorm_workspace_bytes(int C) { return RMSNORM_PARTS * (size_t)C * sizeof(real); }
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
                                     const floatX *weight, const real *rstd, int N, int C, bool add) {
-    real *partial = ops_workspace_take(rmsnorm_workspace_bytes(C)); // (PARTS, C): dweight of a part of the rows
+    real *partial = ops_workspace_take(rmsnorm_workspace_bytes(C)); // (PARTS, C): dweight of each part of the rows
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
@@ -75,8 +75,8 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
 #pragma omp simd
                 for (int c = 0; c < C; c++) {
                     real z = xn[c] * r;
-                    dw[c] += dyn[c] * z;                                               // weight in y = z weight
-                    dxn[c] = (add ? dxn[c] : 0) + r * (dyn[c] * weight[c] - z * mean); // r in y = x r weight
+                    dw[c] += dyn[c] * z; // backward of weight in y = z weight
+                    dxn[c] = (add ? dxn[c] : 0) + r * (dyn[c] * weight[c] - z * mean); // backward of y = x r weight
                 }
             }
         }

@@ -1,8 +1,8 @@
 /*
-rope: rotate pairs of elements of a query or key head by an angle that grows with the position. Equations in rope.h.
+rope.cuh: rotary position embedding. Equations in rope.h.
 
-  mapping   a thread takes a pack of a head's first half and the same pack of its second half; in bf16 4 elements of
-            each where half a head is no whole number of packs (D % 16 == 8)
+  mapping   a thread computes a pack of a head's first half and the same pack of its second half; in bf16 4 elements of
+            each if D/2 is not a multiple of a pack (D % 16 == 8)
   numerics  angles in double on the host, rounded once into the fp32 table; each result rounded once
   traffic   D in and out per (n, head), D fp32 of the table per row (from the cache for all heads but the first)
 */
@@ -21,7 +21,7 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
         }
 }
 
-// A row per block; its columns are those of the first halves: (heads, D/2).
+// One row per block; its columns are those of the first halves: (heads, D/2).
 template <int W>
 static __global__ void rope_kernel(floatX *x, const real *table, int T, int heads, int D, int ldx, int first,
                                    real sign) {

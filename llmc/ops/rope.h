@@ -1,11 +1,12 @@
 /*
-rope: rotate pairs of elements of a query or key head by an angle that grows with the position.
+rope.h: rotary position embedding: rotates pairs of elements of a query or key head by an angle proportional to the
+position.
 
   forward   (x1, x2) <- (x1 cos - x2 sin, x2 cos + x1 sin),  x1 = x[i], x2 = x[i + D/2],
             angle = position * theta^(-2i/D)
-  backward  a rotation is orthogonal: rotate the gradient by the opposite angle
+  backward  a rotation is orthogonal: rotates the gradient by the opposite angle
   shapes    x (N, heads, D) in place with row stride ldx; table (positions, 2, D/2): cosines, then sines
-  pairs     half-split, as Llama checkpoints on the Hub have them
+  pairs     half-split, as in Llama checkpoints on the Hub
   numerics  angles in double, rounded once into the table
   source    Su et al. 2021, "RoFormer"
 */

@@ -1,8 +1,8 @@
 /*
-runtime.h: the number of threads and the scratch memory that the CPU operations share.
+runtime.h: the workspace of the CPU operations, and the facts about the device.
 
-Operations run one after another, so one block serves them all: the trainer asks each operation for
-its need (NAME_workspace_bytes) and passes the largest to ops_init before the first step.
+Operations run one after another, so they share one block of memory: the trainer takes the maximum of
+NAME_workspace_bytes over the operations and passes it to ops_init before the first step.
 */
 #ifndef LLMC_RUNTIME_H
 #define LLMC_RUNTIME_H
@@ -25,9 +25,9 @@ static inline void ops_free(void) {
     ops_workspace.bytes = 0;
 }
 
-static const bool ops_use_host_memory = true; // the buffers are in the memory of this machine
+static const bool ops_use_host_memory = true; // the buffers are in host memory
 
-static inline void ops_wait(void) {} // an operation has returned when it is done
+static inline void ops_wait(void) {} // operations are synchronous
 
 static inline bool ops_device(char *device, char *driver, size_t size) {
     (void)device, (void)driver, (void)size;
@@ -40,7 +40,7 @@ static inline double ops_rated_gflops(const char **document) {
 }
 
 static inline int ops_memory_parts(MemoryPart *parts) {
-    // code, and the GEMM library's own (measured: dev/BENCH.md)
+    // code and the GEMM library's memory (measured: dev/BENCH.md)
     parts[0] = memory_part("program and libraries, about", (size_t)24 << 20, true);
     return 1;
 }

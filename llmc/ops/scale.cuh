@@ -1,5 +1,5 @@
 /*
-scale: x[:] *= factor, a thread per pack.
+scale.cuh: x[:] *= factor, a thread per pack.
   traffic   1 in, 1 out per element
 */
 #ifndef LLMC_SCALE_CUH

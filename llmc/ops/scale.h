@@ -1,5 +1,5 @@
 /*
-scale: x[:] *= factor. A constant factor, so the same operation takes the gradient back.
+scale.h: x[:] *= factor. The factor is constant, so the backward is the same operation on the gradient.
   traffic   1 in, 1 out per element
 */
 #ifndef LLMC_SCALE_H

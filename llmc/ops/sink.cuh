@@ -1,8 +1,8 @@
 /*
-sink: an extra logit in the softmax of each head, whose column is dropped. Equations in sink.h.
+sink.cuh: an additional logit in the softmax of each head, whose column is dropped. Equations in sink.h.
 
-  mapping   up to a warp of threads per (n,h). Backward: SINK_PARTS blocks per head, each a part of the rows; their
-            sums are then added in order, without atomics.
+  mapping   up to a warp of threads per (n,h). Backward: SINK_PARTS blocks per head, each for a part of the rows; their
+            sums are added in order, without atomics.
   numerics  fp32; L' by the form that cannot overflow
   traffic   forward D in, D out per (n,h); backward 2D in
 */
@@ -39,7 +39,7 @@ static inline void sink_forward(floatX *out, real *lse, const floatX *sinks, int
 
 enum { SINK_PARTS = 64, SINK_THREADS = 256 };
 
-// partial (parts, NH): block (h, part) sums its part of the rows, `lanes` threads each
+// partial (parts, NH): block (h, part) sums its part of the rows, `lanes` threads per row
 template <int W>
 static __global__ void sink_backward_kernel(int lanes, float *partial, const floatX *dout, const floatX *out,
                                             const real *lse, const floatX *sinks, int N, int T, int NH, int D) {
@@ -57,7 +57,7 @@ static __global__ void sink_backward_kernel(int lanes, float *partial, const flo
             for (int k = 0; k < W; k++) dot += g[k] * o[k];
         }
         float l = lse[((size_t)(n / T) * NH + h) * T + (n % T)];
-        sum -= expf(s - l) * dot; // O' = sigmoid(L - s) O; the lanes' parts of the dot are added below
+        sum -= expf(s - l) * dot; // backward of O' = sigmoid(L - s) O; block_sum adds the lanes' parts of dot
     }
     sum = block_sum(sum, memory);
     if (threadIdx.x == 0) partial[blockIdx.y * (size_t)NH + h] = sum;

@@ -1,12 +1,12 @@
 /*
-stats: what a layer's activations look like, as a few numbers for the log. Equations in stats.h; what differs here:
+stats.cuh: statistics of a layer's activations, for the log. Equations in stats.h; attention in attention_stats.cuh.
 
-  mapping     ranges: STATS_PARTS blocks, each a part of the rows, (sum, min, max) in double, put together on the host.
-              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts up.
-              The attention statistics are in attention_stats.cuh.
-  numerics    as on the CPU: everything but the products q.k in double; integers are counted: the median is exact
+  mapping     ranges: STATS_PARTS blocks, each for a part of the rows, (sum, min, max) in double; the host combines
+              them. magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the
+              counts.
+  numerics    as on the CPU: all but the products q.k in double; integer counts, so the median is exact
   atomics     of integers within a block: the counts do not depend on the order
-  reads       wait for the device: a few KiB a call. Statistics are asked for now and then, not in every step.
+  reads       wait for the device, a few KiB per call. Statistics are not computed in every step.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in
 */
 #ifndef LLMC_STATS_CUH
@@ -22,22 +22,22 @@ static __device__ inline double stats_lambda(floatX l, bool sigmoid) {
 }
 
 // The sums and extremes of a block's threads. parts[blockIdx.x] of (sum, min, max)
-static __device__ inline void stats_write_range(Range *parts, Range own) {
+static __device__ inline void stats_write_range(Range *parts, Range local) {
     SHARED(double, memory, WARP);
     SHARED(double, extremes, 2 * STATS_THREADS / WARP);
     int thread = (int)threadIdx.x, warp = thread / WARP;
     for (int distance = WARP / 2; distance > 0; distance /= 2) {
-        own.min = fmin(own.min, __shfl_xor_sync(ALL_LANES, own.min, distance));
-        own.max = fmax(own.max, __shfl_xor_sync(ALL_LANES, own.max, distance));
+        local.min = fmin(local.min, __shfl_xor_sync(ALL_LANES, local.min, distance));
+        local.max = fmax(local.max, __shfl_xor_sync(ALL_LANES, local.max, distance));
     }
-    if (thread % WARP == 0) extremes[2 * warp] = own.min, extremes[2 * warp + 1] = own.max;
-    own.mean = block_sum(own.mean, memory); // its barriers come before the extremes are read
+    if (thread % WARP == 0) extremes[2 * warp] = local.min, extremes[2 * warp + 1] = local.max;
+    local.mean = block_sum(local.mean, memory); // its barriers precede the reads of the extremes
     if (thread > 0) return;
     for (int i = 1; i < STATS_THREADS / WARP; i++) {
-        own.min = fmin(own.min, extremes[2 * i]);
-        own.max = fmax(own.max, extremes[2 * i + 1]);
+        local.min = fmin(local.min, extremes[2 * i]);
+        local.max = fmax(local.max, extremes[2 * i + 1]);
     }
-    parts[blockIdx.x] = own;
+    parts[blockIdx.x] = local;
 }
 
 static __device__ inline Range stats_no_range(void) {
@@ -62,16 +62,16 @@ static inline Range stats_range(const Range *device_parts, size_t count) {
         r.max = fmax(r.max, parts[p].max);
     }
     r.mean /= (double)count;
-    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax pass over NaN
+    if (isnan(r.mean)) r.min = r.max = r.mean; // fmin and fmax ignore NaN
     return r;
 }
 
 static __global__ void lambda_stats_kernel(Range *parts, const floatX *l, size_t count, int NH, int ldl, bool sigmoid) {
-    Range own = stats_no_range();
+    Range local = stats_no_range();
     size_t begin = count * blockIdx.x / gridDim.x, end = count * (blockIdx.x + 1) / gridDim.x;
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS)
-        stats_range_add(&own, stats_lambda(l[i / NH * ldl + i % NH], sigmoid));
-    stats_write_range(parts, own);
+        stats_range_add(&local, stats_lambda(l[i / NH * ldl + i % NH], sigmoid));
+    stats_write_range(parts, local);
 }
 
 static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool sigmoid) {
@@ -83,10 +83,10 @@ static inline Range lambda_stats(const floatX *l, int N, int NH, int ldl, bool s
 
 // `lanes` threads per row.
 template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts, const floatX *x, size_t rows, int D) {
-    Range own = stats_no_range();
+    Range local = stats_no_range();
     size_t begin = rows * blockIdx.x / gridDim.x, end = rows * (blockIdx.x + 1) / gridDim.x;
     int lane = row_lane(lanes), shift = __ffs(lanes) - 1;
-    for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes: they exchange their sums
+    for (size_t base = begin; base < end; base += STATS_THREADS >> shift) { // all lanes, since they exchange sums
         size_t row = base + (threadIdx.x >> shift);
         double sum = 0;
         float v[W];
@@ -96,9 +96,9 @@ template <int W> static __global__ void rms_stats_kernel(int lanes, Range *parts
             for (int k = 0; k < W; k++) sum += (double)v[k] * (double)v[k];
         }
         sum = lanes_sum(sum, lanes);
-        if (lane == 0 && row < end) stats_range_add(&own, sqrt(sum / D));
+        if (lane == 0 && row < end) stats_range_add(&local, sqrt(sum / D));
     }
-    stats_write_range(parts, own);
+    stats_write_range(parts, local);
 }
 
 static inline Range rms_stats(const floatX *x, size_t rows, int D) {
@@ -111,13 +111,14 @@ static inline Range rms_stats(const floatX *x, size_t rows, int D) {
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Magnitudes: fp32 numbers without their sign are ordered as their bits are, so the median is found digit by digit.
+// Magnitudes: the bits of fp32 numbers without the sign have the order of the numbers, which gives the median digit by
+// digit.
 
-// as many blocks as have room for their counts in the scratch memory
+// PARTS: as many blocks as the scratch memory has counts for
 enum { MAGNITUDE_DIGIT = 11, MAGNITUDE_VALUES = 1 << MAGNITUDE_DIGIT, MAGNITUDE_PARTS = 120 };
 
 typedef struct {
-    unsigned long long counts[MAGNITUDE_VALUES]; // of the digit, among the numbers whose higher digits are the median's
+    unsigned long long counts[MAGNITUDE_VALUES]; // per digit, of numbers with the median's higher digits
     unsigned long long largest;                  // bits
 } MagnitudeCounts;
 
@@ -127,7 +128,7 @@ static __global__ void magnitude_kernel(unsigned *parts, const floatX *x, size_t
     SHARED(unsigned, counts, MAGNITUDE_VALUES);
     SHARED(unsigned, largest, STATS_THREADS / WARP);
     size_t packs = count / W, begin = packs * blockIdx.x / gridDim.x, end = packs * (blockIdx.x + 1) / gridDim.x;
-    unsigned own = 0;
+    unsigned local = 0;
     for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) counts[i] = 0;
     __syncthreads();
     for (size_t i = begin + threadIdx.x; i < end; i += STATS_THREADS) {
@@ -136,20 +137,20 @@ static __global__ void magnitude_kernel(unsigned *parts, const floatX *x, size_t
         UNROLL
         for (int k = 0; k < W; k++) {
             unsigned bits = __float_as_uint(v[k]) & 0x7FFFFFFFu;
-            own = max(own, bits);
+            local = max(local, bits);
             if ((uint64_t)bits >> (shift + MAGNITUDE_DIGIT) == median >> (shift + MAGNITUDE_DIGIT))
                 atomicAdd(&counts[bits >> shift & (MAGNITUDE_VALUES - 1)], 1u);
         }
     }
     for (int distance = WARP / 2; distance > 0; distance /= 2)
-        own = max(own, __shfl_xor_sync(ALL_LANES, own, distance));
-    if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = own;
+        local = max(local, __shfl_xor_sync(ALL_LANES, local, distance));
+    if (threadIdx.x % WARP == 0) largest[threadIdx.x / WARP] = local;
     __syncthreads();
     unsigned *to = parts + blockIdx.x * (size_t)(MAGNITUDE_VALUES + 1);
     for (int i = (int)threadIdx.x; i < MAGNITUDE_VALUES; i += STATS_THREADS) to[i] = counts[i];
     if (threadIdx.x > 0) return;
-    for (int i = 1; i < STATS_THREADS / WARP; i++) own = max(own, largest[i]);
-    to[MAGNITUDE_VALUES] = own;
+    for (int i = 1; i < STATS_THREADS / WARP; i++) local = max(local, largest[i]);
+    to[MAGNITUDE_VALUES] = local;
 }
 
 static __global__ void magnitude_sum_kernel(MagnitudeCounts *total, const unsigned *parts) {
@@ -177,7 +178,7 @@ static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     MagnitudeCounts *total =
         (MagnitudeCounts *)ops_scratch(sizeof(host) + MAGNITUDE_PARTS * (MAGNITUDE_VALUES + 1) * sizeof(unsigned));
     unsigned *parts = (unsigned *)(total + 1);
-    uint64_t median = 0; // the digits found so far, the lower ones 0
+    uint64_t median = 0; // the digits found so far; the lower digits are 0
     size_t rank = (count - 1) / 2;
     for (int shift = 2 * MAGNITUDE_DIGIT; shift >= 0; shift -= MAGNITUDE_DIGIT) {
         if (packed(count, x))

@@ -1,29 +1,29 @@
 /*
-stats: what a layer's activations look like, as a few numbers for the log.
+stats.h: statistics of a layer's activations, for the log.
 
   lambda      s[n,h] = sigmoid(l[n,h]), or l[n,h] itself: min, mean, max over all rows and heads
-  rms         sqrt(mean_i(x[n,i]^2)) of each row: min, mean, max over the rows. With one row per token and
-              output head this is the context RMS
-  magnitude   of |x|: the largest, and the median (of an even count the lower of the middle two)
-  attention   on sampled query rows (b,t), from q, k and what the forward kept of the softmax, lse:
+  rms         sqrt(mean_i(x[n,i]^2)) of each row: min, mean, max over the rows. With one row per token and output head
+              this is the RMS of the attention output ("context RMS" in the DIFF V2 report)
+  magnitude   of |x|: the maximum and the median (of an even count the lower of the middle two)
+  attention   on sampled query rows (b,t), from q, k and lse, the softmax statistics that the forward kept:
               S[j] = scale q.k[j],  A[j] = exp(S[j] - lse),  j = 0 .. t
               first            mean of A[0] over rows and heads, for each map: the first and the second of a pair
-              first_effective  mean of |E[0]| / sum_j |E[j]|, E = A1 - s A2; of A[0] where there is one map.
-                               (Where the heads of a pair read different values, E is no map of either.)
+              first_effective  mean of |E[0]| / sum_j |E[j]|, E = A1 - s A2; of A[0] with one map.
+                               (If the heads of a pair read different values, E is not a map of either.)
               largest_logit    max |S[j]| over rows, heads and both maps
   sample      S = min(64, B (T-1)) rows, r = 0 .. S-1:  t = 1 + floor((2r+1) (T-1) / 2S),  b = r % B
-              No row twice, t evenly spread, the same rows in every call. t = 0 is left out: it can attend to
-              nothing but position 0. With T = 1 there is no row and everything is NaN.
-  sinks       lse contains the sink, so A does not sum to 1: the dropped column counts in the denominator. A row
-              where A1 = s A2 everywhere has no direction and is left out of first_effective.
+              No row occurs twice, t is evenly spaced, and every call uses the same rows. t = 0 is excluded: it can
+              attend only to position 0. With T = 1 there is no row, and every result is NaN.
+  sinks       lse includes the sink, so A does not sum to 1: the dropped column counts in the denominator. A row with
+              A1 = s A2 everywhere has no direction and is excluded from first_effective.
   shapes      l (N,NH) with row stride ldl; x (rows,D) or (count); q, k as for attention_forward with key set 0
               first, the sets' heads alternating; lse (key_sets, lse_set_stride), of a set (B, NQ/key_sets, T)
-  numerics    products q.k in `real`, everything else in double, the magnitudes rounded to fp32. Work is cut
-              into a fixed number of parts, so results do not depend on the number of threads. NaN gives NaN,
-              except in the median, for which NaN are the largest values.
+  numerics    products q.k in `real`, all else in double, the magnitudes rounded to fp32. Work is divided into a fixed
+              number of parts, so results do not depend on the number of threads. NaN gives NaN, except in the median,
+              where NaN are the largest values.
   traffic     lambda N NH in, rms rows D in, magnitude 3 count in, attention per sampled row the keys before it
-  source      mass on position 0: Gu et al. 2024, "When attention sink emerges"; largest and median activation: Sun et
-              al. 2024, "Massive activations in large language models"; context RMS: DIFF V2
+  source      probability of position 0: Gu et al. 2024, "When attention sink emerges"; largest and median activation:
+              Sun et al. 2024, "Massive activations in large language models"; RMS of the attention output: DIFF V2
 */
 #ifndef LLMC_STATS_H
 #define LLMC_STATS_H
@@ -51,7 +51,7 @@ static inline Range range_finish(const Range *parts, size_t count) {
     range_start(&r);
     for (int p = 0; p < STATS_PARTS; p++) range_add(&r, parts[p].mean, parts[p].min, parts[p].max);
     r.mean /= (double)count;
-    if (isnan(r.mean)) r.min = r.max = r.mean; // comparisons pass over NaN
+    if (isnan(r.mean)) r.min = r.max = r.mean; // comparisons ignore NaN
     return r;
 }
 
@@ -94,13 +94,13 @@ static inline double magnitude_of_bits(uint32_t bits) {
     return (double)x;
 }
 
-// Floats without their sign are ordered as their bits are, so the median is found digit by digit, the highest first,
-// by counting how many values have each digit: without a copy of x and without sorting.
+// The bits of floats without the sign have the order of the floats. The median is found digit by digit, the highest
+// first, by counting the values with each digit, without a copy of x and without sorting.
 static inline Magnitudes magnitude_stats(const floatX *x, size_t count) {
     enum { DIGIT = 11, VALUES = 1 << DIGIT };
     assert(count > 0);
     uint32_t largest = 0;
-    uint64_t median = 0; // the digits found so far, the lower ones 0
+    uint64_t median = 0; // the digits found so far; the lower digits are 0
     size_t rank = (count - 1) / 2;
     for (int shift = 2 * DIGIT; shift >= 0; shift -= DIGIT) {
         size_t counts[VALUES] = {0};
@@ -134,7 +134,7 @@ static inline void attention_stats_row(int r, int rows, int B, int T, int *b, in
 
 static inline double larger_or_nan(double a, double b) { return isnan(a) || b <= a ? a : b; }
 
-// What one query head needs for the row (b,t).
+// The operands of one query head for the row (b,t).
 typedef struct {
     const floatX *q, *k; // (D); (T, D) with the row stride ldkv
     double lse;
@@ -158,7 +158,7 @@ typedef struct {
     bool used;
 } AttentionRowStats;
 
-// Adds one output head, whose second map has the factor `lambda`; the keys [low, high) are visible.
+// Adds one output head whose second map has the factor `lambda`, over the visible keys [low, high).
 static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *maps, int map_count, double lambda,
                                         int low, int high, AttentionShape s) {
     double first = 0, sum = 0;
@@ -178,7 +178,7 @@ static inline void attention_stats_head(AttentionRowStats *r, const StatsMap *ma
         if (j == low) first = e;
         sum += e;
     }
-    if (map_count == 1) sum = 1; // with what went to a sink
+    if (map_count == 1) sum = 1; // including the probability of a sink
     if (sum == 0) return;
     r->effective += first / sum;
     r->effective_count++;
@@ -194,7 +194,7 @@ static inline AttentionStats attention_stats(const floatX *q, const floatX *k, c
         int b, t;
         attention_stats_row(r, rows, s.B, s.T, &b, &t);
         int low = attention_first_key(s, b, t);
-        if (low == t) continue; // the first of a document sees itself alone
+        if (low == t) continue; // the first row of a document attends only to itself
         parts[r].used = true;
         for (int h = 0; h < NH; h++) {
             int head = stride ? 2 * stride * (h / stride) + h % stride : h; // as in diff_combine

@@ -1,9 +1,9 @@
 /*
-sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
-  mapping   up to SQUARES_PARTS blocks, fewer for a short range, each a part of it; one block adds their sums. The
-            result stays on the device: the program reads it when it has queued all that it can. It is also the check
-            that gradients are finite: squares are summed in double, where none of fp32 overflows, so it is NaN or
-            infinite exactly when an element is.
+sum_of_squares.cuh: the sum of squares, for the global gradient norm.
+  mapping   up to SQUARES_PARTS blocks, fewer for a short range, each for a part; one block adds their sums. The result
+            stays on the device until the program has queued all of its work. It is also the check that gradients are
+            finite: squares are summed in double, where no square of an fp32 number overflows, so the sum is NaN or
+            infinite exactly if an element is.
   traffic   1 in per element
 */
 #ifndef LLMC_SUM_OF_SQUARES_CUH
@@ -11,7 +11,7 @@ sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-#ifndef SQUARES_PARTS // blocks, a multiple of a warp, and elements that are worth a block; fewer in tests
+#ifndef SQUARES_PARTS // maximum blocks, a multiple of a warp, and minimum elements per block; smaller in tests
 #define SQUARES_PARTS 512
 #define SQUARES_LEAST 8192
 #endif

@@ -1,7 +1,7 @@
 /*
-sum_of_squares: for the global gradient norm, sqrt of it over all parameters.
-  numerics  products and sums in double; the range is cut into a fixed number of parts, so the result
-            does not depend on the number of threads
+sum_of_squares.h: the sum of squares, for the global gradient norm.
+  numerics  products and sums in double; the range is divided into a fixed number of parts, so the result does not
+            depend on the number of threads
   traffic   1 in per element
 */
 #ifndef LLMC_SUM_OF_SQUARES_H

@@ -1,5 +1,5 @@
 /*
-swiglu: the gated activation of the MLP. Equations in swiglu.h.
+swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 
   mapping   a thread per pack of a row of y, hence of the gate and of the up part
   traffic   2F in, F out per row; backward 3F in, 2F out: bandwidth-bound
@@ -38,8 +38,8 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
     UNROLL
     for (int k = 0; k < W; k++) {
         float p = sigmoid_of(g[k]), gk = g[k];
-        g[k] = d[k] * u[k] * p * (1 + gk * (1 - p)); // g p in y = g p u; dp/dg = p (1 - p)
-        u[k] = d[k] * gk * p;                        // u in y = g p u
+        g[k] = d[k] * u[k] * p * (1 + gk * (1 - p)); // backward of g p in y = g p u, with dp/dg = p (1 - p)
+        u[k] = d[k] * gk * p;                        // backward of u
     }
     store<W>(dgate_up + at, g);
     store<W>(dgate_up + at + F, u);

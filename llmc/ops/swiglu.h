@@ -1,5 +1,5 @@
 /*
-swiglu: the gated activation of the MLP.
+swiglu.h: the gated activation of the MLP.
 
   forward   y = g sigmoid(g) u
   backward  with p = sigmoid(g):  du = dy g p,   dg = dy u p (1 + g (1 - p))
@@ -29,8 +29,8 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
         floatX *dg = dgate_up + 2 * (size_t)n * F, *du = dg + F;
         for (int i = 0; i < F; i++) {
             real p = real_sigmoid(g[i]);
-            du[i] = d[i] * g[i] * p;                        // u in y = g p u
-            dg[i] = d[i] * u[i] * p * (1 + g[i] * (1 - p)); // g p; dp/dg = p (1 - p)
+            du[i] = d[i] * g[i] * p;                        // backward of u in y = g p u
+            dg[i] = d[i] * u[i] * p * (1 + g[i] * (1 - p)); // backward of g p, with dp/dg = p (1 - p)
         }
     }
 }

@@ -1,14 +1,12 @@
 /*
-tile.h: the product that attention spends its time in, on a tile of TILE_ROWS rows whose sums stay in registers.
+tile.h: the innermost product of attention: a tile of TILE_ROWS rows whose sums stay in registers.
 
   C[i,:] (+)= sum_k A(i,k) B[k,:],   i in [0, TILE_ROWS),  A(i,k) = A[i*lda + k] or, transposed, A[k*lda + i]
-  shapes    B and C have up to TILE_COLUMNS columns, a multiple of TILE_LANES; the callers pad with zeros, so there
-            are no edges here.
-  numerics  products are summed over k in order, with fused multiply-adds where the CPU has them
-  speed     per k one load for each vector of B and one broadcast for each row of A, TILE_ROWS * vectors
-            multiply-adds: with AVX-512 24 of them for 10 loads, which keeps both units busy; see dev/BENCH.md.
-            GCC's and Clang's vector types are plain C for this: nothing here names an instruction set but the
-            number of lanes and of registers.
+  shapes    B and C have any multiple of TILE_LANES columns; the callers pad with zeros, so there are no partial vectors
+  numerics  products are summed over k in order, with fused multiply-adds if the CPU has them
+  speed     per k one load per vector of B, one broadcast per row of A, and TILE_ROWS * vectors multiply-adds: with
+            AVX-512 24 multiply-adds for 10 loads, which keeps both units busy (dev/BENCH.md). The vector types of GCC
+            and Clang are portable C: the code depends only on the number of lanes and of registers.
 */
 #ifndef LLMC_TILE_H
 #define LLMC_TILE_H
@@ -25,7 +23,7 @@ enum { TILE_ROWS = 6, TILE_LANES = TILE_BYTES / (int)sizeof(real), TILE_COLUMNS 
 
 typedef real TileVector __attribute__((vector_size(TILE_BYTES), aligned(sizeof(real)), may_alias));
 
-// With constant `vectors`, `a_row` or `a_k` after inlining.
+// Inlined, so that `vectors` and `a_row` or `a_k` are constants.
 static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K, const real *A, size_t a_row,
                                                               size_t a_k, const real *B, size_t ldb, real *C,
                                                               size_t ldc, bool add) {
@@ -52,7 +50,7 @@ static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K
         for (int j = 0; j < vectors; j++) *(TileVector *)(void *)(C + i * ldc + j * TILE_LANES) = sum[i][j];
 }
 
-// `columns` columns of C, any multiple of TILE_LANES: tile after tile
+// `columns` columns of C, a multiple of TILE_LANES, tile by tile
 static inline __attribute__((always_inline)) void tile_product(int columns, int K, const real *A, size_t a_row,
                                                                size_t a_k, const real *B, size_t ldb, real *C,
                                                                size_t ldc, bool add) {

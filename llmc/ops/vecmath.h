@@ -1,11 +1,11 @@
 /*
-vecmath.h: exp as a plain expression, so that compilers vectorise the loops that call it.
+vecmath.h: exp as an arithmetic expression, so that compilers vectorise the loops that call it.
 
   exp(x) = 2^n exp(r),  n = round(x / ln 2),  r = x - n ln 2 in [-ln2/2, ln2/2]
-  exp(r) by its Taylor polynomial of degree 7: the first term left out is below 2^-27 of the result.
+  exp(r) by its Taylor polynomial of degree 7: the first omitted term is below 2^-27 of the result.
 
-numerics  fp32: relative error below 2 ulp for -87.3 <= x <= 88.3; 0 below, saturated at 2.2e38
-          above (never inf); NaN gives NaN. fp64 calls libm.
+  numerics  fp32: relative error below 2 ulp for -87.3 <= x <= 88.3; 0 below, saturated at 2.2e38 above (never inf); NaN
+            gives NaN. fp64 calls libm.
 */
 #ifndef LLMC_VECMATH_H
 #define LLMC_VECMATH_H

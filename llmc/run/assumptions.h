@@ -1,13 +1,13 @@
 /*
-assumptions.h: the rates that a prediction (prediction.h) assumes of a GPU, by generation, each with its source. Peaks,
-bandwidths and links are those of device_peak.h; a value here is mostly the share of them that is reached.
+assumptions.h: the rates of a GPU that a prediction (prediction.h) assumes, by generation, each with its source. Peaks,
+bandwidths and links are in device_peak.h; most values here are the share of them that a program reaches.
 
-Values that were measured say so; the others are estimates. dev/gpu_check.sh prints predicted beside measured times:
-correct a value here when a device shows another one, and name the device in the source.
+Sources name the values that were measured; all others are estimates. dev/gpu_check.sh prints predicted beside measured
+times. If a device shows another value, correct it here and name the device in the source.
 
-  rings   NCCL's reduce-scatter and all-gather over R ranks on M machines take
-            base + (R - M) hop within a machine + (M - 1) hop between machines + (R-1)/R bytes / bandwidth
-          for each of its protocols, of which it takes the fastest. Sums within switches (NVLS) are off.
+  rings   A reduce-scatter or all-gather of NCCL over R ranks on M machines takes
+            base + (R - M) hops within a machine + (M - 1) hops between machines + (R-1)/R bytes / bandwidth
+          for each of NCCL's protocols; NCCL uses the fastest. Reduction in switches (NVLS) is not used.
 */
 #ifndef LLMC_ASSUMPTIONS_H
 #define LLMC_ASSUMPTIONS_H
@@ -47,28 +47,29 @@ static const Assumption assumptions[ASSUMPTION_COUNT] = {
         "H200, cuDNN 9.19, published: 484 to 673 TFLOP/s at 2K to 16K; A100: arXiv 2307.08691; others estimated"},
     {"attention backward, long sequences", "of peak", {0.56, 0.58, 0.63, 0.52}, false,
         "H200, cuDNN 9.19, published: 370 to 579 TFLOP/s at 2K to 16K; A100: arXiv 2307.08691; others estimated"},
-    {"length at which the forward reaches half", "positions", {500, 400, 914, 1100}, true, "fitted to the same"},
-    {"length at which the backward reaches half", "positions", {700, 600, 1384, 1600}, true, "fitted to the same"},
-    {"deterministic attention backward", "of the other", {0.76, 0.76, 0.76, 0.76}, false,
-        "arXiv 2601.21824: costs up to 37.9%; estimated"},
-    {"our own attention kernels", "of peak", {0.02, 0.05, 0.02, 0.01}, false, "fp32 units alone; estimated"},
+    {"sequence length at half the forward's rate", "positions", {500, 400, 914, 1100}, true, "fitted to the same data"},
+    {"sequence length at half the backward's rate", "positions", {700, 600, 1384, 1600}, true,
+        "fitted to the same data"},
+    {"deterministic attention backward", "of the nondeterministic rate", {0.76, 0.76, 0.76, 0.76}, false,
+        "arXiv 2601.21824: up to 37.9% slower; estimated"},
+    {"built-in attention kernels", "of peak", {0.02, 0.05, 0.02, 0.01}, false, "fp32 units only; estimated"},
     {"operations on rows and parameters", "of bandwidth", {0.82, 0.87, 0.85, 0.85}, false,
         "H200 measured: a copy at 4.3 of 4.8 TB/s, 95% of which is assumed; others estimated"},
-    {"norms", "of those", {0.94, 0.94, 0.94, 0.94}, false, "read from their machine code; not measured"},
-    {"cross-entropy", "of those", {0.70, 0.70, 0.70, 0.70}, false, "read from its machine code; not measured"},
-    {"launch of a kernel", "us", {2.5, 2.5, 2.5, 2.5}, true, "estimated"},
-    {"links within a machine", "of the sheet", {0.80, 0.60, 0.80, 0.80}, false,
-        "NCCL's own model: 360 of 450 GB/s on Hopper, 720 of 900 on Blackwell; cards estimated"},
-    {"network of a GPU", "GB/s", {20, 5, 40, 40}, false, "80% of 200, 50, 400 and 400 Gbit/s; estimated"},
-    {"hops of a ring", "of NCCL's table", {1, 1, 1, 1}, true, "NCCL's tuning table (2.28)"},
-    {"computing beside communication", "lost", {0.10, 0.10, 0.10, 0.10}, true,
+    {"norms", "of that bandwidth", {0.94, 0.94, 0.94, 0.94}, false, "from their machine code; not measured"},
+    {"cross-entropy", "of that bandwidth", {0.70, 0.70, 0.70, 0.70}, false, "from its machine code; not measured"},
+    {"kernel launch", "us", {2.5, 2.5, 2.5, 2.5}, true, "estimated"},
+    {"links within a machine", "of the data sheet", {0.80, 0.60, 0.80, 0.80}, false,
+        "NCCL's model: 360 of 450 GB/s on Hopper, 720 of 900 on Blackwell; cards estimated"},
+    {"network per GPU", "GB/s", {20, 5, 40, 40}, false, "80% of 200, 50, 400 and 400 Gbit/s; estimated"},
+    {"ring hops", "of NCCL's table", {1, 1, 1, 1}, true, "NCCL's tuning table (2.28)"},
+    {"slowdown of computation by communication", "of the overlap", {0.10, 0.10, 0.10, 0.10}, true,
         "llmq, 1.5B: 1 to 8 H100 cost 3%; estimated"},
 };
 
-// NCCL's protocols for rings: microseconds of a call and of a hop; what they reach of the bandwidth.
+// NCCL's ring protocols: microseconds of a call and of a hop, and the share of the bandwidth that they reach.
 typedef struct {
     const char *name;
-    double base_us, link_us, pci_us, network_us, share, most_gbs; // most_gbs: between machines; 0: no limit
+    double base_us, link_us, pci_us, network_us, share, most_gbs; // most_gbs: limit between machines; 0: none
 } RingProtocol;
 static const RingProtocol ring_protocols[] = {
     {"Simple", 8.4, 3.4, 5.7, 14.0, 1.00, 0},
@@ -76,18 +77,19 @@ static const RingProtocol ring_protocols[] = {
     {"LL", 6.6, 0.6, 1.0, 2.7, 0.50, 36},
 };
 // clang-format on
-static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0; // of an all-reduce, for comparison
+// A tree all-reduce, for comparison.
+static const double TREE_BASE_US = 8.4, TREE_LINK_US = 4.0, TREE_NETWORK_US = 14.0;
 enum { RING_PROTOCOL_COUNT = sizeof(ring_protocols) / sizeof(ring_protocols[0]) };
 
-// What CUDA's context, the libraries' kernels and the workspaces of matrix products take, and NCCL's buffers: as
-// ops/runtime.cuh and comm.h assume.
-static const size_t PREDICTED_CUDA_BYTES = (size_t)593 << 20, PREDICTED_NCCL_BYTES = (size_t)320 << 20;
+// Memory of CUDA's context, the libraries' kernels and the workspaces of matrix products, and of NCCL's buffers, as in
+// ops/runtime.cuh and comm.h.
+enum { PREDICTED_CUDA_BYTES = 593 << 20, PREDICTED_NCCL_BYTES = 320 << 20 };
 
-// GPUs that share a machine's links: 8, or those of an NVL72.
+// GPUs connected by the links of a machine: 8, or the 72 of an NVL72.
 static inline int device_ranks_here(const DevicePeak *gpu) { return gpu->source == SHEET_NVL72 ? 72 : 8; }
 static inline int device_multiprocessors(const DevicePeak *gpu) {
-    return gpu->multiprocessors ? gpu->multiprocessors : 148; // those of Blackwell
+    return gpu->multiprocessors ? gpu->multiprocessors : 148; // Blackwell
 }
-// Bytes that a program finds: HBM's are slightly less than the sheet's GiB.
+// Bytes that a program finds: slightly less than the data sheet's GiB.
 static inline double device_memory_bytes(const DevicePeak *gpu) { return 0.99 * gpu->memory_gb * 1073741824; }
 #endif

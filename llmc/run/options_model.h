@@ -61,7 +61,7 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
-    if (o->match_params) c.F = model_match_ffn(&c); // --ffn stays what was asked for
+    if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
     return c;
 }
 

@@ -1,17 +1,22 @@
+// clang-format off
 /*
-pretokenize.h: cuts text into the pieces that merges stay within, as the regular expressions of known tokenizers do.
+pretokenize.h: splits text into the pieces within which tokens are merged, like the regular expressions of known
+tokenizers.
 
   PATTERN_GPT2    's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-  PATTERN_CL100K  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
-  PATTERN_QWEN2   the same with \p{N} for \p{N}{1,3}
-  PATTERN_O200K   X?H*T+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|X?H+T*(?i:...the same)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
+  PATTERN_CL100K  (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+
+                  |\s+(?!\S)|\s+
+  PATTERN_QWEN2   PATTERN_CL100K with \p{N} instead of \p{N}{1,3}
+  PATTERN_O200K   X?H*T+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|X?H+T*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}
+                  | ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+
                   with X = [^\r\n\p{L}\p{N}], H = [\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}], T = [\p{Ll}\p{Lm}\p{Lo}\p{M}]
-  PATTERN_NONE    all of the text is one piece
+  PATTERN_NONE    the whole text is one piece
 
-An alternative is tried only when all before it have failed; each takes as much as it can and gives back only what the
-rest of it needs. Every code point is a letter, a number, a space or another, so nothing is left out. A mark (\p{M}) is
-one of the others, and of H and T.
+An alternative is tried only if all earlier ones have failed. Each is greedy and gives back only what the rest of it
+needs. Every code point is a letter, a number, a space or none of these, so no text is lost. A mark (\p{M}) is none of
+these, and a member of H and T.
 */
+// clang-format on
 #ifndef LLMC_PRETOKENIZE_H
 #define LLMC_PRETOKENIZE_H
 #include "tokenizer_table.h"
@@ -31,9 +36,9 @@ static inline uint32_t utf8_decode(const unsigned char *s, int length) {
     return code;
 }
 
-// False when the bytes are no UTF-8.
+// Returns false if the bytes are not UTF-8.
 static inline bool codepoints_read(CodePoints *c, const Tokenizer *t, const unsigned char *text, size_t size) {
-    unsigned char *padded = (unsigned char *)checked_calloc(size + 4, 1); // a character cut short meets a 0
+    unsigned char *padded = (unsigned char *)checked_calloc(size + 4, 1); // a truncated character ends at a 0
     memcpy(padded, text, size);
     c->code = (uint32_t *)checked_calloc(size + 1, sizeof(uint32_t));
     c->kind = (unsigned char *)checked_calloc(size + 1, 1);
@@ -58,7 +63,7 @@ static inline void codepoints_free(CodePoints *c) {
     free(c->at);
 }
 
-// The first place from i on whose class is not in `classes` (0: which is a letter, a number or a space).
+// The end of the run at i of characters whose class is in `classes` (0: no letter, number or space).
 static inline size_t skip_class(const CodePoints *c, size_t i, int classes) {
     while (i < c->count && (classes ? (c->kind[i] & classes) != 0 : (c->kind[i] & CLASS_BASE) == 0)) i++;
     return i;
@@ -67,7 +72,7 @@ static inline bool is_newline(const CodePoints *c, size_t i) {
     return i < c->count && (c->code[i] == '\r' || c->code[i] == '\n');
 }
 
-// The end of 's 't 're 've 'm 'll 'd at i, or i.
+// The end of 's 't 're 've 'm 'll 'd at i; i if there is none.
 static inline size_t match_contraction(const CodePoints *c, size_t i, bool any_case) {
     static const char *const endings[] = {"s", "t", "re", "ve", "m", "ll", "d"};
     if (c->code[i] != '\'') return i;
@@ -83,7 +88,7 @@ static inline size_t match_contraction(const CodePoints *c, size_t i, bool any_c
     return i;
 }
 
-// The end of the spaces at i: all but the last when something follows, so that it can go with what follows.
+// The end of the spaces at i. If text follows, the last space is excluded, so that it can join the next piece.
 static inline size_t match_spaces(const CodePoints *c, size_t i) {
     size_t end = skip_class(c, i, CLASS_SPACE);
     return end < c->count && end - i > 1 ? end - 1 : end;
@@ -100,7 +105,7 @@ static inline size_t match_gpt2(const CodePoints *c, size_t i) {
     return match_spaces(c, i);
 }
 
-// What follows the words in the expressions of cl100k and its kin.
+// The alternatives after the words in the expressions of cl100k, qwen2 and o200k.
 static inline size_t match_without_word(const CodePoints *c, size_t i, size_t digits, bool slash) {
     size_t end = i, begin = i + (c->code[i] == ' ');
     while (end < c->count && end - i < digits && (c->kind[end] & CLASS_NUMBER)) end++;
@@ -110,12 +115,12 @@ static inline size_t match_without_word(const CodePoints *c, size_t i, size_t di
         while (is_newline(c, end) || (slash && end < c->count && c->code[end] == '/')) end++;
         return end;
     }
-    size_t newline = skip_class(c, i, CLASS_SPACE); // the last line end among the spaces here, if any
+    size_t newline = skip_class(c, i, CLASS_SPACE); // after the last newline among the spaces, if any
     while (newline > i && !is_newline(c, newline - 1)) newline--;
     return newline > i ? newline : match_spaces(c, i);
 }
 
-// [^\r\n\p{L}\p{N}]: one such character may stand before a word and belong to it.
+// [^\r\n\p{L}\p{N}]: one such character may precede a word and belong to it.
 static inline bool may_lead_word(const CodePoints *c, size_t i) {
     return !is_newline(c, i) && !(c->kind[i] & (CLASS_LETTER | CLASS_NUMBER));
 }
@@ -127,7 +132,7 @@ static inline size_t match_cl100k(const CodePoints *c, size_t i, size_t digits) 
     return end > begin ? end : match_without_word(c, i, digits, false);
 }
 
-// The end of H*T+ at i, or i. Where no T follows the H*, it gives back as many as needed for its last to be the T.
+// The end of H*T+ at i; i if there is none. If no T follows the H*, it is shortened until its last character is a T.
 static inline size_t match_word_with_tail(const CodePoints *c, size_t i) {
     size_t head = skip_class(c, i, CLASS_HEAD), end = skip_class(c, head, CLASS_TAIL);
     if (end > head) return end;
@@ -147,7 +152,7 @@ static inline size_t match_o200k(const CodePoints *c, size_t i) {
     return match_without_word(c, i, 3, true);
 }
 
-// The end of the piece that begins at i < count.
+// The end of the piece at i < count.
 static inline size_t pretokenize(const Tokenizer *t, const CodePoints *c, size_t i) {
     switch (t->pattern) {
     case PATTERN_GPT2: return match_gpt2(c, i);

@@ -1,5 +1,5 @@
 /*
-sampler.h: from logits to a token, and from tokens to text that is safe to print.
+sampler.h: sampling of a token from logits, and printing of tokens as text.
 */
 #ifndef LLMC_SAMPLER_H
 #define LLMC_SAMPLER_H
@@ -7,7 +7,7 @@ sampler.h: from logits to a token, and from tokens to text that is safe to print
 #include "../base/json.h"
 #include "tokenizer.h"
 
-enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // byte-level shards: a NUL before each document
+enum { BYTE_VOCABULARY = 256, DOCUMENT_SEPARATOR = 0 }; // of byte-level shards: a NUL precedes each document
 
 typedef struct {
     float logit;
@@ -16,11 +16,11 @@ typedef struct {
 
 static inline int compare_candidates(const void *a, const void *b) {
     const Candidate *x = (const Candidate *)a, *y = (const Candidate *)b;
-    return x->logit > y->logit ? -1 : x->logit < y->logit ? 1 : x->token - y->token; // ties: the lower token first
+    return x->logit > y->logit ? -1 : x->logit < y->logit ? 1 : x->token - y->token; // ties: lower token first
 }
 
-// Draws from softmax(logits / temperature) over the top_k largest (0: all); temperature 0 takes the largest.
-// uniform in (0,1); candidates is scratch for V entries. Logits must be finite.
+// Samples from softmax(logits / temperature) over the top_k largest logits (0: all); temperature 0 selects the largest.
+// uniform: a random number in (0,1). candidates: scratch for V entries. Logits must be finite.
 static inline int sample_token(const float *logits, int V, double temperature, int top_k, double uniform,
                                Candidate *candidates) {
     for (int v = 0; v < V; v++) {
@@ -40,7 +40,7 @@ static inline int sample_token(const float *logits, int V, double temperature, i
     return candidates[count - 1].token;
 }
 
-// Text for a terminal: what is no UTF-8 becomes U+FFFD, control characters U+00B7. text[size .. size+3] must be there.
+// Prints text for a terminal: invalid UTF-8 becomes U+FFFD, control characters U+00B7. text[size .. size+3] must exist.
 static inline void print_text(FILE *out, const unsigned char *text, size_t size) {
     for (size_t i = 0; i < size;) {
         int length = utf8_length(text + i);
@@ -51,8 +51,8 @@ static inline void print_text(FILE *out, const unsigned char *text, size_t size)
     }
 }
 
-// Tokens as text by the tokenizer, or, without one, byte tokens as bytes and those of another vocabulary as numbers. In
-// text a separator (-1: none) ends a paragraph.
+// Prints tokens as text by the tokenizer; without one, byte tokens as bytes and those of other vocabularies as numbers.
+// In text, a separator (-1: none) is printed as an empty line.
 static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer,
                                 int separator) {
     if (!tokenizer && V != BYTE_VOCABULARY) {

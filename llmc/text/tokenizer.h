@@ -1,15 +1,15 @@
 /*
-tokenizer.h: text to tokens and back, with the table of tokenizer_table.h.
+tokenizer.h: encoding of text to tokens and decoding, with the table of tokenizer_table.h.
 
-  size_t tokenizer_encode(t, text, size, &ids)   tokens of the text; free(*ids). Ends the program with one line when the
-                                                 text is no UTF-8 or the table says that it cannot encode
-  char  *tokenizer_decode(t, ids, count, &size)  their bytes, with four 0 behind them; free()
+  size_t tokenizer_encode(t, text, size, &ids)   tokens of the text; free(*ids). Exits with one line if the text is not
+                                                 UTF-8, or if the table states that it cannot encode
+  char  *tokenizer_decode(t, ids, count, &size)  their bytes, followed by four 0 bytes; free()
 
-  added tokens   are found in the text first, the longest at the first place, and stay whole
-  pieces         of the text between them: pretokenize.h
-  merges         within a piece, of its bytes: always the pair of the lowest rank, the first of equals, until there is
-                 none; O(n log n) for a piece of n bytes
-  agreement      with the `tokenizers` library on any text is what data/test_tokenizer.py tests
+  added tokens   are matched first, leftmost and longest, and are not split
+  pieces         pretokenize.h splits the text between them
+  merges         start from the bytes of a piece and merge the pair of the lowest rank, the leftmost of equals, until no
+                 pair has a merge; O(n log n) for a piece of n bytes
+  agreement      data/test_tokenizer.py compares the result with the `tokenizers` library
   source         byte pair encoding: Sennrich, Haddow and Birch 2016, on bytes as GPT-2 has it
 */
 #ifndef LLMC_TOKENIZER_H
@@ -30,14 +30,14 @@ static inline void tokens_add(TokenList *list, int id) {
     list->ids[list->count++] = id;
 }
 
-// A piece as a list of symbols, and the merges that may be done, in a heap with the best at [0].
+// A piece as a list of symbols, and a heap of possible merges with the best at [0].
 typedef struct {
-    uint32_t rank, left, right; // the symbols at `at` and after it, when it was put in
+    uint32_t rank, left, right; // the symbols at `at` and after it when it was proposed
     size_t at;
 } Proposal;
 typedef struct {
-    uint32_t *id;          // [size]; NO_RANK: merged into the one before
-    size_t *next, *before; // places; `size` and SIZE_MAX at the ends
+    uint32_t *id;          // [size]; NO_RANK: merged into the previous symbol
+    size_t *next, *before; // positions of the neighbours; `size` and SIZE_MAX at the ends
     Proposal *heap;        // [3 size]: each merge proposes at most two more
     size_t size, heap_count, room;
 } Piece;
@@ -87,9 +87,9 @@ static inline Proposal piece_best(Piece *p) {
 
 static inline void tokenizer_encode_piece(const Tokenizer *t, Piece *p, const unsigned char *bytes, size_t size,
                                           TokenList *out) {
-    int whole = t->flags & TOKENIZER_IGNORE_MERGES ? tokenizer_find_token(t, bytes, size) : -1;
-    if (whole >= 0) {
-        tokens_add(out, whole);
+    int id = t->flags & TOKENIZER_IGNORE_MERGES ? tokenizer_find_token(t, bytes, size) : -1;
+    if (id >= 0) {
+        tokens_add(out, id);
         return;
     }
     piece_reserve(p, size);
@@ -104,7 +104,7 @@ static inline void tokenizer_encode_piece(const Tokenizer *t, Piece *p, const un
     while (p->heap_count) {
         Proposal best = piece_best(p);
         size_t at = best.at, right = p->id[at] == NO_RANK ? size : p->next[at];
-        if (right == size || p->id[at] != best.left || p->id[right] != best.right) continue; // done otherwise since
+        if (right == size || p->id[at] != best.left || p->id[right] != best.right) continue; // outdated
         p->id[at] = tokenizer_find_merge(t, best.left, best.right)->result;
         p->id[right] = NO_RANK;
         p->next[at] = p->next[right];
@@ -115,7 +115,7 @@ static inline void tokenizer_encode_piece(const Tokenizer *t, Piece *p, const un
     for (size_t i = 0; i < size; i = p->next[i]) tokens_add(out, (int)p->id[i]);
 }
 
-// Text without added tokens.
+// Encodes text that contains no added tokens.
 static inline void tokenizer_encode_text(const Tokenizer *t, const unsigned char *text, size_t size, TokenList *out) {
     if (size == 0) return;
     if (t->kind == TOKENIZER_BYTES) {
@@ -129,10 +129,8 @@ static inline void tokenizer_encode_text(const Tokenizer *t, const unsigned char
     size += prefix;
     CodePoints c;
     bool valid = codepoints_read(&c, t, bytes, size);
-    CHECK(
-        valid,
-        "text that is to be encoded is not UTF-8 at its byte %zu: give it as UTF-8, or its tokens with --prompt-tokens",
-        c.at[c.count]);
+    CHECK(valid, "the text is not valid UTF-8 at byte %zu: use UTF-8, or specify its tokens with --prompt-tokens",
+          c.at[c.count]);
     Piece p = {NULL, NULL, NULL, NULL, 0, 0, 0};
     for (size_t i = 0, end; i < c.count; i = end) {
         end = pretokenize(t, &c, i);
@@ -143,7 +141,7 @@ static inline void tokenizer_encode_text(const Tokenizer *t, const unsigned char
     free(bytes);
 }
 
-// The first of the added tokens [low,high), which share `depth` bytes and are longer, whose next byte is not below.
+// The first of the added tokens [low,high) whose byte at `depth` is at least `next`. All share the bytes before it.
 static inline int added_bound(const Tokenizer *t, int low, int high, size_t depth, int next) {
     while (low < high) {
         int middle = low + (high - low) / 2;
@@ -153,12 +151,12 @@ static inline int added_bound(const Tokenizer *t, int low, int high, size_t dept
     return low;
 }
 
-// The longest added token at the start of the text, or -1: byte by byte, the range of those that begin with them.
+// The longest added token at the start of the text, or -1. Narrows the range of tokens that share its first bytes.
 static inline int added_token(const Tokenizer *t, const unsigned char *text, size_t size, size_t *length) {
     int found = -1, low = 0, high = t->added_count;
     *length = 0;
     for (size_t depth = 0; low < high; depth++) {
-        if (t->added[low].length == depth) { // a prefix of the others comes first
+        if (t->added[low].length == depth) { // a prefix of the others is sorted first
             found = (int)t->added[low++].id;
             *length = depth;
         }
@@ -170,9 +168,8 @@ static inline int added_token(const Tokenizer *t, const unsigned char *text, siz
 }
 
 static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size_t size, int **ids) {
-    CHECK(t->reason[0] == 0, "text cannot be encoded exactly here: %s; give its tokens with --prompt-tokens",
-          t->reason);
-    bool starts[256] = {false}; // of an added token
+    CHECK(t->reason[0] == 0, "text cannot be encoded exactly: %s; specify its tokens with --prompt-tokens", t->reason);
+    bool starts[256] = {false}; // whether an added token starts with this byte
     for (int i = 0; i < t->added_count; i++) starts[t->added[i].bytes[0]] = true;
     const unsigned char *bytes = (const unsigned char *)text;
     TokenList list = {NULL, 0, 0};
@@ -192,7 +189,7 @@ static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, size
     return list.count;
 }
 
-// A model may have more rows than its tokenizer has tokens: U+FFFD.
+// The bytes of a token. A model may have more rows than its tokenizer has tokens: those are U+FFFD.
 static inline const unsigned char *tokenizer_decode_token(const Tokenizer *t, int id, size_t *length) {
     if (id < t->vocab_size) return tokenizer_token_bytes(t, id, length);
     *length = 3;

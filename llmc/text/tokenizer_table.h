@@ -1,26 +1,26 @@
 /*
-tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.bin, as data/token_table.py writes it.
+tokenizer_table.h: the compact token table of a corpus or checkpoint, tokenizer.bin, written by data/token_table.py.
 
-  Tokenizer *tokenizer_open(path)        the file, or a directory that has tokenizer.bin; ends the program with one line
+  Tokenizer *tokenizer_open(path)        a file, or a directory that has tokenizer.bin; exits with one line on error
   void       tokenizer_close(t)
-  const unsigned char *tokenizer_token_bytes(t, id, &length)   what a token stands for
-  int        tokenizer_class(t, codepoint)               CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, and parts of
-                                                         words
+  const unsigned char *tokenizer_token_bytes(t, id, &length)   the text of a token
+  int        tokenizer_class(t, codepoint)                     CLASS_LETTER, CLASS_NUMBER, CLASS_SPACE or 0, combined
+                                                               with CLASS_HEAD and CLASS_TAIL
 
   format   little-endian. 8 bytes "DV2TOK\0\1"; 12 uint32: kind, vocab_size, pattern, flags, separator (2^32-1: none),
            merges, added, ranges, reason_bytes, token_bytes, 0, 0; then
-             uint32 length[vocab_size]; the tokens' bytes one after another, padded to a multiple of 4;
-             uint32 merge[merges][3]: left, right, result, the most frequent first;
-             uint32 added[added]: ids of tokens that are looked for in the text before it is cut;
-             uint32 range[ranges][3]: first, last code point and class, ascending; other code points have no class;
+             uint32 length[vocab_size]; the concatenated bytes of the tokens, padded to a multiple of 4;
+             uint32 merge[merges][3]: left, right, result, by increasing rank;
+             uint32 added[added]: ids of tokens that are matched in the text before it is split;
+             uint32 range[ranges][3]: first and last code point, class; ascending; other code points have class 0;
              the reason why text cannot be encoded exactly (empty: it can), padded to a multiple of 4;
-           at last the XXH64 of all before.
-  classes  are those of the library that the corpus was tokenized with, whatever Unicode version it follows; of letter,
-           number and space a code point has one at most. CLASS_HEAD and CLASS_TAIL say in which parts of a word letters
-           and marks may stand (capitals first); only PATTERN_O200K asks, and only its tables have them
-  errors   A file may come from anywhere: nothing in it is believed before it is checked.
-  cost     reading is O(n log n) in the file's size and takes up to 8 times its memory, whatever is in it: equal tokens
-           and added tokens count once, and the hash tables are keyed by a number of this process
+           and the XXH64 of everything before.
+  classes  Those of the library that tokenized the corpus, whatever its Unicode version. A code point has at most one of
+           letter, number and space. CLASS_HEAD and CLASS_TAIL state in which part of a word letters and marks may occur
+           (capitals in the head). Only PATTERN_O200K uses them, and only its tables have them.
+  errors   A file may come from an untrusted source: everything in it is checked before use.
+  cost     Reading takes O(n log n) time and up to 8 times the size of the file in memory, whatever its content: equal
+           tokens and added tokens count once, and the hash tables are seeded per process.
 */
 #ifndef LLMC_TOKENIZER_TABLE_H
 #define LLMC_TOKENIZER_TABLE_H
@@ -39,7 +39,7 @@ enum {
     CLASS_TAIL = 16,
 };
 typedef enum { TOKENIZER_BYTES, TOKENIZER_BPE, TOKENIZER_KIND_COUNT } TokenizerKind;
-// How text is cut into the pieces that merges stay within (pretokenize.h)
+// How text is split before merging (pretokenize.h)
 typedef enum { PATTERN_NONE, PATTERN_GPT2, PATTERN_CL100K, PATTERN_QWEN2, PATTERN_O200K, PATTERN_COUNT } Pattern;
 enum { TOKENIZER_PREFIX_SPACE = 1, TOKENIZER_IGNORE_MERGES = 2, TOKENIZER_FLAGS = 3 };
 
@@ -51,7 +51,7 @@ typedef struct {
 typedef struct {
     const unsigned char *bytes;
     size_t length;
-    uint32_t id, place; // place: in the file's list
+    uint32_t id, place; // place: index in the file's list
 } AddedToken;
 
 typedef struct {
@@ -61,22 +61,22 @@ typedef struct {
     Pattern pattern;
     unsigned flags;
     int vocab_size, separator; // -1: none
-    AddedToken *added;         // by their bytes, each text once
+    AddedToken *added;         // sorted by their bytes, without duplicates
     const uint32_t *ranges;
     int added_count, range_count;
     char *reason;     // empty: text can be encoded
-    size_t *token_at; // [vocab_size + 1], into `tokens`
+    size_t *token_at; // [vocab_size + 1]: offsets in `tokens`
     const unsigned char *tokens;
     Merge *merges; // open addressing; rank 2^32-1: free
     size_t merge_mask;
-    uint64_t hash_seed; // of this process: a file cannot know which of its entries meet in a hash table
-    uint32_t *words;    // ids by their bytes, likewise; only with TOKENIZER_IGNORE_MERGES
+    uint64_t hash_seed; // per process, so that a file cannot provoke hash collisions
+    uint32_t *words;    // ids by their bytes; only with TOKENIZER_IGNORE_MERGES
     size_t word_mask;
     int byte_token[256];      // -1: none
     unsigned char ascii[128]; // classes
 } Tokenizer;
 
-static const uint32_t NO_RANK = UINT32_MAX; // of a place that is free, or a symbol that is gone
+static const uint32_t NO_RANK = UINT32_MAX; // an empty slot, or a symbol that was merged
 
 static inline const unsigned char *tokenizer_token_bytes(const Tokenizer *t, int id, size_t *length) {
     assert(id >= 0 && id < t->vocab_size);
@@ -87,7 +87,7 @@ static inline const unsigned char *tokenizer_token_bytes(const Tokenizer *t, int
 static inline int tokenizer_class(const Tokenizer *t, uint32_t code) {
     if (code < 128) return t->ascii[code];
     int low = 0, high = t->range_count;
-    while (low < high) { // the first range that does not end before the code
+    while (low < high) { // find the first range that does not end before the code
         int middle = low + (high - low) / 2;
         if (t->ranges[3 * middle + 1] < code) low = middle + 1;
         else high = middle;
@@ -103,7 +103,7 @@ static inline const Merge *tokenizer_find_merge(const Tokenizer *t, uint32_t lef
     }
 }
 
-// The place of the token of these bytes, or the free one where it would be.
+// The slot of the token with these bytes, or the empty slot where it belongs.
 static inline size_t tokenizer_token_slot(const Tokenizer *t, const unsigned char *bytes, size_t size) {
     for (size_t i = XXH3_64bits_withSeed(bytes, size, t->hash_seed) & t->word_mask;; i = (i + 1) & t->word_mask) {
         if (t->words[i] == NO_RANK) return i;
@@ -113,17 +113,17 @@ static inline size_t tokenizer_token_slot(const Tokenizer *t, const unsigned cha
     }
 }
 
-// The first token of these bytes, or -1. Only with TOKENIZER_IGNORE_MERGES.
+// The first token with these bytes, or -1. Only with TOKENIZER_IGNORE_MERGES.
 static inline int tokenizer_find_token(const Tokenizer *t, const unsigned char *bytes, size_t size) {
     uint32_t id = t->words[tokenizer_token_slot(t, bytes, size)];
     return id == NO_RANK ? -1 : (int)id;
 }
 
-// Takes `count` elements of 4 bytes, or as many bytes and their padding, off the file. False: it ends before.
 typedef struct {
     const Tokenizer *t;
     size_t at;
 } TableReader;
+// The next `bytes` bytes of the file, which are padded to a multiple of 4; NULL if it ends before.
 static inline const void *table_read(TableReader *r, size_t bytes) {
     size_t padded = round_up(bytes, 4), end = r->t->size - 8;
     if (bytes > end || padded > end - r->at) return NULL;
@@ -163,7 +163,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
         uint64_t pair = (uint64_t)row[0] << 32 | row[1];
         size_t place = XXH3_64bits_withSeed(&pair, 8, t->hash_seed) & t->merge_mask;
         while (t->merges[place].rank != NO_RANK && t->merges[place].pair != pair) place = (place + 1) & t->merge_mask;
-        if (t->merges[place].rank != NO_RANK) return false; // twice
+        if (t->merges[place].rank != NO_RANK) return false; // duplicate
         t->merges[place].pair = pair;
         t->merges[place].rank = (uint32_t)m;
         t->merges[place].result = row[2];
@@ -171,7 +171,7 @@ static inline bool tokenizer_read_merges(Tokenizer *t, TableReader *r, size_t co
     return true;
 }
 
-// What pretokenize takes for granted, or else it could stand still.
+// Whether a class is one that pretokenize expects. Others could make it loop for ever.
 static inline bool tokenizer_class_is_valid(Pattern pattern, uint32_t value) {
     uint32_t base = value & CLASS_BASE, part = value & (CLASS_HEAD | CLASS_TAIL);
     if (value == 0 || value != (base | part) || (base & (base - 1)) != 0) return false;
@@ -191,7 +191,7 @@ static inline bool tokenizer_read_ranges(Tokenizer *t, TableReader *r, size_t co
     return t->ranges != NULL;
 }
 
-// By their bytes, a prefix first; of equal ones that which the file lists first.
+// Order by bytes, a prefix first; equal ones in the order of the file.
 static inline int compare_added(const void *a, const void *b) {
     const AddedToken *x = (const AddedToken *)a, *y = (const AddedToken *)b;
     int order = memcmp(x->bytes, y->bytes, min_size(x->length, y->length));
@@ -239,7 +239,7 @@ static inline void tokenizer_index_words(Tokenizer *t) {
     }
 }
 
-// All of the file; false when something in it does not fit.
+// Reads the file; returns false if anything in it is invalid.
 static inline bool tokenizer_read(Tokenizer *t) {
     uint32_t h[12];
     uint64_t stated;
@@ -261,9 +261,9 @@ static inline bool tokenizer_read(Tokenizer *t) {
     t->reason = (char *)checked_calloc(h[8] + 1, 1);
     memcpy(t->reason, reason, h[8]);
     for (int i = 0; t->reason[0] == 0 && i < 256; i++)
-        if (t->byte_token[i] < 0) return false; // every text has tokens
+        if (t->byte_token[i] < 0) return false; // every byte must have a token
     for (const char *space = " \r\n"; t->reason[0] == 0 && t->pattern != PATTERN_NONE && *space; space++)
-        if (tokenizer_class(t, (uint32_t)*space) != CLASS_SPACE) return false; // pretokenize takes that for granted
+        if (tokenizer_class(t, (uint32_t)*space) != CLASS_SPACE) return false; // pretokenize requires it
     if (t->flags & TOKENIZER_IGNORE_MERGES) tokenizer_index_words(t);
     return printable(t->reason);
 }
@@ -287,7 +287,7 @@ static inline Tokenizer *tokenizer_open(const char *path) {
     t->hash_seed = (uint64_t)(now_seconds() * 1e9) ^ (uint64_t)(uintptr_t)t ^ (uint64_t)getpid() << 40;
     t->memory = file_read(file, TOKENIZER_FILE_LIMIT, &t->size);
     CHECK(t->memory != NULL, "cannot read the token table %s: %s", file, strerror(errno));
-    CHECK(tokenizer_read(t), "%s is no token table, or damaged: make it again with data/token_table.py", file);
+    CHECK(tokenizer_read(t), "%s is not a token table, or is damaged: create it again with data/token_table.py", file);
     return t;
 }
 #endif

@@ -9,7 +9,9 @@ run_directory.py      reads run.json, log.jsonl and checkpoints
 schema.py             required types of the JSON files
 option_history.py     options of a run that was resumed with others
 report.py             the command `report`: runs become a page, PNG files and tables
-analysis.py           reads runs and computes the tables
+study.py              reads the runs of a report and finds what prevents a comparison
+tables.py             the tables of a report
+attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure
 page.py, page.*       the HTML page

@@ -5,7 +5,7 @@ it has them, mode (lines, markers), faint (thin and pale, not in the legend), da
 each point), text (of each point, when pointed at), symbol. None in y is a gap.
 """
 
-from . import analysis, stats
+from . import stats, tables
 
 POINTS = 300  # per line at most
 
@@ -47,8 +47,8 @@ def loss_curves(study):
     for which, title in AXES:
         traces = []
         for arm, label in study.arms.items():
-            for lr in analysis.rates(study):
-                runs = [run for run in analysis.of(study, arm, lr) if run.train]
+            for lr in study.rates():
+                runs = [run for run in study.runs_of(arm, lr) if run.train]
                 lines = [
                     (axis(run, run.train, which), stats.smooth([r.get("loss") for r in run.train], half))
                     for run in runs
@@ -60,7 +60,7 @@ def loss_curves(study):
                 if n:
                     keep = stats.thin(range(n), POINTS)
                     average = [stats.mean([x[i] for x, _ in lines]) for i in keep]
-                    means = [analysis.mean_or_none([y[i] for _, y in lines]) for i in keep]
+                    means = [stats.mean_or_none([y[i] for _, y in lines]) for i in keep]
                     traces.append(trace(arm, label, average, means, lr))
         views.append(view(which, title, "training loss, nats per token", traces, range=focus(traces)))
     return figure(
@@ -85,9 +85,9 @@ def gap_curves(study):
     for arm, label in study.arms.items():
         if arm == study.reference:
             continue
-        for lr in analysis.rates(study):
-            other = {run.seed: run for run in analysis.of(study, study.reference, lr) if run.train}
-            pairs = [(run, other[run.seed]) for run in analysis.of(study, arm, lr) if run.train and run.seed in other]
+        for lr in study.rates():
+            other = {run.seed: run for run in study.runs_of(study.reference, lr) if run.train}
+            pairs = [(run, other[run.seed]) for run in study.runs_of(arm, lr) if run.train and run.seed in other]
             n = min((min(len(a.train), len(b.train)) for a, b in pairs), default=0)
             if n > half:
                 curves = [
@@ -164,13 +164,13 @@ def final_gaps(study, rows):
                     ],
                 )
             )
-    by_eval = analysis.all_evaluated(study)
-    for lr in analysis.rates(study):
-        other = {run.seed: run.final_loss(by_eval) for run in analysis.of(study, study.reference, lr)}
+    by_eval = study.all_evaluated()
+    for lr in study.rates():
+        other = {run.seed: run.final_loss(by_eval) for run in study.runs_of(study.reference, lr)}
         for arm, label in study.arms.items():
             single = [
                 (run.seed, d)
-                for run in analysis.of(study, arm, lr)
+                for run in study.runs_of(arm, lr)
                 if arm != study.reference
                 and (d := difference(run.final_loss(by_eval), other.get(run.seed))) is not None
             ]
@@ -217,7 +217,7 @@ def gradient_norms(study):
         x, y = [r["tokens"] for r in run.train], [r.get("grad_norm") for r in run.train]
         found, _, _ = stats.spikes([r.get("grad_z") for r in run.train])
         keep = sorted(set(stats.thin(x, 600)) | set(found))
-        first = run.seed == min(r.seed for r in analysis.of(study, run.arm, run.lr))
+        first = run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
         traces.append(
             trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
         )
@@ -240,7 +240,7 @@ def gradient_norms(study):
         x, y = [r["tokens"] for r in run.train], [r.get("loss") for r in run.train]
         found, _, _ = stats.spikes([r.get("loss_z") for r in run.train])
         keep = sorted(set(stats.thin(x, 600)) | set(found))
-        first = bool(run.train) and run.seed == min(r.seed for r in analysis.of(study, run.arm, run.lr))
+        first = bool(run.train) and run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
         losses.append(
             trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
         )
@@ -364,8 +364,8 @@ def layer_figures(study):
     for key, unit, title, note, log in LAYER_FIGURES:
         by_layer, over_time = [], []
         for arm, label in study.arms.items():
-            for lr in analysis.rates(study):
-                runs = [run for run in analysis.of(study, arm, lr) if run.layers]
+            for lr in study.rates():
+                runs = [run for run in study.runs_of(arm, lr) if run.layers]
                 if not runs:
                     continue
                 last = [run.layers[max(run.layers)] for run in runs]
@@ -384,7 +384,7 @@ def layer_figures(study):
                 )
                 steps = sorted(set.intersection(*[set(run.layers) for run in runs]))
                 means = [
-                    analysis.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps
+                    stats.mean_or_none([r.get(key) for run in runs for r in run.layers[s].values()]) for s in steps
                 ]
                 over_time.append(trace(arm, label, [runs[0].tokens_at(s) for s in steps], means, lr))
         figures.append(
@@ -403,8 +403,8 @@ def layer_figures(study):
 
 def position_figure(study):
     loss, gap = [], []
-    for lr in analysis.rates(study):
-        for arm, rows in analysis.by_position(study, lr).items():
+    for lr in study.rates():
+        for arm, rows in tables.by_position(study, lr).items():
             x = [max(0.5, row["begin"]) for row in rows]
             text = [f"positions {row['begin']} to {row['end'] - 1}" for row in rows]
             for traces, key in ((loss, "loss"), (gap, "gap")):
@@ -438,9 +438,9 @@ def recall_figure(study):
     for key, title in (("among_values", "share right"), ("exact", "share right")):
         for noisy in (False, True):
             traces = []
-            for lr in analysis.rates(study):
+            for lr in study.rates():
                 chance = {}
-                for arm, rows in analysis.recall(study, lr).items():
+                for arm, rows in tables.recall(study, lr).items():
                     rows = [row for row in rows if (row["noise"] > 0) == noisy]
                     chance.update({row["pairs"]: 1 / row["pairs"] for row in rows})
                     traces.append(

@@ -1,7 +1,7 @@
 """published_results.py: what others have published, beside what a study found. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
 blog post of January 2026, arXiv 2505.06708 (gated attention), and independent repetitions as far as they are public."""
 
-from . import stats
+from . import stats, tables
 
 V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026", "gated attention, arXiv 2505.06708"
 
@@ -29,19 +29,19 @@ def signed(e):
     )
 
 
-def gap(study, tools, attention, against="baseline", suffix="", against_suffix=""):
+def gap(study, attention, against="baseline", suffix="", against_suffix=""):
     arm, other = arm_of(study, attention, suffix), arm_of(study, against, against_suffix)
     if not arm or not other or arm == other:
         return None
-    by_eval, lr = tools.all_evaluated(study), tools.main_rate(study)
-    losses = [{r.seed: r.final_loss(by_eval) for r in tools.of(study, a, lr)} for a in (arm, other)]
+    by_eval, lr = study.all_evaluated(), tables.main_rate(study)
+    losses = [{r.seed: r.final_loss(by_eval) for r in study.runs_of(a, lr)} for a in (arm, other)]
     return signed(stats.paired_gap(*losses))
 
 
-def layers_max(study, tools, attention, top, bottom):
+def layers_max(study, attention, top, bottom):
     """'max / median' of an evaluation's layers: the layer whose largest value is largest."""
     arm = arm_of(study, attention)
-    layers = tools.layer_table(study, tools.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
+    layers = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
     pairs = [
         (high, low)
         for high, low in zip(layers.get(top, []), layers.get(bottom, []))
@@ -50,51 +50,51 @@ def layers_max(study, tools, attention, top, bottom):
     return "{:.1f} / {:.2f}".format(*max(pairs)) if pairs else None
 
 
-def both(study, tools, function, *arguments):
+def both(study, function, *arguments):
     parts = [
-        (name, function(study, tools, attention, *arguments))
+        (name, function(study, attention, *arguments))
         for name, attention in (("Transformer", "baseline"), ("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2"))
     ]
     return "; ".join(f"{name} {x}" for name, x in parts if x) or None
 
 
-def layer_mean(study, tools, attention, key, source, digits):
+def layer_mean(study, attention, key, source, digits):
     arm = arm_of(study, attention)
-    values = tools.layer_table(study, tools.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
+    values = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get(source, {}).get(key) if arm else None
     good = [x for x in values or [] if stats.finite(x)]
     return f"{stats.mean(good):.{digits}f}" if good else None
 
 
-def rms_range(study, tools, attention):
+def rms_range(study, attention):
     arm = arm_of(study, attention)
-    table = tools.layer_table(study, tools.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
+    table = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("stats", {}) if arm else {}
     low, high, mean = (
         [x for x in table.get(f"context_rms_{key}", []) if x is not None] for key in ("min", "max", "mean")
     )
     return f"{min(low):.3f} to {max(high):.3f}, mean {stats.mean(mean):.3f}" if low and high and mean else None
 
 
-def speed(study, tools, attention):
-    lr = tools.main_rate(study)
+def speed(study, attention):
+    lr = tables.main_rate(study)
     rates = {}
     for name in ("baseline", attention):
         arm = arm_of(study, name)
-        found = [s for r in tools.of(study, arm, lr) if (s := r.tokens_per_s)] if arm else []
+        found = [s for r in study.runs_of(arm, lr) if (s := r.tokens_per_s)] if arm else []
         rates[name] = stats.median(found) if found else None
     if not rates[attention] or not rates["baseline"] or attention == "baseline":
         return None
     return f"{100 * (rates[attention] / rates['baseline'] - 1):+.0f}%"
 
 
-def spike_counts(study, tools):
+def spike_counts(study):
     parts = []
-    for row in tools.spike_rows(study):
+    for row in tables.spike_rows(study):
         if row["grad"]["score"] is not None and row["arm"] in (arm_of(study, "baseline"), arm_of(study, "diff_v2")):
             parts.append(f"{row['label']} at {row['lr']:g}: {row['grad']['score']:.2f}% / {row['loss']['score']:.2f}%")
     return "; ".join(parts) or None
 
 
-def rows(study, tools):
+def rows(study):
     """(claim, published, source, here, how far the scales compare); only those that this study speaks to."""
     first = study.runs[0]
     here = (
@@ -108,107 +108,105 @@ def rows(study, tools):
             "Loss, DIFF V2 minus Transformer",
             "-0.02 to -0.03",
             V2,
-            gap(study, tools, "diff_v2"),
+            gap(study, "diff_v2"),
             f"Published for large dense models and a mixture of experts on trillions of tokens. {small}: the sign may be compared, the size hardly.",
         ),
         (
             "Loss, DIFF V2 minus Transformer with 1.5 NH heads",
             "below 0",
             V2 + ", ablation 4",
-            gap(study, tools, "diff_v2", "baseline", "", "-1.5h"),
+            gap(study, "diff_v2", "baseline", "", "-1.5h"),
             f"{small}; the attention parameters of the two agree but for lambda.",
         ),
         (
             "Loss, DIFF V2 minus Transformer, an independent repetition",
             "-0.002",
             "a GPT-2-small-size speed run",
-            gap(study, tools, "diff_v2"),
+            gap(study, "diff_v2"),
             f"One run a side at about 124M parameters, without an interval. {small}.",
         ),
         (
             "Loss, DIFF V1 minus Transformer",
             "-0.025 (3.062 against 3.087)",
             V1 + ", 1.4B",
-            gap(study, tools, "diff_v1"),
+            gap(study, "diff_v1"),
             f"Published at 1.4B parameters and 10B tokens. {small}. V1 has half as many heads, of twice the width: with 4 heads that leaves 2.",
         ),
         (
             "Loss, DIFF V1 minus Transformer, independent repetitions",
             "-0.009; -0.029; +0.005",
             "880M on 105B tokens; 209M on 190M, one seed; a GPT-2-small-size speed run",
-            gap(study, tools, "diff_v1"),
+            gap(study, "diff_v1"),
             f"{small}. The 209M run was behind until about step 1000.",
         ),
         (
             "Loss, pairs across groups minus DIFF V2",
             "above 0, and unstable",
             V2 + ", ablation 1",
-            gap(study, tools, "diff_v2_cross_group", "diff_v2"),
+            gap(study, "diff_v2_cross_group", "diff_v2"),
             f"{small}.",
         ),
         (
             "Loss, without lambda minus DIFF V2",
             "above 0, stable",
             V2 + ", ablation 2",
-            gap(study, tools, "diff_v2_no_lambda", "diff_v2"),
+            gap(study, "diff_v2_no_lambda", "diff_v2"),
             f"{small}.",
         ),
         (
             "Loss, without the sigmoid minus DIFF V2",
             "above 0",
             V2 + ", ablation 3",
-            gap(study, tools, "diff_v2_no_sigmoid", "diff_v2"),
+            gap(study, "diff_v2_no_sigmoid", "diff_v2"),
             f"{small}.",
         ),
         (
             "Spike scores, gradient norm / loss",
             "fewer for DIFF V2 at large rates; 0.40 to 0.03 is what other remedies did to OLMo 2's gradient norm",
             V2 + "; OLMo 2, arXiv 2501.00656",
-            spike_counts(study, tools),
+            spike_counts(study),
             "The score needs 128 steps before it judges and depends on the length of the run.",
         ),
         (
             "Largest / median attention logit",
             "Transformer 318.0 / 5.4; DIFF V1 38.8 / 3.3",
             V1 + ", 3B",
-            both(study, tools, layers_max, "logit_max", "logit_median"),
+            both(study, layers_max, "logit_max", "logit_median"),
             f"Published for 3B parameters; outliers grow over billions of tokens. {small}; on the first 64 tokens of a window.",
         ),
         (
             "Largest / median hidden activation",
             "Transformer 3608.6 / 0.6; DIFF V1 1688.2 / 1.2",
             V1 + ", 3B",
-            both(study, tools, layers_max, "hidden_max", "hidden_median"),
+            both(study, layers_max, "hidden_max", "hidden_median"),
             "As above. Massive activations (above 100 and 1000 times the median) do not appear in models this small.",
         ),
         (
             "Context RMS of a head",
             "Transformer [1/sqrt(n), 1); DIFF V2 (0, sqrt 2); the norm of V1 magnifies by up to sqrt(n)",
             V2,
-            both(study, tools, rms_range),
+            both(study, rms_range),
             "The published ranges are of the attention weights' effect on values of unit RMS; what is measured is the output of the heads itself, with the values that were learned.",
         ),
         (
             "Attention mass on the first position",
             "0.467; with a gate 0.048",
             GATED + ", 15B parameters",
-            both(study, tools, layer_mean, "first_mass_effective", "stats", 3),
+            both(study, layer_mean, "first_mass_effective", "stats", 3),
             "Sinks do not appear before roughly 100M training tokens; a uniform causal map of 256 positions has 0.02.",
         ),
         (
             "Sink rate on 64 tokens, %",
             "sinks in all large Transformers",
             "Gu et al. 2024",
-            both(study, tools, layer_mean, "sink_rate_effective", "eval", 2),
+            both(study, layer_mean, "sink_rate_effective", "eval", 2),
             "Share of heads whose mean attention to position 0 exceeds 0.3.",
         ),
         (
             "Throughput against the Transformer",
             "DIFF V1 -9% (3B, 2K), -12% (4K), -6% (13B); DIFF V2 negligible",
             V1 + "; " + V2,
-            "; ".join(
-                f"{n} {x}" for n, a in (("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2")) if (x := speed(study, tools, a))
-            )
+            "; ".join(f"{n} {x}" for n, a in (("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2")) if (x := speed(study, a)))
             or None,
             "Published on GPUs with flash kernels, where attention is a small share of a step. Here on the machine that is named below, perhaps with other work beside.",
         ),

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import python_environment
 
-from . import analysis, cli, figures, markdown, page, published_results, run_directory
+from . import attention_maps, cli, figures, markdown, page, published_results, run_directory, tables
+from . import study as studies
 
 
 def fail(message, status=1):
@@ -103,7 +104,7 @@ def load_maps(study, chosen, more_to_come):
             p for run in study.runs if run.arm == arm and (p := run.directory / "attention.safetensors").exists()
         ]:
             try:
-                tensors = analysis.read_maps(path)
+                tensors = attention_maps.read(path)
             except run_directory.RunError as error:
                 study.left_out.append(str(error))
                 continue
@@ -125,9 +126,9 @@ def load_maps(study, chosen, more_to_come):
 
 def make(a, out, live, told):
     """Reads the runs and writes everything; returns the study. `told`: what stderr has said is left out."""
-    study = analysis.load(a.paths, a.reference)
-    analysis.check(study)
-    analysis.separate(study)
+    study = studies.load(a.paths, a.reference)
+    studies.check(study)
+    studies.separate(study)
     maps = load_maps(study, a.heads, live and study.live)
     for line in study.left_out:
         if line not in told:
@@ -139,9 +140,9 @@ def make(a, out, live, told):
     study.notes += [f"Left out: {line}." for line in study.left_out] + [
         f"Not the same in all runs: {p}" for p in study.problems[:20]
     ]
-    results = analysis.results(study)
+    results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    beside = published_results.rows(study, analysis)
+    beside = published_results.rows(study)
     results["published"] = [dict(zip(("what", "published", "by", "here", "scale"), row)) for row in beside]
     text = page.build(
         study, results, shown, [m for m, _ in maps], beside, plotly_js(), a.watch if live and study.live else 0
@@ -168,7 +169,7 @@ def main(words):
                 first, study = study is None, make(a, out, a.watch is not None, told)
                 if first:
                     print(out / "report.html", flush=True)
-            except analysis.NothingYet:
+            except studies.NothingYet:
                 if a.watch is None:
                     raise
                 time.sleep(a.watch)

@@ -22,6 +22,12 @@ def mean(xs):
     return math.fsum(xs) / len(xs)
 
 
+def mean_or_none(xs):
+    """The mean of the finite values; None if there are none."""
+    good = [x for x in xs if finite(x)]
+    return mean(good) if good else None
+
+
 def deviation(xs):
     """Standard deviation with n - 1; None of fewer than two."""
     if len(xs) < 2:

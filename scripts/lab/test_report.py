@@ -674,14 +674,15 @@ def spoiled(text, path, wrong):
 
 def whole_report(path):
     """All of a report but its files."""
-    from . import analysis, figures, page, published_results
+    from . import figures, page, published_results, tables
+    from . import study as studies
 
-    study = analysis.load([path])
-    analysis.check(study)
-    analysis.separate(study)
-    results = analysis.results(study)
+    study = studies.load([path])
+    studies.check(study)
+    studies.separate(study)
+    results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])
-    results["published"] = published_results.rows(study, analysis)
+    results["published"] = published_results.rows(study)
     page.build(study, results, shown, [], [], "")
     json.dumps(results, allow_nan=False)
 

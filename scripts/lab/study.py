@@ -1,0 +1,329 @@
+"""study.py: the runs of a report: reading them, and finding what prevents a comparison."""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import option_history, run_directory, schema, stats
+from .run_directory import RunError
+
+
+class NothingYet(RunError):
+    """A lab of which no run has begun."""
+
+
+class Nowhere(RunError):
+    """A path of the command line that holds no runs."""
+
+
+@dataclass
+class Run:
+    directory: Path
+    name: str
+    arm: str
+    label: str
+    lr: float  # of the first step
+    seed: int
+    info: dict  # run.json
+    history: list  # [(step, options)]: which hold after which step
+    last: int = 0  # step of the log
+    state: str = ""
+    train: list = field(default_factory=list)  # records, one per step
+    val: dict = field(default_factory=dict)  # step -> loss
+    layers: dict = field(default_factory=dict)  # step -> records of its layers
+    read: list = field(default_factory=list)  # [(step, what validation reads)]
+    eval: dict | None = None
+
+    @property
+    def options(self):
+        """Those of the last start."""
+        return self.history[-1][1]
+
+    @property
+    def steps(self):
+        """At which the run ends. The log may know of a start that an older trainer did not write down."""
+        return max(int(self.options["steps"]), self.last)
+
+    def tokens_at(self, step):
+        """Tokens that the first `step` steps read."""
+        ends = [begin for begin, _ in self.history[1:]] + [step]
+        return sum(
+            max(0, min(end, step) - begin) * int(options["total-batch"])
+            for (begin, options), end in zip(self.history, ends)
+        )
+
+    @property
+    def tokens(self):
+        return self.tokens_at(self.steps)
+
+    def over_time(self, key):
+        """An option's values in words: "40 then 80 after step 40"."""
+        return option_history.over_time(option_history.values(self.history, key))
+
+    @property
+    def changes(self):
+        """What later starts changed, in words, of the options that matter to the numbers."""
+        return [
+            f"--{key} {self.over_time(key)}"
+            for key in option_history.REPORTED
+            if len(option_history.values(self.history, key)) > 1
+        ]
+
+    def said(self, key):
+        """revision or host, of all starts."""
+        return {str(start.get(key)) for start in (self.info, *self.info.get("starts", [])) if key in start} or {"None"}
+
+    @property
+    def parameters(self):
+        return self.info.get("model", {}).get("parameters")
+
+    @property
+    def flops_per_token(self):
+        return self.info.get("model", {}).get("flops_per_token")
+
+    @property
+    def tokens_per_s(self):
+        rates = [r["tokens_per_s"] for r in self.train if stats.finite(r.get("tokens_per_s"))]
+        return stats.median(rates) if rates else None
+
+    def final_loss(self, by_eval):
+        """Of a run that is done: of its evaluation or its last validation; None of one that diverged or goes on."""
+        if self.state != "done":
+            return None
+        loss = (self.eval or {}).get("loss") if by_eval else self.val.get(self.steps)
+        return loss if stats.finite(loss) else None
+
+
+def load_run(directory, arm=None, label=None, left_out=None):
+    """A run; RunError where run.json or the log cannot be read. What else is damaged is left out and named in `left_out`."""
+    directory, left_out = Path(directory), [] if left_out is None else left_out
+    info = run_directory.read_run(directory)
+    entries = option_history.history(info)
+    options = entries[0][1]
+    run = Run(
+        directory,
+        directory.name,
+        arm or options["attention"],
+        label or arm or options["attention"],
+        float(options["lr"]),
+        int(options["seed"]),
+        info,
+        entries,
+    )
+    broken, by_step = [], {}
+    log = run_directory.read_log(directory / "log.jsonl", broken)
+    if broken:
+        left_out.append(
+            f"{directory}/log.jsonl: line {broken[0]}"
+            + (f" and {len(broken) - 1} more are no records" if broken[1:] else " is no record")
+        )
+    for r in log:
+        kind, step = r["kind"], r["step"]
+        if kind == "train":
+            by_step[step] = r
+        elif kind == "val":
+            run.val[step] = r["loss"]
+        elif kind == "stats":
+            layers = run.layers.setdefault(step, {})
+            layers[r["layer"]] = r
+    run.train = [by_step[s] for s in sorted(by_step)]
+    run.last = max(by_step, default=0)
+    run.read = option_history.validations(info, log)
+    run.state = run_directory.state(directory, run.steps)[0]
+    if run.state == "begun" and run_directory.locked(directory):
+        run.state = "running"
+    if (directory / "eval.json").exists():
+        try:
+            run.eval = run_directory.read_json(directory / "eval.json", schema.EVALUATION)
+        except RunError as error:
+            left_out.append(str(error))
+    return run
+
+
+@dataclass
+class Study:
+    """What a report is about."""
+
+    title: str
+    question: str
+    reference: str
+    arms: dict  # name -> label, in order
+    runs: list
+    missing: list  # names of planned runs that have not begun
+    notes: list  # what a reader must know
+    left_out: list  # what could not be read, a line each
+    live: bool  # whether a lab or a run is at work
+    problems: list = field(default_factory=list)  # what prevents a comparison, one line each
+
+    def rates(self):
+        return sorted({run.lr for run in self.runs})
+
+    def runs_of(self, arm, lr):
+        return [run for run in self.runs if run.arm == arm and run.lr == lr]
+
+    def all_evaluated(self):
+        done = [run for run in self.runs if run.state == "done"]
+        return bool(done) and all(run.eval for run in done)
+
+
+def holds_run(directory):
+    """Whether there is a run.json, be it one that cannot be read, which load_run() says."""
+    try:
+        os.stat(directory / "run.json")
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def find_runs(path):
+    """The runs below a directory of the command line: [(directory, arm or None, label or None)], and its lab.json or None."""
+    lab = run_directory.read_lab(path)
+    if lab:
+        labels = {arm: keys.get("label", arm) for arm, keys in lab["arms"].items()}
+        return [
+            (path / r["name"], r["arm"], labels.get(r["arm"])) for r in lab["runs"] if holds_run(path / r["name"])
+        ], lab
+    if holds_run(path):
+        return [(path, None, None)], None
+    if not path.is_dir():
+        raise Nowhere(f"{path}: " + ("not a directory" if path.exists() else "there is no such directory"))
+    found = [(p, None, None) for p in sorted(path.iterdir()) if holds_run(p)]
+    if not found:
+        raise Nowhere(f"{path}: neither a run (run.json), nor a lab (lab.json), nor a directory of runs")
+    return found, None
+
+
+def load_runs(path, study):
+    """Adds the runs below a directory to the study."""
+    present, lab = find_runs(path)
+    if lab:
+        study.live = study.live or run_directory.locked(path, "lab.lock")
+        begun = {directory.name for directory, _, _ in present}
+        study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
+    for directory, arm, label in present:
+        if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs}:
+            continue
+        try:
+            run = load_run(directory, arm, label, study.left_out)
+        except (RunError, OSError) as error:
+            study.left_out.append(reason(error))
+            continue
+        study.runs.append(run)
+        study.arms.setdefault(run.arm, run.label)
+    return lab
+
+
+def reason(error):
+    return f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else str(error)
+
+
+def load(paths, reference=None):
+    """The runs below the given directories: of labs (lab.json), or runs themselves, or directories of runs."""
+    study, labs = Study("", "", "", {}, [], [], [], [], False), []
+    for path in map(Path, paths):
+        try:
+            labs.append(load_runs(path, study))
+        except Nowhere:
+            raise
+        except (RunError, OSError) as error:
+            study.left_out.append(reason(error))
+    if not study.runs:
+        if study.left_out:
+            raise RunError(study.left_out[0] + (f" (and {len(study.left_out) - 1} more)" if study.left_out[1:] else ""))
+        raise NothingYet(f"{paths[0]}: no run of the plan has begun")
+    labs = [lab for lab in labs if lab]
+    planned = next((lab["reference"] for lab in labs), None)
+    study.reference = (
+        reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
+    )
+    if study.reference not in study.arms:
+        raise RunError(f"--reference {study.reference}: there is no such arm; there is: {', '.join(study.arms)}")
+    study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
+    study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
+    study.live = study.live or any(run.state == "running" for run in study.runs)
+    arrange(study)
+    return study
+
+
+def arrange(study):
+    """Puts the reference first, and the runs in the order of the arms."""
+    study.arms = {arm: study.arms[arm] for arm in sorted(study.arms, key=lambda arm: arm != study.reference)}
+    rank = {arm: i for i, arm in enumerate(study.arms)}
+    study.runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
+
+
+def separate(study):
+    """Runs of one arm, rate and seed become arms of their own, which have the name of where they are: rows are of
+    different seeds. Runs that share a directory with such a run, and its arm, go with it."""
+    seen = {}
+    for run in study.runs:
+        first = seen.setdefault((run.arm, run.lr, run.seed), run)
+        if first is run:
+            continue
+        apart = first.directory.parent != run.directory.parent
+        place = run.directory.parent if apart else run.directory
+        arm, label = f"{run.arm} ({place})", f"{run.label} ({place})"
+        for other in [
+            r for r in study.runs if r.arm == run.arm and (r.directory.parent == place if apart else r is run)
+        ]:
+            other.arm, other.label = arm, label
+            seen.setdefault((arm, other.lr, other.seed), other)
+        study.arms[arm] = label
+    study.arms = {arm: label for arm, label in study.arms.items() if any(run.arm == arm for run in study.runs)}
+    arrange(study)
+
+
+def check(study):
+    """Finds what keeps the runs from being compared; what only has to be known goes into the notes."""
+    first, problems = study.runs[0], []
+    measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
+    for run in study.runs[1:]:
+        names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
+        problems += option_history.differences(first.info, run.info, names)
+        problems += option_history.validation_differences(first.read, run.read, names)
+        problems += evaluation_differences(measured, run) if measured and run.eval else []
+    seen = {}
+    for run in study.runs:
+        key = (run.arm, run.lr, run.seed)
+        if key in seen:
+            problems.append(
+                f"{run.directory} and {seen[key].directory} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}"
+            )
+        seen.setdefault(key, run)
+        for name in ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"):
+            other = next(r for r in study.runs if r.arm == run.arm)
+            if other.options.get(name) != run.options.get(name):
+                problems.append(
+                    f"--{name}: {other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}, both of arm {run.arm}"
+                )
+    study.notes += [
+        f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes
+    ]
+    study.notes += [
+        f"{run.name} went to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: a trainer resumed it that did not write down under which options."
+        for run in study.runs
+        if run.last > int(run.options["steps"])
+    ]
+    for what, values in (
+        ("revisions of the trainer", set().union(*(r.said("revision") for r in study.runs))),
+        ("hosts", set().union(*(r.said("host") for r in study.runs))),
+        ("devices", {", ".join(r.info.get("devices", [])) for r in study.runs}),
+    ):
+        if len(values) > 1:
+            study.notes.append(f"The runs come from {len(values)} {what}: {', '.join(sorted(map(str, values)))}.")
+    study.problems = list(dict.fromkeys(problems))
+
+
+def evaluation_differences(one, other):
+    """Of two eval.json; those of older trainers do not say which data they are of."""
+    found = []
+    for what, key in (
+        ("windows of the evaluation", "windows"),
+        ("fingerprint of the evaluation's data", "data_fingerprint"),
+    ):
+        x, y = one.eval.get(key), other.eval.get(key)
+        if x is not None and y is not None and str(x) != str(y):
+            found.append(f"{what}: {x} in {one.name}, {y} in {other.name}")
+    return found

@@ -1,0 +1,335 @@
+"""tables.py: the tables of a report: losses and gaps, spikes, learning rates, layers, positions, recall, seed noise."""
+
+from . import option_history, stats
+
+
+def main_rate(study):
+    """The rate that figures show first: the one at which the reference ends best, of those with most runs done."""
+    by_eval = study.all_evaluated()
+
+    def quality(lr):
+        losses = [x for run in study.runs_of(study.reference, lr) if (x := run.final_loss(by_eval)) is not None]
+        done = sum(run.state == "done" for run in study.runs if run.lr == lr)
+        return (-done, stats.mean(losses) if losses else float("inf"), lr)
+
+    return min(study.rates(), key=quality)
+
+
+def estimate_json(e):
+    return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "sd": e.sd, "p": e.p}
+
+
+def rate_of(runs):
+    """In words: a start may have changed it."""
+    changed = next((run for run in runs if len(option_history.values(run.history, "lr")) > 1), None)
+    return changed.over_time("lr") if changed else f"{runs[0].lr:g}"
+
+
+def summary(study):
+    """A row for each arm and rate that has runs, with its gap to the reference at the same rate."""
+    by_eval, rows = study.all_evaluated(), []
+    for arm, label in study.arms.items():
+        for lr in study.rates():
+            runs = study.runs_of(arm, lr)
+            if not runs:
+                continue
+            losses = {run.seed: run.final_loss(by_eval) for run in runs}
+            reference = {run.seed: run.final_loss(by_eval) for run in study.runs_of(study.reference, lr)}
+            speeds = [s for run in runs if (s := run.tokens_per_s)]
+            done = [x for x in losses.values() if x is not None]
+            rows.append(
+                {
+                    "arm": arm,
+                    "label": label,
+                    "lr": lr,
+                    "rate": rate_of(runs),
+                    "parameters": runs[0].parameters,
+                    "flops_per_token": runs[0].flops_per_token,
+                    "tokens_per_s": stats.median(speeds) if speeds else None,
+                    "tokens": runs[0].tokens,
+                    "states": {
+                        state: sum(run.state == state for run in runs) for state in sorted({run.state for run in runs})
+                    },
+                    "losses": {str(seed): loss for seed, loss in losses.items()},
+                    "loss": estimate_json(stats.t_interval(done)),
+                    "gap": None if arm == study.reference else estimate_json(stats.paired_gap(losses, reference)),
+                }
+            )
+    adjusted = stats.holm([(row["gap"] or {}).get("p") for row in rows])
+    for row, p in zip(rows, adjusted):
+        if row["gap"]:
+            row["gap"]["p_holm"] = p
+    return rows
+
+
+def spike_rows(study):
+    rows = []
+    for arm, label in study.arms.items():
+        for lr in study.rates():
+            runs = [run for run in study.runs_of(arm, lr) if run.train]
+            if not runs:
+                continue
+            row = {
+                "arm": arm,
+                "label": label,
+                "lr": lr,
+                "rate": rate_of(runs),
+                "runs": len(runs),
+                "diverged": sum(run.state == "diverged" for run in runs),
+            }
+            for what in ("loss", "grad"):
+                counts = [stats.spikes([r.get(f"{what}_z") for r in run.train]) for run in runs]
+                judged, found = sum(c[1] for c in counts), sum(len(c[0]) for c in counts)
+                row[what] = {
+                    "spikes": found,
+                    "judged": judged,
+                    "score": 100 * found / judged if judged else None,
+                    "by_run": estimate_json(stats.t_interval([c[2] for c in counts if c[2] is not None])),
+                }
+            rows.append(row)
+    return rows
+
+
+def ladder_rows(study):
+    """Of arms with several rates: the best and the largest stable rate, and how much the loss depends on the rate."""
+    by_eval, rows = study.all_evaluated(), []
+    for arm, label in study.arms.items():
+        ladder = {}
+        for lr in study.rates():
+            ended = [run for run in study.runs_of(arm, lr) if run.state in ("done", "diverged")]
+            if ended:
+                ladder[lr] = [run.final_loss(by_eval) for run in ended]
+        if len(ladder) < 2:
+            continue
+        starts = [run.val[0] for run in study.runs if run.arm == arm and stats.finite(run.val.get(0))]
+        stable, open_end = stats.largest_stable(ladder)
+        means = {lr: stats.mean(x) for lr, x in ladder.items() if all(map(stats.finite, x))}
+        by_seed = []
+        for seed in sorted({run.seed for run in study.runs if run.arm == arm}):
+            one = {
+                lr: [
+                    run.final_loss(by_eval)
+                    for run in study.runs_of(arm, lr)
+                    if run.seed == seed and run.state in ("done", "diverged")
+                ]
+                for lr in ladder
+            }
+            if all(one.values()):
+                by_seed.append(stats.largest_stable(one)[0])
+        rows.append(
+            {
+                "arm": arm,
+                "label": label,
+                "ladder": {f"{lr:g}": x for lr, x in ladder.items()},
+                "best": min(means, key=means.get) if means else None,
+                "stable": stable,
+                "bounded_by_ladder": open_end,
+                "stable_by_seed": by_seed,
+                "sensitivity": stats.sensitivity(ladder, stats.mean(starts)) if starts else None,
+            }
+        )
+    return rows
+
+
+STATS_KEYS = (
+    "lambda_mean",
+    "lambda_min",
+    "lambda_max",
+    "context_rms_mean",
+    "context_rms_min",
+    "context_rms_max",
+    "first_mass_map0",
+    "first_mass_map1",
+    "first_mass_effective",
+    "logit_max",
+    "residual_max",
+    "residual_median",
+    "grad_norm",
+)
+EVAL_KEYS = (
+    "first_mass_map0",
+    "first_mass_map1",
+    "first_mass_effective",
+    "sink_rate_map0",
+    "sink_rate_map1",
+    "sink_rate_effective",
+    "logit_max",
+    "logit_median",
+    "hidden_max",
+    "hidden_median",
+)
+
+
+def layer_table(study, lr):
+    """arm -> of the last statistics and of the evaluation: key -> a value per layer, the mean over seeds."""
+    table = {}
+    for arm in study.arms:
+        runs = study.runs_of(arm, lr)
+        last = [run.layers[max(run.layers)] for run in runs if run.layers and run.state in ("done", "diverged")]
+        measured = [run.eval["attention"]["layers"] for run in runs if run.eval and run.eval.get("attention")]
+        table[arm] = {"seeds": len(last), "stats": {}, "eval": {}}
+        for key in STATS_KEYS if last else ():
+            table[arm]["stats"][key] = [
+                stats.mean_or_none([layers[l].get(key) for layers in last if l in layers]) for l in sorted(last[0])
+            ]
+        for key in EVAL_KEYS if measured else ():
+            table[arm]["eval"][key] = [
+                stats.mean_or_none([layers[l].get(key) for layers in measured]) for l in range(min(map(len, measured)))
+            ]
+    return table
+
+
+def evaluated(study, arm, lr, get):
+    """{seed: get(eval)} of an arm's runs that have been evaluated and where it is a number."""
+    values = {run.seed: get(run.eval) for run in study.runs_of(arm, lr) if run.eval}
+    return {seed: x for seed, x in values.items() if stats.finite(x)}
+
+
+def position_bins(T):
+    bins, begin = [], 0
+    while begin < T:
+        end = min(T, 2 * begin if begin else 1)
+        bins.append((begin, end))
+        begin = end
+    return bins
+
+
+def by_position(study, lr):
+    """arm -> rows (begin, end, loss, gap) of the positions in powers of two."""
+    lengths = {len(run.eval["loss_by_position"]) for run in study.runs if run.eval and run.eval.get("loss_by_position")}
+    if len(lengths) != 1:
+        return {}
+    table = {}
+    for arm in study.arms:
+        rows = []
+        for begin, end in position_bins(next(iter(lengths))):
+            get = lambda e: stats.mean_or_none(e["loss_by_position"][begin:end])
+            mine, other = evaluated(study, arm, lr, get), evaluated(study, study.reference, lr, get)
+            if mine:
+                rows.append(
+                    {
+                        "begin": begin,
+                        "end": end,
+                        "loss": estimate_json(stats.t_interval(list(mine.values()))),
+                        "gap": None if arm == study.reference else estimate_json(stats.paired_gap(mine, other)),
+                    }
+                )
+        if rows:
+            table[arm] = rows
+    return table
+
+
+def recall(study, lr):
+    """arm -> rows of the recall task's cells."""
+    cells = next(
+        (
+            [(c["pairs"], c["noise"]) for c in run.eval["recall"]]
+            for run in study.runs
+            if run.eval and run.eval.get("recall")
+        ),
+        [],
+    )
+    table = {}
+    for arm in study.arms:
+        rows = []
+        for pairs, noise in cells:
+            row = {"pairs": pairs, "noise": noise}
+            for key in ("exact", "among_values", "loss"):
+                get = lambda e: next(
+                    (c[key] for c in e.get("recall", []) if (c["pairs"], c["noise"]) == (pairs, noise)), None
+                )
+                mine, other = evaluated(study, arm, lr, get), evaluated(study, study.reference, lr, get)
+                row[key] = estimate_json(stats.t_interval(list(mine.values())))
+                row[f"{key}_gap"] = None if arm == study.reference else estimate_json(stats.paired_gap(mine, other))
+            if row["exact"] and row["among_values"]:
+                rows.append(row)
+        if rows:
+            table[arm] = rows
+    return table
+
+
+def noise(study):
+    """How wide the noise is, at each rate: the scatter of losses over seeds, of paired gaps, and how many seeds a gap of 0.02 takes."""
+    rows = []
+    for row in summary(study):
+        losses = [x for x in row["losses"].values() if x is not None]
+        gap = row["gap"] or {}
+        if len(losses) < 2:
+            continue
+        rows.append(
+            {
+                "arm": row["arm"],
+                "label": row["label"],
+                "lr": row["lr"],
+                "sd": stats.deviation(losses),
+                "gap_sd": gap.get("sd"),
+                "seeds_for_0.02": stats.seeds_needed(gap["sd"], 0.02) if gap.get("sd") is not None else None,
+            }
+        )
+    return rows
+
+
+def results(study):
+    """All tables as JSON."""
+    lr = main_rate(study)
+    first = study.runs[0]
+    return {
+        "title": study.title,
+        "question": study.question,
+        "reference": study.reference,
+        "arms": study.arms,
+        "main_lr": lr,
+        "confidence": stats.CONFIDENCE,
+        "loss_of": "evaluation" if study.all_evaluated() else "last validation",
+        "model": {
+            k: first.options.get(k)
+            for k in ("preset", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn", "seq-len", "vocab")
+        },
+        "training": {
+            k: first.options.get(k)
+            for k in (
+                "total-batch",
+                "steps",
+                "warmup",
+                "schedule",
+                "min-lr-ratio",
+                "weight-decay",
+                "beta1",
+                "beta2",
+                "grad-clip",
+                "gemm",
+            )
+        },
+        "data": {
+            which: [{k: v for k, v in source.items() if k != "path"} for source in sources]
+            for which, sources in (first.info.get("data") or {}).items()
+        },
+        "data_fingerprint": first.info.get("data_fingerprint"),
+        "tokens": first.tokens,
+        "revisions": sorted(set().union(*(run.said("revision") for run in study.runs))),
+        "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
+        "runs": [
+            {
+                "name": run.name,
+                "arm": run.arm,
+                "lr": run.lr,
+                "seed": run.seed,
+                "state": run.state,
+                "steps": len(run.train),
+                "changes": run.changes,
+                "final_loss": run.final_loss(study.all_evaluated()),
+                "last_validation": run.val.get(run.steps),
+                "tokens_per_s": run.tokens_per_s,
+            }
+            for run in study.runs
+        ],
+        "missing": study.missing,
+        "notes": study.notes,
+        "summary": summary(study),
+        "spikes": spike_rows(study),
+        "ladder": ladder_rows(study),
+        "layers": layer_table(study, lr),
+        "by_position": by_position(study, lr),
+        "recall": recall(study, lr),
+        "noise": noise(study),
+    }

@@ -1,0 +1,55 @@
+# shell_tests.sh: assertions, and the running and counting of tests, for the test scripts in shell, which source it.
+# A test is a function test_NAME, which runs in a subshell with `set -e`: it fails when a command fails.
+# shellcheck shell=bash
+set -uo pipefail
+passed=0 failed=0 skipped=0
+reason_file=$(mktemp) || exit 1
+
+fail() { # reason
+    echo "$1" >"$reason_file"
+    exit 1
+}
+skip() { # reason
+    echo "$1" >"$reason_file"
+    exit 77
+}
+contains() { # file, texts...
+    local text
+    for text in "${@:2}"; do grep -qF -- "$text" "$1" || fail "no '$text' in: $(cat "$1")"; done
+}
+lacks() { # file, texts...
+    local text
+    for text in "${@:2}"; do ! grep -qF -- "$text" "$1" || fail "'$text' in: $(cat "$1")"; done
+}
+equal() { [ "$1" = "$2" ] || fail "'$1', expected '$2'"; } # value, expected value
+
+report() { # ok, FAIL or skip; sentence
+    echo "$1 $2"
+    case "$1" in FAIL) failed=$((failed + 1)) ;; skip) skipped=$((skipped + 1)) ;; *) passed=$((passed + 1)) ;; esac
+}
+sentence() { # test function: its name as words
+    local words=${1#test_}
+    echo "${words//_/ }"
+}
+run_test() { # function, subject
+    : >"$reason_file"
+    (
+        set -eE
+        trap - EXIT
+        trap '[ -s "$reason_file" ] || echo "line $LINENO: $BASH_COMMAND" >"$reason_file"' ERR
+        "$1"
+    )
+    case $? in
+    0) report "ok  " "$2: $(sentence "$1")" ;;
+    77) report skip "$2: $(sentence "$1"): $(cat "$reason_file")" ;;
+    *) report FAIL "$2: $(sentence "$1"): $(cat "$reason_file")" ;;
+    esac
+}
+finish() { # prints the counts; it is a failure if no test ran
+    local line="$passed passed, $failed failed"
+    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
+    rm -f "$reason_file"
+    echo "$line"
+    [ "$failed" -eq 0 ] && [ $((passed + skipped)) -gt 0 ]
+    exit
+}
