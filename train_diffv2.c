@@ -13,9 +13,9 @@ CUDA operations.
 #include "llmc/base/common.h"
 #include "llmc/ops/all_ops.h"
 #include "llmc/base/random.h"
-#include "llmc/checkpoint/checkpoint_background.h"
-#include "llmc/run/environment.h"
+#include "llmc/run/checkpointer.h"
 #include "llmc/run/dry_run.h"
+#include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generation.h"
@@ -586,15 +586,12 @@ typedef struct {
     DataLoader train, val;
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
-    Log log;               // rank 0 with --out; else closed
-    double first_loss;     // of the steps of this start
-    double last_loss;      // likewise
-    double val_loss;       // the last one; 0: none yet
-    int stop;              // the signal that one of the ranks got, as of the last step; 0: none
-    double saved_at;       // when the last checkpoint was saved, or training began; of this rank's clock
-    double stall_seconds;  // that training has waited for checkpoints
-    bool checkpoint_due;   // --checkpoint-minutes, as of the last step, by the clock of rank 0
-    int checkpoint_stage;  // of one that is being written: the stage that all ranks have reached, as of the last step
+    Log log;           // rank 0 with --out; else closed
+    double first_loss; // of the steps of this start
+    double last_loss;  // likewise
+    double val_loss;   // the last one; 0: none yet
+    int stop;          // the signal that one of the ranks got, as of the last step; 0: none
+    Checkpointer checkpointer;
     double *agreed;        // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;       // per update
     int *inputs, *targets; // (B, T) on the host
@@ -627,32 +624,6 @@ static CheckpointBuffers checkpoint_buffers(const Model *model) {
     return b;
 }
 
-static void run_log_checkpoint(Run *run, int64_t step, bool in_background, double seconds, double stall) {
-    run->stall_seconds += stall;
-    log_checkpoint(&run->log, run->state.step, step, in_background, seconds, stall);
-}
-static void run_log_background(Run *run) {
-    run_log_checkpoint(run, background.save.step, true, background.end - background.begin, background.stall_seconds);
-}
-
-// Waits for a checkpoint that is being written.
-static void run_finish_checkpoint(Run *run) {
-    double start = now_seconds();
-    if (!background.on) return;
-    watch_phase(PHASE_SAVE);
-    background_finish();
-    background.stall_seconds += now_seconds() - start;
-    run_log_background(run);
-}
-
-// The newest checkpoint whose weights have given a finite loss and gradient since, or "none".
-static void run_last_good_checkpoint(Run *run, char path[PATH_SIZE]) {
-    run_finish_checkpoint(run);
-    int64_t last_finite = run->state.step - run->state.guard.not_finite_in_row;
-    bool found = run->options.out && checkpoint_find_before(run->options.out, last_finite, path) >= 0;
-    if (!found) snprintf(path, PATH_SIZE, "none");
-}
-
 // Whether the last step had a finite loss and gradient, and the last validation a finite loss.
 static bool run_is_finite(const Run *run) { return run->state.guard.not_finite_in_row == 0 && isfinite(run->val_loss); }
 
@@ -670,88 +641,24 @@ static void run_check_ranks(Run *run) {
     ranks_check(&model->plan.tensors, buffers, count, run->state.step);
 }
 
-static void run_refuse_broken_weights(Run *run, const CheckpointBuffers *buffers) {
-    char good[PATH_SIZE];
-    if (checkpoint_weights_finite(buffers)) return;
-    run_last_good_checkpoint(run, good);
-    CHECK(false,
-          "the weights after step %" PRId64
-          " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
-          run->state.step, good);
-}
-
-// goes_on: training continues, so that the checkpoint may be written in the background. At most one is.
+// goes_on: training continues, so that the checkpoint may be written in the background.
 static void run_checkpoint(Run *run, bool goes_on) {
-    const Options *o = &run->options;
-    if (!o->out) return;
-    run_finish_checkpoint(run);
-    if (o->check_ranks_every) run_check_ranks(run);
+    if (!run->options.out) return;
+    checkpointer_finish(&run->checkpointer);
+    if (run->options.check_ranks_every) run_check_ranks(run);
     watch_phase(PHASE_SAVE);
     model_await_params(&run->model);
-    double start = now_seconds();
-    CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    const RunTokenizer *tokenizer = &run->tokenizer;
-    if (tokenizer->tokenizer) {
-        buffers.tokenizer[0].data = tokenizer->tokenizer->memory;
-        buffers.tokenizer[0].size = tokenizer->tokenizer->size;
-        buffers.tokenizer[1].data = tokenizer->json;
-        buffers.tokenizer[1].size = tokenizer->json_size;
-    }
-    bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
-    if (in_background) buffers = background_copy(&buffers);
-    run_refuse_broken_weights(run, &buffers);
-    int64_t step = run->state.step;
-    int64_t keep = run_is_finite(run) ? o->keep : -1; // --keep must not delete a good one for this one
-    cJSON *state = trainer_state_to_json(&run->state, o, run->fingerprint, dataloader_identity(&run->train));
-    log_sync(&run->log);
-    run->saved_at = now_seconds();
-    if (in_background) {
-        background_start(o->out, step, keep, &buffers, state);
-        background.begin = start, background.stall_seconds = now_seconds() - start;
-        return;
-    }
-    checkpoint_save(o->out, step, &buffers, state);
-    if (is_rank0() && keep >= 0) checkpoint_prune(o->out, keep, step);
-    cJSON_Delete(state);
-    run->saved_at = now_seconds();
-    run_log_checkpoint(run, step, false, run->saved_at - start, run->saved_at - start);
+    checkpointer_save(&run->checkpointer, checkpoint_buffers(&run->model), &run->tokenizer, goes_on, run_is_finite(run),
+                      run->fingerprint, dataloader_identity(&run->train));
 }
 
-// --rollback: back to the newest checkpoint before the bad steps; training continues with the data after them.
+// --rollback: back to an earlier checkpoint when too many of the last steps were bad.
 static void run_roll_back(Run *run) {
-    const Options *o = &run->options;
-    TrainerState *s = &run->state;
-    int64_t first_bad = rollback_due(&s->rollback, s->step), from = s->step;
-    char path[PATH_SIZE];
-    if (!first_bad || !o->out) return;
-    run_finish_checkpoint(run);
-    model_await_params(&run->model);
-    if (checkpoint_find_before(o->out, first_bad, path) < 0) {
-        warn("step %" PRId64 ": --rollback %s is due, but there is no checkpoint before step %" PRId64
-             ": training continues",
-             from, o->rollback, first_bad);
-        s->rollback.bad_count = 0;
-        return;
-    }
     CheckpointBuffers buffers = checkpoint_buffers(&run->model);
-    cJSON *json = checkpoint_load_state(path);
-    checkpoint_load_weights(path, &buffers, true);
-    trainer_state_rewind(s, json, path);
-    cJSON_Delete(json);
-    bool again = rollback_restart_from(&s->rollback, s->step);
-    log_rollback(&run->log, s->step, from, first_bad, s->next_window);
-    if (is_rank0()) checkpoint_drop_after(o->out, s->step); // --resume must not find the steps that are taken back,
-    comm_barrier();                                         // even when the run ends here
-    CHECK(again,
-          "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
-          ": it does not help; try a lower --lr or --init from an earlier checkpoint",
-          from, o->rollback, ROLLBACK_TIMES + 1, s->step);
-    progress_break();
-    warn("step %" PRId64 ": %" PRId64 " spikes or skipped updates since step %" PRId64
-         ": back to the checkpoint of step %" PRId64 ", training continues with the data that follow (window %" PRIu64
-         ")",
-         from, s->rollback.count, first_bad, s->step, s->next_window);
-    run_checkpoint(run, false); // the same one, with the new position in the data
+    if (!rollback_due(&run->state.rollback, run->state.step) || !run->options.out) return;
+    checkpointer_finish(&run->checkpointer);
+    model_await_params(&run->model);
+    if (checkpointer_roll_back(&run->checkpointer, &buffers)) run_checkpoint(run, false);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -836,23 +743,23 @@ static void run_print_sample(Run *run) {
 static void run_agree(Run *run, StepResult *r) {
     Model *model = &run->model;
     int ranks = comm_ranks(), count = model->plan.sharding.count, width = AGREED_NUMBERS + count;
-    double *own = run->agreed, *all = own + width, loss = 0, minutes = run->options.checkpoint_minutes;
+    double *own = run->agreed, *all = own + width, loss = 0;
     watch_phase(PHASE_GRADIENTS);
     own[0] = model_loss_sum(model, model->plan.B * model->plan.T);
     own[1] = stop_signal_read();
-    own[2] = run->options.out && minutes > 0 && now_seconds() - run->saved_at >= 60 * minutes;
+    own[2] = checkpointer_minutes_passed(&run->checkpointer);
     own[3] = background_progress();
     model_own_squares(model, own + AGREED_NUMBERS);
     comm_gather(all, own, (size_t)width * sizeof(double));
-    run->checkpoint_stage = INT_MAX;
+    run->checkpointer.stage = INT_MAX;
     for (int q = 0; q < ranks; q++) {
         const double *theirs = all + q * width;
-        run->checkpoint_stage = min_int(run->checkpoint_stage, (int)theirs[3]);
+        run->checkpointer.stage = min_int(run->checkpointer.stage, (int)theirs[3]);
         loss += theirs[0];
         run->stop = max_int(run->stop, (int)theirs[1]);
         for (int b = 0; b < count; b++) model->squares[b * ranks + q] = theirs[AGREED_NUMBERS + b];
     }
-    run->checkpoint_due = all[2] != 0;
+    run->checkpointer.due = all[2] != 0;
     r->loss = loss / (double)run->options.total_batch;
     r->grad_norm = squares_norm(model, 0, model->plan.sharding.groups - 1);
 }
@@ -914,7 +821,7 @@ static void run_log_stats(Run *run) {
 
 // Logs that the run has diverged; good: the checkpoint from which it can continue.
 static void run_log_diverged(Run *run, char good[PATH_SIZE]) {
-    run_last_good_checkpoint(run, good);
+    checkpointer_find_good(&run->checkpointer, good);
     log_stopped(&run->log, run->state.step, "not_finite", good);
     log_sync(&run->log);
 }
@@ -961,7 +868,7 @@ static int run_end(Run *run, int status) {
     progress_flush();
     if (!run_is_finite(run)) {
         if (status == EXIT_DONE) run_log_diverged(run, good);
-        else run_last_good_checkpoint(run, good);
+        else checkpointer_find_good(&run->checkpointer, good);
         warn_not_finite(run->state.step, good);
         return status == EXIT_DONE ? EXIT_FAILED : status;
     }
@@ -976,7 +883,7 @@ static void run_train_begin(Run *run) {
     if (o->stats_every && !o->out)
         warn("--stats-every without --out: statistics are not computed, because there is no log to write them to");
     if (o->val_data && run->state.step == 0) run_log_validation(run);
-    run->saved_at = now_seconds();
+    run->checkpointer.saved_at = now_seconds();
     dataloader_start(&run->train, run->state.next_window);
 }
 
@@ -998,7 +905,7 @@ static int run_train(Run *run) {
             warn("--tune-gemm %s lacks %d of the matrix products of a step, for which the library's first choice is "
                  "used",
                  o->tune_gemm, matmul_tune_missed() - missed);
-        if (background_advance(run->checkpoint_stage)) run_log_background(run);
+        checkpointer_advance(&run->checkpointer);
         if (done == 1) memory_log(&run->log, s->step, &run->model.plan, run_sampling_plan(run));
         if (run->stats && every(s->step, o->stats_every)) run_log_stats(run);
         if (every(s->step, o->check_ranks_every)) run_check_ranks(run);
@@ -1009,11 +916,12 @@ static int run_train(Run *run) {
         if (every(s->step, o->sample_every)) run_print_sample(run);
         stop = run_stop(run) || last || s->step == o->stop_after;
         bool finite = s->guard.not_finite_in_row == 0; // --keep must not delete a good checkpoint for a bad one
-        bool due = every(s->step, o->checkpoint_every) || run->checkpoint_due;
+        bool due = every(s->step, o->checkpoint_every) || run->checkpointer.due;
         if (stop || (finite && due)) run_checkpoint(run, !stop);
     }
     if (s->step < o->steps) return run_end(run, run_stopped(run));
-    print_done(done, busy, run->train.wait_seconds, run->stall_seconds, comm_ranks() > 1 ? comm.wait_seconds : NAN);
+    print_done(done, busy, run->train.wait_seconds, run->checkpointer.stall_seconds,
+               comm_ranks() > 1 ? comm.wait_seconds : NAN);
     print_spikes(&s->guard);
     return run_end(run, EXIT_DONE);
 }
@@ -1135,6 +1043,9 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     const Options *o = &run->options;
     const char *loaded = resume_weights(resume, o);
     run->mode = options_mode(o);
+    run->checkpointer.options = o;
+    run->checkpointer.state = &run->state;
+    run->checkpointer.log = &run->log;
     bool trains = run->mode == MODE_TRAIN;
     if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
     run_plan(run, config);

@@ -115,10 +115,10 @@ static void a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old(void) {
     ProgramData d = program_data();
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         InnerRun *inner = inner_open(&d, cases[i].options);
-        inner->run.saved_at = now_seconds() - 60 * cases[i].minutes;
+        inner->run.checkpointer.saved_at = now_seconds() - 60 * cases[i].minutes;
         run_step(&inner->run);
-        EXPECT(inner->run.checkpoint_due == cases[i].due, "%s: after %g minutes it is due: %d", cases[i].options,
-               cases[i].minutes, inner->run.checkpoint_due);
+        EXPECT(inner->run.checkpointer.due == cases[i].due, "%s: after %g minutes it is due: %d", cases[i].options,
+               cases[i].minutes, inner->run.checkpointer.due);
         inner_close(inner);
     }
     test_remove_directory(&d.dir);

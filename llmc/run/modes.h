@@ -29,7 +29,13 @@ static const ModeRow mode_rows[MODE_COUNT] = {
     {"dry-run", FOR_TRAINING, DATA_NOT_READ, DATA_NOT_READ, false, false},
 };
 
-static inline bool mode_requested(const Options *o, Mode mode) {
+// Whether the options select the mode. Training: when no option selects another mode, or would with an accepted value.
+static inline bool mode_selected(const Options *o, Mode mode) {
+    if (mode == MODE_TRAIN) {
+        for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++)
+            if (mode_selected(o, (Mode)m) || o->refused[option_row(mode_rows[m].option)]) return false;
+        return true;
+    }
     const OptionRow *row = &option_rows[option_row(mode_rows[mode].option)];
     const char *field = (const char *)o + row->field;
     switch (row->kind) {
@@ -39,10 +45,10 @@ static inline bool mode_requested(const Options *o, Mode mode) {
     }
 }
 
-// The mode that the options select; options_exclusions refuses two.
+// The mode of accepted options; options_exclusions refuses two.
 static inline Mode options_mode(const Options *o) {
-    for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++)
-        if (mode_requested(o, (Mode)m)) return (Mode)m;
-    return MODE_TRAIN;
+    int mode = MODE_TRAIN;
+    while (mode < MODE_COUNT - 1 && !mode_selected(o, (Mode)mode)) mode++;
+    return (Mode)mode;
 }
 #endif

@@ -9,6 +9,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../model/model_config.h"
 #include "../ops/all_ops.h"
 #include "../cuda/device_peak.h"
+#include "modes.h"
 #include "options_table.h"
 #include "rollback.h"
 
@@ -150,15 +151,18 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->resume && !o->out && !o->refused[option_row("out")])
         REFUSE(problems, "--resume requires --out DIR, the run directory");
     if (o->resume && !adopted) return problems;
-    static const char *const modes[] = {"dump-grads", "generate", "eval", "dry-run", NULL};
-    bool training = options_usable(o, modes) && !o->dump_grads && !o->generate && !o->eval && !o->dry_run;
-    if ((training || o->dump_grads) && !o->train_data && !o->refused[option_row("train-data")])
-        REFUSE(problems, "%s requires --train-data DATA", training ? "training" : "--dump-grads");
+    for (int m = 0; m < MODE_COUNT; m++) {
+        const ModeRow *row = &mode_rows[m];
+        const char *dashes = row->option ? "--" : "", *name = row->option ? row->option : "training";
+        if (!mode_selected(o, (Mode)m)) continue;
+        if (row->train_data == DATA_REQUIRED && !o->train_data && !o->refused[option_row("train-data")])
+            REFUSE(problems, "%s%s requires --train-data DATA", dashes, name);
+        if (row->val_data == DATA_REQUIRED && !o->val_data && !o->refused[option_row("val-data")])
+            REFUSE(problems, "%s%s requires --val-data DATA", dashes, name);
+    }
     Separator separator;
     if (o->separator && !separator_parse(o->separator, &separator))
         REFUSE(problems, "--separator %s has an invalid format: it must be ID, ID:before or ID:after", o->separator);
-    if (o->eval && !o->val_data && !o->refused[option_row("val-data")])
-        REFUSE(problems, "--eval requires --val-data DATA");
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     return problems;
@@ -200,8 +204,6 @@ static inline int options_exclusions(const Options *o) {
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
-    if (comm_ranks() > 1 && (o->dump_grads || o->generate || o->dry_run))
-        REFUSE(problems, "--dump-grads, --generate and --dry-run require a single process, not %d ranks", comm_ranks());
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,
@@ -209,11 +211,12 @@ static inline int options_exclusions(const Options *o) {
                o->rollback, ROLLBACK_LIMIT);
     OptionText list;
     list[0] = 0;
-    static const char *const mode_names[] = {"dump-grads", "generate", "eval", "dry-run"};
-    const bool asked[] = {o->dump_grads != NULL, o->generate > 0, o->eval, o->dry_run};
-    for (int i = 0; i < 4; i++) {
+    for (int m = MODE_TRAIN + 1; m < MODE_COUNT; m++) {
         size_t n = strlen(list);
-        if (asked[i]) snprintf(list + n, sizeof(list) - n, "%s--%s", modes++ ? " and " : "", mode_names[i]);
+        if (!mode_selected(o, (Mode)m)) continue;
+        snprintf(list + n, sizeof(list) - n, "%s--%s", modes++ ? " and " : "", mode_rows[m].option);
+        if (comm_ranks() > 1 && !mode_rows[m].many_ranks)
+            REFUSE(problems, "--%s requires a single process, not %d ranks", mode_rows[m].option, comm_ranks());
     }
     if (modes > 1) REFUSE(problems, "%s are mutually exclusive: a process runs in one mode", list);
     return problems;

@@ -1,0 +1,138 @@
+/*
+checkpointer.h: when and how a run writes checkpoints, in the background or not, and how it goes back to one (--rollback).
+All ranks call these functions together.
+
+  checkpointer_finish(c)                    waits for a checkpoint that is being written
+  checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
+  checkpointer_find_good(c, path)           the newest checkpoint whose weights gave a finite loss and gradient, or "none"
+  checkpointer_save(c, buffers, ...)        writes the checkpoint of the current step
+  checkpointer_roll_back(c, buffers)        loads an earlier checkpoint, when the detectors ask for it
+
+  The caller sets the parameters of the last update (model_await_params) and the fields due and stage of each step.
+*/
+#ifndef LLMC_CHECKPOINTER_H
+#define LLMC_CHECKPOINTER_H
+#include "../checkpoint/checkpoint_background.h"
+#include "run_records.h"
+#include "run_tokenizer.h"
+#include "trainer_state.h"
+
+typedef struct {
+    const Options *options; // with --out, or nothing is written
+    TrainerState *state;
+    Log *log;
+    double saved_at;      // when the last checkpoint was saved, or training began; of this rank's clock
+    double stall_seconds; // that training has waited for checkpoints
+    bool due;             // --checkpoint-minutes, as of the last step, by the clock of rank 0
+    int stage;            // of one that is being written: the stage that all ranks have reached, as of the last step
+} Checkpointer;
+
+static inline bool checkpointer_minutes_passed(const Checkpointer *c) {
+    double minutes = c->options->checkpoint_minutes;
+    return c->options->out && minutes > 0 && now_seconds() - c->saved_at >= 60 * minutes;
+}
+
+static inline void checkpointer_log(Checkpointer *c, int64_t step, bool in_background, double seconds, double stall) {
+    c->stall_seconds += stall;
+    log_checkpoint(c->log, c->state->step, step, in_background, seconds, stall);
+}
+static inline void checkpointer_log_background(Checkpointer *c) {
+    checkpointer_log(c, background.save.step, true, background.end - background.begin, background.stall_seconds);
+}
+
+static inline void checkpointer_advance(Checkpointer *c) {
+    if (background_advance(c->stage)) checkpointer_log_background(c);
+}
+
+static inline void checkpointer_finish(Checkpointer *c) {
+    double start = now_seconds();
+    if (!background.on) return;
+    watch_phase(PHASE_SAVE);
+    background_finish();
+    background.stall_seconds += now_seconds() - start;
+    checkpointer_log_background(c);
+}
+
+static inline void checkpointer_find_good(Checkpointer *c, char path[PATH_SIZE]) {
+    checkpointer_finish(c);
+    int64_t last_finite = c->state->step - c->state->guard.not_finite_in_row;
+    bool found = c->options->out && checkpoint_find_before(c->options->out, last_finite, path) >= 0;
+    if (!found) snprintf(path, PATH_SIZE, "none");
+}
+
+static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointBuffers *buffers) {
+    char good[PATH_SIZE];
+    if (checkpoint_weights_finite(buffers)) return;
+    checkpointer_find_good(c, good);
+    CHECK(false,
+          "the weights after step %" PRId64
+          " are not finite and are not saved; try a lower --lr; last good checkpoint: %s",
+          c->state->step, good);
+}
+
+// buffers: of the model. goes_on: training continues, so that the checkpoint may be written in the background. finite:
+// the last step and validation are; --keep does not delete a good checkpoint for one that is not. No other checkpoint may
+// be under way.
+static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers, const RunTokenizer *tokenizer,
+                                     bool goes_on, bool finite, uint64_t data_fingerprint, cJSON *data_identity) {
+    const Options *o = c->options;
+    double start = now_seconds();
+    int64_t step = c->state->step, keep = finite ? o->keep : -1;
+    if (tokenizer->tokenizer) {
+        buffers.tokenizer[0].data = tokenizer->tokenizer->memory;
+        buffers.tokenizer[0].size = tokenizer->tokenizer->size;
+        buffers.tokenizer[1].data = tokenizer->json;
+        buffers.tokenizer[1].size = tokenizer->json_size;
+    }
+    bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
+    if (in_background) buffers = background_copy(&buffers);
+    checkpointer_check_weights(c, &buffers);
+    cJSON *json = trainer_state_to_json(c->state, o, data_fingerprint, data_identity);
+    log_sync(c->log);
+    c->saved_at = now_seconds();
+    if (in_background) {
+        background_start(o->out, step, keep, &buffers, json);
+        background.begin = start, background.stall_seconds = now_seconds() - start;
+        return;
+    }
+    checkpoint_save(o->out, step, &buffers, json);
+    if (comm_rank() == 0 && keep >= 0) checkpoint_prune(o->out, keep, step);
+    cJSON_Delete(json);
+    c->saved_at = now_seconds();
+    checkpointer_log(c, step, false, c->saved_at - start, c->saved_at - start);
+}
+
+// --rollback: loads the newest checkpoint before the bad steps into buffers; training continues with the data after them.
+// true: the caller saves that checkpoint again, with the new position in the data.
+static inline bool checkpointer_roll_back(Checkpointer *c, const CheckpointBuffers *buffers) {
+    const Options *o = c->options;
+    TrainerState *s = c->state;
+    int64_t first_bad = rollback_due(&s->rollback, s->step), from = s->step;
+    char path[PATH_SIZE];
+    if (checkpoint_find_before(o->out, first_bad, path) < 0) {
+        warn("step %" PRId64 ": --rollback %s is due, but there is no checkpoint before step %" PRId64
+             ": training continues",
+             from, o->rollback, first_bad);
+        s->rollback.bad_count = 0;
+        return false;
+    }
+    cJSON *json = checkpoint_load_state(path);
+    checkpoint_load_weights(path, buffers, true);
+    trainer_state_rewind(s, json, path);
+    cJSON_Delete(json);
+    bool again = rollback_restart_from(&s->rollback, s->step);
+    log_rollback(c->log, s->step, from, first_bad, s->next_window);
+    if (comm_rank() == 0) checkpoint_drop_after(o->out, s->step); // --resume must not find the later checkpoints,
+    comm_barrier();                                               // even when the run ends here
+    CHECK(again,
+          "step %" PRId64 ": --rollback %s is due for the %dth time in a row to the checkpoint of step %" PRId64
+          ": it does not help; try a lower --lr or --init from an earlier checkpoint",
+          from, o->rollback, ROLLBACK_TIMES + 1, s->step);
+    progress_break();
+    warn("step %" PRId64 ": %" PRId64 " spikes or skipped updates since step %" PRId64
+         ": back to the checkpoint of step %" PRId64 ", training continues with the data that follow (window %" PRIu64
+         ")",
+         from, s->rollback.count, first_bad, s->step, s->next_window);
+    return true;
+}
+#endif
