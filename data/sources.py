@@ -1,7 +1,7 @@
-"""Documents out of corpora: a table of those on the Hugging Face Hub, and readers for text, JSON lines and parquet.
+"""Sources of documents: a table of corpora on the Hugging Face Hub, and readers of text, JSON lines and Parquet.
 
-A reader yields documents (str) one after another with memory for one row group or line. Every failure is a BadInput,
-which names the file and the place.
+A reader yields one document (str) at a time, and holds one row group or line in memory. Every error is a BadInput with
+the file and the position.
 """
 
 import fnmatch
@@ -27,7 +27,7 @@ class HubCorpus:
     about: str
 
 
-# sizes: the datasets' cards
+# sizes: from the dataset cards
 HUB = {
     "fineweb": HubCorpus(
         "HuggingFaceFW/fineweb", "sample/10BT/*.parquet", "text", 10.4e9, 30.6e9, "web pages, 10-billion-token sample"
@@ -60,11 +60,11 @@ PACKED = (".gz", ".zst")
 
 @dataclass
 class Input:
-    name: str  # for messages and the order
-    size: int  # bytes; 0: not known
-    path: Path | None = None  # None: to be downloaded
+    name: str  # for messages and sorting
+    size: int  # bytes; 0: unknown
+    path: Path | None = None  # None: a download
     repository: str | None = None
-    version: str = ""  # the time of a local file's last change, the commit of a repository: other input when it differs
+    version: str = ""  # modification time of a file, or commit of a repository
 
 
 def kind_of(name):
@@ -93,36 +93,28 @@ def local_inputs(paths):
                     known if p.name.lower().endswith(tuple(s + k for s in SUFFIXES for k in ("", *PACKED))) else others
                 ).append(p)
             names = some_of([repr(str(p))[1:-1] for p in others])
+            endings = f"{', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
             if not known:
-                raise BadInput(
-                    f"{path} has no files that end in {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)})"
-                    + (f"; it has {names}" if others else "")
-                )
+                raise BadInput(f"{path} has no files that end in {endings}" + (f"; it has {names}" if others else ""))
             if others:
                 plural = "s end" if len(others) > 1 else " ends"
-                print(
-                    f"left out, since the name{plural} in none of {', '.join(SUFFIXES)} (or these with {' or '.join(PACKED)}): {names}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                print(f"skipped, since the name{plural} in none of {endings}: {names}", file=sys.stderr, flush=True)
             found += [local_input(p) for p in known]
         elif path.is_file():
             found.append(local_input(path))
         else:
-            raise BadInput(
-                f"{path} is neither a file nor a directory" + ("" if path.exists() else ": it does not exist")
-            )
+            raise BadInput(f"{path} " + ("is not a file or directory" if path.exists() else "does not exist"))
     return found
 
 
 def hub_inputs(corpus, mirror):
-    """The files of a corpus in order; of a mirror, a directory with the repository's layout, or of the Hub."""
+    """The files of a corpus in order, from the Hub or from `mirror`, a copy of the repository."""
     if mirror:
         root = Path(mirror)
         names = sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
         found = [Input(n, (root / n).stat().st_size, root / n) for n in names if fnmatch.fnmatch(n, corpus.files)]
         if not found:
-            raise BadInput(f"{root} has no files {corpus.files}: it is no copy of {corpus.repository}")
+            raise BadInput(f"{root} has no files {corpus.files}: it is not a copy of {corpus.repository}")
         return found
     try:
         commit = hub().HfApi().dataset_info(corpus.repository).sha
@@ -142,15 +134,15 @@ def hub_inputs(corpus, mirror):
             for f in tree
             if fnmatch.fnmatch(f.path, corpus.files)
         ]
-    except Exception as error:  # of a dozen kinds: connection, authorisation, a repository that is gone
+    except Exception as error:  # connection, authorisation, a removed repository and others
         raise BadInput(f"cannot list {corpus.repository} on the Hub: {first_line(error)}") from None
     if not found:
-        raise BadInput(f"{corpus.repository} has no files {corpus.files} any more")
+        raise BadInput(f"{corpus.repository} no longer has files {corpus.files}")
     return sorted(found, key=lambda f: f.name)
 
 
 def hub():
-    """The Hub's library, without its own words about retries: an error is one line."""
+    """The library of the Hub, without its messages about retries."""
     import huggingface_hub
     from huggingface_hub.utils import logging
 
@@ -159,7 +151,7 @@ def hub():
 
 
 def fetch(source, directory):
-    """The file of an input on this machine; a downloaded one may be removed after use."""
+    """The local file of an input. The caller may remove a download after use."""
     if source.path:
         return source.path
     try:
@@ -177,7 +169,7 @@ def first_line(error):
 
 
 def unpacked(path, name):
-    """(piece of the unpacked file, bytes of the file that were read for it); EOFError when a packed file ends early."""
+    """Yields (decompressed data, bytes of the file that have been read). Raises EOFError for a truncated file."""
     with open(path, "rb") as raw:
         if name.endswith(".zst"):
             import zstandard
@@ -193,7 +185,7 @@ def unpacked(path, name):
                         frame = None
                     yield piece, raw.tell()
             if frame is not None:
-                raise EOFError("it ends within a frame")
+                raise EOFError("truncated frame")
             return
         stream = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
         while piece := stream.read(1 << 20):
@@ -201,7 +193,7 @@ def unpacked(path, name):
 
 
 class Documents:
-    """Iterates over (document or None for one that is left out, share of the file that is read)."""
+    """Iterates over (document, or None for a skipped one; share of the file that has been read)."""
 
     def __init__(self, path, name, options):
         self.path, self.name, self.field, self.limit = path, name, options.text_field, options.max_document
@@ -215,7 +207,7 @@ class Documents:
         try:
             yield from reader()
         except (OSError, EOFError) as error:
-            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
+            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or truncated") from None
         except Exception as error:
             if type(error).__name__ not in (
                 "ArrowInvalid",
@@ -225,11 +217,11 @@ class Documents:
                 "error",
             ):
                 raise
-            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or cut short") from None
+            raise BadInput(f"{self.name}: {first_line(error)}: the file is damaged or truncated") from None
 
     def problem(self, text):
         if not self.skip_bad:
-            raise BadInput(f"{text} (--skip-bad leaves such documents out)")
+            raise BadInput(f"{text} (--skip-bad skips such documents)")
         self.bad += 1
 
     def decode(self, data, place):
@@ -243,9 +235,8 @@ class Documents:
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
             if self.field not in file.schema_arrow.names:
-                raise BadInput(
-                    f"{self.name} has no column '{self.field}' but {', '.join(file.schema_arrow.names[:8])}: name it with --text-field"
-                )
+                columns = ", ".join(file.schema_arrow.names[:8])
+                raise BadInput(f"{self.name} has no column '{self.field}' but {columns}: specify --text-field")
             rows, seen = max(1, file.metadata.num_rows), 0
             for batch in file.iter_batches(256, columns=[self.field]):
                 for value in batch.column(0):
@@ -264,7 +255,7 @@ class Documents:
                     yield text, seen / rows
 
     def lines(self, ending):
-        """(number, piece of bytes without the ending); None for one beyond the limit."""
+        """Yields (number, bytes without the ending, or None if they exceed the limit; share of the file)."""
         rest, number, cut = b"", 0, False
         for block, at in unpacked(self.path, self.name):
             pieces = (rest + block).split(ending)
@@ -275,9 +266,8 @@ class Documents:
                 cut = False
             if len(rest) > self.limit:
                 if not self.skip_bad:
-                    raise BadInput(
-                        f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes (--skip-bad leaves such documents out)"
-                    )
+                    what = f"{self.name}: document {number + 1} has more than --max-document {self.limit} bytes"
+                    raise BadInput(f"{what} (--skip-bad skips such documents)")
                 rest, cut = rest[-(len(ending) - 1) :] if len(ending) > 1 else b"", True
         if rest or cut:
             yield number + 1, (None if cut else rest), 1.0
@@ -304,7 +294,7 @@ class Documents:
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:
-            return self.problem(f"{self.name}: line {number} has half a surrogate pair, which is no text")
+            return self.problem(f"{self.name}: line {number} has an unpaired surrogate")
         return value
 
     def text(self):

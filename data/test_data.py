@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tests of the scripts in data/, on small inputs made here. The last line is "N passed, N failed".
+"""Tests of the scripts in data/ on small generated inputs. The last line is "N passed, N failed".
 
-test_data.py [WORD...]  those whose name contains one of the words
+test_data.py [WORD...]  only tests whose name contains one of the words
 """
 
 import fcntl
@@ -35,7 +35,10 @@ from tokenizers import Tokenizer
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which one you were her all naïve 数学 'tis don't".split()
+WORDS = (
+    "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they which "
+    "one you were her all naïve 数学 'tis don't"
+).split()
 
 
 def run(program, *arguments, **more):
@@ -62,7 +65,7 @@ def write_jsonl(path, documents, field="text"):
     data = "".join(json.dumps({"id": i, field: d}) + "\n" for i, d in enumerate(documents)).encode()
     if path.suffix == ".gz":
         data = gzip.compress(data)
-    elif path.suffix == ".zst":  # in several frames, as such files often are
+    elif path.suffix == ".zst":  # in two frames, as large files often have
         middle = len(data) // 2
         data = zstandard.ZstdCompressor().compress(data[:middle]) + zstandard.ZstdCompressor().compress(data[middle:])
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +98,7 @@ def digests(directory):
 SMALL = ("--tokenizer", "bytes", "--val-tokens", "3000", "--shard-tokens", "20000")
 
 
-def every_format_gives_its_documents(d):
+def all_formats_give_the_same_documents(d):
     documents = make_documents(400)
     write_jsonl(d / "in/a.jsonl", documents[:80])
     write_jsonl(d / "in/b.jsonl.gz", documents[80:160])
@@ -106,7 +109,7 @@ def every_format_gives_its_documents(d):
     (d / "in/ignored.bin").write_bytes(b"\0")
     r = prepare(d / "in", "--out", d / "out", *SMALL, "--delimiter", "\\f")
     check(r.returncode == 0, r.stderr)
-    check(byte_documents(d / "out") == documents, "the documents are others")
+    check(byte_documents(d / "out") == documents, "the documents differ")
     corpus = json.loads((d / "out/corpus.json").read_text())
     check(
         corpus["documents"] == 400 and corpus["text_bytes"] == sum(len(t.encode()) for t in documents),
@@ -122,7 +125,7 @@ def every_format_gives_its_documents(d):
     )
 
 
-def the_corpora_of_the_hub_are_read_from_their_layout(d):
+def corpora_of_the_hub_are_read_by_their_layout(d):
     documents = make_documents(150)
     names = {
         "fineweb": "sample/10BT/00{}_00000.parquet",
@@ -139,51 +142,31 @@ def the_corpora_of_the_hub_are_read_from_their_layout(d):
         (d / name / "README.md").write_text("no document")
         r = prepare(name, "--source-dir", d / name, "--out", d / f"out_{name}", *SMALL, "--max-tokens", 1e6)
         check(r.returncode == 0, name, r.stderr)
-        check(byte_documents(d / f"out_{name}") == documents, name, "has other documents")
+        check(byte_documents(d / f"out_{name}") == documents, name, "the documents differ")
     r = prepare("c4", "--source-dir", d / "fineweb", "--out", d / "none", *SMALL)
     check(r.returncode == 1 and "allenai/c4" in r.stderr, r.stderr)
 
 
-def the_number_of_workers_changes_nothing(d):
+def the_number_of_workers_does_not_change_the_corpus(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
     for workers in (1, 2, 5):
-        r = prepare(
-            d / "in.jsonl",
-            "--out",
-            d / str(workers),
-            "--train-bpe",
-            600,
-            "--workers",
-            workers,
-            "--val-tokens",
-            5000,
-            "--shard-tokens",
-            20000,
-        )
+        options = f"--train-bpe 600 --workers {workers} --val-tokens 5000 --shard-tokens 20000".split()
+        r = prepare(d / "in.jsonl", "--out", d / str(workers), *options)
         check(r.returncode == 0, r.stderr)
 
     def plain(n):
         found = digests(d / str(n))
-        del found["corpus.json"], found["progress.json"]  # name the directory
+        del found["corpus.json"], found["progress.json"]  # these contain the directory
         return found
 
     check(plain(1) == plain(2) == plain(5) and len(plain(1)) > 4, plain(1), plain(2))
 
 
-def a_killed_run_goes_on_to_the_same_corpus(d):
+def a_killed_run_continues_to_the_same_corpus(d):
     write_jsonl(d / "a.jsonl", make_documents(6000))
     write_parquet(d / "b.parquet", make_documents(3000, 2))
-    command = [
-        d / "a.jsonl",
-        d / "b.parquet",
-        "--tokenizer",
-        "bytes",
-        "--val-tokens",
-        "3000",
-        "--shard-tokens",
-        "100000",
-        "--out",
-    ]
+    options = "--tokenizer bytes --val-tokens 3000 --shard-tokens 100000 --out".split()
+    command = [d / "a.jsonl", d / "b.parquet", *options]
     begin = time.monotonic()
     r = prepare(*command, d / "whole/c")
     whole = time.monotonic() - begin
@@ -218,18 +201,18 @@ def a_killed_run_goes_on_to_the_same_corpus(d):
     before = (d / "a.jsonl").stat()
     os.utime(d / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     r = prepare(*command, d / "c")
-    check(r.returncode == 1 and "begun with inputs" in r.stderr and len(r.stderr) < 1000, r.stderr)
+    check(r.returncode == 1 and "started with inputs" in r.stderr and len(r.stderr) < 1000, r.stderr)
     os.utime(d / "a.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
     with open(d / "c/train_000002.bin", "r+b") as f:
         f.seek(5000)
         f.write(b"\xff")
     r = prepare(*command, d / "c")
-    check(r.returncode == 1 and "train_000002.bin is not what was written" in r.stderr, r.stderr)
+    check(r.returncode == 1 and "train_000002.bin has changed" in r.stderr, r.stderr)
     r = prepare(*command, d / "c", "--force")
     check(r.returncode == 0 and digests(d / "c") == digests(d / "whole/c"), "after --force", r.stderr)
 
 
-def expect_refusal(r, out, words):
+def expect_error(r, out, words):
     lines = r.stderr.strip().splitlines()
     check(r.returncode in (1, 2) and words in r.stderr, "status", r.returncode, r.stderr)
     check(len(lines) == 1 or r.returncode == 2, "not one line:", r.stderr)
@@ -239,7 +222,7 @@ def expect_refusal(r, out, words):
             shards.open_shard(path)
 
 
-def bad_input_ends_in_one_line(d):
+def invalid_input_is_a_one_line_error(d):
     good = make_documents(200)
     write_jsonl(d / "good.jsonl", good)
     lines = (d / "good.jsonl").read_bytes().splitlines()
@@ -255,15 +238,15 @@ def bad_input_ends_in_one_line(d):
         ),
         "nul.jsonl": (b"\n".join([*lines[:150], b'{"text": "a\\u0000b"}']), "byte 0"),
         "text.txt": (b"abc\xfe", "is not UTF-8 at its byte 3"),
-        "cut.jsonl.gz": (gzip.compress(b"\n".join(lines))[:-400], "cut short"),
-        "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(b"\n".join(lines))[:-400], "cut short"),
+        "cut.jsonl.gz": (gzip.compress(b"\n".join(lines))[:-400], "truncated"),
+        "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(b"\n".join(lines))[:-400], "truncated"),
         "bad.jsonl.zst": (b"\x28\xb5\x2f\xfd" + b"\xff" * 40, "damaged"),
         "none.jsonl": (b"", "no document"),
         "blank.jsonl": (b'{"text": ""}\n\n{"text": ""}\n', "no document"),
     }
     for name, (data, words) in bad.items():
         (d / name).write_bytes(data)
-        expect_refusal(
+        expect_error(
             prepare(d / name, "--out", d / f"o_{name}", *SMALL, "--max-document", 1e6, "--delimiter", "\\f"),
             d / f"o_{name}",
             words,
@@ -271,9 +254,9 @@ def bad_input_ends_in_one_line(d):
     write_parquet(d / "cut.parquet", good)
     whole = (d / "cut.parquet").read_bytes()
     (d / "cut.parquet").write_bytes(whole[: len(whole) // 2])
-    expect_refusal(prepare(d / "cut.parquet", "--out", d / "o1", *SMALL), d / "o1", "damaged or cut short")
+    expect_error(prepare(d / "cut.parquet", "--out", d / "o1", *SMALL), d / "o1", "damaged or truncated")
     write_parquet(d / "field.parquet", good, "body")
-    expect_refusal(prepare(d / "field.parquet", "--out", d / "o2", *SMALL), d / "o2", "--text-field")
+    expect_error(prepare(d / "field.parquet", "--out", d / "o2", *SMALL), d / "o2", "--text-field")
     for name in ("utf8.jsonl", "json.jsonl", "deep.jsonl", "field.jsonl", "surrogate.jsonl", "long.jsonl"):
         r = prepare(d / name, "--out", d / f"s_{name}", *SMALL, "--max-document", 1e6, "--skip-bad")
         check(
@@ -282,13 +265,13 @@ def bad_input_ends_in_one_line(d):
             r.stderr,
             r.stdout[-200:],
         )
-    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o3", *SMALL[:2], "--val-tokens", 1e7), d / "o3", "all")
-    expect_refusal(prepare(d / "nothing", "--out", d / "o4", *SMALL), d / "o4", "does not exist")
-    expect_refusal(
-        prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "no tokenizer.json"
+    expect_error(prepare(d / "good.jsonl", "--out", d / "o3", *SMALL[:2], "--val-tokens", 1e7), d / "o3", "all")
+    expect_error(prepare(d / "nothing", "--out", d / "o4", *SMALL), d / "o4", "does not exist")
+    expect_error(
+        prepare(d / "good.jsonl", "--out", d / "o5", "--tokenizer", d / "good.jsonl"), d / "o5", "not a tokenizer.json"
     )
-    expect_refusal(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
-    expect_refusal(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
+    expect_error(prepare(d / "good.jsonl", "--out", d / "o6", "--val-tokens", "0"), d / "o6", "--val-tokens 0")
+    expect_error(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
 
 
 def a_small_corpus_has_one_percent_for_validation(d):
@@ -301,23 +284,23 @@ def a_small_corpus_has_one_percent_for_validation(d):
     check(0.005 < share < 0.02 and byte_documents(d / "o") == documents, "validation has", share)
     r = prepare(d / "in.jsonl", "--out", d / "o", "--tokenizer", "bytes")
     check(r.returncode == 0 and "finished" in r.stdout, "the same command again:", r.stdout, r.stderr)
-    # two documents are enough, and a single one says what to do before anything is written
+    # two documents are enough; a single one is an error before anything is written
     for name in "ab":
         (d / f"two/{name}.txt").parent.mkdir(exist_ok=True)
         (d / f"two/{name}.txt").write_text(f"{name} document\n")
     r = prepare(d / "two", "--out", d / "o2", "--train-bpe", 300)
     check(r.returncode == 0 and json.loads((d / "o2/corpus.json").read_text())["documents"] == 2, r.stderr)
-    expect_refusal(prepare(d / "two/a.txt", "--out", d / "o3"), d / "o3", "--delimiter")
+    expect_error(prepare(d / "two/a.txt", "--out", d / "o3"), d / "o3", "--delimiter")
     check(not (d / "o3").exists(), "a directory was made")
     r = prepare(d / "two/a.txt", "--out", d / "o3", "--tokenizer", "bytes", "--delimiter", " ")
     check(r.returncode == 0 and byte_documents(d / "o3") == ["a", "document\n"], r.stderr)
     write_jsonl(d / "one.jsonl", documents[:1])
-    expect_refusal(
-        prepare(d / "one.jsonl", "--out", d / "o4", "--tokenizer", "bytes"), d / "o4", "there is one: add others"
+    expect_error(
+        prepare(d / "one.jsonl", "--out", d / "o4", "--tokenizer", "bytes"), d / "o4", "only one document: add others"
     )
 
 
-def files_that_are_left_out_are_named(d):
+def skipped_files_are_listed(d):
     (d / "in").mkdir()
     for name in ("a.txt", "b.TXT", "notes.rst", "data.csv", "odd\n.x"):
         (d / "in" / name).write_text(f"text of {name[:1]}")
@@ -333,11 +316,11 @@ def files_that_are_left_out_are_named(d):
     for name in ("a.txt", "b.TXT"):
         (d / "in" / name).unlink()
     r = prepare(d / "in", "--out", d / "q", "--tokenizer", "bytes")
-    expect_refusal(r, d / "q", "has no files that end in")
+    expect_error(r, d / "q", "has no files that end in")
     check("0.log" in r.stderr, r.stderr)
 
 
-def a_line_of_a_gigabyte_takes_little_memory(d):
+def a_line_of_a_gigabyte_requires_little_memory(d):
     with open(d / "long.jsonl", "wb") as f:
         f.write(b'{"text": "')
         f.truncate(1_000_000_000)  # a hole: zeros
@@ -347,20 +330,20 @@ def a_line_of_a_gigabyte_takes_little_memory(d):
 
     begin = time.monotonic()
     r = prepare(d / "long.jsonl", "--out", d / "o", *SMALL, preexec_fn=limit)
-    expect_refusal(r, d / "o", "--max-document")
+    expect_error(r, d / "o", "--max-document")
     check(time.monotonic() - begin < 60, "that took", time.monotonic() - begin, "s")
 
 
-def space_is_checked_before_anything_is_read(d):
+def disk_space_is_checked_before_reading(d):
     with open(d / "huge.txt", "wb") as f:
         f.truncate(shutil.disk_usage(d).free * 3)  # a hole
     r = prepare(d / "huge.txt", "--out", d / "o", *SMALL, "--delimiter", ".")
-    expect_refusal(r, d / "o", "make room")
+    expect_error(r, d / "o", "free disk space")
     with open(d / "huge.txt", "wb") as f:
         f.write("".join(make_documents(400)).encode())
     r = prepare(d / "huge.txt", "--out", d / "o", *SMALL, "--delimiter", ".")
     check(r.returncode == 0, r.stderr)
-    # a start that made no shard, only its tokenizer, leaves nothing to another one
+    # a start that wrote only its tokenizer does not affect the next one
     write_jsonl(d / "in.jsonl", make_documents(100))
     r = prepare(d / "in.jsonl", "--out", d / "p", "--train-bpe", 300, "--separator", "none")
     check(r.returncode == 1 and (d / "p/tokenizer.json").exists(), r.stderr)
@@ -368,25 +351,16 @@ def space_is_checked_before_anything_is_read(d):
     check(r.returncode == 0 and json.loads((d / "p/corpus.json").read_text())["vocab_size"] == 280, r.stderr)
 
 
-def a_full_disk_leaves_whole_shards_to_go_on_from(d):
+def a_full_disk_leaves_complete_shards_to_continue_from(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # the third shard is too large for it
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # smaller than the second shard
 
-    command = (
-        d / "in.jsonl",
-        "--tokenizer",
-        "bytes",
-        "--val-tokens",
-        3000,
-        "--shard-tokens",
-        100_000,
-        "--out",
-        d / "o",
-    )
+    options = "--tokenizer bytes --val-tokens 3000 --shard-tokens 100000 --out".split()
+    command = (d / "in.jsonl", *options, d / "o")
     r = prepare(*command, preexec_fn=limit)
-    expect_refusal(r, d / "o", "goes on")
+    expect_error(r, d / "o", "continues")
     check([p.name for p in (d / "o").glob("*.bin")] == ["val_000000.bin"], list((d / "o").iterdir()))
     r = prepare(*command)
     check(r.returncode == 0 and byte_documents(d / "o") == make_documents(3000), r.stderr)
@@ -410,37 +384,16 @@ def special_tokens_in_documents_are_text(d):
         check([t for t in texts if t] == documents, "the documents do not come back")
 
 
-def the_trainer_reads_and_speaks_a_corpus(d):
+def the_trainer_reads_a_corpus_and_generates_its_text(d):
     trainer = Path(os.environ.get("TRAIN_DIFFV2", ROOT / "build/train_diffv2")).resolve()
     write_jsonl(d / "in.jsonl", make_documents(2000))
     for name, choice in (("bpe", ("--train-bpe", 500)), ("bytes", ("--tokenizer", "bytes"))):
         r = prepare(d / "in.jsonl", "--out", d / name, *choice, "--val-tokens", 3000)
         check(r.returncode == 0, r.stderr)
         run_directory = d / f"run_{name}"
-        r = subprocess.run(
-            [
-                trainer,
-                "--train-data",
-                d / name,
-                "--val-data",
-                d / name,
-                "--doc-mask",
-                "--steps",
-                "3",
-                "--sample-every",
-                "3",
-                "--prompt",
-                "the naïve",
-                "--seq-len",
-                "64",
-                "--batch-size",
-                "2",
-                "--out",
-                run_directory,
-            ],
-            capture_output=True,
-            text=True,
-        )
+        options = "--doc-mask --steps 3 --sample-every 3 --seq-len 64 --batch-size 2".split()
+        command = [trainer, "--train-data", d / name, "--val-data", d / name, *options, "--prompt", "the naïve"]
+        r = subprocess.run([*command, "--out", run_directory], capture_output=True, text=True)
         check(r.returncode == 0 and "the naïve" in r.stdout, r.stderr, r.stdout[-300:])
         checkpoint = run_directory / "checkpoints/step_00000003"
         r = subprocess.run(
@@ -451,7 +404,7 @@ def the_trainer_reads_and_speaks_a_corpus(d):
         check(r.returncode == 0 and r.stdout.startswith("don't  数学"), r.stderr, r.stdout)
 
 
-def shards_are_shown_and_verified(d):
+def shards_are_printed_and_verified(d):
     write_jsonl(d / "in.jsonl", make_documents(500))
     r = prepare(d / "in.jsonl", "--out", d / "o", *SMALL)
     check(r.returncode == 0, r.stderr)
@@ -473,7 +426,7 @@ def shards_are_shown_and_verified(d):
     check(r.returncode == 1 and "the vocabulary has 100" in r.stdout, r.stdout)
     (d / "short.bin").write_bytes((d / "o/val_000000.bin").read_bytes()[:-2])
     r = run("inspect", d / "short.bin")
-    check(r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "header states" in r.stderr, r.stderr)
+    check(r.returncode == 1 and len(r.stderr.splitlines()) == 1 and "of its header" in r.stderr, r.stderr)
 
 
 def megatron_corpora_are_converted(d):
@@ -495,21 +448,8 @@ def megatron_corpora_are_converted(d):
         Path(f"{prefix}.idx").write_bytes(index)
         documents = [np.concatenate(sequences[a:b]) for a, b in zip(starts[:-1], starts[1:])]
         expected = np.concatenate([np.append(x, 999) for x in documents if len(x)])
-        r = run(
-            "megatron_to_shards.py",
-            prefix,
-            "--out",
-            d / f"o{kind}",
-            "--vocab",
-            1000,
-            "--separator",
-            999,
-            "--add-separator",
-            "--val-tokens",
-            500,
-            "--shard-tokens",
-            2000,
-        )
+        options = "--vocab 1000 --separator 999 --add-separator --val-tokens 500 --shard-tokens 2000".split()
+        r = run("megatron_to_shards.py", prefix, "--out", d / f"o{kind}", *options)
         check(r.returncode == 0, r.stderr)
         tokens, corpus = read_corpus(d / f"o{kind}")
         check(
@@ -529,7 +469,7 @@ def megatron_corpora_are_converted(d):
         )
         Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-100])
         r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
-        check(r.returncode == 1 and "not whole" in r.stderr, r.stderr)
+        check(r.returncode == 1 and "truncated" in r.stderr, r.stderr)
         for size in (0, 20, 33, 400, len(index) - 1):
             Path(f"{prefix}.idx").write_bytes(index[:size])
             r = run("megatron_to_shards.py", prefix, "--out", d / "short", "--vocab", 1000)
@@ -537,19 +477,19 @@ def megatron_corpora_are_converted(d):
 
 
 TESTS = (
-    every_format_gives_its_documents,
-    the_corpora_of_the_hub_are_read_from_their_layout,
-    the_number_of_workers_changes_nothing,
-    a_killed_run_goes_on_to_the_same_corpus,
-    bad_input_ends_in_one_line,
+    all_formats_give_the_same_documents,
+    corpora_of_the_hub_are_read_by_their_layout,
+    the_number_of_workers_does_not_change_the_corpus,
+    a_killed_run_continues_to_the_same_corpus,
+    invalid_input_is_a_one_line_error,
     a_small_corpus_has_one_percent_for_validation,
-    files_that_are_left_out_are_named,
-    a_line_of_a_gigabyte_takes_little_memory,
-    space_is_checked_before_anything_is_read,
-    a_full_disk_leaves_whole_shards_to_go_on_from,
+    skipped_files_are_listed,
+    a_line_of_a_gigabyte_requires_little_memory,
+    disk_space_is_checked_before_reading,
+    a_full_disk_leaves_complete_shards_to_continue_from,
     special_tokens_in_documents_are_text,
-    the_trainer_reads_and_speaks_a_corpus,
-    shards_are_shown_and_verified,
+    the_trainer_reads_a_corpus_and_generates_its_text,
+    shards_are_printed_and_verified,
     megatron_corpora_are_converted,
 )
 

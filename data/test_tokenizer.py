@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""The C tokenizer against the `tokenizers` library and tiktoken, on random and hostile strings.
+"""Compares the C tokenizer with the `tokenizers` library and tiktoken, on random and adversarial strings.
 
   test_tokenizer.py [--strings N] [--every N] [--seed N] [--encode_text PROGRAM]
 
-Needs build/encode_text (make build/encode_text), and the packages of data/requirements.txt. Every known pattern is
-tried with a vocabulary trained here, GPT-2's own where it can be had. The last line is "N passed, N failed".
+Requires build/encode_text (make build/encode_text) and the packages of data/requirements.txt. Tests every known pattern
+with a trained vocabulary, and GPT-2's own vocabulary if it is available. The last line is "N passed, N failed".
   --strings N   random strings, the same for each tokenizer (20000)
-  --every N     and of the blocks of 16 code points, in which each stands beside letters, digits, quotes and spaces,
-                every Nth (16; 1: all of Unicode)
+  --every N     every Nth of the blocks of 16 code points, each beside letters, digits, quotes and spaces (16; 1: all of
+                Unicode)
 """
 
 import argparse
@@ -28,15 +28,20 @@ import gpt2_tokenizer
 import token_table
 
 ROOT = Path(__file__).resolve().parent.parent
-WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve façade Übergröße œuvre ſtraße 'ſ 'S 'LL 'Ve 'rE '’s ’s
-    数学 汉字测试 かな カタカナ 한국어 العربية עברית हिन्दी ไทย Ελληνικά Кириллица 123 4567 89012345 3.14159 1,000,000 ٣٤٥ ४५६ Ⅷ ½ ² x² ①②
-    😀 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u0301\u0302 \u200d \u200b \ufeff \u00ad \u2028 \u2029 \u0085 \u00a0 \u3000 \u1680 \u180e \u202f \ue000 \U000f0000 \U0010ffff \ufffe
-    <|endoftext|> <|endoftext <|end|> |> == != -> ... ---- // /* */ {} [] () "" `` '' ''' ' '' #include int main(void) { return 0; }
+WORDS = """the The THE of and don't we've I'M you'll he'd it's O'Neill naïve façade Übergröße œuvre
+    ſtraße 'ſ 'S 'LL 'Ve 'rE '’s ’s
+    数学 汉字测试 かな カタカナ 한국어 
+    العربية עברית हिन्दी ไทย Ελληνικά Кириллица 123 4567 89012345
+    3.14159 1,000,000 ٣٤٥ ४५६ Ⅷ ½ ² x² ①②
+    😀 👩‍👩‍👧‍👦 🏳️‍🌈 e\u0301 \u0301\u0302 \u200d \u200b \ufeff \u00ad
+    \u2028 \u2029 \u0085 \u00a0
+    \u3000 \u1680 \u180e \u202f \ue000 \U000f0000 \U0010ffff \ufffe
+    <|endoftext|> <|endoftext <|end|> |> == != -> ... ---- // /* */ {} [] () "" `` '' ''' ' ''
+    #include int main(void) { return 0; }
     HTTPServer McDonald's ǅungla ʰʷ ﬁﬆ K'S ABC'll XYZ'Ve a/b// ./\n/
-    aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abababababababab \t \t\t \r \n \r\n \n\n \n\n\n \x00 \x01 \x1f \x7f \x0b \x0c \x1c \x1d \x1e""".split(
-    " "
-)
-# Words that are tokens of the tokenizer with ignore_merges, and that merges alone do not make; no text to train on has them
+    aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa abababababababab \t \t\t \r \n \r\n
+    \n\n \n\n\n \x00 \x01 \x1f \x7f \x0b \x0c \x1c \x1d \x1e""".split(" ")
+# Tokens of the tokenizer with ignore_merges that merges do not produce; they are not in the training text
 WHOLE_WORDS = [" zebraqux", "zzzyx", " abababab"]
 SPACES = [
     " ",
@@ -83,15 +88,14 @@ def strings(count, seed):
                 "".join(chr(rng.randrange(low, high)) for _ in range(rng.randrange(1, 8)))
                 for _ in range(rng.randrange(1, 6))
             )
-        elif kind == 2:  # the borders of the expressions
+        elif kind == 2:  # boundaries of the patterns
             yield "".join(rng.choice("'sStTdDmMrRvVeElL \n\r\tſK1a.") for _ in range(rng.randrange(1, 16)))
-        elif kind == 3:  # spaces of all kinds
-            yield "".join(
-                rng.choice(SPACES) + rng.choice(["", "", "a", "1", ".", "é", "'s"]) for _ in range(rng.randrange(1, 12))
-            )
+        elif kind == 3:  # all kinds of spaces
+            after = ["", "", "a", "1", ".", "é", "'s"]
+            yield "".join(rng.choice(SPACES) + rng.choice(after) for _ in range(rng.randrange(1, 12)))
         elif kind == 4:  # runs
             yield "".join(rng.choice("a1 .\n'é数") * rng.randrange(1, 40) for _ in range(rng.randrange(1, 4)))
-        elif kind == 5:  # decomposed, and other normal forms
+        elif kind == 5:  # normal forms
             text = "".join(rng.choice(WORDS) for _ in range(rng.randrange(1, 6)))
             yield unicodedata.normalize(rng.choice(["NFC", "NFD", "NFKC", "NFKD"]), text)
         else:
@@ -141,7 +145,7 @@ def trained(expression, prefix_space=False, special=True):
 
 
 def add_whole_words(config):
-    """Makes it one with ignore_merges, and words that need it."""
+    """Adds ignore_merges, and words that require it."""
     config["model"]["ignore_merges"] = True
     vocab = config["model"]["vocab"]
     for word in WHOLE_WORDS:
@@ -149,7 +153,7 @@ def add_whole_words(config):
 
 
 def filter_in_c(program, table, mode, texts):
-    """What encode_text says of each text: numbers, and with --bytes also bytes."""
+    """The output of encode_text for each text: numbers, and with --bytes also bytes."""
     raw = [text.encode() for text in texts]
     data = b"".join(part for r in raw for part in (len(r).to_bytes(4, "little"), r))
     done = subprocess.run([program, table, mode], input=data, capture_output=True)
@@ -166,7 +170,7 @@ def filter_in_c(program, table, mode, texts):
 
 
 def library_pieces(tokenizer, text):
-    """The ends in bytes: a byte-level piece has a character for each byte."""
+    """The ends of the pieces in bytes: a byte-level piece has one character per byte."""
     return list(accumulate(len(piece) for piece, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text)))
 
 
@@ -182,8 +186,8 @@ class Results:
 
 
 class Case:
-    """A tokenizer, its table, and what differed. Tokens alone would not show all that is cut in another place, because
-    what is cut is seldom a token; so the pieces are compared too."""
+    """A tokenizer, its table, and the differences. Compares tokens and pieces: another split rarely changes the tokens,
+    since few pieces are tokens."""
 
     def __init__(self, directory, name, tokenizer, prefix_space=False, pieces=True, encode=None):
         path, self.table = directory / f"{name}.json", directory / f"{name}.bin"
@@ -208,9 +212,8 @@ class Case:
     def report(self, results):
         for what, source, mine, theirs in self.wrong[:3]:
             at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), 0)
-            print(
-                f"     {source[:80]!r}: from {what} {at} on C has {mine[at : at + 8]}, the library {theirs[at : at + 8]}"
-            )
+            found = f"C has {mine[at : at + 8]}, the library {theirs[at : at + 8]}"
+            print(f"     {source[:80]!r}: from {what} {at} on {found}")
         results.report(not self.wrong, f"{self.name}: {self.count} strings, {len(self.wrong)} differ")
 
 
@@ -228,7 +231,7 @@ def compare_all(results, options, cases):
 
 
 def refusals(results, options, directory):
-    """Tables that C must not encode with say so, and still decode."""
+    """Tables that the C program must not encode with contain the reason, and can be decoded."""
     base = json.loads(trained(token_table.GPT2).to_str())
     cases = {
         "normalizer": ({"normalizer": {"type": "NFC"}}, "normalizer is NFC"),
@@ -243,7 +246,7 @@ def refusals(results, options, directory):
             },
             "Metaspace",
         ),
-        "lstrip": ({"added_tokens": [{**base["added_tokens"][0], "lstrip": True}]}, "spaces with them"),
+        "lstrip": ({"added_tokens": [{**base["added_tokens"][0], "lstrip": True}]}, "include spaces"),
     }
     for name, (change, words) in cases.items():
         path, table = directory / "refused.json", directory / "refused.bin"
@@ -254,14 +257,14 @@ def refusals(results, options, directory):
         good = words in reason and done.returncode == 1 and len(lines) == 1 and words in lines[0]
         results.report(
             good,
-            f"a table with another {name} is refused by name"
+            f"a table with an unsupported {name} is rejected with the reason"
             if good
             else f"{name}: {reason!r}, {done.returncode}, {done.stderr!r}",
         )
 
 
 def changed(tokenizer, change):
-    """The tokenizer whose tokenizer.json `change` has changed."""
+    """The tokenizer after `change` of its tokenizer.json."""
     config = json.loads(tokenizer.to_str())
     change(config)
     return Tokenizer.from_str(json.dumps(config))
@@ -294,7 +297,7 @@ def tiktoken_case(directory, name, expression, ranks, tokenizer):
 
 
 def pair_cases(directory):
-    """tiktoken gives no pieces, but where each two bytes are a token, tokens show where text is cut."""
+    """tiktoken has no pieces, but if each pair of bytes is a token, the tokens show where text is split."""
     single = [bytes([b]) for b in range(256)]
     double = [a + b for a in single for b in single]
     random.Random(2).shuffle(double)
@@ -311,7 +314,7 @@ def pair_cases(directory):
 
 
 def gpt2_cases(directory):
-    """GPT-2's own vocabulary, against both libraries."""
+    """GPT-2's vocabulary, compared with both libraries."""
     data, path = gpt2_tokenizer.download_ranks(), directory / "gpt2.json"
     (directory / "gpt2.tiktoken").write_bytes(data)
     gpt2_tokenizer.write_tokenizer(path, directory / "gpt2.tiktoken")
@@ -334,7 +337,7 @@ def main():
         try:
             cases += gpt2_cases(directory)
         except SystemExit as error:
-            print(f"skip GPT-2's own vocabulary is not compared: {error}")
+            print(f"skip GPT-2's vocabulary: {error}")
             results.skipped += 1
         compare_all(results, options, cases)
         refusals(results, options, directory)

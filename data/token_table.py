@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes tokenizer.bin, the compact token table that the C program reads (llmc/text/tokenizer_table.h has the format).
+"""Writes tokenizer.bin, the token table for the C program (format: llmc/text/tokenizer_table.h).
 
   token_table.py TOKENIZER OUT [--separator ID]
 
-  TOKENIZER   a tokenizer.json of the `tokenizers` library, or the word: bytes
-  OUT         the file to write
-  --separator the token that separates documents; without it none
+  TOKENIZER   a tokenizer.json of the `tokenizers` library, or: bytes
+  OUT         the output file
+  --separator the token that separates documents (default: none)
 
-Decoding works with every table. Text is encoded in C only where that gives what the library gives, which holds for
-byte-level BPE with the patterns below; other tables carry the reason why not. How code points are classified
-(letter, number, space) is asked of the library itself, so that both sides follow one Unicode version.
+Every table can be decoded. The C program encodes text only if its result equals the library's: for byte-level BPE with
+the patterns below. Other tables contain the reason why not. The classes of code points (letter, number, space) come
+from the library, so that both use the same Unicode version.
 """
 
 import argparse
@@ -21,7 +21,10 @@ import struct
 import sys
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 HEAD, TAIL, ENDINGS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{HEAD}*{TAIL}+{ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?{HEAD}+{TAIL}*{ENDINGS}"
@@ -32,11 +35,11 @@ CLASSES = ((1, r"\p{L}"), (2, r"\p{N}"), (4, r"\s"))
 PARTS = ((8, HEAD), (16, TAIL))  # of words; the tables of O200K have them
 PREFIX_SPACE, IGNORE_MERGES = 1, 2
 NONE = 2**32 - 1
-VOCABULARY_LIMIT = 2**24  # far above any; a file with larger ids is damaged
+VOCABULARY_LIMIT = 2**24  # a file with larger ids is damaged
 
 
 def byte_alphabet():
-    """The character that stands for each byte in byte-level vocabularies (GPT-2's)."""
+    """The character of each byte in byte-level vocabularies, as in GPT-2."""
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     other = [b for b in range(256) if b not in kept]
     return {**{chr(b): b for b in kept}, **{chr(256 + i): b for i, b in enumerate(other)}}
@@ -44,11 +47,11 @@ def byte_alphabet():
 
 @functools.lru_cache(maxsize=None)
 def members(expression):
-    """For each code point 1 when the library's regular expressions find it by `expression`, else 0."""
+    """For each code point, 1 if the library's regular expression `expression` matches it, else 0."""
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
 
-    codes = [*range(0xD800), *range(0xE000, 0x110000)]  # without surrogates, which no text has
+    codes = [*range(0xD800), *range(0xE000, 0x110000)]  # without surrogates
     found = bytearray(b"\1" * len(codes))
     for _, (begin, end) in Split(Regex(expression), "removed").pre_tokenize_str("".join(map(chr, codes))):
         found[begin:end] = bytes(end - begin)
@@ -57,12 +60,12 @@ def members(expression):
 
 @functools.lru_cache(maxsize=None)
 def class_ranges(parts=False):
-    """[(first, last, class)] of all code points that have one, as the library's regular expressions see them."""
-    classes = 0  # a byte for each code point, all of them as one number
+    """[(first, last, class)] of all code points with a class, by the library's regular expressions."""
+    classes = 0  # one byte per code point, as one integer
     for bit, expression in CLASSES + (PARTS if parts else ()):
         found = int.from_bytes(members(expression), "little")
         if bit <= 4 and classes & found * 0xFF:
-            sys.exit(f"token_table.py: the library gives a code point of {expression} another class too")
+            sys.exit(f"token_table.py: a code point of {expression} has two classes")
         classes |= found * bit
     ranges, first = [], 0
     for value, group in itertools.groupby(classes.to_bytes(0x110000, "little")):
@@ -74,7 +77,7 @@ def class_ranges(parts=False):
 
 
 def pre_tokenizer(config):
-    """(pattern, flags, reason) of a tokenizer.json's pre_tokenizer; the reason is None when it is one of ours."""
+    """(pattern, flags, reason) of a pre_tokenizer. The reason is None if it is supported."""
     parts = [config] if config and config["type"] != "Sequence" else (config or {}).get("pretokenizers", [])
     names = " + ".join(p["type"] for p in parts) or "none"
     last = parts[-1] if parts else {"type": ""}
@@ -87,20 +90,20 @@ def pre_tokenizer(config):
     if len(parts) > 2 or split["type"] != "Split" or last.get("use_regex", True) or flags:
         return 0, flags, f"its pre-tokenizer is {names}"
     expression = split["pattern"].get("Regex")
-    # The expressions match all of any text, so to remove what does not match is to isolate what does.
+    # The expressions match every character, so that removing the rest is the same as isolating the matches.
     ways = (("Isolated", False), ("Removed", True))
     if expression not in PATTERNS or (split["behavior"], bool(split.get("invert"))) not in ways:
-        return 0, flags, "its pre-tokenizer splits by an expression that is not known here"
+        return 0, flags, "its pre-tokenizer has an unknown expression"
     return PATTERNS[expression], flags, None
 
 
 def added_tokens(config):
-    """(ids, reason). The library takes no notice of added tokens without text."""
+    """(ids, reason) of the added tokens. The library ignores those without text."""
     added = [a for a in config.get("added_tokens") or [] if a["content"]]
     if any(a.get("lstrip") or a.get("rstrip") or a.get("single_word") for a in added):
-        return [], "some of its added tokens take spaces with them or are whole words only"
+        return [], "some of its added tokens include spaces or match only complete words"
     if len({bool(a.get("normalized")) for a in added}) > 1:
-        return [], "its added tokens are found in two passes, before and after normalisation"
+        return [], "its added tokens are matched in two passes, before and after normalisation"
     return [a["id"] for a in added], None
 
 
@@ -108,7 +111,7 @@ def read_tokenizer(path):
     with open(path, encoding="utf-8") as f:
         config = json.load(f)
     if not isinstance(config, dict):
-        sys.exit(f"token_table.py: {path}: no tokenizer.json: it is not a JSON object")
+        sys.exit(f"token_table.py: {path}: not a tokenizer.json: it is not a JSON object")
     model = config.get("model") or {}
     if model.get("type", "BPE") != "BPE" or not isinstance(model.get("vocab"), dict):
         sys.exit(f"token_table.py: {path}: its model is {model.get('type')}; only BPE is supported")
@@ -117,9 +120,7 @@ def read_tokenizer(path):
     contents = {a["content"]: a["id"] for a in added}
     ids = [*vocab.values(), *contents.values()]
     if not ids or not all(type(i) is int and 0 <= i < VOCABULARY_LIMIT for i in ids):
-        sys.exit(
-            f"token_table.py: {path}: its token ids are not whole numbers from 0 to {VOCABULARY_LIMIT - 1}: the file is damaged"
-        )
+        sys.exit(f"token_table.py: {path}: damaged: token ids must be integers from 0 to {VOCABULARY_LIMIT - 1}")
     size = max(ids) + 1
     tokens, odd = [b""] * size, 0
     for text, token in vocab.items():
@@ -135,9 +136,8 @@ def read_tokenizer(path):
     for merge in model.get("merges") or []:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         if not all(text in vocab for text in (left, right, left + right)):
-            sys.exit(
-                f"token_table.py: {path}: its merge of {left!r} and {right!r} has a part or result that is no token: the file is damaged"
-            )
+            wrong = f"a part or the result of the merge of {left!r} and {right!r} is not a token"
+            sys.exit(f"token_table.py: {path}: damaged: {wrong}")
         merges.append((vocab[left], vocab[right], vocab[left + right]))
     pattern, flags, reason = pre_tokenizer(config.get("pre_tokenizer"))
     ids, added_reason = added_tokens(config)
@@ -149,10 +149,10 @@ def read_tokenizer(path):
         (config.get("normalizer"), f"its normalizer is {(config.get('normalizer') or {}).get('type')}"),
         (added_reason, added_reason),
         (missing, f"{missing} of the 256 bytes have no token"),
-        (odd, f"{odd} of its tokens are not written in the byte-level alphabet"),
+        (odd, f"{odd} of its tokens are not in the byte-level alphabet"),
         (model.get("byte_fallback"), "its model falls back to bytes"),
         (model.get("dropout"), "its model drops merges at random"),
-        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "its model marks parts of words"),
+        (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"), "its model marks subwords"),
     )
     why = [text for found, text in checks if found]
     return {
@@ -177,7 +177,7 @@ def table_bytes(table, separator):
     ranges = class_ranges(table["pattern"] == PATTERNS[O200K]) if table["pattern"] and not reason else []
     texts = b"".join(tokens)
     if len(set(m[:2] for m in merges)) != len(merges):
-        sys.exit("token_table.py: a merge is there twice: the tokenizer is damaged")
+        sys.exit("token_table.py: a merge occurs twice: the tokenizer is damaged")
     header = struct.pack(
         "<8s12I",
         b"DV2TOK\0\1",
@@ -206,7 +206,7 @@ def table_bytes(table, separator):
 
 
 def write_table(tokenizer, out, separator=None):
-    """Writes `out`; returns (vocabulary size, reason why text cannot be encoded in C or "")."""
+    """Writes `out`; returns (vocabulary size, reason why the C program cannot encode text, or "")."""
     if tokenizer == "bytes":
         table = {
             "kind": 0,
@@ -248,8 +248,10 @@ def main():
     except OSError as error:
         sys.exit(f"token_table.py: cannot read {options.tokenizer}: {error.strerror}")
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        sys.exit(f"token_table.py: {options.tokenizer}: no tokenizer.json, or damaged: {type(error).__name__}: {error}")
-    print(f"{options.out}: {size} tokens" + (f"; C cannot encode text with it: {reason}" if reason else ""))
+        sys.exit(
+            f"token_table.py: {options.tokenizer}: not a tokenizer.json, or damaged: {type(error).__name__}: {error}"
+        )
+    print(f"{options.out}: {size} tokens" + (f"; the C program cannot encode text with it: {reason}" if reason else ""))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-# plot_loss.awk: the losses of a run's log.jsonl as a text plot.
+# plot_loss.awk: plots the losses of a run's log.jsonl as text.
 #   *  training loss, mean over the steps of a column      o  validation loss
-#   ^  a loss above the plot, which leaves the first steep steps out for the sake of the rest
+#   ^  a loss above the plot, whose range excludes the first, steep steps
 #
 # Usage: awk -f scripts/plot_loss.awk [-v width=60] [-v height=15] RUN/log.jsonl
 
-function number_of(key,    at) { # value of a key of this line's object; "" without one
+function number_of(key,    at) { # value of a key of the object in this line; "" if there is none
     at = index($0, "\"" key "\":")
     if (!at) return ""
     at = substr($0, at + length(key) + 3)
@@ -34,7 +34,7 @@ BEGIN {
 /"kind": *"(train|val)"/ {
     loss = number_of("loss")
     step = number_of("step")
-    if (loss == "" || step == "") next # a loss that is not finite is null
+    if (loss == "" || step == "") next # a non-finite loss is null
     if (!records++) first = step
     if (step < first) first = step
     if (step > steps) steps = step

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Virtual environments for the Python packages of this repository, installed from a pinned requirements.txt on first use.
+"""Virtual environments for the Python packages of this repository, installed from pinned versions on first use.
 
     python3 scripts/python_environment.py NAME    installs if necessary, and prints the path of that Python interpreter
 
-A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import them.
-Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
+A script calls ensure(NAME) before it imports such packages. ensure() returns if the current interpreter can import
+them. Otherwise it creates build/venv-NAME, installs the packages there, and restarts the script with that interpreter.
 """
 
 import importlib.util

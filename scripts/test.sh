@@ -16,8 +16,8 @@
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
-#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed (tests/soak.sh); with --all the
-#                    Slurm recipe under Slurm
+#   runs             the commands of README.md, the recipes of scripts/, and runs that are interrupted and resumed
+#                    (tests/soak.sh); with --all the Slurm recipe under Slurm
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #

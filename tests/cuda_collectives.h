@@ -1,5 +1,5 @@
 /*
-cuda_collectives.h: NCCL as far as one device shows it.
+cuda_collectives.h: NCCL with one rank.
 */
 #ifndef TESTS_CUDA_COLLECTIVES_H
 #define TESTS_CUDA_COLLECTIVES_H
@@ -7,8 +7,8 @@ cuda_collectives.h: NCCL as far as one device shows it.
 #include "harness.h"
 
 #ifdef USE_NCCL
-// All that a machine with one GPU can show of NCCL: the library is there, its calls are made as it wants them, streams
-// and events are in order, and the thread that watches ends.
+// What can be tested of NCCL on a machine with one GPU: the library loads, its calls succeed, streams and events are in
+// order, and the watchdog thread ends.
 static void collectives_of_one_rank(size_t count) {
     CUDA_CHECK(cudaGetDevice(&nccl.device));
     comm.on = true;
@@ -34,13 +34,13 @@ static void collectives_of_one_rank(size_t count) {
         }
     double until = now_seconds() + 5;
     while (WATCH_GET(collectives) < second && now_seconds() < until) usleep(1000);
-    EXPECT(WATCH_GET(collectives) >= second, "the thread that watches has seen %d collectives",
+    EXPECT(WATCH_GET(collectives) >= second, "the watchdog thread has counted %d collectives",
            (int)WATCH_GET(collectives));
     buffer_free(bucket);
     buffer_free(sum);
     free(host);
     comm_close();
-    EXPECT(!nccl.handle && !comm.on, "the communicator is still there");
+    EXPECT(!nccl.handle && !comm.on, "the communicator is still open");
 }
 #endif
 #endif

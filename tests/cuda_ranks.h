@@ -1,9 +1,9 @@
 /*
-cuda_ranks.h: the CUDA trainer on many GPUs, one process each: on the machine's, or where dev/cuda_on_cpu stands in for
-GPUs and NCCL. What many ranks compute is what one computes, whatever --zero; a wait that is missing between the streams
-shows; a rank that is killed, stopped or whose device hangs is named; and what cannot be started is refused in a line.
+cuda_ranks.h: the CUDA trainer on several GPUs, one process per GPU: those of the machine, or those that dev/cuda_on_cpu
+emulates, with NCCL. Several ranks compute what one rank computes, with every --zero. A missing wait between streams is
+detected. A rank that is killed, stopped or whose device hangs is named. A launch that cannot start prints one line.
 
-Processes are started with the variables that srun sets, and once by mpirun.
+Processes start with the variables that srun sets, and once by mpirun.
 */
 #ifndef TESTS_CUDA_RANKS_H
 #define TESTS_CUDA_RANKS_H
@@ -15,7 +15,7 @@ Processes are started with the variables that srun sets, and once by mpirun.
 
 #define CUDA_RANKS_SECRET "DIFFV2_SECRET=00112233445566778899aabbccddeeff"
 
-// On a machine with fewer GPUs there is nothing to see.
+// Skips the test on a machine with fewer GPUs.
 static bool has_gpus(int count) {
 #ifdef CUDA_ON_CPU
     (void)count;
@@ -28,14 +28,14 @@ static bool has_gpus(int count) {
 #endif
 }
 
-// Three layers: with --zero 2 the gradients of the first are where those of the third were.
+// Three layers: with --zero 2 the first reuses the gradient buffer of the third.
 #define TRAIN_RANKS                                                        \
     "--train-data data.bin "                                               \
     "--layers 3 --hidden 20 --heads 2 --kv-heads 1 --head-dim 8 --ffn 27 " \
     "--vocab 43 --seq-len 7 --no-tie-embeddings --lr 3e-3 --warmup 1"
 
-// `environment` are assignments; the status is the first that is not 0. Then the others have 2 seconds, as a launcher
-// gives.
+// Runs ranks with the assignments of `environment`. The status is the first that is not 0; then the other ranks have 2
+// seconds to end, as with a launcher.
 PRINTF_LIKE(6, 7)
 static bool run_ranks(ProgramResult *r, const TestDirectory *d, int ranks, const char *environment, int status,
                       const char *fmt, ...) {
@@ -95,7 +95,7 @@ static void test_ranks_losses(void) {
     }
 }
 
-// Nothing but the step's own waits brings the parameters together; --check-ranks-every, in one of the runs, awaits all.
+// Only the waits of the step order the gathers of parameters. In one of the runs, --check-ranks-every waits for all.
 static void test_ranks_zero_bits(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
@@ -114,8 +114,8 @@ static void test_ranks_zero_bits(void) {
 }
 
 #ifdef CUDA_ON_CPU
-// NCCL's own sums depend on the size of what is summed; those of its stand-in are in the order of ranks. Unclipped: the
-// norm is a sum over buckets.
+// Sums of NCCL depend on the size of the buffer; its emulation sums in the order of ranks. No clipping: the norm is a
+// sum over buckets.
 static void test_ranks_bucket_sizes(void) {
     static const char *const buckets[] = {"BUCKET=512", "BUCKET=3000", "BUCKET=100000"};
     ProgramResult r;
@@ -131,7 +131,7 @@ static void test_ranks_bucket_sizes(void) {
 }
 #endif
 
-// With --zero 1 and 2 the parameters of other ranks are still on their way when the sample begins.
+// With --zero 1 and 2 the gather of parameters has not ended when the sample begins.
 static void test_ranks_sample(void) {
     static char sample[3][16384];
     ProgramResult r;
@@ -163,7 +163,7 @@ static void test_ranks_resume(void) {
     test_remove_directory(&d);
 }
 
-// Streams that run late give the writer a copy that is not there yet, should the copying not wait for it.
+// Without a wait for the copy, streams that run late would give the writer old values.
 static void test_ranks_background_checkpoint(void) {
     static const char *const orders[] = {"CUDA_ON_CPU_STREAMS=late", "CUDA_ON_CPU_STREAMS=hasty"};
     ProgramResult r;
@@ -185,7 +185,7 @@ static void test_ranks_background_checkpoint(void) {
 
 #ifdef CUDA_ON_CPU
 
-// For a sanitizer to watch.
+// For sanitizers.
 static void test_ranks_sanitized(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
@@ -197,7 +197,7 @@ static void test_ranks_sanitized(void) {
     test_remove_directory(&d);
 }
 
-// Without the waits between the streams the same program is wrong, and this shows it: the tests above would.
+// Without the waits between streams, results differ: the tests above would detect it.
 static void test_ranks_missing_waits(void) {
     static const struct {
         const char *environment;
@@ -218,12 +218,13 @@ static void test_ranks_missing_waits(void) {
         if (r.status == 0) expect_same_state(&d, 3, "right", out, false);
         else
             EXPECT(r.status == 1 && strstr(r.err, "diffv2:"), "%s: status %d, %.300s", cases[c].environment, r.status,
-                   r.err); // weights that are not finite, say
+                   r.err); // for example, weights that are not finite
     }
     test_remove_directory(&d);
 }
 
-// The rank that speaks is at step `first` to `last`; of the other it has last heard there or before.
+// Whether the line names a current step from `first` to `last`, and a last message of the other rank at `first` or
+// earlier.
 static bool names_steps(const char *line, int first, int last) {
     static const char heard_text[] = "last message at step ", now_text[] = " is at step ";
     const char *heard = strstr(line, heard_text), *now = strstr(line, now_text);
@@ -248,7 +249,7 @@ static void test_ranks_lost(void) {
         double begin = now_seconds();
         run_ranks(&r, &d, 2, environment, -1, TRAIN_RANKS " %s --zero %d --out run", options, c % 3);
         double seconds = now_seconds() - begin;
-        // one that has read the norm need not wait for the other's update, and may have begun the next step
+        // a rank that has read the norm does not wait for the other's update, and may be at the next step
         int last = c == 1 ? 4 : 3;
         EXPECT(r.status != 0 && strstr(r.err, cases[c].word) && names_steps(r.err, 3, last), "%s: status %d, %.400s",
                cases[c].fault, r.status, r.err);
@@ -267,7 +268,7 @@ static void test_ranks_lost(void) {
     }
 }
 
-// An abort lets a device go on whose collective has no result: what waited for it must not print that.
+// After an abort, the device continues without the result of the collective, which must not be printed.
 static void test_ranks_aborted_collective(void) {
     ProgramResult r;
     TestDirectory d = cuda_data(43);
@@ -316,7 +317,7 @@ static void test_ranks_refused(void) {
         {2, 0, "SLURM_GPUS_PER_TASK=1 CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_VISIBLE=$i", "", ""},
         {2, 1, "CUDA_ON_CPU_DEVICES=0", "", "no CUDA device"},
         {2, 1, "CUDA_ON_CPU_NAME='NVIDIA A100-SXM4-40GB MIG 1g.5gb'", "",
-         "would share one GPU: start at most one process per GPU, slices of one (MIG) included"},
+         "would share one GPU: start at most one process per GPU, also with MIG slices"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT='Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000'", "",
          "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
@@ -331,7 +332,7 @@ static void test_ranks_refused(void) {
         EXPECT(count_lines(r.err) == (cases[c].status != 0) && strstr(r.err, cases[c].word), "%s %s: %.400s",
                cases[c].environment, cases[c].options, r.err);
     }
-    // the same for a program without NCCL, which else is a whole one
+    // a program without NCCL
     FORMAT(program, "%s", trainer + 1);
     CHECK(strrchr(program, '/'), "%s has no directory", program);
     FORMAT(alone, "%.*s/single_diffv2", (int)(strrchr(program, '/') - program), program);
@@ -406,7 +407,8 @@ static void test_help_without_device(void) {
     }
 }
 
-// Strangers who know all but the secret come from before the start until after it, in all ways, while rank 1 is late.
+// Connects to the port as every kind of stranger, without the secret, from before the start until after it, while rank
+// 1 is late.
 static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]) {
     pid_t pid = fork();
     CHECK(pid >= 0, "cannot fork: %s", strerror(errno));
@@ -415,7 +417,7 @@ static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]
     close(count_pipe[0]);
     for (double until = now_seconds() + seconds; now_seconds() < until; usleep(5000)) {
         if (count >= 300) close(fds[count % 300]);
-        fds[count % 300] = stranger_comes(port, (StrangerKind)(count % STRANGER_KINDS));
+        fds[count % 300] = intruder_comes(port, (IntruderKind)(count % INTRUDER_KINDS));
         count += fds[count % 300] >= 0;
     }
     _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);
@@ -441,7 +443,7 @@ static void test_ranks_strangers(void) {
            "%d strangers came, too few for a test", count);
     close(count_pipe[0]);
     waitpid(strangers, NULL, 0);
-    // job and step are right, the secret is not
+    // the right job and step, a wrong secret
     run_ranks(&r, &d, 2, "DIFFV2_SECRET=00112233445566778899aabbccddeef$i MASTER_PORT=$((20000 + $$ % 10000))", 1,
               TRAIN_RANKS " --batch-size 2 --steps 2 --start-timeout 2");
     EXPECT(count_lines(r.err) == 2 && strstr(r.err, "does not authenticate as rank 0") &&
@@ -512,30 +514,29 @@ static void test_slurm_lists(void) {
 }
 
 static const CudaTest cuda_ranks_tests[] = {
-    {BOTH_PRECISIONS, {"many devices have the losses of the CPU, with every --zero", test_ranks_losses}},
-    {BF16_ALONE, {"--zero 0, 1 and 2 give the same bits on devices, in any order of streams", test_ranks_zero_bits}},
+    {BOTH_PRECISIONS, {"several devices have the losses of the CPU trainer, with every --zero", test_ranks_losses}},
+    {BF16_ALONE, {"--zero 0, 1 and 2 give the same bits, in any order of streams", test_ranks_zero_bits}},
 #ifdef CUDA_ON_CPU
-    {BF16_ALONE, {"bits on devices do not depend on the size of buckets", test_ranks_bucket_sizes}},
+    {BF16_ALONE, {"results do not depend on the size of buckets", test_ranks_bucket_sizes}},
 #endif
-    {BF16_ALONE, {"a sample is of all parameters of the last update, with every --zero", test_ranks_sample}},
-    {BOTH_PRECISIONS, {"any number of devices resumes what others have written", test_ranks_resume}},
+    {BF16_ALONE, {"a sample uses all parameters of the last update, with every --zero", test_ranks_sample}},
+    {BOTH_PRECISIONS, {"a run resumes with another number of devices", test_ranks_resume}},
     {BOTH_PRECISIONS,
-     {"a checkpoint of devices that is written beside training is that of its step", test_ranks_background_checkpoint}},
+     {"a checkpoint written in the background has the weights of its step", test_ranks_background_checkpoint}},
     {BF16_ALONE, {"a communicator of one rank sums and gathers", test_one_rank_collectives}},
-    {BF16_ALONE, {"the lists that srun sets are read", test_slurm_lists}},
+    {BF16_ALONE, {"the lists that srun sets are parsed", test_slurm_lists}},
 #ifdef CUDA_ON_CPU
-    {SANITIZED, {"two devices end well, and so does one whose peer is gone", test_ranks_sanitized}},
-    {BF16_ALONE, {"a missing wait between streams shows", test_ranks_missing_waits}},
-    {BF16_ALONE, {"a rank whose process or device is gone is named, and a restart goes on", test_ranks_lost}},
+    {SANITIZED, {"two devices succeed, and one ends when its peer is killed", test_ranks_sanitized}},
+    {BF16_ALONE, {"a missing wait between streams is detected", test_ranks_missing_waits}},
+    {BF16_ALONE, {"a lost process or device is named by rank, and the run resumes", test_ranks_lost}},
     {BOTH_PRECISIONS, {"--help and --version need neither a device nor other ranks", test_help_without_device}},
-    {BF16_ALONE, {"strangers do not disturb a start by srun, nor have its data", test_ranks_strangers}},
-    {BF16_ALONE, {"variables of a launcher that are wrong are named", test_launcher_variables}},
-    {BF16_ALONE, {"nothing is made of a collective that was aborted", test_ranks_aborted_collective}},
-    {BF16_ALONE,
-     {"an error of a device or of NCCL in the middle of a run is said in a line", test_ranks_device_errors}},
-    {BF16_ALONE, {"ranks that cannot be started are refused in a line", test_ranks_refused}},
+    {BF16_ALONE, {"strangers do not disturb a start by srun, and a wrong secret is rejected", test_ranks_strangers}},
+    {BF16_ALONE, {"wrong variables of a launcher are named", test_launcher_variables}},
+    {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
+    {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},
+    {BF16_ALONE, {"ranks that cannot start print one line", test_ranks_refused}},
 #ifdef USE_MPI
-    {BF16_ALONE, {"mpirun starts what srun starts", test_mpirun}},
+    {BF16_ALONE, {"mpirun and srun start the same run", test_mpirun}},
 #endif
 #endif
 };
@@ -544,7 +545,7 @@ enum { CUDA_RANKS_TEST_COUNT = sizeof(cuda_ranks_tests) / sizeof(cuda_ranks_test
 #else
 static void test_without_nccl(void) { test_skip("this build has no NCCL"); }
 static const CudaTest cuda_ranks_tests[] = {
-    {BOTH_PRECISIONS, {"many devices compute what one computes", test_without_nccl}}};
+    {BOTH_PRECISIONS, {"several devices compute what one computes", test_without_nccl}}};
 enum { CUDA_RANKS_TEST_COUNT = 1 };
 #endif
 #endif

@@ -22,7 +22,7 @@ struct Big {
     TensorType type;
     size_t rows, ld;
     char *at;
-    size_t element_bytes() const { return type == STORED ? sizeof(floatX) : 4; }
+    size_t element_bytes() const { return type_bytes(type); }
     size_t row_bytes() const { return ld * element_bytes(); }
     floatX *x(size_t row = 0) const { return (floatX *)(void *)(at + row * row_bytes()); }
     float *f() const { return (float *)(void *)at; }
@@ -55,8 +55,9 @@ class Sizes {
         size_t count = row_count * ld, size = t.element_bytes(), filled = min_size(count, PERIOD);
         std::vector<char> host(filled * size);
         for (size_t k = 0; k < filled; k++)
-            put(&host[k * size], type,
-                type == INT32 ? test_random_int(&test_random, (int)spread) : spread * test_random_real(&test_random));
+            store_value(&host[k * size], type,
+                        type == INT32 ? test_random_int(&test_random, (int)spread)
+                                      : spread * test_random_real(&test_random));
         buffer_upload(t.at, host.data(), host.size());
         for (size_t n; filled < count; filled += n) { // what is there is a multiple of the period
             n = min_size(filled, count - filled);
@@ -80,25 +81,13 @@ class Sizes {
         std::vector<char> row(t.row_bytes());
         for (size_t s = 0; s < of.size(); s++) {
             buffer_download(row.data(), t.at + of[s] * t.row_bytes(), row.size());
-            for (size_t k = 0; k < t.ld; k++) values[s * t.ld + k] = get(&row[k * t.element_bytes()], t.type);
+            for (size_t k = 0; k < t.ld; k++) values[s * t.ld + k] = load_value(&row[k * t.element_bytes()], t.type);
         }
         return values;
     }
     // Every element within the rounding of its storage and the error of its computation.
     void expect(const char *name, const Big &t, const Values &want, Error error) {
-        expect(name, sample(t), want, t.type, error);
-    }
-    static void expect(const char *name, const Values &got, const Values &want, TensorType type, Error error) {
-        size_t wrong = 0, first = 0;
-        assert(got.size() == want.size());
-        for (size_t k = 0; k < got.size(); k++) {
-            double allowed = 1.01 * (type == STORED ? ROUND_STORE : ROUND_FP32) * fabs(want[k]) +
-                             ROUND_FP32 * (error.relative * fabs(want[k]) + error.absolute);
-            if (fabs(got[k] - want[k]) <= allowed || (isnan(got[k]) && isnan(want[k]))) continue;
-            if (wrong++ == 0) first = k;
-        }
-        EXPECT(wrong == 0, "%s: %zu of %zu samples wrong, the first [%zu] is %.9g and should be %.9g", name, wrong,
-               got.size(), first, got[first], want[first]);
+        expect_values(name, t.type, sample(t), want, error);
     }
 
   private:
@@ -113,16 +102,6 @@ class Sizes {
         Big &t = add(row_count, ld, type);
         CUDA_CHECK(cudaMemsetAsync(t.at, value, row_count * t.row_bytes(), main_stream));
         return t;
-    }
-    static void put(char *to, TensorType type, double v) {
-        if (type == INT32) *(int *)(void *)to = (int)v;
-        else if (type == FP32) *(float *)(void *)to = (float)v;
-        else *(floatX *)(void *)to = (floatX)(float)v;
-    }
-    static double get(const char *from, TensorType type) {
-        if (type == INT32) return *(const int *)(const void *)from;
-        return type == FP32 ? (double)*(const float *)(const void *)from
-                            : (double)(float)*(const floatX *)(const void *)from;
     }
 };
 

@@ -27,7 +27,7 @@ static void sizes_embedding(const Case *c) {
         local.push_back((int)(std::lower_bound(distinct.begin(), distinct.end(), token) - distinct.begin()));
     Values want(distinct.size() * (size_t)m.C, 0);
     twin::embedding_backward(want.data(), s.sample(dx).data(), local.data(), (int)of.size(), m.C);
-    Sizes::expect("dweight", s.sample(dweight, distinct), want, FP32, {4, error_of_sum(m.S)});
+    expect_values("dweight", FP32, s.sample(dweight, distinct), want, {4, error_of_sum(m.S)});
 }
 
 static void sizes_rmsnorm(const Case *c) {
@@ -45,7 +45,8 @@ static void sizes_rmsnorm(const Case *c) {
     twin_workspace(twin::rmsnorm_workspace_bytes(m.C));
     Values xs = s.sample(sum), ws = s.sample(weight, {0}), dys = s.sample(dy), want_y(xs.size()), want_r(s.rows.size()),
            want_sum(xs.size()), want_dx(xs.size(), 0), want_dw(C, 0);
-    twin::residual_forward(want_sum.data(), s.sample(a).data(), s.sample(b).data(), xs.size());
+    Values as = s.sample(a), bs = s.sample(b);
+    for (size_t i = 0; i < xs.size(); i++) want_sum[i] = as[i] + bs[i];
     twin::rmsnorm_forward(want_y.data(), want_r.data(), xs.data(), ws.data(), rows, m.C, 1e-5);
     twin::rmsnorm_backward(want_dx.data(), want_dw.data(), dys.data(), xs.data(), ws.data(), want_r.data(), rows, m.C,
                            true);
@@ -54,7 +55,7 @@ static void sizes_rmsnorm(const Case *c) {
     s.expect("rstd", rstd, want_r, {error_of_sum(m.C), 0});
     s.expect("y", y, want_y, {error_of_sum(m.C) + 4, 0});
     s.expect("dx", dx, want_dx, {4, 4 * g + z * z * g * error_of_sum(m.C) / sqrt((double)m.C)});
-    Sizes::expect("dweight", s.sample(dweight, {0}), want_dw, FP32, {4, z * (error_of_sum(m.S) + error_of_sum(m.C))});
+    expect_values("dweight", FP32, s.sample(dweight, {0}), want_dw, {4, z * (error_of_sum(m.S) + error_of_sum(m.C))});
 }
 
 static void sizes_rope(const Case *c) {
@@ -210,11 +211,11 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
     const double twice = 1.01 * ROUND_STORE / ROUND_FP32; // the rounding of the other's output
     char what[64];
     FORMAT(what, "%s: y", name);
-    Sizes::expect(what, s.sample(y, rows), s.sample(y2, own), STORED, {twice, 2 * error_of_product(IC)});
+    expect_values(what, STORED, s.sample(y, rows), s.sample(y2, own), {twice, 2 * error_of_product(IC)});
     FORMAT(what, "%s: dx", name);
-    Sizes::expect(what, s.sample(dx, rows), s.sample(dx2, own), STORED, {twice, 2 * error_of_product(OC)});
+    expect_values(what, STORED, s.sample(dx, rows), s.sample(dx2, own), {twice, 2 * error_of_product(OC)});
     FORMAT(what, "%s: dweight", name);
-    Sizes::expect(what, s.sample(dweight, columns), s.sample(dweight2, own_columns), FP32,
+    expect_values(what, FP32, s.sample(dweight, columns), s.sample(dweight2, own_columns),
                   {2, 2 * error_of_product(N)});
 }
 static void sizes_products(const Case *c) {
@@ -248,7 +249,7 @@ static void sizes_sink(const Case *c) {
     });
     s.expect("out", out, want, {8 + 128, 1e-20});
     double size = sqrt((double)m.D) * error_of_sum(m.D + m.S) * (8 + 128);
-    Sizes::expect("dsinks", s.sample(dsinks, {0}), want_d, FP32, {8 + 128, size});
+    expect_values("dsinks", FP32, s.sample(dsinks, {0}), want_d, {8 + 128, size});
 }
 
 // ---------------------------------------------------------------------------------------------------

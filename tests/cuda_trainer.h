@@ -1,10 +1,10 @@
 /*
-cuda_trainer.h: the CUDA trainer as its user runs it, beside the CPU trainer: gradients, losses and statistics of every
-variant, runs that are resumed or recompute, what it says of its device and of too little memory. And in this process:
-how often a step waits for the device.
+cuda_trainer.h: the CUDA trainer against the CPU trainer, both run as programs: gradients, losses and statistics of
+every variant, resumed runs, activation recomputation, messages about the device and its memory. One test runs in this
+process: it counts how often a step waits for the device.
 
-Shapes are deliberately odd: rows no multiple of 8 or 16, widths no multiple of a 16-byte pack, a vocabulary with
-V % 8 = 3 or of a few tokens, one row; a sequence below the model's context.
+The shapes are unaligned on purpose: rows that are no multiple of 8 or 16, widths that are no multiple of a 16-byte
+pack, a vocabulary with V % 8 = 3 or of a few tokens, one row, and a sequence below the model's context.
 */
 #ifndef TESTS_CUDA_TRAINER_H
 #define TESTS_CUDA_TRAINER_H
@@ -49,9 +49,9 @@ static const char *cpu_trainer(void) {
     return command;
 }
 
-// A directory with a shard of tokens below `vocab`: data.bin. Token 0, which separates documents, is one of every six:
-// hardly a sequence is without one. The seed is one whose batches give no row so near zero that its norm before o_proj
-// multiplies bf16's rounding.
+// A directory with a shard data.bin of tokens below `vocab`. One of six tokens is 0, which separates documents, so that
+// most sequences have one. With this seed no row of a batch is so near zero that its norm before o_proj amplifies the
+// rounding of bf16.
 static TestDirectory cuda_data(int vocab) {
     enum { TOKENS = 4000 };
     TestDirectory d = test_make_directory();
@@ -62,7 +62,7 @@ static TestDirectory cuda_data(int vocab) {
     FILE *f = fopen(path, "wb");
     CHECK(f && fwrite(header, sizeof(header), 1, f) == 1, "cannot write %s", path);
     for (int i = 0; i < TOKENS; i++) {
-        // small ones are likelier
+        // small tokens are more likely
         uint16_t token = (uint16_t)min_int(test_random_int(&r, vocab), test_random_int(&r, vocab));
         if (test_random_int(&r, 6) == 0) token = 0;
         CHECK(fwrite(&token, sizeof(token), 1, f) == 1, "cannot write %s", path);
@@ -71,7 +71,7 @@ static TestDirectory cuda_data(int vocab) {
     return d;
 }
 
-// Runs a trainer in a directory; anything but `status` is a failure. Returns whether it was as expected.
+// Runs a trainer in a directory and expects the exit status. Returns whether it was that.
 PRINTF_LIKE(5, 6)
 static bool run_in(ProgramResult *r, const TestDirectory *d, const char *trainer, int status, const char *fmt, ...) {
     char options[4096];
@@ -89,10 +89,10 @@ static void expect_error(const ProgramResult *r, const char *text) {
     EXPECT(count_lines(r->err) == 1 && strstr(r->err, text), "stderr is not one line with '%s': %.600s", text, r->err);
 }
 
-// Two dumps of gradients. fp32: to rounding, which grows with the depth of the model, not with the length of its sums
-// here. bf16 rounds each activation to 8 bits: directions agree to `cosine`, and lengths to 15%; that of one scalar
-// (lambda_q1 has its direction from k1) to 40%, since much of it cancels, and cuDNN rounds probabilities too (24% was
-// seen, and less than 15% without that). Exact factors are the fp32 build's to test.
+// Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model. In bf16,
+// which rounds each activation to 8 bits, directions agree to `cosine` and lengths to 15%. The gradients of lambda
+// vectors are a scalar times another vector; much of the scalar cancels, and cuDNN rounds probabilities too: 40% (24%
+// was seen, and less than 15% without cuDNN). The fp32 build tests exact factors.
 static void compare_dumps(const char *what, double cosine, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
@@ -129,7 +129,7 @@ static void compare_dumps(const char *what, double cosine, const char *cpu, cons
     safetensors_close(b);
 }
 
-// Where two maps that are alike at the start are subtracted whole, their rounding is most of what is left.
+// With lambda 1, two maps that are similar at the start are subtracted: most of the difference is rounding.
 static double least_cosine(const AttentionVariant *a) { return a->lambda == LAMBDA_ONE ? 0.93 : 0.99; }
 
 static void dump_both(const TestDirectory *d, const AttentionVariant *variant, const char *what, const char *options) {
@@ -142,7 +142,8 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
         compare_dumps(what, least_cosine(variant), cpu, gpu);
 }
 
-// On the weights of the reference, which are large enough that every gradient is, and on initial ones at odd shapes.
+// On the weights of the reference, which are so large that every gradient is, and on initial weights at unaligned
+// shapes.
 static void test_gradients_of_variants(void) {
     char options[2048], what[256];
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -166,7 +167,7 @@ static void test_gradients_of_variants(void) {
     }
 }
 
-// A run's records of one kind, in order; those that there are.
+// Reads the records of one kind of a run, in order. Returns their number.
 static int read_records(const TestDirectory *d, const char *run, const char *kind, cJSON **records, int limit) {
     char path[600], line[4096];
     FORMAT(path, "%s/%s/log.jsonl", d->path, run);
@@ -182,8 +183,7 @@ static int read_records(const TestDirectory *d, const char *run, const char *kin
     return count;
 }
 
-// Every number of the records, but for the times, within `tolerance` of its size; bf16 at least finite where the CPU's
-// is.
+// Every number of the records but the times is within `tolerance` of its size, and finite where the CPU's is.
 static void compare_records(const TestDirectory *d, const char *what, const char *kind, int wanted, double tolerance) {
     enum { LIMIT = 64 };
     cJSON *cpu[LIMIT], *gpu[LIMIT];
@@ -207,7 +207,7 @@ static void compare_records(const TestDirectory *d, const char *what, const char
     for (int i = 0; i < device_count; i++) cJSON_Delete(gpu[i]);
 }
 
-// Documents with every second variant; validation, statistics.
+// With documents for every second variant, validation and statistics.
 static void test_losses_of_variants(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -248,7 +248,7 @@ static void test_recompute_bits(void) {
 }
 
 #ifdef CUDA_ON_CPU
-// Whichever thread runs first: a result that depends on it is a race.
+// A result that depends on the order of threads is a race.
 static void test_thread_orders(void) {
     static const char *const orders[] = {"forward", "reverse", "shuffled:5"};
     static const char *const names[] = {"diff_v2", "diff_v1", "sink", "gated_elem"};
@@ -267,8 +267,8 @@ static void test_thread_orders(void) {
     }
 }
 
-// One line before all others says what computes attention, and why it is not cuDNN; dumps in the directory's `cpu` and
-// `device` agree where they are given.
+// The first line of the output states what computes attention, and why it is not cuDNN. Gradients of diff_v1, whose
+// widths of keys and values differ, agree with the CPU's.
 static void expect_attention_of(const char *model, const char *options, const char *fp32_line, const char *bf16_line) {
     const char *line = cuda_fp32 ? fp32_line : bf16_line;
     TestDirectory d = cuda_data(256);
@@ -279,7 +279,7 @@ static void expect_attention_of(const char *model, const char *options, const ch
     FORMAT(first, "%.*s", (int)strcspn(r.out, "\n"), r.out);
     EXPECT(strcmp(first, line) == 0, "%s: '%s', not '%s'", options, first, line);
     bool diff_v1 = strstr(options, "diff_v1") != NULL;
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) // where widths differ
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         if (diff_v1 && strcmp(attention_variants[v].name, "diff_v1") == 0)
             dump_both(&d, &attention_variants[v], line, all);
     test_remove_directory(&d);
@@ -321,7 +321,7 @@ static void test_attention_line(void) {
     test_remove_directory(&d);
 }
 
-// What the environment of the case makes cuDNN refuse is said once, with a remedy that helps.
+// What cuDNN does not support in the environment of a case is printed once, with a remedy that works.
 static void test_attention_warnings(void) {
     static const char *const b200 = "CUDA_ON_CPU_NAME='NVIDIA B200' CUDA_ON_CPU_CUDNN_VERSION=";
     static const struct {
@@ -409,8 +409,8 @@ static void test_cudnn_errors(void) {
     test_remove_directory(&d);
 }
 
-// Seven windows, one at a time or four and three: the same kernel gives each the same loss. Our kernel and cuDNN round
-// differently.
+// Seven windows, one by one or as four and three: the same kernel gives the same losses. The built-in kernel and cuDNN
+// round differently.
 static void test_validation_remainder(void) {
     TestDirectory d = cuda_data(256);
     ProgramResult r;
@@ -431,8 +431,8 @@ static void test_validation_remainder(void) {
     test_remove_directory(&d);
 }
 
-// 8 query heads of dS, (1088, 1152) or (2112, 2176) in bf16 a sequence: 20 or 74 MiB. The limit is half of what the run
-// leaves of the device's memory, 64 MiB at least; and of a device that is not there 1 GiB.
+// dS of 8 query heads, (1088, 1152) or (2112, 2176) in bf16, takes 20 or 74 MiB per sequence. The limit is half of the
+// device memory that the run leaves, at least 64 MiB, and 1 GiB without a device.
 static void test_attention_workspace(void) {
     static const struct {
         const char *environment, *options, *line;
@@ -471,7 +471,7 @@ static double dry_run_total(const TestDirectory *d, const char *options) {
     return mib;
 }
 
-// What the message offers is what --dry-run says of it.
+// The savings in the message are those of --dry-run.
 static void test_out_of_memory(void) {
     static const char *const options = "--layers 3 --hidden 20 --heads 6 --kv-heads 2 --head-dim 12 --ffn 27 --vocab "
                                        "43 --seq-len 13 --total-batch 10400 --steps 1 --sdpa own";
@@ -507,7 +507,7 @@ static void test_out_of_memory(void) {
     test_remove_directory(&d);
 }
 
-// The device has room for the run, but not for more that a library wants.
+// The device has memory for the run, but not for the workspace of a library.
 static void test_out_of_memory_in_library(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -520,7 +520,7 @@ static void test_out_of_memory_in_library(void) {
     test_remove_directory(&d);
 }
 
-// 33 MiB of buffers, most of them the workspace of matrix products, and 560 MiB that CUDA is expected to take.
+// The run needs 33 MiB of buffers, most of them the workspace of matrix products, and an estimate of 560 MiB for CUDA.
 static void test_memory_of_other_processes(void) {
     static const struct {
         const char *memory, *others; // MiB
@@ -596,7 +596,7 @@ static void test_device_peak(void) {
     test_remove_directory(&d);
 }
 
-// On a device without a row in device_peak.h the first product is the one that measures the peak.
+// On a device that device_peak.h does not list, the first product measures the peak.
 static void test_modes_on_unlisted_devices(void) {
     static const char *const names[] = {"NVIDIA Tomorrow 1", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"};
     static const char *const modes[] = {
@@ -621,7 +621,7 @@ static void test_modes_on_unlisted_devices(void) {
     }
 }
 
-// To the byte: what cudaMalloc handed out is what was planned, but for the estimates of what CUDA takes itself.
+// The bytes that cudaMalloc returned are those of the plan without its estimates of CUDA's own memory.
 static void test_dry_run_memory(void) {
     static const char *const options[] = {"--recompute 1 --sample-every 3",
                                           "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
@@ -652,7 +652,7 @@ static void test_dry_run_memory(void) {
     test_remove_directory(&d);
 }
 
-// Without a device nobody can ask cuDNN for its workspace, which is most of what these need.
+// Most of the memory is cuDNN's workspace, whose size cannot be queried without a device.
 static void test_dry_run_without_device(void) {
     static const char *const options[] = {"--kv-heads 4", "--kv-heads 2", "--kv-heads 2 --attention diff_v1",
                                           "--kv-heads 4 --no-deterministic"};
@@ -678,7 +678,7 @@ static void test_dry_run_without_device(void) {
 }
 #else
 
-// Estimates included. Nothing else may use the device.
+// Includes the estimates. No other process may use the device.
 static void test_dry_run_accuracy(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -716,7 +716,7 @@ static void test_resume_bits(void) {
     }
 }
 
-// bf16 has 8 bits: a step of 1e-6 moves no weight of 0.02, but it moves the weight's master.
+// bf16 has 8 bits: a step of 1e-6 changes the master weight of 0.02, but not the weight.
 static void test_master_weights(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -749,7 +749,7 @@ static void test_master_weights(void) {
     test_remove_directory(&d);
 }
 
-// What one writes the other reads: evaluation of the device's checkpoint by both, and greedy text.
+// Both trainers evaluate a checkpoint of the device and generate greedy text.
 static void test_checkpoint_on_cpu(void) {
     TestDirectory d = cuda_data(43);
     ProgramResult r;
@@ -883,14 +883,14 @@ static void test_gemm_fallback(void) {
     test_remove_directory(&d);
 }
 
-// Copies the table with a change by sed, and dumps gradients under it.
+// Changes a copy of the table by sed, and dumps gradients with it.
 static void run_with_table(ProgramResult *r, const TestDirectory *d, int status, const char *change, const char *dump) {
     run_command(r, "cd '%s' && sed -E '%s' table.json > changed.json", d->path, change);
     run_in(r, d, device_trainer(), status, TRAIN_ODD " --sdpa own --tune-gemm changed.json --dump-grads %s", dump);
 }
 
 static void test_gemm_table(void) {
-    // the stand-in's third word: whether sums begin with the last part
+    // the third word of an emulated algorithm: whether sums begin with the last part
     static const char forwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000000/g",
                       backwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000001/g";
     static const char *const broken[][2] = {{"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
@@ -934,7 +934,7 @@ static void test_gemm_table(void) {
 }
 #endif
 
-// For a sanitizer to watch: what the numbers are the other builds test.
+// For sanitizers; the other builds test the numbers.
 static void test_odd_shapes(void) {
     TestDirectory d = cuda_data(11);
     ProgramResult r;
@@ -949,8 +949,8 @@ static void test_odd_shapes(void) {
     test_remove_directory(&d);
 }
 
-// Both precisions run the same kernels but for the rounding: what is about bits is tested where there is more of it.
-// Under a sanitizer a step takes seconds.
+// Both precisions run the same kernels except for the rounding: bf16 alone tests equality of bits. With sanitizers a
+// step takes seconds.
 typedef enum { BOTH_PRECISIONS, BF16_ALONE, SANITIZED } CudaBuild;
 #ifdef CUDA_ON_CPU_ASAN
 static const bool cuda_sanitized = true;
@@ -967,40 +967,40 @@ typedef struct {
 } CudaTest;
 static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS, {"a step waits for the device only to read the loss and the norm", test_host_waits}},
-    {BOTH_PRECISIONS, {"logits are computed in pieces that suit the GEMM, one row when generating", test_logit_pieces}},
+    {BOTH_PRECISIONS, {"logits are computed in pieces of 4096 to 8192 rows, one row in generation", test_logit_pieces}},
     {BOTH_PRECISIONS,
-     {"three steps of every variant have the losses and statistics of the CPU", test_losses_of_variants}},
-    {BOTH_PRECISIONS, {"gradients of every variant equal the CPU trainer's", test_gradients_of_variants}},
-    {BF16_ALONE, {"recomputing gives the gradients of every variant the same bits", test_recompute_bits}},
+     {"three steps of every variant have the losses and statistics of the CPU trainer", test_losses_of_variants}},
+    {BOTH_PRECISIONS, {"gradients of every variant equal those of the CPU trainer", test_gradients_of_variants}},
+    {BF16_ALONE,
+     {"activation recomputation does not change a bit of the gradients of any variant", test_recompute_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"gradients do not depend on the order of threads", test_thread_orders}},
-    {BOTH_PRECISIONS, {"a run says what computes attention, and gradients by all ways agree", test_attention_line}},
+    {BOTH_PRECISIONS, {"a run prints what computes attention, and all implementations agree", test_attention_line}},
     {BOTH_PRECISIONS,
-     {"a run warns where the built-in kernel computes attention unasked, with a remedy that helps",
+     {"a run warns where attention falls back to the built-in kernel, with a remedy that works",
       test_attention_warnings}},
-    {BF16_ALONE, {"the workspace of attention follows the device's memory", test_attention_workspace}},
-    {BF16_ALONE, {"what cuDNN refuses ends a run that demands cuDNN", test_cudnn_errors}},
-    {BF16_ALONE, {"the last, partial batch of a validation is computed by cuDNN too", test_validation_remainder}},
-    {BF16_ALONE, {"too little device memory is said, with what it was for and what needs less", test_out_of_memory}},
+    {BF16_ALONE, {"the workspace of attention depends on the device memory", test_attention_workspace}},
+    {BF16_ALONE, {"a run that requires cuDNN ends where cuDNN does not support its shapes", test_cudnn_errors}},
+    {BF16_ALONE, {"cuDNN computes the last, partial batch of a validation too", test_validation_remainder}},
+    {BF16_ALONE, {"out of device memory names the buffer and options that need less", test_out_of_memory}},
     {BF16_ALONE,
-     {"memory that other processes have is not free, and advice asks no library", test_memory_of_other_processes}},
-    {BF16_ALONE, {"a library that finds no memory is named", test_out_of_memory_in_library}},
-    {BOTH_PRECISIONS, {"the peak of a known device is its maker's, of another measured", test_device_peak}},
+     {"memory of other processes is not free, and advice calls no library", test_memory_of_other_processes}},
+    {BF16_ALONE, {"out of device memory in a library names the library", test_out_of_memory_in_library}},
+    {BOTH_PRECISIONS, {"the peak of a listed device is the vendor's, of another it is measured", test_device_peak}},
     {BOTH_PRECISIONS,
-     {"every mode runs on a device that is not listed, and on a slice of one", test_modes_on_unlisted_devices}},
-    {BOTH_PRECISIONS, {"a dry run counts all that is allocated, to the byte", test_dry_run_memory}},
-    {BOTH_PRECISIONS,
-     {"what the GEMM library refuses is computed by the built-in kernel, with a warning", test_gemm_fallback}},
-    {BOTH_PRECISIONS, {"a table of --tune-gemm decides which algorithms multiply, or is refused", test_gemm_table}},
-    {BF16_ALONE, {"a dry run without a device is that with one", test_dry_run_without_device}},
+     {"every mode runs on a device that is not listed, and on a MIG slice", test_modes_on_unlisted_devices}},
+    {BOTH_PRECISIONS, {"a dry run predicts the allocated memory to the byte", test_dry_run_memory}},
+    {BOTH_PRECISIONS, {"matrix products fall back to the built-in kernel with a warning", test_gemm_fallback}},
+    {BOTH_PRECISIONS, {"a table of --tune-gemm selects the algorithms, or is an error", test_gemm_table}},
+    {BF16_ALONE, {"a dry run prints the same with and without a device", test_dry_run_without_device}},
 #else
-    {BOTH_PRECISIONS, {"a dry run is right to two percent of what is in use", test_dry_run_accuracy}},
+    {BOTH_PRECISIONS, {"a dry run predicts the memory in use to two percent", test_dry_run_accuracy}},
 #endif
-    {BF16_ALONE, {"a resumed run is the same run, bit for bit", test_resume_bits}},
-    {BF16_ALONE, {"updates too small for bf16 reach the master weights", test_master_weights}},
-    {BOTH_PRECISIONS, {"the CPU trainer continues what the device has written", test_checkpoint_on_cpu}},
-    {BOTH_PRECISIONS, {"a run says what it ran on, and --gemm cannot contradict it", test_run_record}},
-    {SANITIZED, {"three steps of every variant at odd shapes end well", test_odd_shapes}},
+    {BF16_ALONE, {"a resumed run equals an uninterrupted one, bit for bit", test_resume_bits}},
+    {BF16_ALONE, {"updates too small for bf16 change the master weights", test_master_weights}},
+    {BOTH_PRECISIONS, {"the CPU trainer reads checkpoints of the device", test_checkpoint_on_cpu}},
+    {BOTH_PRECISIONS, {"run.json names the device and libraries, and --gemm must match the build", test_run_record}},
+    {SANITIZED, {"three steps of every variant at unaligned shapes succeed", test_odd_shapes}},
 };
 enum { CUDA_TRAINER_TEST_COUNT = sizeof(cuda_trainer_tests) / sizeof(cuda_trainer_tests[0]) };
 #endif

@@ -1,7 +1,7 @@
 /*
-harness.h: what tests are made of. A test is a sentence and a function; a file of tests ends in one
-table of them; test_diffv2.c runs the tables. EXPECT counts a failure, prints it with its parameters
-and goes on, so that one run shows all that is wrong.
+harness.h: the test harness. A test is a sentence and a function. Each file of tests ends with a table of them, and
+test_diffv2.c runs the tables. EXPECT prints a failure with its parameters, counts it and continues, so that one run
+shows all failures.
 */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
@@ -12,12 +12,12 @@ typedef struct {
     void (*run)(void);
 } Test;
 
-static int test_failures;      // of the test that is running
-static char test_skipped[300]; // why it cannot be tried here; empty
+static int test_failures;      // of the running test
+static char test_skipped[300]; // why it cannot run here; empty: it can
 
 PRINTF_LIKE(3, 4)
 static inline void test_failed(const char *file, int line, const char *fmt, ...) {
-    if (test_failures++ >= 5) return; // the first ones tell
+    if (test_failures++ >= 5) return; // more would only repeat
     va_list args;
     va_start(args, fmt);
     printf("    %s:%d: ", file, line);
@@ -25,7 +25,7 @@ static inline void test_failed(const char *file, int line, const char *fmt, ...)
     printf("\n");
     va_end(args);
 }
-// What the running test cannot try on this machine. A test that is skipped in part is counted as skipped.
+// States what the running test cannot check on this machine. A test that is skipped in part counts as skipped.
 PRINTF_LIKE(1, 2)
 static inline void test_skip(const char *fmt, ...) {
     va_list args;
@@ -54,7 +54,7 @@ static inline void test_run(TestCounts *counts, const char *subject, const Test 
     else counts->passed++;
 }
 
-// The last line of a test program. Returns its exit status: that nothing was run or skipped is a failure.
+// Prints the last line of a test program and returns its exit status. A run without any test is a failure.
 static inline int test_end(const TestCounts *counts) {
     char skipped[40] = "";
     CHECK(counts->passed + counts->failed + counts->skipped > 0, "no test was run");
@@ -63,8 +63,8 @@ static inline int test_end(const TestCounts *counts) {
     return counts->failed ? EXIT_FAILED : EXIT_DONE;
 }
 
-// Which tests the arguments of a test program choose: those whose subject or sentence contains one of the words, all
-// where there is no word, but none that is of the subject -WORD or whose sentence contains it.
+// Which tests the arguments select: those whose subject or sentence contains one of the words, all without words,
+// except those whose subject is, or whose sentence contains, the WORD of an argument -WORD.
 static inline bool test_word_fits(const char *word, const char *subject, const char *sentence) {
     if (word[0] == '-') return strcmp(subject, word + 1) == 0 || strstr(sentence, word + 1);
     return strstr(subject, word) || strstr(sentence, word);
@@ -80,7 +80,7 @@ static inline bool test_chosen(int count, char **words, const char *subject, con
     return chosen;
 }
 
-// A stream of numbers that depends on its seed alone.
+// A pseudorandom sequence that depends only on its seed.
 typedef struct {
     uint64_t state;
 } TestRandom;
@@ -94,7 +94,7 @@ static inline int test_random_int(TestRandom *r, int n) { return (int)(test_rand
 // uniform in (-1, 1)
 static inline double test_random_real(TestRandom *r) { return (double)(int64_t)test_random_bits(r) * 0x1p-63; }
 
-// An empty directory of this process's own under TMPDIR, removed by test_remove_directory.
+// A new empty directory under TMPDIR; test_remove_directory removes it.
 typedef struct {
     char path[512];
 } TestDirectory;
@@ -111,7 +111,7 @@ static inline void test_remove_directory(const TestDirectory *d) {
     if (system(command) != 0) printf("    could not remove %s\n", d->path);
 }
 
-// What a child process did. `out` and `err` are cut at their sizes and end in 0.
+// The result of a child process. `out` and `err` are truncated to their sizes and end in 0.
 typedef struct {
     int status; // exit status; 128 + N when signal N ended it
     char out[65536], err[16384];
@@ -122,7 +122,7 @@ static inline const char *test_program(void) {
     const char *program = getenv("TRAIN_DIFFV2");
     return program && *program ? program : "./train_diffv2";
 }
-// The same as an absolute path, for commands that change the directory.
+// The absolute path of test_program, for commands that change the directory.
 static inline const char *test_program_path(void) {
     static char path[PATH_MAX];
     CHECK(realpath(test_program(), path) != NULL, "cannot find %s: build it, or set TRAIN_DIFFV2", test_program());

@@ -1,5 +1,5 @@
 /*
-isolated_cases.h: that cases which end their process are failures of their own (isolation.h runs the tests on devices).
+isolated_cases.h: a case that ends its process is one failure (isolation.h runs the tests on devices).
 */
 #ifndef TESTS_ISOLATED_CASES_H
 #define TESTS_ISOLATED_CASES_H
@@ -31,7 +31,7 @@ static TestCounts run_planned(ProgramResult *r) {
     TestCounts counts = run_isolated(&cases);
     fflush(NULL);
     for (int i = 0; i < 2; i++) {
-        CHECK(dup2(saved[i], 1 + i) >= 0, "cannot take the redirection back: %s", strerror(errno));
+        CHECK(dup2(saved[i], 1 + i) >= 0, "cannot restore the output: %s", strerror(errno));
         close(saved[i]);
     }
     test_read_file(path[0], r->out, sizeof(r->out));
@@ -46,12 +46,12 @@ static void test_isolated_cases(void) {
     EXPECT(counts.passed == 3 && counts.failed == 2, "%d passed, %d failed", counts.passed, counts.failed);
     EXPECT(strcmp(r.out, "FAIL case 1: its process ended, exit status 1\nFAIL case 3: its process ended, signal 9\n") ==
                0,
-           "it printed: %s", r.out);
-    EXPECT(strcmp(r.err, "diffv2: a shape that a library refuses\n") == 0, "it said: %s", r.err);
+           "stdout: %s", r.out);
+    EXPECT(strcmp(r.err, "diffv2: a shape that a library refuses\n") == 0, "stderr: %s", r.err);
 }
 
 static const Test isolated_tests[] = {
-    {"a case that ends its process is one failure, and the cases behind it are run", test_isolated_cases},
+    {"a case that ends its process is one failure, and later cases run", test_isolated_cases},
 };
 enum { ISOLATED_TEST_COUNT = sizeof(isolated_tests) / sizeof(isolated_tests[0]) };
 #endif

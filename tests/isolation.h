@@ -1,9 +1,9 @@
 /*
 isolation.h: runs cases in a child process, so that a case that ends its process is one failing case.
 
-CHECK ends the process, and after some errors no CUDA call of a process succeeds; so the parent, which never touches the
-device, starts a new child behind the case that failed. Parent and child share one page: the case that is running, and
-the counts. A case that takes too long is ended by SIGALRM.
+CHECK ends the process, and after some errors no CUDA call of a process succeeds. Therefore the parent, which never uses
+the device, starts a new child after a case that failed. Parent and child share one page: the index of the running case,
+and the counts. SIGALRM ends a case that takes too long.
 */
 #ifndef TESTS_ISOLATION_H
 #define TESTS_ISOLATION_H
@@ -14,15 +14,15 @@ the counts. A case that takes too long is ended by SIGALRM.
 enum { CASE_SECONDS = 600 };
 
 typedef struct {
-    volatile int at; // the case that is running; -1: none yet; the number of cases: all have been run
+    volatile int at; // the running case; -1: none yet; the number of cases: all have run
     TestCounts counts;
 } IsolatedProgress;
 
 typedef struct {
     int count;
-    void (*open)(void);                               // what the cases need, once in each child
-    void (*run)(int i, TestCounts *counts);           // a case; prints its line
-    void (*describe)(int i, char *line, size_t size); // its line, where it could not
+    void (*open)(void);                               // prepares a child for its cases
+    void (*run)(int i, TestCounts *counts);           // runs a case and prints its line
+    void (*describe)(int i, char *line, size_t size); // writes the line of a case that did not
 } IsolatedCases;
 
 static inline void isolated_child(const IsolatedCases *cases, int first, IsolatedProgress *shared) {

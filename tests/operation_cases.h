@@ -46,7 +46,7 @@ typedef struct {
     size_t count;
     TensorType type;
     bool constant;    // an input without a gradient
-    double spread;    // of an input: values are uniform in (-spread, spread)
+    double spread;    // values, or what is added to, are uniform in (-spread, spread)
     double low, high; // CUDA: where high > 0, the backward's input is uniform in (low, high)
     Error error;      // of CUDA against C, as an output
     bool error_grows; // with the largest value of the tensor
@@ -69,7 +69,6 @@ typedef enum {
     OP_SCALE,
     OP_GATE,
     OP_SWIGLU,
-    OP_RESIDUAL,
     OP_CROSS_ENTROPY,
     OP_KIND_COUNT
 } OpKindName;
@@ -431,18 +430,6 @@ static void swiglu_reference(OpCase *c) {
     }
 }
 
-// --- residual: x[0], x[1], y (count) ---
-
-static void residual_setup(OpCase *c) {
-    op_rows(&c->x[0], "a", 1, c->d[0], c->d[0]);
-    op_rows(&c->x[1], "b", 1, c->d[0], c->d[0]);
-    op_rows(&c->y[0], "y", 1, c->d[0], c->d[0]);
-    c->no_backward = true;
-}
-static void residual_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x[0].ref[i] + c->x[1].ref[i];
-}
-
 // --- cross_entropy: x logits (N,V) with row stride Vp, y losses (N), which are added to ---
 
 static void cross_entropy_setup(OpCase *c) {
@@ -485,7 +472,6 @@ static const struct {
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},
-    {"residual", "count", residual_setup, residual_reference},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference},
 };
 
@@ -495,7 +481,7 @@ static inline void op_describe(OpCase *c, OpKindName kind, const int *d) {
     c->kind = kind;
     c->d = d;
     c->length = 1;
-    for (int i = 0; i < OP_TENSORS; i++) c->x[i].spread = 1;
+    for (int i = 0; i < OP_TENSORS; i++) c->x[i].spread = c->dx[i].spread = c->y[i].spread = 1;
     op_kinds[kind].setup(c);
     for (int i = 0; i < OP_TENSORS; i++) {
         memcpy(c->dx[i].view, c->x[i].view, sizeof(c->x[i].view));

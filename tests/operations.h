@@ -1,5 +1,5 @@
 /*
-operations.h: the C operations. The cases of operation_cases.h, and properties that no comparison of one call shows.
+operations.h: tests of the C operations: the cases of operation_cases.h, and properties that involve several calls.
 */
 #ifndef TESTS_OPERATIONS_H
 #define TESTS_OPERATIONS_H
@@ -21,7 +21,6 @@ static void test_layer_lambda(void) {
 static void test_scale(void) { op_check_all(OP_SCALE); }
 static void test_gate(void) { op_check_all(OP_GATE); }
 static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
-static void test_residual(void) { op_check_all(OP_RESIDUAL); }
 static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
 
 static void test_rmsnorm_of_zeros(void) {
@@ -30,7 +29,7 @@ static void test_rmsnorm_of_zeros(void) {
     EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
 }
 
-// bf16 has the upper half of a float's bits: against the conversion of files, which goes by the exact value.
+// bf16 is the upper half of the bits of a float. Compares with the conversion of files, which rounds the exact value.
 static void test_bf16_rounding(void) {
     enum { N = 100000, COLUMNS = 100, LD = 104 };
     float *in = (float *)checked_calloc(N, sizeof(float)),
@@ -65,9 +64,9 @@ static void test_bf16_rounding(void) {
     free(narrow);
 }
 
-// In bf16 the products are those of the rounded matrices, whoever multiplies; few rows are not rounded.
+// Products in bf16 are those of the rounded matrices, in either implementation. Products of few rows are not rounded.
 static void test_matmul_bf16(void) {
-    if (sizeof(real) != sizeof(float)) return; // there --gemm bf16 is refused
+    if (sizeof(real) != sizeof(float)) return; // where --gemm bf16 is an error
     enum { IC = 40, OC = 70, LDY = 80, ROWS = 50 };
     TestRandom random = {17};
     real *x[2] = {op_alloc_random(&random, ROWS * IC, 1), NULL}, *w[2] = {op_alloc_random(&random, OC * IC, 1), NULL};
@@ -85,7 +84,7 @@ static void test_matmul_bf16(void) {
     for (int native = 0; native < 2; native++) {
         matmul_use_bf16(true);
 #ifdef ONEDNN
-        // oneDNN widens bf16 on CPUs with AVX-512 that do not multiply it: its way can be tried on those too
+        // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
         matmul_bf16_native = native && (bf16_begin() || bf16_probe());
 #endif
         if (matmul_bf16_native != (native == 1)) break;
@@ -152,7 +151,7 @@ static void test_rope_properties(void) {
     op_free("rope");
 }
 
-// q (T,NQ,D), k and v (T,NKV,D) of one sequence, in separate buffers, and what comes of them
+// q (T,NQ,D), k and v (T,NKV,D) of one sequence in separate buffers, and their attention
 typedef struct {
     AttentionShape s;
     size_t q_count, kv_count, lse_count;
@@ -179,7 +178,7 @@ static AttentionSequence attention_sequence(int T, double scale) {
 }
 static void test_attention_is_causal(void) {
     enum { T = 295 };
-    // the first, around the blocks' ends, all but one
+    // the first row, rows at the ends of blocks, and all rows but one
     static const int last[] = {0, 12, 94, 95, 96, 190, 191, 192, 293};
     for (size_t i = 0; i < sizeof(last) / sizeof(last[0]); i++) {
         AttentionSequence a = attention_sequence(T, 2);
@@ -193,7 +192,7 @@ static void test_attention_is_causal(void) {
         attention_forward(out, lse, a.q, a.k, a.v, a.s);
         real *no_lse = op_alloc(a.q_count);
         attention_forward(no_lse, NULL, a.q, a.k, a.v, a.s);
-        EXPECT(op_same(out, no_lse, a.q_count), "the output depends on whether lse is wanted");
+        EXPECT(op_same(out, no_lse, a.q_count), "the output differs without lse");
         EXPECT(op_same(out, a.out, at), "other keys after row %d changed an output up to it", last[i]);
         EXPECT(!op_same(out + at, a.out + at, a.q_count - at), "other keys after row %d changed nothing", last[i]);
         for (int h = 0; h < a.s.NQ; h++)
@@ -202,7 +201,7 @@ static void test_attention_is_causal(void) {
         op_free("attention");
     }
 }
-// Documents in a row that do not see each other, against each of them alone: outputs, lse and gradients.
+// Outputs, lse and gradients of consecutive documents, with a mask, against each document by itself.
 static void test_attention_documents(void) {
     enum { T = 421, DOCUMENTS = 6 };
     static const int starts[DOCUMENTS + 1] = {0, 1, 7, 190, 195, 400, T}; // one token, within a block, across blocks
@@ -267,7 +266,7 @@ static void test_attention_large_scores(void) {
     op_free("attention");
 }
 
-// A sink far below the scores is none, to the last bit; one far above takes everything and leaves no gradient.
+// A sink far below the scores changes no bit. One far above them makes outputs and gradients 0.
 static void test_sink_extremes(void) {
     enum { T = 67, NQ = 4, D = 24 };
     static const double logits[] = {-60, -1e4, -1e30, 100, 1e4, 1e30};
@@ -304,7 +303,7 @@ static void test_diff_combine_pairs(void) {
     static const int pairs[][1 + 2 * NH] = {
         // stride, then the two heads of each pair
         {1, 0, 1, 2, 3, 4, 5, 6, 7}, // diff_v2
-        {2, 0, 2, 1, 3, 4, 6, 5, 7}, // between the two
+        {2, 0, 2, 1, 3, 4, 6, 5, 7}, // an intermediate stride
         {4, 0, 4, 1, 5, 2, 6, 3, 7}, // diff_v2_cross_group
     };
     for (size_t k = 0; k < sizeof(pairs) / sizeof(pairs[0]); k++) {
@@ -321,7 +320,7 @@ static void test_diff_combine_pairs(void) {
     }
 }
 
-// Saturated gates let everything or nothing through and have no gradient; halves are exact.
+// Saturated gates are 1 or 0 and have no gradient; a gate of 1/2 is exact.
 static void test_gate_extremes(void) {
     enum { D = 4 };
     real x[D] = {1, 2, 3, 4}, g[D] = {(real)1e4, (real)-1e4, 0, (real)1e4}, dy[D] = {5, 6, 7, 8}, y[D], dx[D], dg[D];
@@ -336,7 +335,7 @@ static void test_gate_extremes(void) {
 
 // --- residual and rmsnorm in one pass ---
 
-// Bit for bit what the two operations give one after the other, for any number of threads; nothing else is written.
+// The bits of the two operations in sequence, for any number of threads; nothing else is written.
 static void test_residual_rmsnorm(void) {
     static const int shapes[][2] = {{1, 1}, {7, 64}, {13, 130}, {129, 100}, {3, 37}}; // as for rmsnorm
     TestRandom random = {8};
@@ -348,7 +347,7 @@ static void test_residual_rmsnorm(void) {
         real *weight = op_alloc_random(&random, (size_t)C, 1), *sum[2], *y[2], *rstd[2];
         for (int fused = 0; fused < 2; fused++)
             sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
-        residual_forward(sum[0], a, b, count);
+        for (size_t e = 0; e < count; e++) sum[0][e] = a[e] + b[e];
         rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS);
         for (int threads = 1; threads <= OP_THREADS; threads++) {
             omp_set_num_threads(threads);
@@ -371,8 +370,8 @@ static void test_cross_entropy_extremes(void) {
         int target;
         double loss, gradient[V];
     } cases[] = {
-        {{1e4, -1e4, 0, 0}, 1, 2e4, {1, -1, 0, 0}},                        // sure and wrong
-        {{1e4, -1e4, 0, 0}, 0, 0, {0, 0, 0, 0}},                           // sure and right
+        {{1e4, -1e4, 0, 0}, 1, 2e4, {1, -1, 0, 0}},                        // certain and wrong
+        {{1e4, -1e4, 0, 0}, 0, 0, {0, 0, 0, 0}},                           // certain and correct
         {{-3e4, -3e4, -3e4, -3e4}, 2, 1.386294361, {.25, .25, -.75, .25}}, // all far below 0: log 4
         {{1e30, 1e30, -1e30, 0}, 0, 0.693147181, {-.5, .5, 0, 0}},         // a tie at the top: log 2
     };
@@ -472,7 +471,7 @@ static void test_adamw(void) {
         op_free("adamw");
     }
 }
-// The weights are the master's, whatever the parameters were; both get the update.
+// The result depends on the master weights, not on the parameters before; both are updated.
 static void test_adamw_master_weights(void) {
     enum { COUNT = 77 };
     TestRandom random = {5};
@@ -572,39 +571,38 @@ static void test_sigmoid(void) {
 }
 
 static const Test operations_tests[] = {
-    {"exp is within 2 ulp, 0 far below, finite far above, and keeps NaN", test_exp},
-    {"the sigmoid is right to rounding everywhere and saturates", test_sigmoid},
-    {"the embedding copies rows and its backward adds repeated tokens up", test_embedding},
+    {"exp is within 2 ulp, saturates to 0 and to the largest value, and preserves NaN", test_exp},
+    {"the sigmoid is correct to rounding and saturates at 0 and 1", test_sigmoid},
+    {"the embedding copies rows, and its backward sums over repeated tokens", test_embedding},
     {"rmsnorm and its backward agree with the definition", test_rmsnorm},
     {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
-    {"rounding to bf16 is to the nearest, and keeps NaN and infinity", test_bf16_rounding},
-    {"matmul in bf16 multiplies rounded matrices, by oneDNN and without it", test_matmul_bf16},
+    {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
+    {"matmul in bf16 multiplies rounded matrices, with and without oneDNN", test_matmul_bf16},
     {"rope and its backward agree with the definition", test_rope},
-    {"rope keeps norms, is undone by its backward and sees distances only", test_rope_properties},
+    {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},
-    {"attention never looks ahead, to the last bit", test_attention_is_causal},
-    {"attention within documents is attention of each document alone", test_attention_documents},
-    {"attention survives scores of 100,000", test_attention_large_scores},
-    {"attention of two key sets adds both gradients of the values they share", test_attention_sets},
-    {"a sink and its backward agree with a softmax of one more column", test_sink},
-    {"a sink far below the scores is none, one far above takes everything", test_sink_extremes},
+    {"attention is causal: later keys do not change a bit of earlier outputs", test_attention_is_causal},
+    {"attention with a document mask equals attention of each document", test_attention_documents},
+    {"attention of scores of 100,000 is finite and selects the largest", test_attention_large_scores},
+    {"attention of two key sets sums the gradients of their shared values", test_attention_sets},
+    {"a sink and its backward agree with a softmax with one more column", test_sink},
+    {"a sink far below the scores has no effect, one far above makes the output 0", test_sink_extremes},
     {"diff_combine and its backward agree with the definition", test_diff_combine},
-    {"diff_combine pairs the heads that the variants name", test_diff_combine_pairs},
-    {"layer lambdas and their backwards agree with the definitions", test_layer_lambda},
-    {"scale_inplace multiplies and takes the gradient back", test_scale},
+    {"diff_combine pairs the heads of each variant", test_diff_combine_pairs},
+    {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
+    {"scale_inplace scales values and gradients", test_scale},
     {"the gates and their backward agree with the definition", test_gate},
-    {"saturated gates are 0 and 1 and have no gradient", test_gate_extremes},
+    {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
     {"swiglu and its backward agree with the definition", test_swiglu},
-    {"the residual adds with one rounding", test_residual},
-    {"the fused norm of a sum equals the two operations, bit for bit", test_residual_rmsnorm},
-    {"cross_entropy and the gradient that it leaves agree with the definition", test_cross_entropy},
-    {"cross_entropy of extreme logits is finite and right", test_cross_entropy_extremes},
-    {"cross_entropy does not change when all logits grow alike", test_cross_entropy_offset},
-    {"cross_entropy of a row with a NaN or an infinity is NaN", test_cross_entropy_nan},
+    {"residual_rmsnorm equals the sum and its rmsnorm, bit for bit", test_residual_rmsnorm},
+    {"cross_entropy and the gradient in its logits agree with the definition", test_cross_entropy},
+    {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
+    {"cross_entropy does not depend on a constant added to all logits", test_cross_entropy_offset},
+    {"cross_entropy of a row with NaN or infinity is NaN", test_cross_entropy_nan},
     {"adamw agrees with a loop in double over several steps", test_adamw},
-    {"with master weights an update is theirs, and the parameters follow", test_adamw_master_weights},
-    {"sum_of_squares is exact on integers, for any threads, and shows NaN", test_sum_of_squares},
+    {"adamw updates the master weights, and the parameters are their copies", test_adamw_master_weights},
+    {"sum_of_squares is exact for integers, deterministic, and propagates NaN", test_sum_of_squares},
 };
 enum { OPERATIONS_TEST_COUNT = sizeof(operations_tests) / sizeof(operations_tests[0]) };
 #endif

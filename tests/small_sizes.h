@@ -1,6 +1,6 @@
 /*
-small_sizes.h: sizes of pieces of work, so small that the tiny models and files of tests have several pieces, of which
-the last one is smaller. Include before everything else. Results do not depend on them, but for the order of sums
+small_sizes.h: sizes of pieces of work, so small that the small models and files of tests have several pieces, the last
+of them partial. Include it before all other headers. Results do not depend on the sizes, except for the order of sums
 (LOGIT_ROWS).
 */
 #ifndef TESTS_SMALL_SIZES_H

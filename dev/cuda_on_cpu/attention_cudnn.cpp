@@ -1,7 +1,8 @@
 /*
-attention_cudnn.cpp: llmc/cuda/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN. They
-use the dimensions and strides that they are given and nothing else, write what they should overwrite, and round where
-cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are added.
+attention_cudnn.cpp: llmc/cuda/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN.
+They use the dimensions and strides that they are given and nothing else, write what they should overwrite, and round
+where cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are
+added.
 
 It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
 $CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as

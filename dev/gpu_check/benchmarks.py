@@ -156,24 +156,9 @@ def beside_prediction(check, part, case, found):
     device = "H200" if check.pretend else (check.store.all["device"] or "unknown").split(":")[0]
     measured = {r["operation"]: r["ms"] for r in found if r["table"] == "profile" and r["operation"] != "step"}
     try:
-        expected_step = prediction.predict(
-            check.commands["TRAIN_DIFFV2"],
-            device,
-            [
-                "--preset",
-                preset,
-                "--attention",
-                attention,
-                "--kv-heads",
-                NKV,
-                "--batch-size",
-                B,
-                "--seq-len",
-                T,
-                "--total-batch",
-                B * T,
-            ],
-        )
+        words = f"--preset {preset} --attention {attention} --kv-heads {NKV} --batch-size {B} --seq-len {T}".split()
+        words += ["--total-batch", B * T]
+        expected_step = prediction.predict(check.commands["TRAIN_DIFFV2"], device, words)
         rows = prediction.compare(expected_step, measured) if measured else []
     except (RuntimeError, OSError) as error:
         part.fact(f"{preset} {attention}: no prediction", str(error)[:300])
@@ -197,25 +182,9 @@ def counters(check, part):
     if not tool or check.pretend:
         part.fact("ncu", "not available: the times above are measured by events")
         return
-    status, text = check.run(
-        [
-            tool,
-            "--csv",
-            "--clock-control",
-            "none",
-            "--metrics",
-            ",".join(COUNTERS),
-            *check.commands["BENCH_CUDA"],
-            "--repeats",
-            "1",
-            "kernels",
-            "1.4b",
-            "8",
-            "4",
-            "2048",
-        ],
-        150,
-    )
+    ncu = [tool, "--csv", "--clock-control", "none", "--metrics", ",".join(COUNTERS)]
+    benchmark = [*check.commands["BENCH_CUDA"], *"--repeats 1 kernels 1.4b 8 4 2048".split()]
+    status, text = check.run([*ncu, *benchmark], 150)
     rows = {}
     for line in text.splitlines():
         words = [w.strip('"') for w in line.split('","')]

@@ -13,7 +13,7 @@ TENSOR_NAME = re.compile(r"layer\.[0-9]+\.head\.[0-9]+\.(a1|a2|lambda)")
 
 
 def read(path):
-    """The tensors of a safetensors file of F32: name -> (shape, array); RunError when it is no file of attention maps."""
+    """The tensors {name: (shape, array)} of a file. Raises RunError if it is not a file of attention maps."""
     try:
         data = Path(path).read_bytes()
         size = struct.unpack("<Q", data[:8])[0]
@@ -38,4 +38,4 @@ def read(path):
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, MemoryError):
-        raise RunError(f"{path}: damaged, or no attention maps") from None
+        raise RunError(f"{path}: damaged, or not attention maps") from None

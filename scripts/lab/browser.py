@@ -1,4 +1,4 @@
-"""browser.py: a headless Chromium to look at pages with, over its debugging pipe: no driver and no network."""
+"""browser.py: controls a headless Chromium through its debugging pipe, without a driver or network. For tests."""
 
 import base64
 import json
@@ -17,7 +17,7 @@ def find():
 
 
 class Browser:
-    """with Browser() as b: b.open(path); b.run('1 + 1'); b.screenshot('x.png'). `errors`: what the page's scripts threw."""
+    """with Browser() as b: b.open(path); b.run('1 + 1'); b.screenshot('x.png'). `errors`: script exceptions."""
 
     def __init__(self, width=1280, height=900, dark=False):
         self.width, self.height, self.dark = width, height, dark
@@ -74,7 +74,7 @@ class Browser:
         self.process.wait()
         os.close(self.write)
         os.close(self.read)
-        deadline = time.time() + 10  # its children write into the profile too, and end a moment later
+        deadline = time.time() + 10  # its child processes may still write to the profile
         while os.path.exists(self.profile) and time.time() < deadline:
             shutil.rmtree(self.profile, ignore_errors=True)
             time.sleep(0.02)
@@ -83,7 +83,7 @@ class Browser:
         while b"\0" not in self.buffer:
             data = os.read(self.read, 1 << 20)
             if not data:
-                raise RuntimeError("the browser ended")
+                raise RuntimeError("the browser exited")
             self.buffer += data
         text, self.buffer = self.buffer.split(b"\0", 1)
         return json.loads(text)
@@ -132,10 +132,12 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 100))))")
 
     def run(self, expression):
-        """The value of an expression in the page; of a promise what it becomes."""
+        """The value of an expression in the page; a promise is awaited."""
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
-            raise RuntimeError(answer["exceptionDetails"].get("exception", {}).get("description", "the page threw"))
+            raise RuntimeError(
+                answer["exceptionDetails"].get("exception", {}).get("description", "exception without description")
+            )
         return answer["result"].get("value")
 
     def mouse(self, x, y, click=False):
@@ -144,9 +146,10 @@ class Browser:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def middle(self, selector):
-        """Where an element is on the screen, scrolled into view."""
+        """Scrolls an element into view, and returns the position of its centre."""
         return self.run(
-            f"(e => {{ e.scrollIntoView({{block: 'center'}}); const b = e.getBoundingClientRect(); return [b.left + b.width / 2, b.top + b.height / 2]; }})"
+            "(e => { e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
+            " return [b.left + b.width / 2, b.top + b.height / 2]; })"
             f"(document.querySelector({json.dumps(selector)}))"
         )
 

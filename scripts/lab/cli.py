@@ -1,4 +1,4 @@
-"""The lab's command line: its commands, and how they report errors: one line on stderr, exit status 2 for usage, else 1."""
+"""cli.py: the lab's command line: its commands, and errors: one line on stderr, exit status 2 for usage, else 1."""
 
 import argparse
 import importlib
@@ -25,7 +25,7 @@ def fail(program, message, status=1):
 
 
 class Once(argparse.Action):
-    """Stores a value. Rejects an empty value, and an option that is specified twice: argparse would ignore the first."""
+    """Stores a value. Rejects an empty value, and an option that is specified twice."""
 
     def __call__(self, parser, namespace, value, option_string=None):
         if option_string and value == "":

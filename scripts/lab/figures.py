@@ -1,8 +1,8 @@
-"""figures.py: what the report draws, as data that both the page (plotly) and the PNG files (matplotlib) draw from.
+"""figures.py: the figures of the report as data, which the page (plotly) and the PNG files (matplotlib) draw.
 
-A figure is {id, title, note, views: [{label, x, y, xlog, ylog, traces}]}. A trace is {arm, name, lr, x, y} and, where
-it has them, mode (lines, markers), faint (thin and pale, not in the legend), dash, low and high (a band), error (of
-each point), text (of each point, when pointed at), symbol. None in y is a gap.
+A figure is {id, title, note, views: [{label, x, y, xlog, ylog, traces}]}. A trace is {arm, name, lr, x, y} and
+optionally mode (lines, markers), faint (thin, not in the legend), dash, low and high (a band), error (per point), text
+(per point, on hover), symbol. None in y is a gap.
 """
 
 from . import stats, tables
@@ -31,7 +31,7 @@ AXES = (("tokens", "tokens"), ("FLOPs", "FLOPs (forward and backward)"), ("time"
 
 
 def axis(run, records, which):
-    """The x of records on one of AXES. Time is the sum of the steps' times: validation and checkpoints come on top."""
+    """The x of records on one of AXES. Time is the sum of the step times, without validation and checkpoints."""
     if which == "time":
         hours, total = [], 0.0
         for r in records:
@@ -66,21 +66,21 @@ def loss_curves(study):
     return figure(
         "loss",
         "Training loss",
-        f"Running mean over {half} steps. Thick: the mean over seeds, as far as all of them have come; pale: single runs. "
-        "Tokens compare what a model learns of the same data, FLOPs what it learns for the same arithmetic; time is this machine's, "
-        "and says little when it does other work beside.",
+        f"Running mean over {half} steps. Thick: the mean over seeds, up to the last step of the shortest run; thin: "
+        "single runs. The axis of tokens compares models on equal data, the axis of FLOPs on equal compute. Time "
+        "depends on the machine and its other load.",
         views,
     )
 
 
 def focus(traces):
-    """A range of y that leaves out the steep beginning, the first 5% of each line."""
+    """The range of y without the first 5% of each line, which are steep."""
     late = [y for t in traces for y in t["y"][len(t["y"]) // 20 :] if stats.finite(y)]
     return [min(late) - 0.03 * (max(late) - min(late)), max(late)] if late else None
 
 
 def gap_curves(study):
-    """The paired difference to the reference as training goes on, with its interval where there are two seeds."""
+    """The paired difference to the reference during training, with its interval for two or more seeds."""
     half, traces, marks = window(study), [], []
     for arm, label in study.arms.items():
         if arm == study.reference:
@@ -126,12 +126,12 @@ def gap_curves(study):
                     )
                 )
     note = (
-        f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches: below 0 the arm is better. Band and bars: "
-        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not over the whole curve."
+        f"Arm minus {study.arms[study.reference]} at the same seed, hence on the same batches; below 0 the arm is "
+        f"better. Band and bars: {100 * stats.CONFIDENCE:.0f}% t intervals over seeds at each point, not of the curve."
     )
     return figure(
         "gap",
-        "Gap as training goes on",
+        "Gap during training",
         note,
         [
             view("validation", "tokens", "gap, nats", marks, zero=True),
@@ -205,70 +205,42 @@ def final_gaps(study, rows):
         "id": "final",
         "title": "Gap at the end",
         "views": v,
-        "note": f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired differences; crosses: the single seeds.",
+        "note": f"Dot and bar: mean and {100 * stats.CONFIDENCE:.0f}% t interval of the paired gaps; crosses: seeds.",
     }
 
 
-def gradient_norms(study):
+def spike_traces(study, key, z):
+    """Lines of a value of all runs, and marks at its spikes."""
     traces, marks = [], []
     for run in study.runs:
         if not run.train:
             continue
-        x, y = [r["tokens"] for r in run.train], [r.get("grad_norm") for r in run.train]
-        found, _, _ = stats.spikes([r.get("grad_z") for r in run.train])
+        x, y = [r["tokens"] for r in run.train], [r.get(key) for r in run.train]
+        found, _, _ = stats.spikes([r.get(z) for r in run.train])
         keep = sorted(set(stats.thin(x, 600)) | set(found))
         first = run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
-        traces.append(
-            trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
-        )
+        label = study.arms[run.arm]
+        traces.append(trace(run.arm, label, [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first))
         if found:
-            marks.append(
-                trace(
-                    run.arm,
-                    f"{study.arms[run.arm]}: spikes",
-                    [x[i] for i in found],
-                    [y[i] for i in found],
-                    run.lr,
-                    mode="markers",
-                    symbol="triangle-up",
-                    text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['grad_z']:.1f}" for i in found],
-                    unnamed=True,
-                )
-            )
-    losses, loss_marks = [], []
-    for run in study.runs:
-        x, y = [r["tokens"] for r in run.train], [r.get("loss") for r in run.train]
-        found, _, _ = stats.spikes([r.get("loss_z") for r in run.train])
-        keep = sorted(set(stats.thin(x, 600)) | set(found))
-        first = bool(run.train) and run.seed == min(r.seed for r in study.runs_of(run.arm, run.lr))
-        losses.append(
-            trace(run.arm, study.arms[run.arm], [x[i] for i in keep], [y[i] for i in keep], run.lr, faint=not first)
-        )
-        if found:
-            loss_marks.append(
-                trace(
-                    run.arm,
-                    "spikes",
-                    [x[i] for i in found],
-                    [y[i] for i in found],
-                    run.lr,
-                    mode="markers",
-                    symbol="triangle-up",
-                    text=[f"{run.name}, step {run.train[i]['step']}, z {run.train[i]['loss_z']:.1f}" for i in found],
-                    unnamed=True,
-                )
-            )
+            text = [f"{run.name}, step {run.train[i]['step']}, z {run.train[i][z]:.1f}" for i in found]
+            style = {"mode": "markers", "symbol": "triangle-up", "unnamed": True}
+            points = [x[i] for i in found], [y[i] for i in found]
+            marks.append(trace(run.arm, f"{label}: spikes", *points, run.lr, text=text, **style))
+    return traces + marks
+
+
+def gradient_norms(study):
     note = (
-        f"Before clipping. Triangles: spikes of all seeds, at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 steps "
-        "(fewer at the start, at least 128). Thick: the first seed."
+        f"Before clipping. Triangles: spikes of all seeds, at least {stats.SPIKE_Z:g} standard deviations above the "
+        "mean of the last 1000 steps (at the start fewer, at least 128). Thick: the first seed."
     )
     return figure(
         "norms",
-        "Gradient norm and loss, step by step",
+        "Gradient norm and loss of every step",
         note,
         [
-            view("gradient norm", "tokens", "gradient norm", traces + marks, ylog=True),
-            view("loss", "tokens", "training loss, nats", losses + loss_marks),
+            view("gradient norm", "tokens", "gradient norm", spike_traces(study, "grad_norm", "grad_z"), ylog=True),
+            view("loss", "tokens", "training loss, nats", spike_traces(study, "loss", "loss_z")),
         ],
     )
 
@@ -316,7 +288,10 @@ def ladder(study, rows):
                     text=["diverged"] * len(broken),
                 )
             )
-    note = f"Crosses: single runs; line: means with {100 * stats.CONFIDENCE:.0f}% t intervals over seeds; stars: runs that ended without a finite loss."
+    note = (
+        f"Crosses: single runs; line: means with {100 * stats.CONFIDENCE:.0f}% t intervals over seeds; "
+        "stars: runs without a finite final loss."
+    )
     return figure(
         "ladder",
         "Final loss by learning rate",
@@ -330,7 +305,7 @@ LAYER_FIGURES = (
         "lambda_mean",
         "lambda",
         "Factor of the second map",
-        "Mean over tokens and heads, after its sigmoid where there is one.",
+        "Mean over tokens and heads, after the sigmoid if the variant has one.",
         False,
     ),
     (
@@ -344,17 +319,11 @@ LAYER_FIGURES = (
         "first_mass_effective",
         "mass",
         "Attention mass on the first position",
-        "Of the effective map |A1 - s A2|, normalised; of A where there is one map.",
+        "Of the effective map |A1 - s A2|, normalised; of A for variants with one map.",
         False,
     ),
     ("logit_max", "largest |logit|", "Largest attention logit", "On sampled query rows, both maps.", True),
-    (
-        "residual_max",
-        "largest |activation|",
-        "Largest activation",
-        "Of the residual stream that leaves the layer.",
-        True,
-    ),
+    ("residual_max", "largest |activation|", "Largest activation", "Of the residual stream after the layer.", True),
     ("grad_norm", "gradient norm", "Gradient norm by layer", "Before clipping.", True),
 )
 
@@ -421,7 +390,10 @@ def position_figure(study):
                             text=text,
                         )
                     )
-    note = f"Validation loss of the last checkpoint, positions in powers of two; {100 * stats.CONFIDENCE:.0f}% t intervals over seeds. A better use of context shows at the right."
+    note = (
+        "Validation loss of the last checkpoint, by position in powers of two; "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds. A model that uses context better is lower at the right."
+    )
     return figure(
         "position",
         "Loss by position in the context",
@@ -435,7 +407,7 @@ def position_figure(study):
 
 def recall_figure(study):
     views = []
-    for key, title in (("among_values", "share right"), ("exact", "share right")):
+    for key, title in (("among_values", "share correct"), ("exact", "share correct")):
         for noisy in (False, True):
             traces = []
             for lr in study.rates():
@@ -468,8 +440,10 @@ def recall_figure(study):
                 )
             )
     note = (
-        "Pairs of tokens, then each key again: is its value predicted? Exact match: it is the likeliest of all tokens; best of values: of those that stood behind a key (dashed: by chance). With noise: other tokens between pairs and "
-        f"queries fill the context. {100 * stats.CONFIDENCE:.0f}% t intervals over seeds."
+        "Pairs of tokens, then each key again; the model predicts its value. Exact match: the value is the likeliest "
+        "of all tokens. Best of values: the likeliest of the tokens that followed a key (dashed: by chance). With "
+        "noise: other tokens between pairs and queries fill the context. "
+        f"{100 * stats.CONFIDENCE:.0f}% t intervals over seeds."
     )
     return figure("recall", "Associative recall", note, views)
 

@@ -1,4 +1,4 @@
-"""markdown.py: the report's main tables as text, for pages that are read without a browser (results.md)."""
+"""markdown.py: the main tables of the report as Markdown (results.md)."""
 
 from . import stats
 
@@ -107,10 +107,12 @@ def recall(r):
 
 def page(r):
     t = r["training"]
+    steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
+    reference = r["arms"][r["reference"]]
     parts = [
         f"# {r['title']}\n",
-        f"{r['tokens'] / 1e6:.4g}M tokens a run, {int(t['steps'])} steps of {int(t['total-batch'])}{' in the end' if r['runs'][0]['changes'] else ''}. Gap: arm minus {r['arms'][r['reference']]} at the same rate and seed, "
-        f"with its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n",
+        f"{r['tokens'] / 1e6:.4g}M tokens per run, {steps}. Gap: arm minus {reference} at the same rate and seed, with "
+        f"its {100 * r['confidence']:.0f}% t interval over seeds. Losses of the {r['loss_of']}.\n",
         *(f"* {note}\n" for note in r["notes"]),
         summary(r),
     ]

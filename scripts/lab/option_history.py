@@ -1,37 +1,20 @@
-"""option_history.py: which options were in force at which step of a run, and what keeps two runs from being compared."""
+"""option_history.py: the options of a run step by step, and the differences that prevent a comparison of two runs."""
 
 import math
 
-from .schema import KINDS
+from .schema import TYPES
 
-# of run.json's options: what must agree between runs for their losses to be compared; what validation reads is apart
+# options that must be equal for the losses of two runs to be comparable; validation data is compared separately
 COMPARED = (
-    "train-data",
-    "doc-mask",
-    "separator",
-    "seq-len",
-    "vocab",
-    "total-batch",
-    "steps",
-    "min-lr-ratio",
-    "warmup",
-    "schedule",
-    "weight-decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "grad-clip",
-    "skip-loss-z",
-    "skip-grad-z",
-    "gemm",
-    "init",
-)
-REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # whose changes in a run the report names
+    "train-data doc-mask separator seq-len vocab total-batch steps min-lr-ratio warmup schedule weight-decay "
+    "beta1 beta2 eps grad-clip skip-loss-z skip-grad-z gemm init"
+).split()
+REPORTED = ("lr", *COMPARED, "batch-size", "val-data", "val-steps")  # the report lists their changes
 
 
 def history(info):
-    """[(step, options)]: from the first start on, which options hold after which step. A start changes options of the
-    checkpoint that it goes on from: what an earlier start did after that step is gone."""
+    """[(step, options)]: the options that apply after each step. A resume changes the options of its checkpoint, and
+    discards later steps with their changes."""
     found = [(0, info["options"])]
     for start in info.get("starts", []):
         step, before = start["step"], [entry for entry in found if entry[0] < start["step"]]
@@ -41,26 +24,26 @@ def history(info):
 
 
 def changes(pairs):
-    """[(step, value)] without those that repeat the value before."""
+    """[(step, value)] without repetitions of the same value."""
     return [pair for i, pair in enumerate(pairs) if i == 0 or pairs[i - 1][1] != pair[1]]
 
 
 def values(entries, key):
-    """[(step, value)] of an option in a history: the first value, and others with the steps after which they hold."""
+    """[(step, value)] of an option in a history."""
     return changes([(step, options.get(key)) for step, options in entries])
 
 
 def over_time(pairs, when="after step"):
-    """What changes() gives in words: "0.1", or "0.1 then 0.5 after step 40"."""
+    """The values of changes() in words: "0.1", or "0.1 then 0.5 after step 40"."""
     return " then ".join(shown(value) + (f" {when} {step}" if step else "") for step, value in pairs)
 
 
 def differences(a, b, names=("one run", "the other")):
-    """What keeps two run.json from being comparable, a line each. Rates may differ, but not where a start changed one."""
+    """The differences that prevent a comparison, one line each. Initial learning rates may differ, changes not."""
     found, one, other = [], history(a), history(b)
     x, y = (info.get("data_fingerprint") for info in (a, b))
     for key in COMPARED:
-        same_data = key == "train-data" and x == y is not None  # where they lie does not matter
+        same_data = key == "train-data" and x == y is not None  # the path does not matter
         if values(one, key) != values(other, key) and not same_data:
             found.append(
                 f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}"
@@ -74,20 +57,20 @@ def differences(a, b, names=("one run", "the other")):
     return found
 
 
-# ---- what validation reads
+# ---- validation data
 
 
 def validation(info, options, record=None):
-    """(windows, fingerprint or None, path, size of the data) of a validation under these options; None without one.
-    `record`: the log's, which says the first two; trainers before it did leave them to be derived."""
+    """(windows, fingerprint or None, path, size of the data) of a validation with these options; None without one.
+    The log record has the first two; for older trainers they are derived."""
     record, sources = record or {}, info.get("data", {}).get("val", [])
     if options.get("val-data") is None:
         return None
     windows, fingerprint = record.get("windows"), record.get("data_fingerprint")
     if (
         windows is None
-        and KINDS["whole number"](options.get("val-steps"))
-        and KINDS["whole number"](options.get("batch-size"))
+        and TYPES["non-negative integer"](options.get("val-steps"))
+        and TYPES["non-negative integer"](options.get("batch-size"))
     ):
         there = sum(source.get("windows", math.inf) for source in sources) if sources else math.inf
         windows = min(options["val-steps"] * options["batch-size"], there)
@@ -98,7 +81,7 @@ def validation(info, options, record=None):
 
 
 def validations(info, log):
-    """[(step, what was read)] of a run's log, as changes(); before its first validation what the options ask for."""
+    """[(step, validation())] of a run's log, as changes(). Before the first validation it follows from the options."""
     entries, found = history(info), []
     for record in (r for r in log if r["kind"] == "val"):
         options = [options for step, options in entries if step < record["step"] or step == 0][-1]
@@ -107,7 +90,7 @@ def validations(info, log):
 
 
 def validation_differences(one, other, names):
-    """Between two validations(), a line each: other data, or other windows of them."""
+    """The differences in data or windows between two validations(), one line each."""
     reads = [read for _, read in one + other]
     if None in reads:
         facts = [("--val-data", lambda read: read and read[2])]

@@ -1,13 +1,17 @@
-// The page's behaviour: figures by plotly, attention maps on canvases, the theme, the learning rate, and a state that
-// a reload (--watch) keeps. D is the report's data.
+// Draws the figures with plotly and the attention maps on canvases, and handles the theme and the learning rate.
+// sessionStorage keeps the state when --watch reloads the page. D is the data of the report.
 'use strict';
 const root = document.documentElement, key = 'diffv2-lab:' + D.id;
-const state = Object.assign({theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0}, JSON.parse(sessionStorage.getItem(key) || '{}'));
+const state = {
+  theme: null, lr: D.main_rate, views: {}, maps: {}, hidden: [], scroll: 0,
+  ...JSON.parse(sessionStorage.getItem(key) || '{}'),
+};
 const save = () => { state.scroll = window.scrollY; sessionStorage.setItem(key, JSON.stringify(state)); };
 const media = window.matchMedia('(prefers-color-scheme: dark)');
 const theme = () => state.theme || (media.matches ? 'dark' : 'light');
 const css = name => getComputedStyle(root).getPropertyValue(name).trim();
-const color = arm => arm === null ? css('--muted') : D.palette[theme()][D.arms.indexOf(arm) % D.palette.light.length];
+const color = arm =>
+  arm === null ? css('--muted') : D.palette[theme()][D.arms.indexOf(arm) % D.palette.light.length];
 const pale = (hex, alpha) => `rgba(${[1, 3, 5].map(i => parseInt(hex.slice(i, i + 2), 16)).join(',')},${alpha})`;
 
 function plotlyTraces(t, all) {
@@ -17,45 +21,68 @@ function plotlyTraces(t, all) {
     out.push({...band, y: t.low}, {...band, y: t.high, fill: 'tonexty', fillcolor: pale(c, .16)});
   }
   const bars = (v, axis) => v ? {[axis]: {type: 'data', array: v, thickness: 1.2, width: 4, color: c}} : {};
-  out.push({x: t.x, y: t.y, mode, name, text: t.text || undefined, connectgaps: false,
-    opacity: t.faint && mode === 'lines' ? .3 : t.faint ? .6 : 1, line: {color: c, width: t.faint ? 1 : 2, dash: t.dash ? 'dash' : 'solid'},
+  const hover = (t.text ? '%{text}<br>' : '') + (t.faint ? t.name + '<br>' : '');
+  out.push({
+    x: t.x, y: t.y, mode, name, text: t.text || undefined, connectgaps: false,
+    opacity: t.faint && mode === 'lines' ? .3 : t.faint ? .6 : 1,
+    line: {color: c, width: t.faint ? 1 : 2, dash: t.dash ? 'dash' : 'solid'},
     marker: {color: c, size: t.faint ? 7 : t.symbol === 'triangle-up' ? 9 : 8, symbol: t.symbol || 'circle'},
-    hovertemplate: (t.text ? '%{text}<br>' : '') + (t.faint ? t.name + '<br>' : '') + '%{x:.6g}, %{y:.5g}<extra>' + (t.faint ? '' : name) + '</extra>',
-    ...bars(t.error, 'error_y'), ...bars(t.xerror, 'error_x')});
+    hovertemplate: hover + '%{x:.6g}, %{y:.5g}<extra>' + (t.faint ? '' : name) + '</extra>',
+    ...bars(t.error, 'error_y'), ...bars(t.xerror, 'error_x'),
+  });
   return out;
 }
 
-// Where a logarithmic axis has its labels: at the values themselves when there are few, else at 1, 2 and 5 or powers of 10.
+// Ticks of a logarithmic axis: the values if there are few, otherwise 1, 2 and 5 times powers of 10, or powers of 10.
 function logTicks(values) {
-  const own = [...new Set(values.filter(x => x > 0))].sort((a, b) => a - b), low = own[0], high = own[own.length - 1], ticks = [];
-  const steps = high / low > 300 ? [1] : [1, 2, 5];
-  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) for (const m of steps) ticks.push(m * 10 ** k);
+  const own = [...new Set(values.filter(x => x > 0))].sort((a, b) => a - b), ticks = [];
+  const low = own[0], high = own[own.length - 1], steps = high / low > 300 ? [1] : [1, 2, 5];
+  for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++)
+    for (const m of steps) ticks.push(m * 10 ** k);
   const at = own.length <= 12 ? own : ticks;
-  return {tickmode: 'array', tickvals: at, ticktext: at.map(x => x >= 1e5 || x < 1e-4 ? x.toExponential() : String(Number(x.toPrecision(3))))};
+  const label = x => x >= 1e5 || x < 1e-4 ? x.toExponential() : String(Number(x.toPrecision(3)));
+  return {tickmode: 'array', tickvals: at, ticktext: at.map(label)};
 }
 
 function draw(fig) {
-  const div = document.getElementById('plot-' + fig.id), i = Math.min(state.views[fig.id] || 0, fig.views.length - 1), v = fig.views[i];
+  const div = document.getElementById('plot-' + fig.id);
+  const i = Math.min(state.views[fig.id] || 0, fig.views.length - 1), v = fig.views[i];
   document.querySelectorAll(`#views-${fig.id} button`).forEach((b, n) => b.setAttribute('aria-pressed', n === i));
   const all = state.lr === 'all';
-  const traces = v.traces.filter(t => (t.lr === null || all || t.lr === state.lr) && !state.hidden.includes(t.arm)).flatMap(t => plotlyTraces(t, all));
-  const axis = (title, log, zero) => ({title: {text: title, standoff: 8}, type: log ? 'log' : undefined, gridcolor: css('--line'), zeroline: !!zero, zerolinecolor: css('--muted'),
-    zerolinewidth: 1.5, linecolor: css('--line'), automargin: true, exponentformat: 'SI', minexponent: 4});
+  const visible = t => (t.lr === null || all || t.lr === state.lr) && !state.hidden.includes(t.arm);
+  const traces = v.traces.filter(visible).flatMap(t => plotlyTraces(t, all));
+  const axis = (title, log, zero) => ({
+    title: {text: title, standoff: 8}, type: log ? 'log' : undefined, gridcolor: css('--line'),
+    zeroline: !!zero, zerolinecolor: css('--muted'), zerolinewidth: 1.5, linecolor: css('--line'),
+    automargin: true, exponentformat: 'SI', minexponent: 4,
+  });
   const y = v.category ? {...axis('', false), type: 'category', autorange: 'reversed'} : axis(v.y, v.ylog, v.zero);
   const x = axis(v.x, v.xlog, v.zero_x);
   if (v.integers) x.dtick = 1;
   if (v.range) y.range = v.range;
   if (v.xlog) Object.assign(x, logTicks(v.traces.flatMap(t => t.x)));
   if (v.ylog) Object.assign(y, logTicks(v.traces.flatMap(t => t.y)));
-  Plotly.react(div, traces, {paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', font: {color: css('--text'), size: 12.5, family: 'inherit'},
+  const clear = 'rgba(0,0,0,0)';
+  const layout = {
+    paper_bgcolor: clear, plot_bgcolor: clear, font: {color: css('--text'), size: 12.5, family: 'inherit'},
     margin: {l: 60, r: 12, t: 28, b: 40}, xaxis: x, yaxis: y, hovermode: 'closest', showlegend: false,
-    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}}, modebar: {bgcolor: 'rgba(0,0,0,0)', color: css('--muted'), activecolor: css('--accent')}}, {responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
-    toImageButtonOptions: {format: 'png', filename: fig.id, scale: 2}});
+    hoverlabel: {bgcolor: css('--bg'), bordercolor: css('--line'), font: {color: css('--text')}},
+    modebar: {bgcolor: clear, color: css('--muted'), activecolor: css('--accent')},
+  };
+  Plotly.react(div, traces, layout, {
+    responsive: true, displaylogo: false, modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d'],
+    toImageButtonOptions: {format: 'png', filename: fig.id, scale: 2},
+  });
 }
 
-// ---- attention maps: bytes of sqrt(value), base64, the lower triangle row by row
+// ---- attention maps: the lower triangle row by row, sqrt(value) as bytes, base64
 const bytes = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-const square = (packed, n) => { const b = bytes(packed), m = new Float32Array(n * n); let i = 0; for (let t = 0; t < n; t++) for (let j = 0; j <= t; j++) m[t * n + j] = (b[i++] / 255) ** 2; return m; };
+function square(packed, n) {
+  const b = bytes(packed), m = new Float32Array(n * n);
+  let i = 0;
+  for (let t = 0; t < n; t++) for (let j = 0; j <= t; j++) m[t * n + j] = (b[i++] / 255) ** 2;
+  return m;
+}
 const shown = [];
 
 function paint(canvas, values, n, diverging) {
@@ -79,15 +106,17 @@ function drawMaps() {
   const arm = D.maps.find(a => a.arm === m.arm);
   if (!arm.heads.some(h => h.name === m.head)) m.head = arm.sharpest;
   const head = arm.heads.find(h => h.name === m.head), n = arm.tokens.length;
-  const fill = (id, options, value) => { const s = document.getElementById(id); s.replaceChildren(...options.map(([v, text]) => new Option(text, v, false, v === value))); };
+  const fill = (id, options, value) => document.getElementById(id).replaceChildren(
+    ...options.map(([v, text]) => new Option(text, v, false, v === value)));
   fill('map-arm', D.maps.map(a => [a.arm, a.label]), m.arm);
   fill('map-head', arm.heads.map(h => [h.name, h.title]), m.head);
   const a1 = square(head.a1, n), a2 = head.a2 && square(head.a2, n), lambda = head.lambda;
-  const panels = a2 ? [['A1', a1, false], ['A2', a2, false], ['A1 - s A2', a1.map((x, i) => x - lambda[Math.floor(i / n)] * a2[i]), true]] : [['A', a1, false]];
+  const effective = a2 && a1.map((x, i) => x - lambda[Math.floor(i / n)] * a2[i]);
+  const panels = a2 ? [['A1', a1, false], ['A2', a2, false], ['A1 - s A2', effective, true]] : [['A', a1, false]];
   shown.length = 0;
   const box = document.getElementById('maps');
   box.replaceChildren(...panels.map(([title, values, diverging], p) => {
-    const f = document.createElement('div'), canvas = document.createElement('canvas'), caption = document.createElement('figcaption');
+    const [f, canvas, caption] = ['div', 'canvas', 'figcaption'].map(tag => document.createElement(tag));
     canvas.setAttribute('role', 'img');
     canvas.setAttribute('aria-label', `${title}, ${arm.label}, ${head.title}`);
     let low = 0, high = 0;
@@ -96,9 +125,12 @@ function drawMaps() {
     paint(canvas, values, n, diverging);
     shown.push({title, values, n, tokens: arm.tokens});
     canvas.addEventListener('mousemove', e => {
-      const box = canvas.getBoundingClientRect(), j = Math.floor((e.clientX - box.left) / box.width * n), t = Math.floor((e.clientY - box.top) / box.height * n);
+      const box = canvas.getBoundingClientRect();
+      const at = (position, size) => Math.floor(position / size * n);
+      const j = at(e.clientX - box.left, box.width), t = at(e.clientY - box.top, box.height);
       if (j < 0 || t < 0 || j >= n || t >= n || j > t) return;
-      document.getElementById('pointed').textContent = `position ${t} (${arm.tokens[t]}) reads ${j} (${arm.tokens[j]}): ` + shown.map(s => `${s.title} ${s.values[t * n + j].toFixed(4)}`).join(', ');
+      document.getElementById('pointed').textContent = `query ${t} (${arm.tokens[t]}), key ${j} (${arm.tokens[j]}): `
+        + shown.map(s => `${s.title} ${s.values[t * n + j].toFixed(4)}`).join(', ');
     });
     f.append(canvas, caption);
     return f;
@@ -109,12 +141,16 @@ function drawAll() {
   root.dataset.theme = theme();
   document.getElementById('theme').textContent = theme() === 'dark' ? 'light' : 'dark';
   document.querySelectorAll('[data-arm]').forEach(e => { e.style.background = color(e.dataset.arm); });
-  document.querySelectorAll('#legend button').forEach(b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
+  document.querySelectorAll('#legend button').forEach(
+    b => b.setAttribute('aria-pressed', !state.hidden.includes(b.dataset.of)));
   D.figures.forEach(draw);
   drawMaps();
 }
 
-document.getElementById('theme').addEventListener('click', () => { state.theme = theme() === 'dark' ? 'light' : 'dark'; save(); drawAll(); });
+document.getElementById('theme').addEventListener('click', () => {
+  state.theme = theme() === 'dark' ? 'light' : 'dark';
+  save(); drawAll();
+});
 media.addEventListener('change', drawAll);
 const rate = document.getElementById('rate');
 if (rate) {

@@ -1,4 +1,4 @@
-"""page.py: the report as one HTML page that needs no network: tables as HTML, figures as data for plotly, which is in it."""
+"""page.py: the report as one offline HTML page: tables as HTML, figures as data for plotly, which is included."""
 
 import base64
 import html
@@ -11,32 +11,10 @@ from . import stats
 from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
-# told apart in both themes and, the first four, by those who see fewer colours (after Okabe and Ito)
+# distinguishable in both themes; the first four also with colour vision deficiency (after Okabe and Ito)
 PALETTE = {
-    "light": [
-        "#4d5661",
-        "#0b62c4",
-        "#c4570b",
-        "#0a7d4f",
-        "#9b3fb5",
-        "#a8780b",
-        "#0e8fa3",
-        "#c2255c",
-        "#6b7a00",
-        "#7048c8",
-    ],
-    "dark": [
-        "#aab4bf",
-        "#6cb2ff",
-        "#ff9f5a",
-        "#5cd6a0",
-        "#d99bf0",
-        "#f0c75a",
-        "#5fd3e3",
-        "#ff8fb3",
-        "#c5d34d",
-        "#b39dff",
-    ],
+    "light": "#4d5661 #0b62c4 #c4570b #0a7d4f #9b3fb5 #a8780b #0e8fa3 #c2255c #6b7a00 #7048c8".split(),
+    "dark": "#aab4bf #6cb2ff #ff9f5a #5cd6a0 #d99bf0 #f0c75a #5fd3e3 #ff8fb3 #c5d34d #b39dff".split(),
 }
 
 
@@ -52,7 +30,7 @@ def engineering(x):
 
 
 def interval(e, sign=False, digits=4):
-    """'mean [low, high]' of an estimate as results() has it."""
+    """'mean [low, high]' of an estimate of results()."""
     if not e:
         return "–"
     mean = f"{e['mean']:+.{digits}f}" if sign else f"{e['mean']:.{digits}f}"
@@ -90,19 +68,19 @@ def arm_cell(row):
 
 
 def sentence(row, reference, confidence):
-    """What one row of the summary says, no more than its interval allows."""
+    """The conclusion from a row of the summary, as far as its interval allows."""
     gap, name = row["gap"], escape(row["label"])
     if not gap:
         return None
     if gap["half"] is None:
-        return f"{name}, rate {row['rate']}: {gap['mean']:+.4f} nats on one seed, which shows nothing yet."
+        return f"{name}, rate {row['rate']}: {gap['mean']:+.4f} nats with one seed, without an interval."
     side = "lower" if gap["mean"] < 0 else "higher"
     if decided(gap):
-        return (
-            f"{name}, rate {row['rate']}: loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval "
-            f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}], {gap['n']} seeds."
-        )
-    return f"{name}, rate {row['rate']}: no difference shown: {gap['mean']:+.4f} nats, interval [{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}], {gap['n']} seeds."
+        result = f"loss {side} than {reference} by {abs(gap['mean']):.4f} nats, {100 * confidence:.0f}% interval"
+    else:
+        result = f"no difference shown: {gap['mean']:+.4f} nats, interval"
+    limits = f"[{gap['mean'] - gap['half']:+.4f}, {gap['mean'] + gap['half']:+.4f}]"
+    return f"{name}, rate {row['rate']}: {result} {limits}, {gap['n']} seeds."
 
 
 def summary_table(r):
@@ -125,9 +103,9 @@ def summary_table(r):
             ]
         )
     caption = (
-        f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and seed. Square brackets: "
-        f"{100 * r['confidence']:.0f}% t intervals over seeds; coloured where the interval leaves out 0. p: of the gap being 0, two-sided, adjusted by Holm's "
-        "method for the number of gaps in the table. Tokens/s: median over steps."
+        f"Loss: nats per token, of the {r['loss_of']}, mean over seeds. Gap: arm minus reference at the same rate and "
+        f"Square brackets: {100 * r['confidence']:.0f}% t intervals over seeds, coloured if they exclude 0. p: "
+        "two-sided, of gap 0, adjusted by Holm's method for the gaps in the table. Tokens/s: median over steps."
     )
     return table(["arm", "rate", "parameters", "FLOPs/token", "tokens/s", "loss", "gap", "p", "runs"], rows, caption)
 
@@ -150,8 +128,8 @@ def spike_table(r):
     return table(
         ["arm", "rate", "runs", "diverged", "spikes of the gradient norm", "spikes of the loss"],
         rows,
-        f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 accepted ones; the score is the percentage of steps judged (all seeds together). "
-        "The published definition: OLMo 2, arXiv 2501.00656.",
+        f"A spike is a step at least {stats.SPIKE_Z:g} standard deviations above the mean of the last 1000 accepted "
+        "steps. The score is their percentage of the steps with a z, over all seeds (OLMo 2, arXiv 2501.00656).",
     )
 
 
@@ -174,8 +152,9 @@ def ladder_table(r):
     return table(
         ["arm", "best rate", "largest stable rate", "by seed", "sensitivity"],
         rows,
-        f"Stable up to a rate: no run of it, nor of a smaller one from the best on, diverged or ended more than {stats.STABLE_TOLERANCE:g} nats above the best mean of the arm's ladder. "
-        "Sensitivity: mean over the ladder of the loss (at most the initial loss) minus the best (Wortsman et al. 2023).",
+        "The largest stable rate: up to it, from the best rate on, no run diverged or ended more than "
+        f"{stats.STABLE_TOLERANCE:g} nats above the best mean of the arm. Sensitivity: mean over the rates of the loss "
+        "(at most the initial loss), minus the best (Wortsman et al. 2023).",
     )
 
 
@@ -193,7 +172,8 @@ def noise_table(r):
     return table(
         ["arm", "rate", "deviation of the loss", "deviation of the paired gap", "seeds for a gap of 0.02"],
         rows,
-        "Standard deviations over seeds. The last column: with how many seeds the interval of a gap would be narrower than 0.02 nats to each side, were the deviation this one.",
+        "Standard deviations over seeds. The last column is the number of seeds for which the interval of a gap is "
+        "narrower than 0.02 nats on each side, with this deviation.",
     )
 
 
@@ -210,7 +190,7 @@ def recall_table(r):
     return table(
         ["arm", *(head or [])],
         rows,
-        "Exact match / likeliest of the shown values, percent, mean over seeds; by chance the second is 100 / pairs.",
+        "Exact match / best of the shown values, percent, mean over seeds. By chance the second is 100 / pairs.",
     )
 
 
@@ -219,30 +199,32 @@ def published_table(rows):
         [escape(claim), escape(published), escape(source), escape(here), escape(scale)]
         for claim, published, source, here, scale in rows
     ]
-    return table(["what", "published", "by", "here", "how far they compare"], cells, "", "text")
+    return table(["what", "published", "by", "here", "limits of the comparison"], cells, "", "text")
 
 
 def fairness(study, r):
-    """What is the same, and what differs, in words and a table."""
+    """The settings that are equal, and those that differ between arms, as a list and a table."""
     first = study.runs[0]
     said = lambda key: shown(first.options.get(key)) + (
         f" ({first.over_time(key)})" if f"{shown(first.options.get(key))}" != first.over_time(key) else ""
     )
     read = first.read[-1][1]
     same = [
-        f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}, schedule {said('schedule')}, {said('warmup')} steps of warmup, down to {said('min-lr-ratio')} of the rate",
-        f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at {said('grad-clip')}; products in {said('gemm')}",
-        f"training data with fingerprint {r['data_fingerprint']}, in an order that follows from the seed alone",
+        f"{r['tokens'] / 1e6:.4g}M tokens in {said('steps')} steps of {said('total-batch')}",
+        f"schedule {said('schedule')}, {said('warmup')} steps of warmup, decay to {said('min-lr-ratio')} of the rate",
+        f"AdamW with betas {said('beta1')} and {said('beta2')}, weight decay {said('weight-decay')}, clipping at "
+        f"{said('grad-clip')}; matrix products in {said('gemm')}",
+        f"training data with fingerprint {r['data_fingerprint']}, in an order that depends only on the seed",
         "no validation data"
         if not read
         else f"validation on the first {read[0]} windows of data with fingerprint {shown(read[1])}",
-        "initial values that follow from (seed, name of the tensor, element): equal wherever two arms have a tensor of the same shape",
+        "initial values that depend on (seed, tensor name, element): equal for tensors with the same shape in two arms",
         f"context of {said('seq-len')} tokens, vocabulary of {said('vocab')}",
     ]
     head = (
-        "Of the first run; what others have instead is named at the top"
+        "The settings of the first run; the differences of others are listed at the top"
         if study.problems
-        else "The same in all runs, checked from run.json and log.jsonl"
+        else "Equal in all runs, as checked in run.json and log.jsonl"
     )
     seeds = {arm: sorted({run.seed for run in study.runs if run.arm == arm}) for arm in study.arms}
     shape = ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn")
@@ -265,7 +247,7 @@ def fairness(study, r):
         + table(
             ["arm", *shape, "parameters", "FLOPs/token", "seeds"],
             rows,
-            "What differs. FLOPs: forward and backward, attention included.",
+            "Differences between arms. FLOPs: forward and backward, including attention.",
         )
     )
 
@@ -288,7 +270,7 @@ def runs_table(study, r):
 
 
 def pack(values, n):
-    """The lower triangle of a map as bytes of the square root."""
+    """The lower triangle of a map: the square roots as bytes, base64."""
     return base64.b64encode(
         bytes(round(255 * math.sqrt(min(1.0, max(0.0, values[t * n + j])))) for t in range(n) for j in range(t + 1))
     ).decode()
@@ -314,7 +296,7 @@ def heads_of(tensors):
 
 
 def maps_data(arm, label, tensors, chosen=None, limit=24):
-    """What the page shows of an arm's attention.safetensors; `chosen`: 'layer:head' to show, else up to `limit` evenly spread."""
+    """The maps of an arm on the page: the `chosen` 'layer:head', else up to `limit` evenly spaced heads."""
     short = heads_of(tensors)
     names = list(short)
     names = [n for n in names if short[n] in chosen] if chosen else [names[i] for i in stats.thin(names, limit)]
@@ -358,12 +340,44 @@ def figure_html(f):
 
 def maps_html(maps):
     if not maps:
-        return "<p class=note>No run has attention.safetensors: the lab writes it for the first seed of each arm, when the trainer has --dump-attention.</p>"
+        return (
+            "<p class=note>No run has attention.safetensors. The lab writes it for the first seed of each arm, if the "
+            "trainer has --dump-attention.</p>"
+        )
     return (
-        "<figure><div class=views><label>arm <select id=map-arm></select></label><label>head <select id=map-head></select></label></div><div class=maps id=maps></div>"
-        "<div id=pointed></div><figcaption>First validation window, first 64 tokens, last checkpoint of the first seed. Rows: the token that reads; columns: what it reads. "
-        "Shades go with the square root, each map up to its own largest value; in A1 - s A2 the second colour is below 0. Shown first: the head with the sharpest first map (lowest mean entropy of a row). "
-        "Point at a map for its values.</figcaption></figure>"
+        "<figure><div class=views><label>arm <select id=map-arm></select></label><label>head "
+        "<select id=map-head></select></label></div><div class=maps id=maps></div><div id=pointed></div><figcaption>"
+        "First validation window, first 64 tokens, last checkpoint of the first seed. Rows: queries; columns: keys. "
+        "The shade is the square root of the value, relative to the maximum of each map; in A1 - s A2 the second "
+        "is negative. The first head shown is the one with the sharpest first map (lowest mean entropy of a row). "
+        "Hover over a map to see its values.</figcaption></figure>"
+    )
+
+
+def rate_select(study):
+    rates = study.rates()
+    if len(rates) < 2:
+        return ""
+    options = "".join(f"<option value='{x:g}'>{x:g}</option>" for x in rates)
+    return f"<label>learning rate <select id=rate>{options}<option value=all>all</option></select></label>"
+
+
+def arm_button(arm, label):
+    return (
+        f"<button data-of=\"{escape(arm)}\" title='show or hide in all figures'>"
+        f'<span class=swatch data-arm="{escape(arm)}"></span>{escape(label)}</button>'
+    )
+
+
+SECTIONS = ("Result", "Loss", "Stability", "Layers", "Attention", "Published", "Fairness", "Runs")
+
+
+def header(study):
+    links = "".join(f"<a href=#{name.lower()}>{name}</a>" for name in SECTIONS)
+    legend = "".join(arm_button(arm, label) for arm, label in study.arms.items())
+    return (
+        f"<header class=bar><nav>{links}</nav>{rate_select(study)}<button id=theme aria-label='change the theme'>dark"
+        f"</button><div id=legend>{legend}</div></header>"
     )
 
 
@@ -372,27 +386,11 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     stability = [f for f in figures if f["id"] in ("ladder", "norms")]
     use = [f for f in figures if f["id"] in ("position", "recall")]
     layers = [f for f in figures if f not in curves + stability + use]
-    rates = sorted({run.lr for run in study.runs})
-    select = (
-        (
-            "<label>learning rate <select id=rate>"
-            + "".join(f"<option value='{x:g}'>{x:g}</option>" for x in rates)
-            + "<option value=all>all</option></select></label>"
-        )
-        if len(rates) > 1
-        else ""
-    )
-    legend = "".join(
-        f'<button data-of="{escape(arm)}" title=\'show or hide in all figures\'><span class=swatch data-arm="{escape(arm)}"></span>{escape(label)}</button>'
-        for arm, label in study.arms.items()
-    )
     sentences = [s for row in r["summary"] if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
-    open_runs = sum(run.state not in ("done", "diverged") for run in study.runs) + len(study.missing)
-    notes = list(study.notes) + (
-        [f"{open_runs} of {len(study.runs) + len(study.missing)} runs are not done: what follows is of those that are."]
-        if open_runs
-        else []
-    )
+    notes, total = list(study.notes), len(study.runs) + len(study.missing)
+    unfinished = sum(run.state not in ("done", "diverged") for run in study.runs) + len(study.missing)
+    if unfinished:
+        notes.append(f"{unfinished} of {total} runs are not finished; the results are of the finished ones.")
     data = {
         "id": study.title,
         "figures": figures,
@@ -404,11 +402,12 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     }
     packed = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
     parts = [
-        "<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width, initial-scale=1'>",
-        f"<title>{escape(study.title)}</title><link rel=icon href='data:,'><style>{(HERE / 'page.css').read_text()}</style></head><body>",
-        f"<header class=bar><nav><a href=#result>Result</a><a href=#loss>Loss</a><a href=#stability>Stability</a><a href=#layers>Layers</a><a href=#maps-of>Attention</a>"
-        f"<a href=#published>Published</a><a href=#fairness>Fairness</a><a href=#runs>Runs</a></nav>{select}<button id=theme aria-label='change the theme'>dark</button><div id=legend>{legend}</div></header><main>",
-        f"<h1>{escape(study.title)}</h1><p>{escape(study.question)}</p><p class=note>Made {time.strftime('%Y-%m-%d %H:%M')}{', while runs go on' if watch else ''}.</p>",
+        "<!doctype html><html lang=en><head><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(study.title)}</title><link rel=icon href='data:,'>",
+        f"<style>{(HERE / 'page.css').read_text()}</style></head><body>{header(study)}<main>",
+        f"<h1>{escape(study.title)}</h1><p>{escape(study.question)}</p>",
+        f"<p class=note>Written {time.strftime('%Y-%m-%d %H:%M')}{', while runs continue' if watch else ''}.</p>",
         *(f"<p class=warning>{escape(n)}</p>" for n in notes),
         "<h2 id=result>Result</h2><ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>",
         summary_table(r),
@@ -419,21 +418,22 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         ladder_table(r) if r["ladder"] else "",
         *map(figure_html, stability),
         spike_table(r),
-        "<h2 id=layers>Inside the layers</h2><div class=grid>",
+        "<h2 id=layers>Layers</h2><div class=grid>",
         *map(figure_html, layers),
         "</div>",
-        "<h2 id=context>Use of the context</h2><div class=grid>" if use else "",
+        "<h2 id=context>Use of context</h2><div class=grid>" if use else "",
         *map(figure_html, use),
         "</div>" if use else "",
         recall_table(r) if r["recall"] else "",
-        "<h2 id=maps-of>Attention maps</h2>",
+        "<h2 id=attention>Attention maps</h2>",
         maps_html(maps),
-        "<h2 id=published>Beside what is published</h2>",
+        "<h2 id=published>Published results</h2>",
         published_table(published),
         "<h2 id=fairness>Fairness</h2>",
         fairness(study, r),
         "<h2 id=runs>Runs</h2>",
         runs_table(study, r),
-        f"</main><script>{plotly_js}</script><script>const D = {packed};\n{(HERE / 'page.js').read_text()}</script></body></html>\n",
+        f"</main><script>{plotly_js}</script>",
+        f"<script>const D = {packed};\n{(HERE / 'page.js').read_text()}</script></body></html>\n",
     ]
     return "".join(parts)

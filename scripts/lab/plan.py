@@ -1,31 +1,31 @@
-"""plan.py: a plan, which says what is compared, and the runs that it asks for.
+"""plan.py: parses a plan, and expands it to runs. All functions depend on their arguments only.
 
-A plan is a text of lines `key = value`. `#` begins a comment. Keys before the first section hold for all runs:
+A plan is a text file of lines `key = value`. `#` begins a comment. Keys before the first section apply to all runs:
 
     title = Loss gap
     reference = baseline         the arm that the others are compared with
-    seeds = 1 2 3                a run for each
-    lr = 2e-3 4e-3               and for each of these, too
-    tokens = 2M                  K, M, B, T: thousand to million million
-    schedule = cosine            any option of the trainer that does not belong to a single start, without its dashes
+    seeds = 1 2 3                one run per seed
+    lr = 2e-3 4e-3               and per learning rate
+    tokens = 2M                  K, M, B, T: 10^3, 10^6, 10^9, 10^12
+    schedule = cosine            any option of the trainer, without dashes, that does not belong to a single start
 
-    [size cpu]                   what differs by size; --size chooses one, the first unless told
+    [size cpu]                   keys of a size; --size selects one (default: the first)
     preset = tiny
     [arm baseline]               one side of the comparison
     attention = baseline
     [arm baseline-1.5h-matched]
     attention = baseline
-    preset = {preset}-1.5h       {preset}: what the size says
+    preset = {preset}-1.5h       {preset}: the preset of the size
     match = baseline             the MLP width that gives as many parameters as that arm has
 
-An arm's keys win over the size's, those over the plan's. Steps are tokens / total-batch, rounded up; `validations`,
-`statistics` and `checkpoints` say how many there are in a run. Everything in this file is a function of its arguments.
+Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
+rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run.
 """
 
 import re
 from dataclasses import dataclass, field
 
-# key -> how its value is read: what the lab itself understands
+# keys of the lab: {key: type}
 KEYS = {
     "title": str,
     "question": str,
@@ -43,29 +43,29 @@ KEYS = {
     "ranks": "count",
     "threads": "count",
 }
-PLAN_ONLY = ("title", "question", "reference", "seeds")  # not in a size or an arm
+PLAN_ONLY = ("title", "question", "reference", "seeds")  # not allowed in a size or an arm
 ARM_ONLY = ("match", "label")
-# options of the trainer that a plan must not set, and what does
+# options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
     "out": "--out of the lab",
     "seed": "seeds",
     "steps": "tokens",
-    "resume": "the lab itself",
-    "init": "nothing: runs start alike",
-    "stop-after": "nothing: runs end alike",
+    "resume": "the lab",
+    "init": "nothing, all runs start from random weights",
+    "stop-after": "nothing, all runs complete",
     "val-every": "validations",
     "stats-every": "statistics",
     "checkpoint-every": "checkpoints",
     "match-params": "match",
-    "keep": "the lab itself",
+    "keep": "the lab",
 }
-OWN = ("lr", "ranks", "threads")  # the trainer has options of these names, too, which the lab sets itself or not at all
+OWN = ("lr", "ranks", "threads")  # also names of trainer options, which a plan does not set
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 class PlanError(Exception):
-    """What is wrong with a plan, in one line that names the line."""
+    """An error in a plan: one line, with the line number."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Plan:
     common: dict = field(default_factory=dict)
     sizes: dict = field(default_factory=dict)  # name -> keys
     arms: dict = field(default_factory=dict)  # name -> keys
-    lines: dict = field(default_factory=dict)  # (section, key) -> number; (section, None): of its header
+    lines: dict = field(default_factory=dict)  # (section, key) -> line number; (section, None): of the header
 
 
 @dataclass
@@ -94,7 +94,7 @@ class PlannedRun:
 
 
 def parse_count(text):
-    """'2M' -> 2000000; None when it is no positive whole number."""
+    """'2M' -> 2000000; None if it is not a positive integer."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)([kmbt]?)", text.strip().lower())
     if not found:
         return None
@@ -103,18 +103,18 @@ def parse_count(text):
 
 
 def parse_value(key, text):
-    """A value as the key wants it; ValueError says what is wanted."""
+    """The value in the type of the key. ValueError has a description of the type."""
     kind = KEYS.get(key, str)
     if not text:
-        raise ValueError("a value")
+        raise ValueError("a non-empty value")
     if kind == "count":
         value = parse_count(text)
         if value is None:
-            raise ValueError("a whole number above 0, as 2000, 2K or 1.5M")
+            raise ValueError("a positive integer, such as 2000, 2K or 1.5M")
         return value
     if kind == "whole numbers":
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
-            raise ValueError("different whole numbers with spaces between them")
+            raise ValueError("different integers, separated by spaces")
         return [int(word) for word in text.split()]
     if kind == "numbers":
         try:
@@ -122,24 +122,24 @@ def parse_value(key, text):
         except ValueError:
             values = []
         if not values or not all(0 < x < float("inf") for x in values) or len(set(values)) < len(values):
-            raise ValueError("different numbers above 0 with spaces between them")
+            raise ValueError("different positive numbers, separated by spaces")
         return values
     return text
 
 
 def check_key(key, section, trainer_options):
-    """What is wrong with this key in this section, or None."""
+    """The error of this key in this section, or None."""
     if key in TAKEN:
-        return f"'{key}' is not for a plan to set: {TAKEN[key]} says it"
+        return f"'{key}' cannot be set in a plan: {TAKEN[key]} sets it"
     if key not in KEYS and key not in trainer_options:
         near = close(key, [*KEYS, *(o for o in trainer_options if o not in TAKEN)])
         return f"unknown key '{key}'" + (
-            f": did you mean '{near}'?" if near else "; keys are those of the lab and the trainer's options"
+            f": did you mean '{near}'?" if near else "; keys are those of the lab and the options of the trainer"
         )
     if section and key in PLAN_ONLY:
-        return f"'{key}' stands above the first section"
+        return f"'{key}' must precede the first section"
     if not section.startswith("arm ") and key in ARM_ONLY:
-        return f"'{key}' belongs into an [arm ...]"
+        return f"'{key}' is only allowed in an [arm ...]"
     return None
 
 
@@ -160,7 +160,7 @@ def parse_header(plan, inner, number):
     group = plan.sizes if kind == "size" else plan.arms
     if name in group:
         raise PlanError(
-            f"{plan.name}:{number}: [{kind} {name}] is there already, in line {plan.lines[f'{kind} {name}', None]}"
+            f"{plan.name}:{number}: [{kind} {name}] is already specified in line {plan.lines[f'{kind} {name}', None]}"
         )
     plan.lines[f"{kind} {name}", None] = number
     group[name] = {}
@@ -168,7 +168,7 @@ def parse_header(plan, inner, number):
 
 
 def parse(text, name, trainer_options):
-    """The plan; PlanError for the first thing wrong with it. trainer_options: names of the trainer's options."""
+    """The plan. Raises PlanError at the first error."""
     plan = Plan(name, text)
     section, keys = "", plan.common
     for number, line in enumerate(text.splitlines(), 1):
@@ -177,21 +177,21 @@ def parse(text, name, trainer_options):
             continue
         if line.startswith("["):
             if not line.endswith("]"):
-                raise PlanError(f"{name}:{number}: '{line}' begins a section and lacks its ]")
+                raise PlanError(f"{name}:{number}: '{line}' has no closing ]")
             section, keys = parse_header(plan, " ".join(line[1:-1].split()), number)
             continue
         key, equals, value = (part.strip() for part in line.partition("="))
         if not equals:
-            raise PlanError(f"{name}:{number}: '{line}' is no 'key = value'")
+            raise PlanError(f"{name}:{number}: '{line}' is not 'key = value'")
         wrong = check_key(key, section, trainer_options)
         if wrong:
             raise PlanError(f"{name}:{number}: {wrong}")
         if key in keys:
-            raise PlanError(f"{name}:{number}: '{key}' is there already, in line {plan.lines[section, key]}")
+            raise PlanError(f"{name}:{number}: '{key}' is already specified in line {plan.lines[section, key]}")
         try:
             keys[key] = parse_value(key, value)
         except ValueError as wanted:
-            raise PlanError(f"{name}:{number}: '{key} = {value}': {wanted} is wanted") from None
+            raise PlanError(f"{name}:{number}: '{key} = {value}': must be {wanted}") from None
         plan.lines[section, key] = number
     check_plan(plan)
     return plan
@@ -199,38 +199,34 @@ def parse(text, name, trainer_options):
 
 def check_plan(plan):
     if not plan.arms:
-        raise PlanError(f"{plan.name}: there is no [arm ...]: nothing to run")
+        raise PlanError(f"{plan.name}: no [arm ...]: nothing to run")
     reference = plan.common.setdefault("reference", next(iter(plan.arms)))
     if reference not in plan.arms:
-        raise PlanError(
-            f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: there is no [arm {reference}]"
-        )
+        raise PlanError(f"{plan.name}:{plan.lines['', 'reference']}: reference = {reference}: no [arm {reference}]")
     for arm, keys in plan.arms.items():
         other = keys.get("match")
         if other and (other not in plan.arms or "match" in plan.arms[other]):
-            why = "is matched itself" if other in plan.arms else "does not exist"
+            why = "is itself matched" if other in plan.arms else "does not exist"
             raise PlanError(f"{plan.name}:{plan.lines[f'arm {arm}', 'match']}: match = {other}: that arm {why}")
 
 
 def flag_value(plan, key, value, trainer_options):
-    """A trainer option's value for a command line: True and False for flags."""
+    """The value of a trainer option; True or False for a flag."""
     if trainer_options[key] != "flag":
         return str(value)
     if value not in ("yes", "no"):
-        raise PlanError(f"{plan.name}: '{key} = {value}': yes or no is wanted")
+        raise PlanError(f"{plan.name}: '{key} = {value}': must be yes or no")
     return value == "yes"
 
 
 def expand(plan, trainer_options, size=None, arms=None, overrides=None):
-    """The runs of a plan at a size, seed by seed, so that what is done first can already be compared."""
+    """The runs of a plan at a size, ordered by seed, so that the first finished runs can be compared."""
     if size and size not in plan.sizes:
-        raise PlanError(
-            f"{plan.name}: there is no [size {size}]; there is: {', '.join(plan.sizes) or 'no size at all'}"
-        )
+        raise PlanError(f"{plan.name}: no [size {size}]; the sizes are {', '.join(plan.sizes) or 'none'}")
     size_keys = plan.sizes[size] if size else next(iter(plan.sizes.values()), {})
     for arm in arms or []:
         if arm not in plan.arms:
-            raise PlanError(f"{plan.name}: there is no [arm {arm}]; there is: {', '.join(plan.arms)}")
+            raise PlanError(f"{plan.name}: no [arm {arm}]; the arms are {', '.join(plan.arms)}")
     runs = []
     for arm, arm_keys in plan.arms.items():
         if arms and arm not in arms:
@@ -247,9 +243,8 @@ def expand(plan, trainer_options, size=None, arms=None, overrides=None):
 def expand_arm(plan, arm, keys, trainer_options):
     for wanted in ("tokens", "total-batch", "train-data", "lr"):
         if wanted not in keys:
-            raise PlanError(
-                f"{plan.name}:{plan.lines[f'arm {arm}', None]}: [arm {arm}] has no '{wanted}', nor has the plan or the size"
-            )
+            line = plan.lines[f"arm {arm}", None]
+            raise PlanError(f"{plan.name}:{line}: [arm {arm}] has no '{wanted}', and neither has the plan or the size")
     steps = -(-keys["tokens"] // keys["total-batch"])
     options = {
         k: flag_value(plan, k, v, trainer_options) for k, v in keys.items() if k in trainer_options and k not in OWN
@@ -285,7 +280,7 @@ def expand_arm(plan, arm, keys, trainer_options):
 
 
 def arguments(options):
-    """The options as a command line."""
+    """The options as words of a command line."""
     words = []
     for name, value in options.items():
         if value is True or value is False:
@@ -296,7 +291,7 @@ def arguments(options):
 
 
 def parse_help(text):
-    """The trainer's options out of its --help: name -> 'flag' or 'value'."""
+    """The options in the trainer's --help: {name: 'flag' or 'value'}."""
     options = {}
     for no, name, rest in re.findall(r"^  --(\[no-\])?([a-z0-9-]+)(.*)$", text, re.M):
         options[name] = "flag" if no else "value"
@@ -304,7 +299,7 @@ def parse_help(text):
 
 
 def matched_ffn(wanted, low, at_low, high, at_high):
-    """The MLP width with as near as possible `wanted` parameters, which are linear in it; None when there is none."""
+    """The MLP width with a parameter count nearest to `wanted`, which is linear in it; None if there is none."""
     slope = (at_high - at_low) / (high - low)
     width = round(low + (wanted - at_low) / slope)
     return width if width >= 1 else None

@@ -1,4 +1,4 @@
-"""png.py: the report's figures as PNG files, by matplotlib: every view of every figure at its first learning rate, and maps."""
+"""png.py: PNG files of the figures, with matplotlib: each view at the main learning rate, and attention maps."""
 
 import math
 
@@ -74,7 +74,7 @@ def figure_png(path, figure, view, arms, lr):
 
 
 def maps_png(path, label, head, tensors):
-    """One head: A, or A1, A2 and their difference."""
+    """The maps of one head: A, or A1, A2 and their difference."""
     n = tensors["tokens"][0][0]
     layer, number = head.split(":")
     name = f"layer.{layer}.head.{number}"

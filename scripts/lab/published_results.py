@@ -1,5 +1,5 @@
-"""published_results.py: what others have published, beside what a study found. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
-blog post of January 2026, arXiv 2505.06708 (gated attention), and independent repetitions as far as they are public."""
+"""published_results.py: published results beside those of a study. Sources: arXiv 2410.05258 (DIFF V1), the DIFF V2
+blog post of January 2026, arXiv 2505.06708 (gated attention), and public independent reproductions."""
 
 from . import stats, tables
 
@@ -7,7 +7,7 @@ V1, V2, GATED = "DIFF V1, arXiv 2410.05258", "DIFF V2, blog post of January 2026
 
 
 def arm_of(study, attention, suffix=""):
-    """The first arm of an attention variant, not matched, that is no other preset's."""
+    """The first unmatched arm of an attention variant, with a preset of this suffix."""
     for arm in study.arms:
         run = next(r for r in study.runs if r.arm == arm)
         preset = str(run.options.get("preset", ""))
@@ -39,7 +39,7 @@ def gap(study, attention, against="baseline", suffix="", against_suffix=""):
 
 
 def layers_max(study, attention, top, bottom):
-    """'max / median' of an evaluation's layers: the layer whose largest value is largest."""
+    """'max / median' of the layer with the largest maximum, from the evaluation."""
     arm = arm_of(study, attention)
     layers = tables.layer_table(study, tables.main_rate(study)).get(arm, {}).get("eval", {}) if arm else {}
     pairs = [
@@ -95,7 +95,7 @@ def spike_counts(study):
 
 
 def rows(study):
-    """(claim, published, source, here, how far the scales compare); only those that this study speaks to."""
+    """[(claim, published, source, here, limits of the comparison)] of the claims that this study tests."""
     first = study.runs[0]
     here = (
         f"{first.parameters / 1e6:.2f}M parameters and {first.tokens / 1e6:.3g}M tokens"
@@ -109,7 +109,8 @@ def rows(study):
             "-0.02 to -0.03",
             V2,
             gap(study, "diff_v2"),
-            f"Published for large dense models and a mixture of experts on trillions of tokens. {small}: the sign may be compared, the size hardly.",
+            "Published for large dense models and a mixture of experts on trillions of tokens. "
+            f"{small}: the sign may be compared, the magnitude hardly.",
         ),
         (
             "Loss, DIFF V2 minus Transformer with 1.5 NH heads",
@@ -119,25 +120,26 @@ def rows(study):
             f"{small}; the attention parameters of the two agree but for lambda.",
         ),
         (
-            "Loss, DIFF V2 minus Transformer, an independent repetition",
+            "Loss, DIFF V2 minus Transformer, an independent reproduction",
             "-0.002",
-            "a GPT-2-small-size speed run",
+            "a speed run at the size of GPT-2 small",
             gap(study, "diff_v2"),
-            f"One run a side at about 124M parameters, without an interval. {small}.",
+            f"One run per side at about 124M parameters, without an interval. {small}.",
         ),
         (
             "Loss, DIFF V1 minus Transformer",
             "-0.025 (3.062 against 3.087)",
             V1 + ", 1.4B",
             gap(study, "diff_v1"),
-            f"Published at 1.4B parameters and 10B tokens. {small}. V1 has half as many heads, of twice the width: with 4 heads that leaves 2.",
+            f"Published at 1.4B parameters and 10B tokens. {small}. "
+            "V1 has half as many heads of twice the width: 2 for a model with 4.",
         ),
         (
-            "Loss, DIFF V1 minus Transformer, independent repetitions",
+            "Loss, DIFF V1 minus Transformer, independent reproductions",
             "-0.009; -0.029; +0.005",
-            "880M on 105B tokens; 209M on 190M, one seed; a GPT-2-small-size speed run",
+            "880M on 105B tokens; 209M on 190M, one seed; a speed run at the size of GPT-2 small",
             gap(study, "diff_v1"),
-            f"{small}. The 209M run was behind until about step 1000.",
+            f"{small}. The 209M run was worse until about step 1000.",
         ),
         (
             "Loss, pairs across groups minus DIFF V2",
@@ -162,17 +164,18 @@ def rows(study):
         ),
         (
             "Spike scores, gradient norm / loss",
-            "fewer for DIFF V2 at large rates; 0.40 to 0.03 is what other remedies did to OLMo 2's gradient norm",
+            "fewer for DIFF V2 at large rates; other measures reduced OLMo 2's gradient norm score from 0.40 to 0.03",
             V2 + "; OLMo 2, arXiv 2501.00656",
             spike_counts(study),
-            "The score needs 128 steps before it judges and depends on the length of the run.",
+            "The score requires 128 steps, and depends on the length of the run.",
         ),
         (
             "Largest / median attention logit",
             "Transformer 318.0 / 5.4; DIFF V1 38.8 / 3.3",
             V1 + ", 3B",
             both(study, layers_max, "logit_max", "logit_median"),
-            f"Published for 3B parameters; outliers grow over billions of tokens. {small}; on the first 64 tokens of a window.",
+            "Published for 3B parameters; outliers grow over billions of tokens. "
+            f"{small}; on the first 64 tokens of a window.",
         ),
         (
             "Largest / median hidden activation",
@@ -186,7 +189,8 @@ def rows(study):
             "Transformer [1/sqrt(n), 1); DIFF V2 (0, sqrt 2); the norm of V1 magnifies by up to sqrt(n)",
             V2,
             both(study, rms_range),
-            "The published ranges are of the attention weights' effect on values of unit RMS; what is measured is the output of the heads itself, with the values that were learned.",
+            "The published ranges assume values of unit RMS. The measured ones are of the output of the heads, with "
+            "the learned values.",
         ),
         (
             "Attention mass on the first position",
@@ -208,7 +212,8 @@ def rows(study):
             V1 + "; " + V2,
             "; ".join(f"{n} {x}" for n, a in (("DIFF V1", "diff_v1"), ("DIFF V2", "diff_v2")) if (x := speed(study, a)))
             or None,
-            "Published on GPUs with flash kernels, where attention is a small share of a step. Here on the machine that is named below, perhaps with other work beside.",
+            "Published on GPUs with flash kernels, where attention is a small share of a step. Here on the machine "
+            "that is named below, which may have had other load.",
         ),
     ]
     return [row for row in found if row[3]]

@@ -1,11 +1,12 @@
-"""report.py: one HTML page, offline, and PNG files, from any runs: of labs, single ones, or directories of them.
+"""report.py: the command `report`: an offline HTML page and PNG files of labs, runs, or directories of runs.
 
     python3 scripts/lab report runs/loss-gap-cpu [MORE...] [--out DIR] [--watch SECONDS]
 
-writes report.html, NAME.png, results.json (all tables) and results.md (the main ones) into DIR, by default FIRST/report. Runs that are not comparable,
-since their data, tokens or schedules differ, are refused with what differs; --force compares them all the same and says so
-on the page, and gives runs of one arm, rate and seed rows of their own. What cannot be read is left out, with a line.
-Exit status: 0 done; 1 failed, or something was left out; 2 usage or runs that are not comparable.
+Writes report.html, NAME.png, results.json (all tables) and results.md (the main tables) into DIR (default:
+FIRST/report). Runs that are not comparable, since their data, tokens or schedules differ, are an error.
+--force compares them, prints the differences on the page, and gives runs with the same arm, rate and seed separate
+rows. Unreadable runs and files are left out with a message.
+Exit status: 0 done; 1 failed, or something was left out; 2 usage, or the runs are not comparable.
 """
 
 import importlib.util
@@ -26,34 +27,34 @@ def fail(message, status=1):
 
 
 def parse_arguments(words):
-    parser = cli.Parser(prog="lab report", description="Makes the report of a comparison.")
-    parser.add_argument("paths", nargs="+", metavar="DIR", help="of a lab, of a run, or of several runs")
-    parser.add_argument("--out", help="where to write (default: FIRST/report)")
+    parser = cli.Parser(prog="lab report", description="Writes the report of a comparison.")
+    parser.add_argument("paths", nargs="+", metavar="DIR", help="directory of a lab, of a run, or of several runs")
+    parser.add_argument("--out", help="output directory (default: FIRST/report)")
     parser.add_argument(
-        "--reference", help="the arm that others are compared with (default: the plan's, else the first)"
+        "--reference", help="arm that the others are compared with (default: the plan's, else the first)"
     )
     parser.add_argument("--force", action="store_true", help="compare runs that differ in data, tokens or schedule")
     parser.add_argument(
-        "--heads", help="attention heads to show, as 0:1,3:2 (layer:head; default: up to 24, evenly spread)"
+        "--heads", help="attention heads to show, such as 0:1,3:2 (layer:head; default: up to 24, evenly spaced)"
     )
-    parser.add_argument("--no-png", action="store_true", help="only the page")
+    parser.add_argument("--no-png", action="store_true", help="write no PNG files")
     parser.add_argument(
         "--watch",
         type=float,
         metavar="SECONDS",
-        help="make it anew so often while runs go on; the open page reloads itself",
+        help="update at this interval while runs continue; an open page reloads itself",
     )
     a = parser.parse_args(words)
     if a.watch is not None and not 1 <= a.watch <= 1e6:
-        parser.error("--watch: 1 second or more, at most a million")
+        parser.error("--watch: must be 1 to 1,000,000 seconds")
     if a.heads is not None and not all(re.fullmatch(r"[0-9]+:[0-9]+", head) for head in a.heads.split(",")):
-        parser.error(f"--heads {a.heads}: LAYER:HEAD is wanted, several with commas between them, as 0:1,3:2")
+        parser.error(f"--heads {a.heads}: must be LAYER:HEAD, separated by commas, such as 0:1,3:2")
     a.heads = a.heads and [":".join(str(int(number)) for number in head.split(":")) for head in a.heads.split(",")]
     return a
 
 
 def plotly_js():
-    """plotly.min.js out of its package, whose import takes seconds and would serve nothing else."""
+    """plotly.min.js of the package, without importing it, which takes seconds."""
     return (
         Path(importlib.util.find_spec("plotly").submodule_search_locations[0]) / "package_data/plotly.min.js"
     ).read_text()
@@ -76,7 +77,7 @@ def write_pngs(out, study, shown, maps, lr):
 
 
 def compact(value):
-    """JSON whose numbers have 7 digits and whose innermost lists and objects are one line each: small, and readable as a diff."""
+    """JSON with 7 digits per number, and one line per innermost list or object, so that diffs are readable."""
 
     def shorter(x):
         if isinstance(x, float):
@@ -97,7 +98,7 @@ def compact(value):
 
 
 def load_maps(study, chosen, more_to_come):
-    """[(data for the page, tensors)]: of each arm the first run's that can be read. A chosen head must be in one of them."""
+    """[(data for the page, tensors)] of the first readable run of each arm. Each chosen head must be in one of them."""
     found, there = [], set()
     for arm, label in study.arms.items():
         for path in [
@@ -117,15 +118,15 @@ def load_maps(study, chosen, more_to_come):
     if unknown and not more_to_come:
         last = max(there, key=lambda head: tuple(map(int, head.split(":"))), default=None)
         fail(
-            f"--heads {','.join(unknown)}: no run has maps of {'it' if len(unknown) == 1 else 'these'}; "
-            + (f"the last head is {last}" if last else "there are no maps at all"),
+            f"--heads {','.join(unknown)}: no run has maps of {'this head' if len(unknown) == 1 else 'these heads'}; "
+            + (f"the last head is {last}" if last else "there are no maps"),
             2,
         )
     return found
 
 
 def make(a, out, live, told):
-    """Reads the runs and writes everything; returns the study. `told`: what stderr has said is left out."""
+    """Reads the runs and writes all files; returns the study. `told`: messages that have been printed."""
     study = studies.load(a.paths, a.reference)
     studies.check(study)
     studies.separate(study)
@@ -136,9 +137,9 @@ def make(a, out, live, told):
             told.add(line)
     if study.problems and not a.force:
         more = f" (and {len(study.problems) - 1} more)" if len(study.problems) > 1 else ""
-        fail(f"the runs are not comparable: {study.problems[0]}{more}; --force compares them all the same", 2)
+        fail(f"the runs are not comparable: {study.problems[0]}{more}; --force compares them", 2)
     study.notes += [f"Left out: {line}." for line in study.left_out] + [
-        f"Not the same in all runs: {p}" for p in study.problems[:20]
+        f"Differs between runs: {p}" for p in study.problems[:20]
     ]
     results = tables.results(study)
     shown = figures.all_figures(study, results["summary"], results["ladder"])

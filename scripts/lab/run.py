@@ -1,13 +1,13 @@
-"""run.py: runs a plan: every run that it asks for, as many at once as the machine takes.
+"""run.py: the command `run`: performs all runs of a plan, as many concurrently as the machine allows.
 
-The same command again goes on where it was, whatever ended it: runs that are done are not repeated, begun ones are
-resumed. What a run is comes from its own directory alone, so a kill at any moment loses nothing but the steps since
-its last checkpoint. One run that fails does not stop the others; it is tried again by the next start.
+After an interruption of any kind the same command continues: finished runs are not repeated, others are resumed. The
+state of a run is its directory alone, so a kill loses only the steps after the last checkpoint. A failed run does not
+stop the others; the next start repeats it.
 
     OUT/lab.json       the plan and its runs
     OUT/NAME/          a run (ARM.lrX.seedN), as the trainer writes it
-    OUT/NAME/eval.json loss by position, recall, sinks of its last checkpoint; attention.safetensors: maps
-    OUT/NAME.out       what the trainer printed
+    OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
+    OUT/NAME.out       the output of the trainer
 
 Exit status: 0 all runs are done (or diverged, which is a result); 1 some failed; 2 usage; 3 stopped by a signal.
 """
@@ -23,6 +23,8 @@ from . import cli, option_history, plan as plans, run_directory
 from .scheduler import Queue, launcher_of
 from .trainer import Trainer, TrainerError
 
+# options that a resume may change
+MAY_CHANGE = "val-every stats-every checkpoint-every checkpoint-minutes keep batch-size".split()
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -32,53 +34,56 @@ def fail(message, status=1):
 
 def parse_arguments(words):
     parser = cli.Parser(
-        prog="lab run", description="Runs a plan of comparisons (scripts/plans/*.plan), or goes on with one."
+        prog="lab run", description="Runs a plan of comparisons (scripts/plans/*.plan), or continues one."
     )
-    parser.add_argument("plan", help="a file, or the name of one in scripts/plans")
-    parser.add_argument("--out", help="directory of the results (default: runs/PLAN-SIZE)")
-    parser.add_argument("--size", help="which [size] of the plan (default: its first)")
-    parser.add_argument("--arms", help="only these, with commas between them")
-    parser.add_argument("--data", help="corpus directory for training and validation, instead of the plan's")
-    parser.add_argument("--tokens", help="of each run, instead of the plan's, as 2M")
-    parser.add_argument("--seeds", help="instead of the plan's, with commas between them")
-    parser.add_argument("--lr", help="learning rates instead of the plan's, with commas between them")
-    parser.add_argument("--trainer", default=str(ROOT / "train_diffv2"), help="the program (default: ./train_diffv2)")
-    parser.add_argument("--jobs", type=int, help="runs at once (default: what cores or GPUs and memory allow)")
+    parser.add_argument("plan", help="a file, or the name of a plan in scripts/plans")
+    parser.add_argument("--out", help="output directory (default: runs/PLAN-SIZE)")
+    parser.add_argument("--size", help="[size] of the plan (default: the first)")
+    parser.add_argument("--arms", help="run only these arms, separated by commas")
+    parser.add_argument("--data", help="corpus directory for training and validation; overrides the plan")
+    parser.add_argument("--tokens", help="tokens of each run, such as 2M; overrides the plan")
+    parser.add_argument("--seeds", help="seeds, separated by commas; overrides the plan")
+    parser.add_argument("--lr", help="learning rates, separated by commas; overrides the plan")
     parser.add_argument(
-        "--threads", type=int, default=0, help="of each rank (default: the plan's, or 1; with --gpus the trainer's)"
+        "--trainer", default=str(ROOT / "train_diffv2"), help="trainer program (default: ./train_diffv2)"
     )
+    parser.add_argument("--jobs", type=int, help="concurrent runs (default: limited by cores or GPUs, and memory)")
     parser.add_argument(
-        "--gpus", type=int, default=0, help="GPUs to share out, each rank one of its own (default: 0, the CPU)"
+        "--threads",
+        type=int,
+        default=0,
+        help="threads per rank (default: the plan's, or 1; with --gpus the trainer's default)",
     )
+    parser.add_argument("--gpus", type=int, default=0, help="number of GPUs, one per rank (default: 0, the CPU)")
     parser.add_argument(
         "--minutes",
         type=float,
         default=0,
-        help="stop within this time: runs save, and the same command goes on (default: no limit)",
+        help="save and stop within this time; the same command continues (default: no limit)",
     )
-    parser.add_argument("--nice", type=int, default=0, help="added to the runs' niceness")
-    parser.add_argument("--no-eval", action="store_true", help="leave out what is measured on the last checkpoints")
-    parser.add_argument("--report", action="store_true", help="make the report when the runs are done")
-    parser.add_argument("--dry-run", action="store_true", help="print the runs and what they cost, then exit")
+    parser.add_argument("--nice", type=int, default=0, help="added to the niceness of the runs")
+    parser.add_argument("--no-eval", action="store_true", help="do not evaluate the last checkpoints")
+    parser.add_argument("--report", action="store_true", help="write the report when the runs are done")
+    parser.add_argument("--dry-run", action="store_true", help="print the runs and their cost, then exit")
     a = parser.parse_args(words)
     if a.seeds and not all(word.isdigit() for word in a.seeds.split(",")):
-        parser.error(f"--seeds {a.seeds}: whole numbers with commas between them are wanted")
+        parser.error(f"--seeds {a.seeds}: must be integers, separated by commas")
     try:
         a.lr = plans.parse_value("lr", a.lr.replace(",", " ")) if a.lr else None
     except ValueError as wanted:
-        parser.error(f"--lr {a.lr}: {wanted} is wanted".replace("spaces", "commas"))
+        parser.error(f"--lr {a.lr}: must be {wanted}".replace("spaces", "commas"))
     if a.tokens and plans.parse_count(a.tokens) is None:
-        parser.error(f"--tokens {a.tokens}: a whole number above 0 is wanted, as 2M")
+        parser.error(f"--tokens {a.tokens}: must be a positive integer, such as 2M")
     if a.seeds and len(set(map(int, a.seeds.split(",")))) < len(a.seeds.split(",")):
-        parser.error(f"--seeds {a.seeds}: a seed is given more than once")
+        parser.error(f"--seeds {a.seeds}: a seed is specified more than once")
     if a.dry_run and a.report:
-        parser.error("--report is of runs, and --dry-run starts none")
+        parser.error("--report requires runs; --dry-run starts none")
     if not -20 <= a.nice <= 19 or (a.nice < 0 and os.geteuid() != 0):
-        parser.error(f"--nice {a.nice}: a number from 0 to 19 is wanted; from -20 as root")
+        parser.error(f"--nice {a.nice}: must be 0 to 19, or as root -20 to 19")
     if not 0 <= a.minutes < float("inf"):
-        parser.error(f"--minutes {a.minutes:g}: a time above 0 is wanted")
+        parser.error(f"--minutes {a.minutes:g}: must be at least 0")
     if (a.jobs is not None and a.jobs < 1) or a.threads < 0 or a.gpus < 0:
-        parser.error("--jobs is at least 1, --threads and --gpus at least 0")
+        parser.error("--jobs must be at least 1, --threads and --gpus at least 0")
     return a
 
 
@@ -101,7 +106,7 @@ def load_plan(a, trainer):
         path = ROOT / "scripts/plans" / f"{a.plan.removesuffix('.plan')}.plan"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in (ROOT / "scripts/plans").glob("*.plan")))
-        fail(f"{a.plan}: no such plan; there is: {known}", 2)
+        fail(f"{a.plan}: no such plan; the plans are {known}", 2)
     try:
         return plans.parse(path.read_text(), path.name, trainer.options)
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +114,7 @@ def load_plan(a, trainer):
 
 
 def cost_runs(plan, runs, trainer, a):
-    """Settles matched MLP widths; what each run costs: name -> (parameters, FLOPs per token, bytes)."""
+    """Computes matched MLP widths, and the cost of each run: {name: (parameters, FLOPs per token, bytes)}."""
     everything = {run.arm: run for run in plans.expand(plan, trainer.options, a.size, None, overrides(a))}
     costs = {}
     for run in runs:
@@ -129,15 +134,15 @@ def print_runs(runs, costs, jobs):
         parameters, flops, _ = costs[run.name]
         print(f"{run.name:<44} {parameters:>12,} {flops:>12.3g} {run.tokens:>9.3g} {run.steps:>7}")
     total = sum(costs[run.name][1] * run.tokens for run in runs)
-    print(f"{len(runs)} runs, {sum(run.tokens for run in runs):.3g} tokens, {total:.3g} FLOPs; {jobs} at once")
+    print(f"{len(runs)} runs, {sum(run.tokens for run in runs):.3g} tokens, {total:.3g} FLOPs; {jobs} concurrently")
 
 
 def choose_jobs(a, runs, costs):
-    """How many runs there are at once: as many as cores or GPUs and memory allow, or --jobs."""
+    """The number of concurrent runs: --jobs, or the limit by cores or GPUs; at most what memory allows."""
     threads = max((a.threads or run.threads or 1) * run.ranks for run in runs)
     ranks = max(run.ranks for run in runs)
     if a.gpus and ranks > a.gpus:
-        fail(f"a run of the plan wants {ranks} GPUs, and --gpus is {a.gpus}", 2)
+        fail(f"a run of the plan requires {ranks} GPUs, and --gpus is {a.gpus}", 2)
     jobs = a.jobs or (a.gpus // ranks if a.gpus else max(1, len(os.sched_getaffinity(0)) // threads))
     room = a.gpus // ranks if a.gpus else jobs
     if not a.gpus:
@@ -147,10 +152,10 @@ def choose_jobs(a, runs, costs):
             largest * jobs,
         )
         if largest > free:
-            fail(f"a run needs {largest / 2**30:.1f} GiB of memory and {free / 2**30:.1f} are free")
+            fail(f"a run requires {largest / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} GiB are free")
         room = free // largest
     if a.jobs and room < a.jobs:
-        print(f"lab run: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} at once", file=sys.stderr)
+        print(f"lab run: --jobs {a.jobs}: {'GPUs' if a.gpus else 'memory'} for {room} concurrent runs", file=sys.stderr)
     return min(jobs, room)
 
 
@@ -159,32 +164,25 @@ def check_launchers(runs):
         words = launcher_of(run)
         if words and not shutil.which(words[0]):
             fail(
-                f"there is no {words[0]} here, with which arm {run.arm} starts its {run.ranks} ranks: install it (scripts/install_deps.sh --with-mpi), "
-                f"or name another as 'launcher' in the plan",
+                f"{words[0]}, the launcher of arm {run.arm} with {run.ranks} ranks, is missing: "
+                f"install it (scripts/install_deps.sh --with-mpi), or specify another as 'launcher' in the plan",
                 2,
             )
 
 
 def check_begun(run, directory):
-    """A run that was begun, or resumed, under other options is not this run."""
+    """Fails if the run started, or resumed, with other options than the plan's."""
     for step, options in option_history.history(run_directory.read_run(directory)):
         for name, value in run.options.items():
             have = options.get(name)
             same = have == value or (
                 isinstance(value, str) and is_number(value) and is_number(have) and float(have) == float(value)
             )
-            if not same and name not in (
-                "val-every",
-                "stats-every",
-                "checkpoint-every",
-                "checkpoint-minutes",
-                "keep",
-                "batch-size",
-            ):
-                began = f"was resumed after step {step}" if step else "was begun"
+            if not same and name not in MAY_CHANGE:
+                began = f"was resumed after step {step}" if step else "was started"
                 fail(
-                    f"{directory} {began} with --{name} {option_history.shown(have)}, and the plan says {option_history.shown(value)}: "
-                    f"give another --out, or remove that run",
+                    f"{directory} {began} with --{name} {option_history.shown(have)}, and the plan has "
+                    f"{option_history.shown(value)}: specify another --out, or remove that run",
                     2,
                 )
 
@@ -197,10 +195,10 @@ def is_number(value):
 
 
 def write_lab(out, plan, size, runs, costs):
-    """lab.json: what the report needs to know that the runs do not say; runs of earlier starts stay in it."""
+    """Writes lab.json: the facts for the report that are not in the runs. Keeps the runs of earlier starts."""
     old = run_directory.read_lab(out) or {}
     if old and (old["plan"], old["size"]) != (plan.name, size):
-        fail(f"{out} holds the plan {old['plan']} at size {old['size']}: give another --out", 2)
+        fail(f"{out} holds the plan {old['plan']} at size {old['size']}: specify another --out", 2)
     arms = {**old.get("arms", {}), **{arm: {"label": keys.get("label", arm)} for arm, keys in plan.arms.items()}}
     listed = {run["name"]: run for run in old.get("runs", [])}
     for run in runs:
@@ -249,13 +247,13 @@ def main(words):
         out.mkdir(parents=True, exist_ok=True)
         lock = open(out / "lab.lock", "w")
     except FileExistsError:
-        fail(f"--out {out}: this is a file, and a directory is wanted")
+        fail(f"--out {out}: is a file, must be a directory")
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
     try:
         run_directory.lock(lock)
     except OSError:
-        fail(f"{out}: another lab is running there")
+        fail(f"{out}: another lab is running in it")
     try:
         for run in runs:
             if (out / run.name / "run.json").exists():

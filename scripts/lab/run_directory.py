@@ -1,4 +1,4 @@
-"""run_directory.py: what a run's directory says: run.json, log.jsonl, checkpoints (the formats are the trainer's)."""
+"""run_directory.py: reads a run: run.json, log.jsonl, checkpoints (docs/formats.md), and its state."""
 
 import fcntl
 import json
@@ -7,44 +7,44 @@ import struct
 from pathlib import Path
 
 from . import option_history
-from .schema import LAB, OPTIONS, RECORDS, RUN, misfit
+from .schema import LAB, OPTIONS, RECORDS, RUN, violation
 
 
 class RunError(Exception):
-    """A directory that is no run, or a damaged one; one line."""
+    """A directory that is not a run, or a damaged file; one line."""
 
 
 def no_constant(name):
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def read_json(path, shape):
-    """The object of a file, which has the shape; else RunError."""
+    """The JSON object of a file. Raises RunError if it does not match the schema."""
     try:
         value = json.loads(Path(path).read_bytes(), parse_constant=no_constant)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path}: not JSON: {error}") from None
-    wrong = misfit(value, shape)
+    wrong = violation(value, shape)
     if wrong:
         raise RunError(f"{path}: {wrong}")
     return value
 
 
 def read_run(directory):
-    """run.json, whose options fit at every start."""
+    """run.json, with valid options at every start."""
     path = Path(directory) / "run.json"
     info = read_json(path, RUN)
     for step, options in option_history.history(info):
-        wrong = misfit(options, OPTIONS, f"options after step {step}" if step else "options")
+        wrong = violation(options, OPTIONS, f"options after step {step}" if step else "options")
         if wrong:
             raise RunError(f"{path}: {wrong}")
     return info
 
 
 def read_lab(directory):
-    """lab.json, or None where there is none."""
+    """lab.json, or None if there is none."""
     path = Path(directory) / "lab.json"
     return read_json(path, LAB) if path.exists() else None
 
@@ -60,18 +60,20 @@ def write_atomic(path, text):
 
 
 def record_of(line):
-    """A line of log.jsonl as a record, or None when it is none."""
+    """The record of a line of log.jsonl, or None if it is invalid."""
     try:
         record = json.loads(line, parse_constant=no_constant)
     except (ValueError, RecursionError):
         return None
-    wrong = misfit(record, {"kind": "text", "step": "whole number"}) or misfit(record, RECORDS.get(record["kind"], {}))
+    wrong = violation(record, {"kind": "text", "step": "non-negative integer"}) or violation(
+        record, RECORDS.get(record["kind"], {})
+    )
     return None if wrong else record
 
 
 def read_log(path, broken=None):
-    """The records of a log.jsonl, in order. A last line without its end is being written, or torn, and is passed over.
-    The numbers of other lines that are no records go into `broken`."""
+    """The records of a log.jsonl, in order. An incomplete last line is ignored; the numbers of other invalid lines are
+    appended to `broken`."""
     records = []
     try:
         lines = Path(path).read_bytes().split(b"\n")
@@ -89,7 +91,7 @@ def read_log(path, broken=None):
 
 
 def tail(path, size=1 << 16):
-    """The whole records in the last `size` bytes of a log."""
+    """The complete records in the last `size` bytes of a log."""
     try:
         with open(path, "rb") as f:
             f.seek(0, os.SEEK_END)
@@ -108,12 +110,12 @@ LOCK_LAYOUT = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 
 def lock(file):
-    """Takes a file for this process, as the trainer takes run.json; OSError when another has it."""
+    """Locks a file for this process, as the trainer locks run.json; OSError if another process holds the lock."""
     fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
 
 
 def locked(directory, name="run.json"):
-    """Whether a process has the run; with "lab.lock" the lab."""
+    """Whether a process holds the lock of the run; with "lab.lock" of the lab."""
     try:
         with open(Path(directory) / name, "r+b") as f:
             answer = fcntl.fcntl(f, fcntl.F_OFD_GETLK, struct.pack(LOCK_LAYOUT, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
@@ -123,7 +125,7 @@ def locked(directory, name="run.json"):
 
 
 def state(directory, steps):
-    """What has become of a run of `steps` steps: (state, last step); state is new, begun, diverged or done."""
+    """(state, last step) of a run of `steps` steps; state is new, begun, diverged or done."""
     directory = Path(directory)
     if not (directory / "run.json").exists():
         return "new", 0

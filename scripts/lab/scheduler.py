@@ -1,10 +1,10 @@
-"""scheduler.py: starts runs while there is room, watches them, prints how they do.
+"""scheduler.py: starts the runs of a plan, watches them, and prints their progress.
 
-A run is a training and then, where the trainer can, an evaluation of its last checkpoint. Trainings are stopped by
-the system when this process dies (they save a checkpoint), so nothing goes on unseen.
+A run is a training and then, if the trainer supports it, an evaluation of its last checkpoint. When this process dies,
+the kernel signals the trainings, which save a checkpoint, so that none continues unobserved.
 
-A process gets SIGTERM, a launcher of several ranks SIGUSR1: mpirun passes that on, where at SIGTERM it ends the ranks
-before they have saved.
+A process gets SIGTERM; the launcher of several ranks gets SIGUSR1, which mpirun forwards. At SIGTERM mpirun kills the
+ranks before they have saved.
 """
 
 import ctypes
@@ -18,41 +18,41 @@ import time
 from . import plan as plans, run_directory
 
 POLL_S = 0.5
-SAVE_S = 120  # how long a run that was told to stop has for its checkpoint
-HARDER_S = 5  # and then between one signal and the next stronger one
-SPARE_S = 20  # of --minutes, at most a tenth of them: for checkpoints, and too little for a run to begin
-START_S = 5  # how long a launcher may take to start its ranks: what it gets before is lost
+SAVE_S = 120  # for the checkpoint of a run that was told to stop
+ESCALATE_S = 5  # then between a signal and the next stronger one
+SPARE_S = 20  # of --minutes, at most a tenth: reserved for checkpoints; no run starts in the last SPARE_S before them
+START_S = 5  # for a launcher to start its ranks; it loses earlier signals
 PR_SET_PDEATHSIG = 1
 
 
 class Job:
-    """One run of the plan: state is waiting, training, evaluating, done, diverged or failed."""
+    """A run of the plan. state: waiting, training, trained, evaluating, done, diverged or failed."""
 
     def __init__(self, run, directory, flops_per_token):
         self.run, self.directory, self.flops_per_token = run, directory, flops_per_token
         self.state, self.step, self.process, self.why = "waiting", 0, None, ""
         self.loss, self.rate, self.gpus, self.started = None, 0.0, [], 0.0
         self.no_eval = False
-        self.signals, self.asked = [], False  # what is left to send, each stronger than the one before; whether one was
+        self.signals, self.asked = [], False  # signals to send, each stronger than the last; whether one was sent
 
     def send(self):
-        """Sends the next signal to the process and to what its launcher has started in its group."""
+        """Sends the next signal to the process group."""
         self.asked = True
         number = self.signals.pop(0) if len(self.signals) > 1 else self.signals[0]
         try:
             os.killpg(self.process.pid, number)
         except ProcessLookupError:
-            pass  # it has ended
+            pass  # it has exited
 
-    def listens(self):
-        """Whether the ranks of a launcher can hear a signal: the trainer opens its log when it can."""
+    def handles_signals(self):
+        """Whether the ranks of a launcher handle signals: the trainer opens its log after it has installed handlers."""
         try:
             return os.stat(self.directory / "log.jsonl").st_mtime > self.started
         except OSError:
             return False
 
-    def look(self):
-        """The run's state by its directory, while no process of ours has it."""
+    def update(self):
+        """Reads the state of the run from its directory."""
         found, self.step = run_directory.state(self.directory, self.run.steps)
         self.read_tail()
         return found
@@ -74,14 +74,14 @@ class Job:
 
 
 def launcher_of(run):
-    """The words before the trainer's: none for one process."""
+    """The command that starts the ranks: empty for one process."""
     if run.launcher or run.ranks == 1:
         return run.launcher.split()
     return ["mpirun", "-q", "-np", str(run.ranks), "--bind-to", "none", "--oversubscribe"]  # as scripts/recipe.sh
 
 
 def die_with_parent(nice, number):
-    """For the child, before it becomes the trainer: a signal when the lab dies, and none of the terminal's."""
+    """Returns a function for the child process: the kernel signals it when the lab dies, the terminal does not."""
     libc = ctypes.CDLL(None)
 
     def prepare():
@@ -117,7 +117,7 @@ class Queue:
         return launcher_of(run) + words + self.thread_words(run)
 
     def thread_words(self, run):
-        """On GPUs the trainer's own default, unless the command line says otherwise."""
+        """On GPUs the trainer's default, unless --threads is specified."""
         return [] if self.arguments.gpus and not self.arguments.threads else ["--threads", str(self.threads(run))]
 
     def evaluation_command(self, job):
@@ -125,19 +125,8 @@ class Queue:
         kept = {
             k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         }
-        words = [
-            str(self.trainer.path),
-            "--eval",
-            "--init",
-            str(checkpoint),
-            *plans.arguments(kept),
-            "--val-steps",
-            "1000000",
-            "--eval-out",
-            str(job.directory / "eval.json"),
-            "--seed",
-            "1",
-        ]
+        words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
+        words += ["--val-steps", "1000000", "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)
@@ -154,12 +143,12 @@ class Queue:
             and not (job.directory / "eval.json").exists()
         )
 
-    # ---- one step of the work
+    # ---- starting and collecting
 
     def start(self, job, state, command):
         job.gpus = [self.free_gpus.pop(0) for _ in range(self.gpus_wanted(job, state))]
         environment = dict(os.environ)
-        if os.geteuid() == 0:  # mpirun runs as root, as containers do, only when told
+        if os.geteuid() == 0:  # by default mpirun refuses to run as root
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         job.signals, job.asked = [signal.SIGTERM, signal.SIGKILL], False
         if state == "training" and launcher_of(job.run):
@@ -184,8 +173,8 @@ class Queue:
     def gpus_wanted(self, job, state):
         return 0 if not self.arguments.gpus else job.run.ranks if state == "training" else 1
 
-    def begin_more(self):
-        """Starts what there is room for. Evaluations first: they are short and what is done is worth more."""
+    def start_jobs(self):
+        """Starts as many jobs as there are places."""
         room = self.places - sum(job.process is not None for job in self.jobs)
         for job in self.jobs:
             if room <= 0 or self.stopping or (self.ends and time.time() > self.ends - self.spare):
@@ -196,8 +185,8 @@ class Queue:
                 continue
             if job.state == "waiting":
                 if run_directory.locked(job.directory):
-                    continue  # a trainer that outlived an earlier lab is saving its checkpoint
-                found = job.look()
+                    continue  # a trainer of an earlier lab is still saving its checkpoint
+                found = job.update()
                 if found in ("done", "diverged"):
                     job.state = "trained" if found == "done" and self.wants_evaluation(job) else found
             if job.state == "trained":
@@ -208,25 +197,25 @@ class Queue:
                 room -= 1
 
     def collect(self):
-        """Looks after the processes that ended."""
+        """Handles the processes that have exited."""
         for job in self.jobs:
             if job.process is None:
                 continue
             status = job.process.poll()
             saving = (
                 self.stopping and job.state == "training" and run_directory.locked(job.directory)
-            )  # while its launcher has ended
+            )  # the launcher has exited before its ranks
             if status is None or saving:
                 if job.state == "training":
                     job.read_tail()
                 continue
             job.process = None
             self.free_gpus = sorted(self.free_gpus + job.gpus)
-            found = job.look()
+            found = job.update()
             if job.state == "evaluating":
                 job.state, job.no_eval = "done", status != 0
                 if status and not self.stopping:
-                    job.why = f"evaluation: {self.last_words(job, status)}"
+                    job.why = f"evaluation: {self.last_message(job, status)}"
             elif found == "done":
                 job.state = "trained" if self.wants_evaluation(job) else "done"
             elif found == "diverged":
@@ -234,29 +223,33 @@ class Queue:
             elif status == 3 or self.stopping:
                 job.state = "waiting"
             else:
-                job.state, job.why = "failed", self.last_words(job, status)
+                job.state, job.why = "failed", self.last_message(job, status)
 
-    def last_words(self, job, status):
+    def last_message(self, job, status):
         lines = (self.out / f"{job.run.name}.out").read_text(errors="replace").replace("\r", "\n").strip().splitlines()
         said = [line for line in lines if line.startswith("diffv2:")] or lines
-        return f"{said[-1] if said else 'said nothing'} (exit status {status})"
+        return f"{said[-1] if said else 'no output'} (exit status {status})"
 
     # ---- signals
 
     def stop(self, number, _frame):
-        """First signal: every run saves a checkpoint. Each further one: the next stronger signal."""
+        """At the first signal every run saves a checkpoint. Each further signal sends the next stronger one."""
         again, self.stopping = self.stopping is not None, number
         self.stopped_at = self.stopped_at or time.time()
         for job in self.jobs if again else []:
             if job.process:
                 job.send()
-        self.tell()
+        self.send_first_signals()
 
-    def tell(self):
-        """Sends the first signal to runs that have not got it, as soon as they hear it."""
+    def send_first_signals(self):
+        """Sends the first signal to the runs that have not got it, once they handle signals."""
         for job in self.jobs:
             launched = job.process and job.signals[0] == signal.SIGUSR1
-            if job.process and not job.asked and (not launched or job.listens() or time.time() > job.started + START_S):
+            if (
+                job.process
+                and not job.asked
+                and (not launched or job.handles_signals() or time.time() > job.started + START_S)
+            ):
                 job.send()
 
     def work(self):
@@ -265,7 +258,7 @@ class Queue:
         try:
             while True:
                 self.collect()
-                self.begin_more()
+                self.start_jobs()
                 self.show()
                 busy = any(job.process for job in self.jobs)
                 if not busy and (
@@ -275,10 +268,10 @@ class Queue:
                 if self.ends and time.time() > self.ends and not self.stopping:
                     self.stop(signal.SIGTERM, None)
                 if self.stopping:
-                    self.tell()
+                    self.send_first_signals()
                 if self.stopping and time.time() > self.stopped_at + SAVE_S:
                     self.stop(self.stopping, None)
-                    self.stopped_at += HARDER_S
+                    self.stopped_at += ESCALATE_S
                 time.sleep(POLL_S)
         finally:
             for job in self.jobs:
@@ -290,7 +283,7 @@ class Queue:
             if job.why:
                 print(f"lab run: {job.run.name} failed: {job.why}", file=sys.stderr)
         if self.stopping:
-            print(f"stopped; {self.whole_seeds()} have all their arms; the same command goes on")
+            print(f"stopped; {self.whole_seeds()} have all arms; the same command continues")
         return 3 if self.stopping else 1 if failed else 0
 
     def whole_seeds(self):
@@ -301,7 +294,7 @@ class Queue:
     # ---- progress
 
     def time_left(self):
-        """Seconds, from what the running ones do now; None while nothing runs long enough to tell."""
+        """Estimated seconds, from the current speed of the running jobs; None without one."""
         speeds = [
             job.rate * job.flops_per_token for job in self.jobs if job.state == "training" and job.rate and job.step
         ]
@@ -321,7 +314,7 @@ class Queue:
             shutil.get_terminal_size().lines - 2 if terminal and not last else len(self.jobs) if last else 0
         )
         if terminal:
-            lines = [line[: shutil.get_terminal_size().columns - 1] for line in lines]  # a line that wraps would be two
+            lines = [line[: shutil.get_terminal_size().columns - 1] for line in lines]  # no line may wrap
             print(f"\x1b[{self.shown_lines}F\x1b[J" if self.shown_lines else "", end="")
             self.shown_lines = len(lines)
         print("\n".join(lines), flush=True)

@@ -1,41 +1,30 @@
-"""schema.py: what run.json, log.jsonl, eval.json and lab.json must be for the report to read them.
+"""schema.py: required types of the values in run.json, log.jsonl, eval.json and lab.json.
 
-A shape is a kind by its name, [shape] of a list, or {key: shape} of an object, in which "key?" may be absent and "*" is
-any other key. Keys that a shape does not name are free.
+A schema is the name of a type, [schema] of a list, or {key: schema} of an object, in which "key?" is optional and "*"
+is any other key. Keys that are not in the schema are allowed.
 """
 
 import math
 
 
-KINDS = {
+TYPES = {
     "text": lambda x: isinstance(x, str),
     "number": lambda x: is_number(x) and math.isfinite(x),
     "number or null": lambda x: x is None or is_number(x),
-    "whole number": lambda x: is_number(x) and x == int(x) and 0 <= x <= 2**53,
-    "whole number above 0": lambda x: is_number(x) and x == int(x) and 0 < x <= 2**53,
-    "64-bit number": lambda x: (is_number(x) and x == int(x) and x >= 0)
+    "non-negative integer": lambda x: is_number(x) and x == int(x) and 0 <= x <= 2**53,
+    "positive integer": lambda x: is_number(x) and x == int(x) and 0 < x <= 2**53,
+    "64-bit integer": lambda x: (is_number(x) and x == int(x) and x >= 0)
     or (isinstance(x, str) and x.isascii() and x.isdigit()),
     "value": lambda x: x is None or isinstance(x, (str, int, float)),
 }
 OPTIONS = {
     **{
-        key: "whole number above 0"
-        for key in (
-            "steps",
-            "total-batch",
-            "layers",
-            "hidden",
-            "heads",
-            "kv-heads",
-            "head-dim",
-            "ffn",
-            "seq-len",
-            "vocab",
-        )
+        key: "positive integer"
+        for key in "steps total-batch layers hidden heads kv-heads head-dim ffn seq-len vocab".split()
     },
     **{key: "number" for key in ("lr", "warmup", "min-lr-ratio", "weight-decay", "beta1", "beta2", "grad-clip")},
     **{key: "text" for key in ("attention", "schedule", "gemm")},
-    "seed": "64-bit number",
+    "seed": "64-bit integer",
     "*": "value",
 }
 SOURCE = {
@@ -46,23 +35,23 @@ SOURCE = {
     "windows?": "number",
     "weight?": "number",
     "epochs?": "number",
-    "fingerprint?": "64-bit number",
+    "fingerprint?": "64-bit integer",
 }
 RUN = {
     "options": OPTIONS,
-    "model?": {"parameters?": "whole number", "flops_per_token?": "number"},
+    "model?": {"parameters?": "non-negative integer", "flops_per_token?": "number"},
     "data?": {"train?": [SOURCE], "val?": [SOURCE]},
-    "data_fingerprint?": "64-bit number",
+    "data_fingerprint?": "64-bit integer",
     "revision?": "text",
     "host?": "text",
     "devices?": ["text"],
-    "ranks?": "whole number",
+    "ranks?": "non-negative integer",
     "starts?": [
         {
-            "step": "whole number",
+            "step": "non-negative integer",
             "revision?": "text",
             "host?": "text",
-            "ranks?": "whole number",
+            "ranks?": "non-negative integer",
             "changed": [{"name": "text", "new": "value"}],
         }
     ],
@@ -79,12 +68,12 @@ LAB = {
 EVALUATION = {
     "loss?": "number or null",
     "loss_by_position?": ["number or null"],
-    "windows?": "64-bit number",
-    "data_fingerprint?": "64-bit number",
+    "windows?": "64-bit integer",
+    "data_fingerprint?": "64-bit integer",
     "recall?": [
         {
-            "pairs": "whole number above 0",
-            "noise": "whole number",
+            "pairs": "positive integer",
+            "noise": "non-negative integer",
             "exact": "number or null",
             "among_values": "number or null",
             "loss": "number or null",
@@ -94,8 +83,8 @@ EVALUATION = {
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},
-    "val": {"loss": "number or null", "windows?": "whole number", "data_fingerprint?": "64-bit number"},
-    "stats": {"kind": "text", "layer": "whole number", "*": "number or null"},
+    "val": {"loss": "number or null", "windows?": "non-negative integer", "data_fingerprint?": "64-bit integer"},
+    "stats": {"kind": "text", "layer": "non-negative integer", "*": "number or null"},
     "event": {"what?": "text"},
 }
 NUMBERS = (
@@ -107,7 +96,7 @@ NUMBERS = (
     "flops_util",
     "loss_z",
     "grad_z",
-)  # of a train record, or null
+)  # of a train record; may be null
 RECORDS["train"].update({f"{key}?": "number or null" for key in NUMBERS})
 
 
@@ -115,22 +104,24 @@ def is_number(x):
     return isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) <= 1e300
 
 
-def misfit(value, shape, where=""):
-    """What a JSON value has that its shape does not allow, in words; "" when it fits."""
+def violation(value, shape, where=""):
+    """The first violation of a schema, in words; "" if there is none."""
     if isinstance(shape, str):
-        return "" if KINDS[shape](value) else f"{where or 'it'} is no {shape}"
+        return "" if TYPES[shape](value) else f"{where or 'it'} is not a {shape}"
     if isinstance(shape, list):
         if not isinstance(value, list):
-            return f"{where} is no list"
-        return next((wrong for i, item in enumerate(value) if (wrong := misfit(item, shape[0], f"{where}[{i}]"))), "")
+            return f"{where} is not a list"
+        return next(
+            (wrong for i, item in enumerate(value) if (wrong := violation(item, shape[0], f"{where}[{i}]"))), ""
+        )
     if not isinstance(value, dict):
-        return f"{where or 'it'} is no object"
+        return f"{where or 'it'} is not an object"
     for key in shape:
         if key != "*" and not key.endswith("?") and key not in value:
             return f"it has no {where + '.' if where else ''}{key}"
     for key, item in value.items():
         inner = shape.get(key) or shape.get(f"{key}?") or shape.get("*")
-        wrong = misfit(item, inner, f"{where}.{key}" if where else key) if inner else ""
+        wrong = violation(item, inner, f"{where}.{key}" if where else key) if inner else ""
         if wrong:
             return wrong
     return ""

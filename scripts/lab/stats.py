@@ -1,8 +1,8 @@
-"""stats.py: the statistics of the report: functions of numbers alone, tested on series whose answers are known.
+"""stats.py: the statistics of the report, as functions of numbers.
 
-A gap is a paired difference: arm minus reference at the same seed, hence on the same data in the same order and, where
-shapes agree, from the same initial weights. Its interval is Student's t over the seeds' differences, n - 1 degrees of
-freedom, which takes the differences as independent and about normal. One seed has no interval.
+A gap is a paired difference: arm minus reference at the same seed, hence with the same data in the same order, and the
+same initial weights of tensors with equal shapes. Its interval is Student's t over the seeds, with n - 1 degrees of
+freedom; it assumes that the differences are independent and approximately normal. One seed has no interval.
 """
 
 import math
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 CONFIDENCE = 0.95
-SPIKE_Z = 7.0  # llmc/run/spikes.h: the trainer judges, from the last 1000 accepted values
-STABLE_TOLERANCE = 0.1  # nats above the best of the ladder up to which a learning rate counts as stable
+SPIKE_Z = 7.0  # as in llmc/run/spikes.h, which computes z from the last 1000 accepted values
+STABLE_TOLERANCE = 0.1  # nats: a stable learning rate has a final loss up to this much above the best one
 
 
 def finite(x):
@@ -29,7 +29,7 @@ def mean_or_none(xs):
 
 
 def deviation(xs):
-    """Standard deviation with n - 1; None of fewer than two."""
+    """Standard deviation with n - 1; None for fewer than two values."""
     if len(xs) < 2:
         return None
     m = mean(xs)
@@ -97,7 +97,7 @@ class Estimate:
     half: float | None  # half the width of the interval; None: no interval
     n: int
     sd: float | None
-    p: float | None = None  # two-sided, of the mean being 0
+    p: float | None = None  # two-sided, of mean 0
 
     @property
     def low(self):
@@ -109,12 +109,12 @@ class Estimate:
 
     @property
     def decided(self):
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.half is not None and abs(self.mean) > self.half
 
 
 def t_interval(xs, confidence=CONFIDENCE):
-    """Mean and interval of independent values; None of none."""
+    """Mean and interval of independent values; None without values."""
     if not xs:
         return None
     n, m, sd = len(xs), mean(xs), deviation(xs)
@@ -126,13 +126,13 @@ def t_interval(xs, confidence=CONFIDENCE):
 
 
 def paired_gap(arm, reference, confidence=CONFIDENCE):
-    """Of {seed: loss} and {seed: loss}: arm minus reference over the seeds that both have and that are finite."""
+    """Arm minus reference, of two {seed: loss}, over the seeds with two finite losses."""
     seeds = sorted(s for s in arm if s in reference and finite(arm[s]) and finite(reference[s]))
     return t_interval([arm[s] - reference[s] for s in seeds], confidence)
 
 
 def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000):
-    """The fewest seeds whose interval is narrower than the gap on each side when differences scatter by sd; or None."""
+    """The fewest seeds whose interval is narrower than the gap on each side, with deviation sd; or None."""
     for n in range(2, limit + 1):
         if t_quantile((1 + confidence) / 2, n - 1) * sd / math.sqrt(n) < abs(gap):
             return n
@@ -140,7 +140,7 @@ def seeds_needed(sd, gap, confidence=CONFIDENCE, limit=1000):
 
 
 def holm(ps):
-    """Holm's adjusted p of several comparisons, in their order; None stays None."""
+    """Holm's adjusted p of several comparisons, in their order. None stays None."""
     order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
     adjusted, largest = list(ps), 0.0
     for rank, (p, i) in enumerate(order):
@@ -150,7 +150,7 @@ def holm(ps):
 
 
 def smooth(ys, window):
-    """Centred running mean over up to `window` finite values; None where there is none."""
+    """Centred running mean over up to `window` finite values; None without finite values."""
     half, sums, counts = window // 2, [0.0], [0]
     for y in ys:
         good = finite(y)
@@ -165,7 +165,7 @@ def smooth(ys, window):
 
 
 def thin(xs, most):
-    """Indices of at most `most` of n evenly spread values, the first and the last among them."""
+    """Indices of at most `most` evenly spaced values, including the first and the last."""
     n = len(xs)
     if n <= most:
         return list(range(n))
@@ -173,21 +173,23 @@ def thin(xs, most):
 
 
 def spikes(zs, limit=SPIKE_Z):
-    """Of the trainer's z: (indices of spikes, how many had a z, score in percent or None)."""
+    """(indices of spikes, number of values with a z, score in percent or None) of the trainer's z."""
     judged = [i for i, z in enumerate(zs) if finite(z)]
     found = [i for i in judged if zs[i] >= limit]
     return found, len(judged), 100 * len(found) / len(judged) if judged else None
 
 
 def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
-    """Of {rate: [final losses, None where a run diverged]}: the largest rate up to which every run of every rate ends
-    within `tolerance` of the best mean of the ladder. Returns (rate or None, whether the ladder's end bounds it)."""
+    """(the largest rate up to which the final loss of every run is within `tolerance` of the best mean, or None;
+    whether that is the last rate) of {rate: [final losses, None of a diverged run]}."""
     means = {rate: mean(losses) for rate, losses in ladder.items() if losses and all(finite(x) for x in losses)}
     if not means:
         return None, False
     best, stable = min(means.values()), None
     rates = sorted(rate for rate in ladder if ladder[rate])
-    first = min(means, key=lambda rate: means[rate])  # below the best rate a higher loss is slowness, not instability
+    first = min(
+        means, key=lambda rate: means[rate]
+    )  # below the best rate a high loss is slow learning, not instability
     for rate in rates:
         if rate < first:
             if rate in means:
@@ -200,14 +202,14 @@ def largest_stable(ladder, tolerance=STABLE_TOLERANCE):
 
 
 def sensitivity(ladder, initial):
-    """Mean over the rates of min(loss, initial loss) minus the best (Wortsman et al. 2023); a diverged run counts as
-    the initial loss. None of fewer than two rates."""
+    """Mean over the rates of min(loss, initial loss), minus the best (Wortsman et al. 2023). A diverged run has the
+    initial loss. None for fewer than two rates."""
     means = [mean([min(x, initial) if finite(x) else initial for x in losses]) for losses in ladder.values() if losses]
     return mean(means) - min(means) if len(means) >= 2 else None
 
 
 def crossing(xs, ys, level):
-    """The first x at which the piecewise linear y comes down to the level; None when it does not."""
+    """The first x at which the piecewise linear y is at most the level; None without one."""
     for i, y in enumerate(ys):
         if finite(y) and y <= level:
             if i == 0 or not finite(ys[i - 1]) or ys[i - 1] == y:

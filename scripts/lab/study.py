@@ -9,11 +9,11 @@ from .run_directory import RunError
 
 
 class NothingYet(RunError):
-    """A lab of which no run has begun."""
+    """A lab without runs that have started."""
 
 
 class Nowhere(RunError):
-    """A path of the command line that holds no runs."""
+    """A path of the command line without runs."""
 
 
 @dataclass
@@ -22,30 +22,30 @@ class Run:
     name: str
     arm: str
     label: str
-    lr: float  # of the first step
+    lr: float  # at the first step
     seed: int
     info: dict  # run.json
-    history: list  # [(step, options)]: which hold after which step
-    last: int = 0  # step of the log
+    history: list  # [(step, options)]: the options after each step
+    last: int = 0  # last step of the log
     state: str = ""
     train: list = field(default_factory=list)  # records, one per step
     val: dict = field(default_factory=dict)  # step -> loss
     layers: dict = field(default_factory=dict)  # step -> records of its layers
-    read: list = field(default_factory=list)  # [(step, what validation reads)]
+    read: list = field(default_factory=list)  # [(step, validation data)]
     eval: dict | None = None
 
     @property
     def options(self):
-        """Those of the last start."""
+        """The options of the last start."""
         return self.history[-1][1]
 
     @property
     def steps(self):
-        """At which the run ends. The log may know of a start that an older trainer did not write down."""
+        """The final step. The log may go beyond run.json, in which older trainers did not record a resume."""
         return max(int(self.options["steps"]), self.last)
 
     def tokens_at(self, step):
-        """Tokens that the first `step` steps read."""
+        """Tokens of the first `step` steps."""
         ends = [begin for begin, _ in self.history[1:]] + [step]
         return sum(
             max(0, min(end, step) - begin) * int(options["total-batch"])
@@ -62,15 +62,15 @@ class Run:
 
     @property
     def changes(self):
-        """What later starts changed, in words, of the options that matter to the numbers."""
+        """The changes of options that affect the numbers, in words."""
         return [
             f"--{key} {self.over_time(key)}"
             for key in option_history.REPORTED
             if len(option_history.values(self.history, key)) > 1
         ]
 
-    def said(self, key):
-        """revision or host, of all starts."""
+    def values_of(self, key):
+        """The values of a key, such as revision or host, of all starts."""
         return {str(start.get(key)) for start in (self.info, *self.info.get("starts", [])) if key in start} or {"None"}
 
     @property
@@ -87,7 +87,7 @@ class Run:
         return stats.median(rates) if rates else None
 
     def final_loss(self, by_eval):
-        """Of a run that is done: of its evaluation or its last validation; None of one that diverged or goes on."""
+        """The loss of the evaluation or of the last validation of a finished run; None if it diverged or continues."""
         if self.state != "done":
             return None
         loss = (self.eval or {}).get("loss") if by_eval else self.val.get(self.steps)
@@ -95,7 +95,7 @@ class Run:
 
 
 def load_run(directory, arm=None, label=None, left_out=None):
-    """A run; RunError where run.json or the log cannot be read. What else is damaged is left out and named in `left_out`."""
+    """Reads a run. Raises RunError if run.json or the log is unreadable; appends other errors to `left_out`."""
     directory, left_out = Path(directory), [] if left_out is None else left_out
     info = run_directory.read_run(directory)
     entries = option_history.history(info)
@@ -115,7 +115,7 @@ def load_run(directory, arm=None, label=None, left_out=None):
     if broken:
         left_out.append(
             f"{directory}/log.jsonl: line {broken[0]}"
-            + (f" and {len(broken) - 1} more are no records" if broken[1:] else " is no record")
+            + (f" and {len(broken) - 1} more are not records" if broken[1:] else " is not a record")
         )
     for r in log:
         kind, step = r["kind"], r["step"]
@@ -142,17 +142,17 @@ def load_run(directory, arm=None, label=None, left_out=None):
 
 @dataclass
 class Study:
-    """What a report is about."""
+    """The runs of a report."""
 
     title: str
     question: str
     reference: str
     arms: dict  # name -> label, in order
     runs: list
-    missing: list  # names of planned runs that have not begun
-    notes: list  # what a reader must know
-    left_out: list  # what could not be read, a line each
-    live: bool  # whether a lab or a run is at work
+    missing: list  # names of planned runs that have not started
+    notes: list  # for the reader of the report
+    left_out: list  # unreadable files, one line each
+    live: bool  # whether a lab or a run is active
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
 
     def rates(self):
@@ -167,7 +167,7 @@ class Study:
 
 
 def holds_run(directory):
-    """Whether there is a run.json, be it one that cannot be read, which load_run() says."""
+    """Whether there is a run.json, even an unreadable one, which load_run() reports."""
     try:
         os.stat(directory / "run.json")
     except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +178,7 @@ def holds_run(directory):
 
 
 def find_runs(path):
-    """The runs below a directory of the command line: [(directory, arm or None, label or None)], and its lab.json or None."""
+    """The runs of a path: [(directory, arm or None, label or None)], and its lab.json or None."""
     lab = run_directory.read_lab(path)
     if lab:
         labels = {arm: keys.get("label", arm) for arm, keys in lab["arms"].items()}
@@ -188,15 +188,15 @@ def find_runs(path):
     if holds_run(path):
         return [(path, None, None)], None
     if not path.is_dir():
-        raise Nowhere(f"{path}: " + ("not a directory" if path.exists() else "there is no such directory"))
+        raise Nowhere(f"{path}: " + ("not a directory" if path.exists() else "no such directory"))
     found = [(p, None, None) for p in sorted(path.iterdir()) if holds_run(p)]
     if not found:
-        raise Nowhere(f"{path}: neither a run (run.json), nor a lab (lab.json), nor a directory of runs")
+        raise Nowhere(f"{path}: not a run (run.json), a lab (lab.json), or a directory of runs")
     return found, None
 
 
 def load_runs(path, study):
-    """Adds the runs below a directory to the study."""
+    """Adds the runs of a path to the study."""
     present, lab = find_runs(path)
     if lab:
         study.live = study.live or run_directory.locked(path, "lab.lock")
@@ -220,7 +220,7 @@ def reason(error):
 
 
 def load(paths, reference=None):
-    """The runs below the given directories: of labs (lab.json), or runs themselves, or directories of runs."""
+    """Reads the runs of labs (lab.json), runs, or directories of runs."""
     study, labs = Study("", "", "", {}, [], [], [], [], False), []
     for path in map(Path, paths):
         try:
@@ -232,14 +232,14 @@ def load(paths, reference=None):
     if not study.runs:
         if study.left_out:
             raise RunError(study.left_out[0] + (f" (and {len(study.left_out) - 1} more)" if study.left_out[1:] else ""))
-        raise NothingYet(f"{paths[0]}: no run of the plan has begun")
+        raise NothingYet(f"{paths[0]}: no run of the plan has started")
     labs = [lab for lab in labs if lab]
     planned = next((lab["reference"] for lab in labs), None)
     study.reference = (
         reference if reference is not None else planned if planned in study.arms else next(iter(study.arms))
     )
     if study.reference not in study.arms:
-        raise RunError(f"--reference {study.reference}: there is no such arm; there is: {', '.join(study.arms)}")
+        raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
     study.live = study.live or any(run.state == "running" for run in study.runs)
@@ -248,15 +248,15 @@ def load(paths, reference=None):
 
 
 def arrange(study):
-    """Puts the reference first, and the runs in the order of the arms."""
+    """Sorts the reference first, and the runs in the order of the arms."""
     study.arms = {arm: study.arms[arm] for arm in sorted(study.arms, key=lambda arm: arm != study.reference)}
     rank = {arm: i for i, arm in enumerate(study.arms)}
     study.runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
 
 
 def separate(study):
-    """Runs of one arm, rate and seed become arms of their own, which have the name of where they are: rows are of
-    different seeds. Runs that share a directory with such a run, and its arm, go with it."""
+    """Splits an arm with several runs of the same rate and seed: each directory becomes an arm with its name, since a
+    row must have different seeds."""
     seen = {}
     for run in study.runs:
         first = seen.setdefault((run.arm, run.lr, run.seed), run)
@@ -276,7 +276,7 @@ def separate(study):
 
 
 def check(study):
-    """Finds what keeps the runs from being compared; what only has to be known goes into the notes."""
+    """Sets problems, which prevent a comparison, and adds notes."""
     first, problems = study.runs[0], []
     measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
     for run in study.runs[1:]:
@@ -288,27 +288,26 @@ def check(study):
     for run in study.runs:
         key = (run.arm, run.lr, run.seed)
         if key in seen:
-            problems.append(
-                f"{run.directory} and {seen[key].directory} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}"
-            )
+            both = f"{run.directory} and {seen[key].directory}"
+            problems.append(f"{both} are both arm {run.arm} with rate {run.lr:g} and seed {run.seed}")
         seen.setdefault(key, run)
         for name in ("attention", "layers", "hidden", "heads", "kv-heads", "head-dim", "ffn"):
             other = next(r for r in study.runs if r.arm == run.arm)
             if other.options.get(name) != run.options.get(name):
-                problems.append(
-                    f"--{name}: {other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}, both of arm {run.arm}"
-                )
+                values = f"{other.options.get(name)} in {other.name}, {run.options.get(name)} in {run.name}"
+                problems.append(f"--{name}: {values}, both of arm {run.arm}")
     study.notes += [
         f"{run.name} was resumed under other options: {'; '.join(run.changes)}." for run in study.runs if run.changes
     ]
     study.notes += [
-        f"{run.name} went to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: a trainer resumed it that did not write down under which options."
+        f"{run.name} continued to step {run.last}, beyond the {int(run.options['steps'])} of its run.json: "
+        "an older trainer resumed it without recording the options."
         for run in study.runs
         if run.last > int(run.options["steps"])
     ]
     for what, values in (
-        ("revisions of the trainer", set().union(*(r.said("revision") for r in study.runs))),
-        ("hosts", set().union(*(r.said("host") for r in study.runs))),
+        ("revisions of the trainer", set().union(*(r.values_of("revision") for r in study.runs))),
+        ("hosts", set().union(*(r.values_of("host") for r in study.runs))),
         ("devices", {", ".join(r.info.get("devices", [])) for r in study.runs}),
     ):
         if len(values) > 1:
@@ -317,7 +316,7 @@ def check(study):
 
 
 def evaluation_differences(one, other):
-    """Of two eval.json; those of older trainers do not say which data they are of."""
+    """The differences between two eval.json. Those of older trainers do not name their data."""
     found = []
     for what, key in (
         ("windows of the evaluation", "windows"),

@@ -4,7 +4,7 @@ from . import option_history, stats
 
 
 def main_rate(study):
-    """The rate that figures show first: the one at which the reference ends best, of those with most runs done."""
+    """The rate that figures show first: the reference's best, among the rates with the most finished runs."""
     by_eval = study.all_evaluated()
 
     def quality(lr):
@@ -20,13 +20,13 @@ def estimate_json(e):
 
 
 def rate_of(runs):
-    """In words: a start may have changed it."""
+    """The learning rate in words, with changes by a resume."""
     changed = next((run for run in runs if len(option_history.values(run.history, "lr")) > 1), None)
     return changed.over_time("lr") if changed else f"{runs[0].lr:g}"
 
 
 def summary(study):
-    """A row for each arm and rate that has runs, with its gap to the reference at the same rate."""
+    """One row per arm and rate, with the gap to the reference at the same rate."""
     by_eval, rows = study.all_evaluated(), []
     for arm, label in study.arms.items():
         for lr in study.rates():
@@ -91,7 +91,7 @@ def spike_rows(study):
 
 
 def ladder_rows(study):
-    """Of arms with several rates: the best and the largest stable rate, and how much the loss depends on the rate."""
+    """For arms with several rates: the best and the largest stable rate, and the sensitivity of the loss."""
     by_eval, rows = study.all_evaluated(), []
     for arm, label in study.arms.items():
         ladder = {}
@@ -132,36 +132,17 @@ def ladder_rows(study):
 
 
 STATS_KEYS = (
-    "lambda_mean",
-    "lambda_min",
-    "lambda_max",
-    "context_rms_mean",
-    "context_rms_min",
-    "context_rms_max",
-    "first_mass_map0",
-    "first_mass_map1",
-    "first_mass_effective",
-    "logit_max",
-    "residual_max",
-    "residual_median",
-    "grad_norm",
-)
+    "lambda_mean lambda_min lambda_max context_rms_mean context_rms_min context_rms_max first_mass_map0 "
+    "first_mass_map1 first_mass_effective logit_max residual_max residual_median grad_norm"
+).split()
 EVAL_KEYS = (
-    "first_mass_map0",
-    "first_mass_map1",
-    "first_mass_effective",
-    "sink_rate_map0",
-    "sink_rate_map1",
-    "sink_rate_effective",
-    "logit_max",
-    "logit_median",
-    "hidden_max",
-    "hidden_median",
-)
+    "first_mass_map0 first_mass_map1 first_mass_effective sink_rate_map0 sink_rate_map1 sink_rate_effective "
+    "logit_max logit_median hidden_max hidden_median"
+).split()
 
 
 def layer_table(study, lr):
-    """arm -> of the last statistics and of the evaluation: key -> a value per layer, the mean over seeds."""
+    """{arm: {"stats" and "eval": {key: one value per layer, the mean over seeds}}} of the last checkpoint."""
     table = {}
     for arm in study.arms:
         runs = study.runs_of(arm, lr)
@@ -180,7 +161,7 @@ def layer_table(study, lr):
 
 
 def evaluated(study, arm, lr, get):
-    """{seed: get(eval)} of an arm's runs that have been evaluated and where it is a number."""
+    """{seed: get(eval)} of the evaluated runs of an arm, if it is a finite number."""
     values = {run.seed: get(run.eval) for run in study.runs_of(arm, lr) if run.eval}
     return {seed: x for seed, x in values.items() if stats.finite(x)}
 
@@ -195,7 +176,7 @@ def position_bins(T):
 
 
 def by_position(study, lr):
-    """arm -> rows (begin, end, loss, gap) of the positions in powers of two."""
+    """{arm: rows (begin, end, loss, gap)} of positions in powers of two."""
     lengths = {len(run.eval["loss_by_position"]) for run in study.runs if run.eval and run.eval.get("loss_by_position")}
     if len(lengths) != 1:
         return {}
@@ -220,7 +201,7 @@ def by_position(study, lr):
 
 
 def recall(study, lr):
-    """arm -> rows of the recall task's cells."""
+    """{arm: rows} of the cells of the recall task."""
     cells = next(
         (
             [(c["pairs"], c["noise"]) for c in run.eval["recall"]]
@@ -249,7 +230,7 @@ def recall(study, lr):
 
 
 def noise(study):
-    """How wide the noise is, at each rate: the scatter of losses over seeds, of paired gaps, and how many seeds a gap of 0.02 takes."""
+    """At each rate: deviations over seeds of losses and of paired gaps, and the seeds that a gap of 0.02 requires."""
     rows = []
     for row in summary(study):
         losses = [x for x in row["losses"].values() if x is not None]
@@ -287,18 +268,7 @@ def results(study):
         },
         "training": {
             k: first.options.get(k)
-            for k in (
-                "total-batch",
-                "steps",
-                "warmup",
-                "schedule",
-                "min-lr-ratio",
-                "weight-decay",
-                "beta1",
-                "beta2",
-                "grad-clip",
-                "gemm",
-            )
+            for k in ("total-batch steps warmup schedule min-lr-ratio weight-decay beta1 beta2 grad-clip gemm").split()
         },
         "data": {
             which: [{k: v for k, v in source.items() if k != "path"} for source in sources]
@@ -306,7 +276,7 @@ def results(study):
         },
         "data_fingerprint": first.info.get("data_fingerprint"),
         "tokens": first.tokens,
-        "revisions": sorted(set().union(*(run.said("revision") for run in study.runs))),
+        "revisions": sorted(set().union(*(run.values_of("revision") for run in study.runs))),
         "devices": sorted({", ".join(run.info.get("devices", [])) for run in study.runs}),
         "runs": [
             {

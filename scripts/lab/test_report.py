@@ -1,4 +1,4 @@
-"""test_report.py: tests of the report, on runs that are made up so that every number is known; run by test_lab.py --report."""
+"""test_report.py: tests of the report on constructed runs with known numbers. test_lab.py --report runs them."""
 
 import json
 import math
@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from . import browser, run_directory
+from .testing import expect_error
 
 HERE = Path(__file__).resolve().parent
 tests, browser_tests = [], []
@@ -32,7 +33,7 @@ LAMBDA = 0.25
 
 
 def write_maps(path, pairs):
-    """Uniform maps; of a pair the second reads the first position alone."""
+    """Uniform maps; the second map of a pair attends only to the first position."""
     tensors = {"tokens": ([MAP], [float(ord(c)) for c in "a map of"])}
     for layer in range(2):
         for head in range(2):
@@ -54,7 +55,7 @@ def write_maps(path, pairs):
 
 
 def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=False, **options):
-    """A run of `steps` of STEPS steps whose loss comes down to `final`, with one spike of the gradient norm at step 150."""
+    """Writes a run: `steps` of STEPS steps, a loss that decays to `final`, a gradient norm spike at step 150."""
     directory.mkdir(parents=True)
     random.seed(f"{arm} {lr} {seed}")
     shape = {
@@ -244,7 +245,7 @@ def near(got, wanted, tolerance=1e-6):
 
 
 @test
-def the_report_has_the_numbers_that_the_runs_were_made_with():
+def the_report_has_the_known_numbers():
     with tempfile.TemporaryDirectory() as place:
         lab = made_lab(place)
         done = report(lab)
@@ -298,32 +299,27 @@ def the_report_has_the_numbers_that_the_runs_were_made_with():
 
 
 @test
-def runs_that_are_not_comparable_are_refused_by_name():
+def runs_that_are_not_comparable_are_an_error():
     with tempfile.TemporaryDirectory() as place:
         one, other = Path(place) / "one", Path(place) / "other"
         made_run(one, "baseline", 0.001, 1, 2.0)
         made_run(other, "diff_v2", 0.001, 1, 1.9, **{"total-batch": 2000})
         out = Path(place) / "out"
         done = report(one, other, "--out", out)
-        assert (
-            done.returncode == 2
-            and "--total-batch: 1000 in one, 2000 in other" in done.stderr
-            and done.stderr.count("\n") == 1
-        ), done.stderr
+        expect_error(done, 2, "--total-batch: 1000 in one, 2000 in other", lines=1)
         assert not out.exists()
         done = report(one, other, "--out", out, "--force", "--no-png")
         assert (
             done.returncode == 0
-            and "Not the same in all runs: --total-batch: 1000 in one, 2000 in other"
-            in (out / "report.html").read_text()
+            and "Differs between runs: --total-batch: 1000 in one, 2000 in other" in (out / "report.html").read_text()
         ), done.stderr
         made_run(Path(place) / "again", "baseline", 0.001, 1, 2.0)
         done = report(one, Path(place) / "again", "--out", out)
-        assert done.returncode == 2 and "are both arm baseline with rate 0.001 and seed 1" in done.stderr, done.stderr
+        expect_error(done, 2, "are both arm baseline with rate 0.001 and seed 1")
         for words, status, said in (
-            ((Path(place) / "nothing",), 1, "there is no such directory"),
-            ((one, "--reference", "x"), 1, "there is no such arm"),
-            ((one, "--watch", "0"), 2, "1 second or more"),
+            ((Path(place) / "nothing",), 1, "no such directory"),
+            ((one, "--reference", "x"), 1, "no such arm"),
+            ((one, "--watch", "0"), 2, "must be 1 to 1,000,000 seconds"),
         ):
             done = report(*words, "--out", out)
             assert done.returncode == status and said in done.stderr, done.stderr
@@ -333,7 +329,7 @@ def runs_that_are_not_comparable_are_refused_by_name():
 
 
 @test
-def a_run_that_has_only_begun_makes_a_report():
+def a_run_that_has_just_started_has_a_report():
     with tempfile.TemporaryDirectory() as place:
         run = Path(place) / "run"
         made_run(run, "baseline", 0.001, 1, 2.0, steps=0)
@@ -356,9 +352,7 @@ def a_run_that_has_only_begun_makes_a_report():
             )
         )
         done = report(lab)
-        assert (
-            done.returncode == 1 and "no run of the plan has begun" in done.stderr and done.stderr.count("\n") == 1
-        ), done.stderr
+        expect_error(done, 1, "no run of the plan has started", lines=1)
 
 
 def edit(directory, change):
@@ -374,7 +368,7 @@ def results_of(out):
 
 
 @test
-def the_report_of_a_resumed_run_has_what_was_in_force():
+def the_report_of_a_resumed_run_has_its_option_history():
     with tempfile.TemporaryDirectory() as place:
         run, whole, out = Path(place) / "run", Path(place) / "whole", Path(place) / "out"
         made_run(run, "baseline", 0.001, 1, 2.0)
@@ -396,9 +390,7 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
         done = report(run, "--out", out, "--no-png")
         assert done.returncode == 0, done.stderr
         r = results_of(out)
-        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r[
-            "runs"
-        ]  # of step 200, not of step 100
+        assert r["runs"][0]["state"] == "done" and r["runs"][0]["final_loss"] == 2.0, r["runs"]  # of step 200, not 100
         assert (
             r["tokens"] == 100 * BATCH + 100 * 3 * BATCH
             and r["training"]["steps"] == STEPS
@@ -407,70 +399,34 @@ def the_report_of_a_resumed_run_has_what_was_in_force():
         assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 100"
         page = (out / "report.html").read_text()
         assert (
-            "run was resumed under other options: --lr 0.001 then 0.5 after step 100; --total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100"
-            in page
+            "run was resumed under other options: --lr 0.001 then 0.5 after step 100; "
+            "--total-batch 1000 then 3000 after step 100; --steps 100 then 200 after step 100" in page
         )
         assert (
             "<td>0.001 then 0.5 after step 100</td>" in page
             and "0.4M tokens in 200 (100 then 200 after step 100) steps of 3000 (1000 then 3000 after step 100)" in page
         )
         done = report(run, whole, "--out", out, "--no-png")
-        assert (
-            done.returncode == 2
-            and "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)" in done.stderr
-        ), done.stderr
-        # resumed by a trainer that did not write starts: the log still shows where the run went
+        expect_error(done, 2, "--total-batch: 1000 then 3000 after step 100 in run, 1000 in whole (and 2 more)")
+        # resumed by an older trainer, which wrote no starts: the log shows the final step
         edit(run, lambda j: j.pop("starts"))
         assert report(run, "--out", out, "--no-png").returncode == 0
         r = results_of(out)
         assert r["runs"][0]["final_loss"] == 2.0 and r["tokens"] == STEPS * BATCH, r["runs"]
-        assert "run went to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
+        assert "run continued to step 200, beyond the 100 of its run.json" in (out / "report.html").read_text()
 
 
 @test
-def a_run_that_the_trainer_resumed_is_reported_whole():
+def the_report_of_a_resumed_run_has_all_its_steps():
     from . import test_lab
 
     with tempfile.TemporaryDirectory() as place:
         test_lab.corpus(place)
-        words = [
-            "--train-data",
-            "corpus",
-            "--val-data",
-            "corpus",
-            "--layers",
-            "1",
-            "--hidden",
-            "16",
-            "--heads",
-            "2",
-            "--kv-heads",
-            "1",
-            "--head-dim",
-            "8",
-            "--ffn",
-            "16",
-            "--seq-len",
-            "16",
-            "--vocab",
-            "256",
-            "--batch-size",
-            "2",
-            "--total-batch",
-            "64",
-            "--warmup",
-            "2",
-            "--val-every",
-            "20",
-            "--val-steps",
-            "4",
-            "--threads",
-            "1",
-            "--lr",
-            "0.001",
-            "--attention",
-            "baseline",
-        ]
+        words = (
+            "--train-data corpus --val-data corpus --layers 1 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 "
+            "--ffn 16 --seq-len 16 --vocab 256 --batch-size 2 --total-batch 64 --warmup 2 --val-every 20 "
+            "--val-steps 4 --threads 1 --lr 0.001 --attention baseline"
+        ).split()
         for more in (
             ["--out", "run", "--steps", "40", *words],
             ["--out", "run", "--resume", "--steps", "80", "--lr", "0.5", "--total-batch", "128", "--threads", "1"],
@@ -488,13 +444,11 @@ def a_run_that_the_trainer_resumed_is_reported_whole():
         assert r["tokens"] == tokens == 40 * 64 + 40 * 128, (r["tokens"], tokens)
         assert r["summary"][0]["rate"] == "0.001 then 0.5 after step 40", r["summary"]
         done = report(Path(place) / "whole", run, "--out", out, "--no-png")
-        assert (
-            done.returncode == 2 and "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and " in done.stderr
-        ), done.stderr
+        expect_error(done, 2, "--total-batch: 64 in whole, 64 then 128 after step 40 in run (and ")
 
 
 @test
-def losses_over_other_validation_windows_are_not_compared():
+def losses_of_other_validation_windows_are_not_compared():
     with tempfile.TemporaryDirectory() as place:
         one, other, out = Path(place) / "one", Path(place) / "other", Path(place) / "out"
         made_run(one, "baseline", 0.001, 1, 2.0)
@@ -528,16 +482,16 @@ def losses_over_other_validation_windows_are_not_compared():
                 )
             done = report(one, other, "--out", out, "--no-png")
             assert done.returncode == (2 if said else 0) and (said or "") in done.stderr, (mine, its, done.stderr)
-        # the last losses are of the evaluations: those, too, must have read the same
+        # the final losses are of the evaluations, which must have the same data too
         evaluation = json.loads((other / "eval.json").read_text())
         edit(other, lambda j: j.update(data={"val": sources("7")}))
         (other / "eval.json").write_text(json.dumps({**evaluation, "windows": 8}))
         done = report(one, other, "--out", out, "--no-png")
-        assert done.returncode == 2 and "windows of the evaluation: 9 in one, 8 in other" in done.stderr, done.stderr
+        expect_error(done, 2, "windows of the evaluation: 9 in one, 8 in other")
 
 
 @test
-def runs_of_one_arm_rate_and_seed_are_never_one_row():
+def runs_with_the_same_arm_rate_and_seed_have_separate_rows():
     with tempfile.TemporaryDirectory() as place:
         a, b, out = Path(place) / "a", Path(place) / "b", Path(place) / "out"
         made_run(a, "baseline", 0.001, 1, 2.0)
@@ -554,7 +508,7 @@ def runs_of_one_arm_rate_and_seed_are_never_one_row():
             (f"baseline ({b})", {"1": 1.5}),
         ], rows
         assert f"{b} and {a} are both arm baseline" in (out / "report.html").read_text()
-        # of two labs the seeds of each stay together
+        # the seeds of each lab stay together
         labs = [made_lab(place, name) for name in ("x", "y")]
         done = report(*labs, "--out", out, "--force", "--no-png")
         assert done.returncode == 0, done.stderr
@@ -569,7 +523,7 @@ def runs_of_one_arm_rate_and_seed_are_never_one_row():
 
 
 def without_rights():
-    """For a child: root, too, may read only what the permissions say."""
+    """For a child process: file permissions apply to root too."""
     import ctypes
 
     for right in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -577,7 +531,7 @@ def without_rights():
 
 
 @test
-def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
+def damaged_files_are_left_out_with_one_line():
     with tempfile.TemporaryDirectory() as place:
         lab, out = made_lab(place), Path(place) / "out"
         run = lab / "diff_v2.lr0.001.seed1"
@@ -592,16 +546,16 @@ def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
                 "run.json",
                 whole[run / "run.json"].replace(b'"steps": 200', b'"steps": "many"'),
                 7,
-                "run.json: options.steps is no whole number above 0",
+                "run.json: options.steps is not a positive integer",
             ),
             (
                 "log.jsonl",
                 b"\n".join(log[:50] + [b"garbage", b'{"kind": "train", "step": "x"}'] + log[50:]),
                 8,
-                "log.jsonl: line 51 and 1 more are no records",
+                "log.jsonl: line 51 and 1 more are not records",
             ),
             ("eval.json", b"{", 8, "eval.json: not JSON"),
-            ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is no list"),
+            ("eval.json", b'{"recall": 3}', 8, "eval.json: recall is not a list"),
             ("attention.safetensors", b"", 8, "attention.safetensors: damaged"),
             ("attention.safetensors", whole[run / "attention.safetensors"][:900], 8, "attention.safetensors: damaged"),
         ]
@@ -621,37 +575,33 @@ def what_is_damaged_is_left_out_with_a_line_and_the_rest_is_shown():
         (run / "log.jsonl").write_bytes(b"\n".join(log[:-1]) + b'\n{"kind": "tra')  # being written
         done = report(lab, "--out", out, "--no-png")
         assert done.returncode == 0 and not done.stderr, done.stderr
-        # directories: one that may not be read, a lab whose lab.json is damaged, and nothing left at all
+        # an unreadable directory, a lab with a damaged lab.json, and no run at all
         other = Path(place) / "other"
         made_run(other, "gated_head", 0.001, 1, 2.0)
         run.chmod(0)
         for paths, left in (((lab,), 7), ((lab, other), 8)):
             command = [sys.executable, str(HERE), "report", *map(str, paths), "--out", str(out), "--no-png"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=without_rights)
-            assert (
-                done.returncode == 1
-                and f"{run}/run.json: Permission denied" in done.stderr
-                and done.stderr.count("\n") == 1
-            ), done.stderr
+            expect_error(done, 1, f"{run}/run.json: Permission denied", lines=1)
             assert len(results_of(out)["runs"]) == left
         run.chmod(0o755)
         (lab / "lab.json").write_text("[1]")
         done = report(lab, other, "--out", out, "--no-png")
         assert (
             done.returncode == 1
-            and "lab.json: it is no object; left out" in done.stderr
+            and "lab.json: it is not an object; left out" in done.stderr
             and len(results_of(out)["runs"]) == 1
         ), done.stderr
         done = report(lab, "--out", out, "--no-png")
         assert (
             done.returncode == 1
-            and done.stderr.endswith("lab.json: it is no object\n")
+            and done.stderr.endswith("lab.json: it is not an object\n")
             and done.stderr.count("\n") == 1
         ), done.stderr
 
 
 def places(value, path=()):
-    """The keys of everything in a JSON value."""
+    """The paths of all values in a JSON value."""
     for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield path + (key,)
         yield from places(item, path + (key,))
@@ -661,7 +611,7 @@ WRONG = (None, "x", -1, 1e999, [None], {}, 10**400, "gone")
 
 
 def spoiled(text, path, wrong):
-    """JSON with another value at one place, or without it."""
+    """JSON with one value replaced, or removed."""
     value = inner = json.loads(text)
     for key in path[:-1]:
         inner = inner[key]
@@ -673,7 +623,7 @@ def spoiled(text, path, wrong):
 
 
 def whole_report(path):
-    """All of a report but its files."""
+    """Computes a report without writing files."""
     from . import figures, page, published_results, tables
     from . import study as studies
 
@@ -688,7 +638,7 @@ def whole_report(path):
 
 
 @test
-def no_value_of_another_type_ends_a_report_in_the_middle():
+def values_of_any_type_do_not_crash_the_report():
     with tempfile.TemporaryDirectory() as place:
         lab = Path(place) / "lab"
         run = lab / "run"
@@ -743,15 +693,15 @@ def no_value_of_another_type_ends_a_report_in_the_middle():
 
 
 @test
-def heads_that_no_map_has_are_refused():
+def heads_without_maps_are_an_error():
     with tempfile.TemporaryDirectory() as place:
         lab, out = made_lab(place), Path(place) / "out"
         for words, said in (
-            ("9:9", "--heads 9:9: no run has maps of it; the last head is 1:1"),
-            ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these"),
-            ("foo", "--heads foo: LAYER:HEAD is wanted"),
+            ("9:9", "--heads 9:9: no run has maps of this head; the last head is 1:1"),
+            ("0:1,9:9,1:7", "--heads 9:9,1:7: no run has maps of these heads"),
+            ("foo", "--heads foo: must be LAYER:HEAD"),
             ("", "--heads '': the value is empty"),
-            ("0:1,", "LAYER:HEAD is wanted"),
+            ("0:1,", "must be LAYER:HEAD"),
         ):
             done = report(lab, "--out", out, "--no-png", "--heads", words)
             assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1 and not out.exists(), (
@@ -764,14 +714,14 @@ def heads_that_no_map_has_are_refused():
             and '"title":"layer 1, head 1"' not in (out / "report.html").read_text()
         ), done.stderr
         done = report(lab / "baseline.lr0.001.seed2", "--out", out, "--no-png", "--heads", "0:1")
-        assert done.returncode == 2 and "there are no maps at all" in done.stderr, done.stderr
+        expect_error(done, 2, "there are no maps")
         for words, said in (
             (("--reference", ""), "the value is empty"),
             (("--reference", "a", "--reference", "b"), "specified more than once"),
-            (("--watch", "inf"), "1 second or more"),
+            (("--watch", "inf"), "must be 1 to 1,000,000 seconds"),
         ):
             done = report(lab, "--out", out, "--no-png", *words)
-            assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+            expect_error(done, 2, said, lines=1)
 
 
 def wait_for(page, expression, seconds=20):
@@ -781,13 +731,13 @@ def wait_for(page, expression, seconds=20):
             if page.run(expression):
                 return
         except RuntimeError:
-            pass  # between two pages there is nothing to ask
+            pass  # while a page loads there is no context
         time.sleep(0.1)
-    raise AssertionError(f"never true: {expression}")
+    raise AssertionError(f"timed out: {expression}")
 
 
 @browser_test
-def the_page_works_in_a_browser_without_a_network():
+def the_page_works_offline_in_a_browser():
     with tempfile.TemporaryDirectory() as place:
         lab = made_lab(place)
         done = report(lab, "--no-png")
@@ -824,23 +774,25 @@ def the_page_works_in_a_browser_without_a_network():
             b.run(
                 "(s => { s.value = '0.001'; s.dispatchEvent(new Event('change')); })(document.querySelector('#rate'))"
             )
-            # maps: a pair has three, painted, and pointing at one tells its values
+            # maps: a pair has three; hovering over one prints its values
             assert b.run("document.querySelectorAll('#maps canvas').length") == 3
             assert b.run(
-                "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))"
+                "(c => c.getContext('2d').getImageData(0, 0, c.width, c.height)"
+                ".data.some((v, i) => i % 4 === 0 && v < 128))(document.querySelector('#maps canvas'))"
             )
             x, y = b.middle("#maps canvas:nth-of-type(1)")
             left = b.run("document.querySelector('#maps canvas').getBoundingClientRect().left")
-            b.mouse(left + 8, y + 30)  # the first column, where the second map is
+            b.mouse(left + 8, y + 30)  # the first column, where the second map is 1
             wait_for(b, "document.querySelector('#pointed').textContent.includes('A1 - s A2')")
             said = b.run("document.querySelector('#pointed').textContent")
             values = [float(word.rstrip(",")) for word in said.split() if word.count(".") == 1]
             assert len(values) == 3 and values[1] > 0.9 and abs(values[0] - LAMBDA * values[1] - values[2]) < 2e-2, said
             b.run(
-                "(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })(document.querySelector('#map-arm'))"
+                "(s => { s.value = 'baseline'; s.dispatchEvent(new Event('change')); })"
+                "(document.querySelector('#map-arm'))"
             )
             wait_for(b, "document.querySelectorAll('#maps canvas').length === 1")
-            # themes: the system's, then the button's, which a reload keeps
+            # themes: the system's, then the button's, which survives a reload
             assert b.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
             b.color_scheme(True)
             wait_for(b, "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
@@ -860,7 +812,7 @@ def the_page_works_in_a_browser_without_a_network():
 
 
 @browser_test
-def a_watched_report_follows_a_run_until_it_ends():
+def a_watched_report_follows_a_run_to_its_end():
     import fcntl
 
     with tempfile.TemporaryDirectory() as place:
@@ -869,7 +821,7 @@ def a_watched_report_follows_a_run_until_it_ends():
         trainer = open(run / "run.json", "r+b")
         fcntl.fcntl(
             trainer, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0)
-        )  # as a trainer that runs
+        )  # as a running trainer does
         out = Path(place) / "out"
         process = report(
             run, "--out", out, "--watch", "1", "--no-png", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -884,7 +836,7 @@ def a_watched_report_follows_a_run_until_it_ends():
         with browser.Browser() as b:
             b.open(page)
             (run / "log.jsonl").write_text((whole / "log.jsonl").read_text())
-            wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has loaded itself anew
+            wait_for(b, "document.body.innerText.includes('200/200')", 60)  # the page has reloaded
         os.rename(whole / "checkpoints", run / "checkpoints")
         trainer.close()
         assert process.wait(timeout=60) == 0, process.stderr.read()

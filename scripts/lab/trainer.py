@@ -1,4 +1,4 @@
-"""trainer.py: the trainer as the lab calls it: which options it has, and what a model costs."""
+"""trainer.py: the options of the trainer program, and the cost of a model by --dry-run."""
 
 import os
 import re
@@ -11,25 +11,25 @@ UNIT = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Z
 
 
 class TrainerError(Exception):
-    """What the trainer said, in one line."""
+    """An error message of the trainer, in one line."""
 
 
 class Trainer:
     def __init__(self, path):
         self.path = Path(path).absolute()
         if not os.access(self.path, os.X_OK):
-            raise TrainerError(f"{path}: no such program; build it with 'make {self.path.name}', or give --trainer")
+            raise TrainerError(f"{path}: no such program; build it with 'make {self.path.name}', or specify --trainer")
         try:
             done = subprocess.run([self.path, "--help"], capture_output=True, text=True, errors="replace")
         except OSError as error:
             raise TrainerError(f"{path}: {error.strerror}") from None
         self.options = plans.parse_help(done.stdout)
         if done.returncode or "attention" not in self.options:
-            raise TrainerError(f"{path}: --help prints no options: it is not the trainer")
+            raise TrainerError(f"{path}: --help prints no options: this is not the trainer")
         self.costs = {}
 
     def dry_run(self, options):
-        """(parameters, FLOPs per token, bytes) of the model, or TrainerError with the trainer's own words."""
+        """(parameters, FLOPs per token, bytes) of the model. Raises TrainerError with the trainer's message."""
         shape = {k: v for k, v in options.items() if k not in ("seed", "lr")}
         command = [str(self.path), "--dry-run", *plans.arguments(shape)]
         key = tuple(command)
@@ -44,10 +44,10 @@ class Trainer:
         return self.costs[key]
 
     def match(self, options, wanted):
-        """The options with the MLP width that brings the model nearest to `wanted` parameters."""
+        """The options with the MLP width that gives a parameter count nearest to `wanted`."""
         low, high = ({**options, "ffn": str(f)} for f in (64, 128))
         at_low, at_high = self.dry_run(low)[0], self.dry_run(high)[0]
         width = plans.matched_ffn(wanted, 64, at_low, 128, at_high)
         if width is None:
-            raise TrainerError(f"no MLP is narrow enough for {wanted} parameters")
+            raise TrainerError(f"no MLP width gives {wanted} parameters")
         return {**options, "ffn": str(width)}
