@@ -63,7 +63,8 @@ static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     return t ? tensor_grad(model, t) : NULL;
 }
 
-// Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums them.
+// Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums
+// them.
 static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
 
 // As key_set; with --doc-mask attention stays within documents.
@@ -456,8 +457,8 @@ static void model_backward(Model *model, int B, int T) {
     grads_close(model, 0); // a tied head has added to it before
 }
 
-// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention does
-// not look; or NULL. Positions count from the start of the sequence: rotary scores depend on distances only.
+// Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention
+// does not look; or NULL. Positions count from the start of the sequence: rotary scores depend on distances only.
 static void model_read_batch(Model *model, const int *inputs, const int *targets, const int *starts, int N) {
     size_t bytes = (size_t)N * sizeof(int);
     buffer_upload(model->acts.inputs, inputs, bytes);

@@ -1366,9 +1366,9 @@ static void ckpt_test_log_resume(void) {
 static void ckpt_test_run_directories(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/run", d.path), log_file = ckpt_path("%s/run/log.jsonl", d.path);
-    ckpt_refused("resume", dir.text, "", "has no run.json: there is no run to resume");
+    ckpt_refused("resume", dir.text, "", "has no run.json: it is not a run");
     ckpt_accepted("create", dir.text, "", "");
-    ckpt_refused("create", dir.text, "", "has a run already; give --resume");
+    ckpt_refused("create", dir.text, "", "already contains a run; use --resume");
     ckpt_accepted("resume", dir.text, "", "");
     CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
     ckpt_accepted("resume", dir.text, "", ""); // stopped between run.json and its log
@@ -1379,10 +1379,10 @@ static void ckpt_test_run_directories(void) {
     free(log);
     ckpt_accepted("resume", dir.text, "", "");
     CHECK(unlink(ckpt_path("%s/run.json", dir.text).text) == 0, "cannot remove run.json");
-    ckpt_refused("create", dir.text, "", "log.jsonl is there without a run.json");
+    ckpt_refused("create", dir.text, "", "log.jsonl exists without a run.json");
     CHECK(unlink(log_file.text) == 0, "cannot remove %s", log_file.text);
     directory_create(ckpt_path("%s/checkpoints", dir.text).text);
-    ckpt_refused("create", dir.text, "", "checkpoints is there without a run.json");
+    ckpt_refused("create", dir.text, "", "checkpoints exists without a run.json");
     ckpt_write_text(log_file.text, "");
     ckpt_refused("create", log_file.text, "", "log.jsonl: File exists");
     test_remove_directory(&d);
@@ -1417,7 +1417,8 @@ static void ckpt_test_simultaneous_starts(void) {
     test_read_file(ckpt_path("%s/err", d.path).text, lines, sizeof(lines));
     int refused = 0;
     for (char *line = strtok(lines, "\n"); line; line = strtok(NULL, "\n")) {
-        EXPECT(strstr(line, "another process is running this run") || strstr(line, "has a run already"), "%s", line);
+        EXPECT(strstr(line, "another process is running this run") || strstr(line, "already contains a run"), "%s",
+               line);
         refused++;
     }
     EXPECT(refused == TRIES, "%d of %d starts were refused", refused, TRIES);
@@ -1443,7 +1444,7 @@ static void ckpt_test_start_that_is_locked_out(void) {
     for (int i = 0; i < 3; i++) {
         log_write_run(log, dir.text, run);
         ckpt_refused("resume", dir.text, "", "another process is running this run");
-        ckpt_refused("create", dir.text, "", "has a run already");
+        ckpt_refused("create", dir.text, "", "already contains a run");
         EXPECT(ckpt_count_entries(dir.text) == 2, "something was left behind");
     }
     cJSON_Delete(run);

@@ -141,7 +141,7 @@ static void the_first_signal_is_answered_at_once_and_a_second_ends_the_run(void)
                         "sleep 1; echo between >&2; kill -INT $pid");
     const char *answer = strstr(r.err, "the run stops after the current step"), *between = strstr(r.err, "between");
     EXPECT(answer && between && answer < between && count_lines(r.err) == 3, "stderr %.400s", r.err);
-    EXPECT(r.status == 1 && strstr(r.err, "second signal: stopped at once"), "status %d, stderr %.400s", r.status,
+    EXPECT(r.status == 1 && strstr(r.err, "second signal: ending at once"), "status %d, stderr %.400s", r.status,
            r.err);
     test_remove_directory(&d.dir);
 }

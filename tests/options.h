@@ -252,9 +252,9 @@ static const char *const wrong_options[][2] = {
     {"-5 --dry-run", "unexpected argument '-5'"},
     {"--dry-run=yes", "--dry-run takes no value, not 'yes'"},
     {"--no-dry-run=1 --dump-grads x --train-data x", "--dry-run takes no value, not '1'"},
-    {"--lr --dry-run", "--lr needs a value: a number in [0, inf)"},
-    {"--dry-run --lr", "--lr needs a value"},
-    {"--dry-run --out --seed 1", "--out needs a value"},
+    {"--lr --dry-run", "--lr requires a value: a number in [0, inf)"},
+    {"--dry-run --lr", "--lr requires a value"},
+    {"--dry-run --out --seed 1", "--out requires a value"},
     {"--dry-run --out ''", "--out '' is not accepted"},
     {"--dry-run --out=", "--out '' is not accepted"},
     {"--dry-run --lr 1e", "--lr '1e' is not accepted: it must be a number in [0, inf)"},
@@ -340,7 +340,8 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --batch-size 1000000 --seq-len 1000000", "is more than 2147483647 tokens"},
     {"--dry-run --heads 3", "3 heads are not a multiple of 2 key/value heads (--attention diff_v2 --heads 3"},
     {"--dry-run --kv-heads 3", "--kv-heads 3"},
-    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn 40"},
+    {"--dry-run --match-params --ffn 40", "--match-params: diff_v2 has more parameters than the baseline with --ffn "
+     "40"},
     {"--dry-run --match-params --ffn 4x", "--ffn '4x'"}, // and no word of what the preset's would come to
     {"--dry-run --match-params --kv-heads 3", "--kv-heads 3"},
     {"--dry-run --match-params=1", "--match-params takes no value"},
@@ -556,7 +557,8 @@ static const AdoptCase adopt_cases[] = {
     {"{\"layers\":4,\"seed\":1}", {"--layers=5", "--seed=3", NULL}, 2, 0, "--layers: 4 in the checkpoint, 5 now"},
     {"{\"layers\":4,\"seed\":1}", {"--layers=5", "--seed=3", NULL}, 2, 0, "--seed: 1 in the checkpoint, 3 now"},
     {"{\"attention\":\"diff_v2\"}", {"--attention=baseline", NULL}, 2, 0, "--attention: diff_v2 in the checkpoint"},
-    {"{\"tie-embeddings\":true}", {"--no-tie-embeddings", NULL}, 2, 0, "--tie-embeddings: yes in the checkpoint, no now"},
+    {"{\"tie-embeddings\":true}", {"--no-tie-embeddings", NULL}, 2, 0, "--tie-embeddings: yes in the checkpoint, no "
+     "now"},
     // what this program does not write
     {"[]", {NULL}, 1, 0, "not a JSON object"},
     {"null", {NULL}, 1, 0, "not a JSON object"},
@@ -676,7 +678,8 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--tie-embeddings", NULL}, 1, "--tie-embeddings contradicts"},
     {{"x", "--init=m", "--dry-run", "--heads=2", "--ffn=95", "--head-dim=8", NULL}, 3, "--ffn 95 contradicts"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; the loaded model has 96"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; "
+     "the loaded model has 96"},
     {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},

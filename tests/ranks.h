@@ -589,7 +589,7 @@ static void a_bit_that_flips_on_one_rank_is_found(void) {
     ranks_train(&r, &d, 3, "FAULT=flip:1:5", "run",
                 "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100");
     // before the checkpoint of step 6
-    EXPECT_ONE_LINE(r, 1, "after step 6 rank 1 has other values in model.embed_tokens.weight than most ranks");
+    EXPECT_ONE_LINE(r, 1, "after step 6 rank 1 has different values in model.embed_tokens.weight than most ranks");
     ranks_train(&r, &d, 3, "", "whole", "--steps 12 --batch-size 2 --checkpoint-every 2 --check-ranks-every 100");
     ranks_resume(&r, &d, 3, "run", "");
     EXPECT_STATUS(r, 0);

@@ -1,12 +1,12 @@
 /*
-attention_maps.h: attention maps as such, for pictures and for what only they tell. On the host, from what a forward
-kept; training never makes a map.
+attention_maps.h: attention maps, for --eval and --dump-attention. Computed on the host from the activations of a
+forward; training computes no maps.
 
   map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, j <= t; 0 above the diagonal
   effective   of output head h: A1 - s A2, s per row; A where there is one map
   first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
               that sum to less than 1 compare
-  sink rate   percentage of (sample, layer, head) with alpha > 0.3 on 64 tokens
+  sink rate   percentage of (window, layer, head) with alpha > 0.3 on 64 tokens
   shapes      fused rows (B*T, ld), lse (key_sets, lse_set_stride) as in the trainer; map (T,T)
   numerics    products in double
   source      Gu et al. 2024, "When attention sink emerges in language models"
@@ -61,14 +61,14 @@ static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
     return m->sigmoid ? 1 / (1 + exp(-(double)l)) : (double)l;
 }
 
-// alpha of a map, whose rows sum to 1 or to what a sink leaves
+// alpha of a map, whose rows sum to 1, or to less with a sink
 static inline double map_first_mass(const float *map, int T) {
     double sum = 0;
     for (int t = 0; t < T; t++) sum += (double)map[(size_t)t * (size_t)T];
     return sum / T;
 }
 
-// alpha of the effective map of output head h; rows where both maps cancel have no direction and are left out
+// alpha of the effective map of output head h; rows in which both maps cancel are not counted
 static inline double map_effective_first_mass(const float *a1, const float *a2, const HostAttention *m, int b, int h) {
     int T = m->shape.T, rows = 0;
     double alpha = 0;

@@ -1,10 +1,11 @@
 /*
-checkpointer.h: when and how a run writes checkpoints, in the background or not, and how it goes back to one (--rollback).
-All ranks call these functions together.
+checkpointer.h: when and how a run writes checkpoints, in the background or not, and how it goes back to one
+(--rollback). All ranks call these functions together.
 
   checkpointer_finish(c)                    waits for a checkpoint that is being written
   checkpointer_advance(c)                   once per step: its next stage, when all ranks have ended the last one
-  checkpointer_find_good(c, path)           the newest checkpoint whose weights gave a finite loss and gradient, or "none"
+  checkpointer_find_good(c, path)           the newest checkpoint whose weights gave a finite loss and gradient, or
+                                            "none"
   checkpointer_save(c, buffers, ...)        writes the checkpoint of the current step
   checkpointer_roll_back(c, buffers)        loads an earlier checkpoint, when the detectors ask for it
 
@@ -71,8 +72,8 @@ static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointB
 }
 
 // buffers: of the model. goes_on: training continues, so that the checkpoint may be written in the background. finite:
-// the last step and validation are; --keep does not delete a good checkpoint for one that is not. No other checkpoint may
-// be under way.
+// the last step and validation are; --keep does not delete a good checkpoint for one that is not. No other checkpoint
+// may be under way.
 static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers, const RunTokenizer *tokenizer,
                                      bool goes_on, bool finite, uint64_t data_fingerprint, cJSON *data_identity) {
     const Options *o = c->options;
@@ -102,8 +103,8 @@ static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers,
     checkpointer_log(c, step, false, c->saved_at - start, c->saved_at - start);
 }
 
-// --rollback: loads the newest checkpoint before the bad steps into buffers; training continues with the data after them.
-// true: the caller saves that checkpoint again, with the new position in the data.
+// --rollback: loads the newest checkpoint before the bad steps into buffers; training continues with the data after
+// them. true: the caller saves that checkpoint again, with the new position in the data.
 static inline bool checkpointer_roll_back(Checkpointer *c, const CheckpointBuffers *buffers) {
     const Options *o = c->options;
     TrainerState *s = c->state;

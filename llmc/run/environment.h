@@ -1,20 +1,22 @@
 /*
-environment.h: variables that libraries read.
+environment.h: environment variables that libraries read.
 
-Those that a library reads before main begins are set here, and the program re-executes itself once.
+Some libraries read a variable in a constructor of their shared object, before main and before any constructor of the
+program, and offer no function that sets the value later. environment_reexecute() sets these variables and executes the
+program again, once.
 
-  GOMP_SPINCOUNT      how long a thread of GCC's OpenMP waits by spinning before it sleeps. Its default, some
-                      milliseconds, keeps the threads that it waits for from running where other processes need the
-                      cores: with one busy process beside it, a small step takes 10 times as long. 3000 is about 30 us.
+  GOMP_SPINCOUNT      how long a thread of GCC's OpenMP spins before it sleeps. The default, some milliseconds, delays
+                      the threads it waits for when other processes use the cores: with one busy process, a small step
+                      takes 10 times as long. 3000 is about 30 us.
   KMP_BLOCKTIME       the same for LLVM's OpenMP, in milliseconds; a program compiled by clang has both
-  OPENBLAS_CORETYPE   kernels of OpenBLAS, which may choose AVX2 on a CPU that is newer than itself (matmul.h)
+  OPENBLAS_CORETYPE   kernels of OpenBLAS, which may select AVX2 on a CPU that is newer than the library (matmul.h)
 
-What the user has set is left alone, and where nothing is to be set, the program is not started again. It cannot be
-started again without /proc; under valgrind it would leave valgrind, and where the loader was named to run it, it would
-start the loader. It then goes on as it is.
+Variables that the user has set are not changed, and the program is not executed again when nothing is to be set. It
+cannot execute itself without /proc, under valgrind (which it would leave), and when it was started through the dynamic
+loader (which would be executed instead). It then continues unchanged.
 
-Variables that change the numbers of matrix products without a word are refused, or recorded in run.json and compared
-between ranks: library_variables. Names: cuBLAS documentation, "Floating Point Emulation"; CUDA and cuDNN documentation
+Variables that silently change the numerics of matrix products are refused, or recorded in run.json and compared between
+ranks: library_variables. Names: cuBLAS documentation, "Floating Point Emulation"; CUDA and cuDNN documentation
 (NVIDIA_TF32_OVERRIDE); oneDNN documentation, "Primitive Attributes: floating-point math mode", "CPU Dispatcher
 Control".
 */
@@ -37,7 +39,7 @@ extern void kmp_set_blocktime(int milliseconds) __attribute__((weak)); // absent
 typedef struct {
     const char *name, *value;
     bool (*wanted)(void);
-    const char *cost; // of going on without it
+    const char *cost; // of continuing without it
 } EnvironmentVariable;
 
 static inline bool gcc_threads_spin(void) { return getenv("OMP_WAIT_POLICY") == NULL; }
@@ -53,7 +55,7 @@ enum { ENVIRONMENT_VARIABLE_COUNT = sizeof(environment_variables) / sizeof(envir
 
 typedef struct {
     const char *name;
-    const char *harmless; // the one value that is accepted; NULL: any is, and recorded
+    const char *harmless; // the only value that is accepted; NULL: any value is, and it is recorded
     const char *effect;   // of another value
 } LibraryVariable;
 
@@ -63,13 +65,13 @@ static const LibraryVariable library_variables[] = {
     {"ONEDNN_DEFAULT_FPMATH_MODE", "STRICT", "may multiply fp32 numbers rounded to bf16 or TF32"},
     {"DNNL_DEFAULT_FPMATH_MODE", "STRICT", "may multiply fp32 numbers rounded to bf16 or TF32"},
     {"CUBLAS_EMULATION_STRATEGY", NULL, NULL},
-    {"CUBLASLT_HEURISTICS_LUT_FILE", NULL, NULL}, // found in the library; it changes which algorithm is the first
+    {"CUBLASLT_HEURISTICS_LUT_FILE", NULL, NULL}, // undocumented; it changes which algorithm is the first
     {"ONEDNN_MAX_CPU_ISA", NULL, NULL},
     {"DNNL_MAX_CPU_ISA", NULL, NULL},
 };
 enum { LIBRARY_VARIABLE_COUNT = sizeof(library_variables) / sizeof(library_variables[0]) };
 
-// The value of a variable, for one line of text; NULL where it is not set.
+// The value of a variable, printable; NULL: not set.
 static inline const char *library_variable(int i) {
     const char *value = getenv(library_variables[i].name);
     return value && !printable(value) ? "?" : value;
@@ -84,20 +86,20 @@ static inline void environment_refuse(void) {
     }
 }
 
-// Whether /proc/self/exe is this program: not where the loader was named to run it, and not under valgrind.
+// Whether /proc/self/exe is this program: not when it was started through the dynamic loader, and not under valgrind.
 static inline bool environment_can_reexecute(void) {
     const char *preloaded = getenv("LD_PRELOAD");
     return getauxval(AT_BASE) != 0 && !(preloaded && strstr(preloaded, "vgpreload"));
 }
 
-// The name of the process in ps, top and killall, which is "exe" after an exec of /proc/self/exe.
+// Sets the name of the process in ps, top and killall, which is "exe" after an exec of /proc/self/exe.
 static inline void environment_name_process(const char *program) {
     const char *slash = program ? strrchr(program, '/') : NULL;
     if (program) prctl(PR_SET_NAME, slash ? slash + 1 : program); // a failure costs the name alone
 }
 
-// Called first in main, with the arguments of the process. Returns in the process that has the variables, or cannot
-// get them.
+// Called first in main, with the arguments of the process. Executes the program again if a variable is missing. Returns
+// in the process that has the variables, or with a warning when it cannot execute itself.
 static inline void environment_reexecute(char **argv) {
     bool missing[ENVIRONMENT_VARIABLE_COUNT], any = false;
     environment_name_process(argv[0]);
@@ -112,7 +114,7 @@ static inline void environment_reexecute(char **argv) {
     execv("/proc/self/exe", argv);
     for (int i = 0; i < ENVIRONMENT_VARIABLE_COUNT; i++)
         if (missing[i])
-            warn("%s; cannot start again with another environment (%s): set %s=%s before the start",
+            warn("%s; the program cannot execute itself with another environment (%s): set %s=%s before the start",
                  environment_variables[i].cost, strerror(errno), environment_variables[i].name,
                  environment_variables[i].value);
 }

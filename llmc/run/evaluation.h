@@ -1,10 +1,6 @@
 /*
-evaluation.h: --eval: the validation loss, the loss by position, associative recall (recall.h), and what attention does
-(evaluation_attention.h).
-
-  --eval-out FILE   all of it as JSON
-
-Recall is asked for without --doc-mask.
+evaluation.h: --eval: the validation loss, the loss by position, associative recall (recall.h) and attention statistics
+(evaluation_attention.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -27,7 +23,8 @@ static inline void print_by_position(const double *mean, int T) {
 
 // ---- recall
 
-// Logits behind the queries of `rows / T` sequences: the head runs over chunks of rows, of which few are looked at.
+// Scores the logits at the queries of `sequences` sequences. The LM head computes all rows, logit_rows at a time; rows
+// and logits are scratch memory on the host.
 static inline void recall_classify(const EvaluationModel *m, RecallScore *score, const int *tokens, int sequences,
                                    RecallCell cell, floatX *rows, float *logits) {
     const ModelPlan *p = m->plan;
@@ -76,7 +73,7 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
     int cell_count = recall_cells(cells, m->plan->T, symbol_count);
     cJSON *list = cJSON_AddArrayToObject(json, "recall");
     printf("associative recall, %d sequences each, of %d symbols%s\n", RECALL_SEQUENCES, symbol_count,
-           cell_count ? "" : ": too few, or too short a context");
+           cell_count ? "" : ": not measured, too few symbols or too short a context");
     for (int i = 0; i < cell_count; i++) {
         RecallScore s = recall_measure(m, cells[i], symbols, symbol_count, seed);
         double n = (double)s.answers;
@@ -96,19 +93,19 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
     }
 }
 
-// ---- all of it
+// ---- all measurements
 
 typedef struct {
     EvaluationModel model;
     DataLoader *val;
     double loss;
     const double *by_position; // [T]: mean loss by position
-    uint64_t windows;          // that the losses are of: the first ones
+    uint64_t windows;          // of the losses: the first ones
     uint64_t data_fingerprint, seed;
     const char *eval_out, *dump_attention; // files, or NULL
 } Evaluation;
 
-// The beginnings of the first windows (windows, T), and how often each token occurs in them (whole windows).
+// The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.
 static inline int *evaluation_windows(const Evaluation *e, int windows, int T, int64_t *counts) {
     int B = e->model.plan->B, window = e->model.plan->T;
     size_t N = (size_t)B * (size_t)window;

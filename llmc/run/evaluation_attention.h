@@ -1,12 +1,12 @@
 /*
-evaluation_attention.h: what attention does on the first MAP_TOKENS tokens of validation windows (attention_maps.h), for
---eval.
+evaluation_attention.h: attention statistics of the first MAP_TOKENS tokens of validation windows (attention_maps.h),
+for --eval.
 
   --dump-attention FILE   safetensors, F32, of the first window: tokens [P], and for each layer and output head
                           layer.L.head.H.a1 [P,P], and with a second map .a2 [P,P] and .lambda [P]
 
-Measured without --doc-mask. Nothing here is fast or has to be: maps are made on the host, so that one function serves
-every backend.
+Measured without --doc-mask. Maps are computed on the host, by one function for all backends; speed does not matter
+here.
 */
 #ifndef LLMC_EVALUATION_ATTENTION_H
 #define LLMC_EVALUATION_ATTENTION_H
@@ -16,11 +16,11 @@ every backend.
 
 enum { ATTENTION_WINDOWS = 64 };
 
-// What the windows of an evaluation say of one layer.
+// Statistics of one layer over all windows.
 typedef struct {
     double first_mass[3], sinks[3]; // sums over windows and heads: first map, second map, effective
     int64_t heads;                  // windows times output heads
-    float *logits, *hidden;         // magnitudes; of the visible logits of all maps, and of the residual stream
+    float *logits, *hidden;         // magnitudes of the visible logits of all maps, and of the residual stream
     size_t logit_count, hidden_count;
 } LayerAttention;
 
@@ -37,7 +37,7 @@ static inline void add_magnitudes(cJSON *json, const char *name, float *values, 
     cJSON_AddNumberToObject(json, key, (double)values[(count - 1) / 2]);
 }
 
-// Copies of a layer's attention on the host; free() lse, q and, where it has rows of its own, lambda.
+// Copies of a layer's attention on the host; layer_on_host_free() frees them.
 typedef struct {
     HostAttention attention;
     floatX *fused, *own_lambda;
@@ -75,9 +75,9 @@ static inline void layer_on_host_free(LayerOnHost *h) {
     free(h->lse);
 }
 
-// --dump-attention: what the file will hold, and then holds.
+// --dump-attention: the file that is being written.
 typedef struct {
-    SafeTensorsWriter *writer; // NULL: not asked for
+    SafeTensorsWriter *writer; // NULL: no file
     int maps, next;            // per output head; the tensor that is written next
 } AttentionDump;
 
@@ -105,7 +105,7 @@ static inline void attention_dump_write(AttentionDump *dump, const float *values
     if (dump->writer) safetensors_write(dump->writer, dump->next++, 0, values, DTYPE_F32, count);
 }
 
-// Adds one layer's maps of B sequences; the first sequence's go into the dump.
+// Adds the maps of one layer of B sequences; writes those of the first sequence to the dump.
 static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump, const LayerOnHost *host,
                                        float *maps[2], float *logits) {
     const HostAttention *m = &host->attention;
@@ -150,7 +150,7 @@ static inline void layer_attention_json(cJSON *list, LayerAttention *s, int laye
            (double)s->hidden[(s->hidden_count - 1) / 2]);
 }
 
-// What attention_visit adds up: batches of `windows` windows of T tokens.
+// Sums of attention_visit over batches of `windows` windows of T tokens.
 typedef struct {
     const EvaluationModel *model;
     int windows, T;

@@ -1,6 +1,6 @@
 /*
-gemm_table.h: --tune-gemm: the file with the algorithm of each matrix product. Rank 0 reads it, or measures and writes it;
-all ranks use the same table.
+gemm_table.h: --tune-gemm: the file with the algorithm of each matrix product. Rank 0 reads it, or measures and writes
+it; all ranks use the same table.
 */
 #ifndef LLMC_GEMM_TABLE_H
 #define LLMC_GEMM_TABLE_H

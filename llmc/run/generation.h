@@ -1,8 +1,8 @@
 /*
 generation.h: text from a model: the tokens that continue a prompt, one after another.
 
-  The model is a callback: next_logits(model, tokens, count, first, logits) computes the logits [V] after `count` tokens at
-  positions first .. first + count - 1; the model keeps the earlier positions in its key/value cache.
+  The model is a callback: next_logits(model, tokens, count, first, logits) computes the logits [V] after `count` tokens
+  at positions first .. first + count - 1; the model keeps the earlier positions in its key/value cache.
 */
 #ifndef LLMC_GENERATION_H
 #define LLMC_GENERATION_H
@@ -19,7 +19,8 @@ typedef struct {
 } Generator;
 
 // Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many. It
-// stops early when the logits are not finite. When the context is full, its second half is processed again from position 0.
+// stops early when the logits are not finite. When the context is full, its second half is processed again from
+// position 0.
 static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key) {
     float *logits = (float *)checked_calloc((size_t)g->V, sizeof(float));
     Candidate *candidates = (Candidate *)checked_calloc((size_t)g->V, sizeof(Candidate));

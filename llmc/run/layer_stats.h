@@ -4,8 +4,8 @@ layer_stats.h: statistics of a layer's activations and gradients: the records "s
   LayerStats layer_stats(plan, activations, key_set)     of the micro-batch that the activations hold
   void       log_layer_stats(log, step, layer, stats, grad_norm)
 
-  source   attention mass on position 0: Gu et al. 2024, "When attention sink emerges in language models"; context RMS, the
-           RMS of each output head's row of attention output: DIFF V2
+  source   attention mass on position 0: Gu et al. 2024, "When attention sink emerges in language models"; context RMS,
+           the RMS of each output head's row of attention output: DIFF V2
 */
 #ifndef LLMC_LAYER_STATS_H
 #define LLMC_LAYER_STATS_H

@@ -1,31 +1,32 @@
 /*
 logger.h: the directory of a run: run.json and log.jsonl.
 
-  bool   log_run_exists(dir)           it has run.json
+  bool   log_run_exists(dir)           whether it has run.json
   cJSON *log_read_run_json(dir)        cJSON_Delete()
-  RunLock log_lock(dir)                takes an old run for this process, and refuses one that another process has; set
-                                       log->lock to it
-  void   log_create(log, dir, run)     a new run: makes the directory, locks, writes run.json; refuses one that is a run
-  void   log_resume(log, dir, step)    an old one: locks, drops a torn last line and the records after `step`, continues
-  void   log_write_run(log, dir, run)  replaces run.json of a run that is locked
-  void   log_sync(log)                 what was logged is on the disk; call it before a checkpoint is saved
+  RunLock log_lock(dir)                locks an existing run; ends the program when another process holds the lock. The
+                                       caller sets log->lock to it
+  void   log_create(log, dir, run)     a new run: creates the directory, locks it, writes run.json; refuses an existing
+         run
+  void   log_resume(log, dir, step)    an existing run: locks it, drops a torn last line and the records after `step`
+  void   log_write_run(log, dir, run)  replaces run.json of a locked run
+  void   log_sync(log)                 flushes the log to the disk; required before a checkpoint is saved
   void   log_close(log)
 
-  A record is log_begin(log, kind, step), its values, log_end(log): nothing is allocated.
+  A record: log_begin(log, kind, step), its values, log_end(log). It allocates no memory.
   log_number(log, key, double)   log_integer(log, key, int64_t)   log_bool(log, key, bool)
   log_string(log, key, text)
   log_record(log, record)              a whole record of any length, as JSON
 
-  A Log that is all zero is closed: records go nowhere.
+  A Log that is all zero is closed: records are discarded.
 
-  format   run.json: an object with all that the run depends on, and its starts (starts.h); always replaced atomically,
-           and its presence makes a directory a run. log.jsonl: append-only, one JSON object per line, first "kind" and
-           "step".
-  numerics 9 significant digits: an fp32 loss or norm can be told from its neighbours. NaN and infinities are null.
-  atomic   one write() per line; a write that fails ends the program: on a full disk a checkpoint would fail as well
-  lock     One process has a run at a time: run.json is locked meanwhile, where the file system can. A new run.json is
-           locked under its temporary name, before anything is written, and keeps the lock when it gets its name. So of
-           two first starts one has the lock, and the other changes nothing.
+  format   run.json: an object with everything that the run depends on, and its starts (starts.h). It is replaced
+           atomically; a directory with a run.json is a run. log.jsonl: append-only, one JSON object per line that
+           begins with "kind" and "step".
+  numerics 9 significant digits, which distinguish neighbouring fp32 values. NaN and infinities are null.
+  atomic   one write() per line; a failing write ends the program: on a full disk a checkpoint would fail too
+  lock     One process at a time uses a run: it locks run.json, on file systems with locks. A new run.json is locked
+           under its temporary name, before it is written, and keeps the lock when it is renamed: of two simultaneous
+           first starts one gets the lock, and the other changes nothing.
   errors   CHECK, with the path
 */
 #ifndef LLMC_LOGGER_H
@@ -62,7 +63,7 @@ static inline bool log_run_exists(const char *dir) {
 }
 
 static inline void log_check_run(const char *dir) {
-    CHECK(log_run_exists(dir), "%s has no run.json: there is no run to resume; start one without --resume", dir);
+    CHECK(log_run_exists(dir), "%s has no run.json: it is not a run; start a new run without --resume", dir);
 }
 
 static inline cJSON *log_read_run_json(const char *dir) {
@@ -74,11 +75,11 @@ static inline cJSON *log_read_run_json(const char *dir) {
     CHECK(text, "cannot read %s: %s", path, strerror(errno));
     cJSON *run = json_parse(text, size);
     free(text);
-    CHECK(cJSON_IsObject(run), "%s is not a JSON object; restore it, or give another --out", path);
+    CHECK(cJSON_IsObject(run), "%s is not a JSON object; restore it, or use another --out", path);
     return run;
 }
 
-// Opens and locks a file; -1 and errno when it cannot be opened. Ends the program when another process has the lock.
+// Opens and locks a file; -1 and errno when it cannot be opened. Ends the program when another process holds the lock.
 static inline int log_lock_file(const char *dir, const char *path, int flags) {
     for (;;) {
         struct stat ours, named;
@@ -88,11 +89,11 @@ static inline int log_lock_file(const char *dir, const char *path, int flags) {
         memset(&lock, 0, sizeof(lock));
         lock.l_type = F_WRLCK;
         lock.l_whence = SEEK_SET;
-        int taken = fcntl(fd, F_OFD_SETLK, &lock); // any other failure: no locks on this file system
+        int taken = fcntl(fd, F_OFD_SETLK, &lock); // other failures: the file system has no locks
         CHECK(taken == 0 || (errno != EAGAIN && errno != EACCES), "%s: another process is running this run", dir);
         CHECK(fstat(fd, &ours) == 0, "cannot look at %s: %s", path, strerror(errno));
         if (stat(path, &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino) return fd;
-        close(fd); // before it was locked another process renamed or replaced it
+        close(fd); // another process renamed or replaced the file before it was locked
     }
 }
 
@@ -105,7 +106,7 @@ static inline RunLock log_lock(const char *dir) {
     return lock;
 }
 
-// fd: run.json.tmp, locked. Its lock takes the place of that of the run.json which it replaces.
+// fd: run.json.tmp, locked. Its lock replaces the lock of the old run.json.
 static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSON *run) {
     char path[PATH_SIZE], temporary[PATH_SIZE];
     size_t size = 0;
@@ -114,7 +115,7 @@ static inline void log_publish_run(Log *log, const char *dir, int fd, const cJSO
     char *text = json_text(run, &size);
     CHECK(ftruncate(fd, 0) == 0, "cannot write %s: %s", temporary, strerror(errno));
     file_write(fd, text, size, temporary);
-    CHECK(fsync(fd) == 0, "cannot bring %s to the disk: %s", temporary, strerror(errno));
+    CHECK(fsync(fd) == 0, "cannot flush %s to the disk: %s", temporary, strerror(errno));
     file_rename_synced(temporary, path);
     free(text);
     if (log->lock.held) close(log->lock.fd);
@@ -146,15 +147,15 @@ static inline void log_create(Log *log, const char *dir, const cJSON *run) {
     bool is_run = log_run_exists(dir);
     int fd = is_run ? -1 : log_lock_file(dir, temporary, O_CREAT);
     CHECK(is_run || fd >= 0, "cannot create %s: %s", temporary, strerror(errno));
-    is_run = log_run_exists(dir); // also one that has begun since
+    is_run = log_run_exists(dir); // another process may have started it since
     for (int i = 0; i < 2; i++) {
         log_path(dir, names[i], remains[i]);
         if (access(remains[i], F_OK) != 0) remains[i][0] = 0;
     }
     if (fd >= 0 && (is_run || remains[0][0] || remains[1][0])) unlink(temporary);
-    CHECK(!is_run, "%s has a run already; give --resume to continue it, or another --out", dir);
+    CHECK(!is_run, "%s already contains a run; use --resume to continue it, or another --out", dir);
     for (int i = 0; i < 2; i++)
-        CHECK(!remains[i][0], "%s is there without a run.json; give another --out, or remove it", remains[i]);
+        CHECK(!remains[i][0], "%s exists without a run.json; remove it, or use another --out", remains[i]);
     log_publish_run(log, dir, fd, run);
     log_open(log, dir, O_CREAT | O_EXCL);
 }
@@ -166,10 +167,10 @@ static inline void log_close(Log *log) {
 }
 
 static inline void log_sync(Log *log) {
-    if (log->open) CHECK(fsync(log->fd) == 0, "cannot bring %s to the disk: %s", log->path, strerror(errno));
+    if (log->open) CHECK(fsync(log->fd) == 0, "cannot flush %s to the disk: %s", log->path, strerror(errno));
 }
 
-// A whole record that belongs to the steps up to `step`; *broken when it is no record.
+// Whether the line is a complete record of a step up to `step`. *broken: it is not a record.
 static inline bool log_line_stays(char *line, size_t length, int64_t step, bool *broken) {
     double at = 0;
     *broken = length == 0 || line[length - 1] != '\n';
@@ -187,7 +188,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
     char temporary[PATH_SIZE], *line = NULL;
     FORMAT(temporary, "%s.tmp", path);
     FILE *from = fopen(path, "rb");
-    if (!from && errno == ENOENT) return; // stopped before its first record
+    if (!from && errno == ENOENT) return; // the run was stopped before its first record
     CHECK(from, "cannot read %s: %s", path, strerror(errno));
     FILE *to = fdopen(file_create(temporary), "wb");
     CHECK(to, "cannot write %s: %s", temporary, strerror(errno));
@@ -198,7 +199,7 @@ static inline void log_drop_after(const char *path, int64_t step) {
         if (log_line_stays(line, (size_t)length, step, &was_broken)) fwrite(line, 1, (size_t)length, to);
     }
     CHECK(!ferror(from), "cannot read %s: %s", path, strerror(errno));
-    if (broken_count) warn("%s: %zu lines that are no records were dropped", path, broken_count);
+    if (broken_count) warn("%s: dropped %zu lines that are not records", path, broken_count);
     fclose(from);
     free(line);
     CHECK(fflush(to) == 0 && !ferror(to) && fsync(fileno(to)) == 0 && fclose(to) == 0, "cannot write %s: %s", temporary,
@@ -225,7 +226,7 @@ static inline void log_append(Log *log, const char *text, size_t length) {
 
 static inline void log_quoted(Log *log, const char *text) {
     char piece[8];
-    size_t end = log->length + LOG_STRING_LIMIT; // a longer one is cut: the line has a fixed size
+    size_t end = log->length + LOG_STRING_LIMIT; // longer strings are cut: the line has a fixed size
     log_append(log, "\"", 1);
     while (*text && log->length < end) {
         size_t length = json_escape(&text, piece);
@@ -275,7 +276,7 @@ static inline void log_write_line(Log *log, const char *line, size_t length) {
     do n = write(log->fd, line, length);
     while (n < 0 && errno == EINTR);
     CHECK(n == (ssize_t)length, "cannot write %s: %s", log->path,
-          n < 0 ? strerror(errno) : "only a part of a line was written; is the disk full?");
+          n < 0 ? strerror(errno) : "a line was written only in part; is the disk full?");
 }
 
 static inline void log_end(Log *log) {

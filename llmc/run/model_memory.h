@@ -11,19 +11,19 @@ these sizes. [] shapes are row-major.
 #define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
 
-// What a layer computes and the backward needs again. Without a backward all layers share one set, but for the fused
-// rows of a generating model, which are its key/value cache. With --recompute they share some: see layer_keeps.
+// The activations of a layer that its backward reads. Without a backward all layers share one set, except for the fused
+// rows of a model for generation, which are its key/value cache. With --recompute layers share some: see layer_keeps.
 typedef struct {
     floatX *norm1;    // (N, C)
     real *rstd1;      // (N)
     floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
     floatX *heads;    // (N, NQ, DV): attention output of every query head
     real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
-    floatX *lambda;   // (N, OH): where lambda is not projected, else NULL
+    floatX *lambda;   // (N, OH): where lambda is not projected from the input, else NULL
     floatX *combined; // (N, OH, DV): after the subtraction; without one, heads
-    floatX *normed;   // (N, NH*D): combined, normalised; without a norm, combined
+    floatX *normed;   // (N, NH*D): combined, normalised; in variants without a norm: combined
     real *rstd_sub;   // (N, norm_count)
-    floatX *attn_out; // (N, NH*D): what o_proj reads, after the gate; without one, normed
+    floatX *attn_out; // (N, NH*D): input of o_proj, after the gate; in variants without a gate: normed
     floatX *x_mid;    // (N, C): residual stream after attention
     floatX *norm2;    // (N, C)
     real *rstd2;      // (N)
@@ -44,7 +44,7 @@ typedef struct {
     real *rstd_final;         // (N)
     floatX *logits;           // (logit_rows, Vp), then their gradient
     double *grad_squares;     // [buckets]: sums of squares of this rank's pieces of the gradients
-    // the backward's own, named after what they are the gradient of; dx is the residual stream's
+    // of the backward: gradients of the activations with these names; dx: of the residual stream
     floatX *dx;        // (N, C)
     floatX *dnorm;     // (N, C)
     floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
@@ -57,14 +57,14 @@ typedef struct {
     floatX *dhidden;   // (N, F)
 } Activations;
 
-// Bytes of an element of each type: those of this program, or of the bf16 program for GPUs that --device is about.
+// Bytes of an element of each type: in this program, or in the bf16 program for the GPU of --device.
 typedef struct {
     size_t int_, double_, real_, floatX_, grad_t_;
 } ElementBytes;
 static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(real), sizeof(floatX), sizeof(grad_t)},
                           gpu_elements = {4, 8, 4, 2, 4};
 
-// Hands out consecutive aligned pieces; with base NULL it only counts.
+// Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.
 typedef struct {
     char *base;
     size_t used;
@@ -77,12 +77,12 @@ static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
 }
 #define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
-// Whether layer l has memory of its own for what --recompute LEVEL computes again; otherwise it is that of layer 0.
+// Whether layer l has its own memory for the activations that --recompute LEVEL computes again; else it uses layer 0's.
 static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
     return l == 0 || (plan->purpose == FOR_TRAINING && plan->recompute < level);
 }
 
-// Lays the activations of the model out in the arena: the one place that knows their sizes.
+// Lays the activations of the model out in the arena. Only this function knows their sizes.
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
@@ -141,8 +141,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dhidden = CARVE(arena, floatX, N * F);
 }
 
-// Elements that the gradients of whole groups take. With --zero 2 layer l is in the place of layer l - 2, which has
-// been reduced when l comes.
+// Elements of the gradients of whole groups. With --zero 2 layer l uses the memory of layer l + 2, whose gradients have
+// been reduced before. *layer_count: elements of the largest layer.
 static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_count) {
     const TensorList *list = &plan->tensors;
     const size_t *at = list->group_offset;
@@ -153,7 +153,7 @@ static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_coun
     return at[1] + (size_t)min_int(L, 2) * *layer_count + (at[L + 2] - at[L + 1]);
 }
 
-// Bytes of the buffers of a planned model.
+// Sets the bytes of the plan's buffers.
 static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     int level = plan->sharding.level;
     size_t layer_count, own = plan->sharding.own;
@@ -170,8 +170,8 @@ static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     plan->master_bytes = e.floatX_ < e.real_ ? plan->moments_bytes / 2 : 0;
 }
 
-// Sizes of a model that works on up to B sequences of T positions, as rank `rank` of `ranks` that share its state as
-// --zero `zero` says; allocates nothing but lists.
+// Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`
+// says. Allocates lists only; plan_free() frees them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute, int rank, int ranks, int zero) {
     memset(plan, 0, sizeof(*plan));

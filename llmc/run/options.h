@@ -1,14 +1,13 @@
 /*
-options.h: the command line. The options are in options_table.h; this file parses and prints them.
+options.h: parses and prints the command line. The options are in options_table.h.
 
-  --name value, --name=value    exact names; no abbreviations, no short options but -h
-  --name, --no-name             for those that are on or off
-  a value that starts with two dashes must be joined by "=": else it is taken for the next option,
-  which is what a forgotten value looks like
+  --name value, --name=value   exact names; no abbreviations; the only short option is -h
+  --name, --no-name            for options that are on or off
+  A value that starts with two dashes requires "=": without it, it is parsed as the next option, because that is what a
+  missing value looks like.
 
-Everything wrong is reported at once, one line each on stderr, before exit status 2: also an option
-that is given twice, since in a long script one of the two is a slip, and what options must be to
-each other, as far as no checkpoint needs to be read for it.
+All errors are reported, one line each on stderr, before exit status 2. These include options specified more than once,
+and combinations that can be checked without reading a checkpoint.
 
 Call order: options_parse; with --resume options_adopt_json (options_json.h); with --resume or --init
 options_adopt_model; options_finish; options_model (options_model.h).
@@ -20,10 +19,10 @@ options_adopt_model; options_finish; options_model (options_model.h).
 #include "options_table.h"
 #include "../base/revision.h"
 
-enum { OPTION_LINE = 100, OPTION_COLUMN = 27 }; // width of the help, and where its explanations begin
+enum { OPTION_LINE = 100, OPTION_COLUMN = 27 }; // width of the help; column of its explanations
 
-// Prints an item that is not to be broken after the `column` characters that a line has already; a new line begins
-// at `indent`. Returns the column it ends in.
+// Prints an item, which is not broken, at `column` of a line, or at `indent` of the next one. Returns the column after
+// it.
 static inline int print_item(FILE *out, int column, int indent, const char *item, int length) {
     bool first = column <= indent, wrap = !first && column + 1 + length > OPTION_LINE;
     if (wrap) fprintf(out, "\n%*s", indent, "");
@@ -66,7 +65,7 @@ static inline void options_print_help(FILE *out) {
     fprintf(out, "Usage: train_diffv2 [--NAME VALUE | --NAME=VALUE | --NAME | --no-NAME]...\n\n");
     print_words(out, 0, 0,
                 "Pretrains the Differential Transformer V2 and the models it is compared with. Names are exact; an "
-                "option is given at most once.");
+                "option may be given only once.");
     fputc('\n', out);
     for (int r = 0; r < OPTION_ROW_COUNT; r++) {
         if (r == 0 || strcmp(option_rows[r].section, option_rows[r - 1].section) != 0)
@@ -76,7 +75,7 @@ static inline void options_print_help(FILE *out) {
     fprintf(out, "\nExit status: 0 done; 1 failed; 2 usage; 3 stopped by a signal after saving a checkpoint.\n");
 }
 
-// The start-up print: every option that has a value, by section; those given are marked.
+// Prints at the start of a run every option that has a value, by section; those given are marked.
 static inline void options_print(const Options *o) {
     int column = 0;
     printf("options (* given on the command line)\n");
@@ -96,11 +95,11 @@ static inline void options_print(const Options *o) {
     printf("\n");
 }
 
-// ---- what a misspelt name was meant to be
+// ---- suggestions for misspelt names
 
 enum { NAME_LIMIT = 64 };
 
-// Lower case, without what is often left out or mistaken for each other: - and _.
+// Lower case, without - and _.
 static inline int name_fold(char out[NAME_LIMIT + 1], const char *name, size_t length) {
     int n = 0;
     for (size_t i = 0; i < length && n < NAME_LIMIT; i++)
@@ -109,7 +108,7 @@ static inline int name_fold(char out[NAME_LIMIT + 1], const char *name, size_t l
     return n;
 }
 
-// Letters to insert, delete or replace to make b of a.
+// Letters to insert, delete or replace to turn a into b.
 static inline int edit_distance(const char *a, int a_length, const char *b, int b_length) {
     int row[NAME_LIMIT + 1];
     for (int j = 0; j <= b_length; j++) row[j] = j;
@@ -125,7 +124,7 @@ static inline int edit_distance(const char *a, int a_length, const char *b, int 
     return row[b_length];
 }
 
-// The candidate that a name is closest to: few letters differ, or the name is its beginning; NULL when there is none.
+// The candidate closest to a name: few letters differ, or the name is a prefix of it. NULL: none.
 static inline const char *name_nearest(const char *name, size_t length, const char *(*candidate)(int i)) {
     char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
     const char *nearest = NULL;
@@ -141,7 +140,7 @@ static inline const char *name_nearest(const char *name, size_t length, const ch
 
 static inline const char *option_name(int r) { return r < OPTION_ROW_COUNT ? option_rows[r].name : NULL; }
 
-// Names that other programs give to these options.
+// Names of these options in other programs.
 typedef struct {
     const char *name, *option;
 } OptionSynonym;
@@ -175,7 +174,7 @@ static const OptionSynonym option_synonyms[] = {
 };
 enum { OPTION_SYNONYM_COUNT = sizeof(option_synonyms) / sizeof(option_synonyms[0]) };
 
-// The row of the option that an unknown name was most likely meant to be; -1 when there is none.
+// The row of the option that an unknown name most likely means; -1: none.
 static inline int option_nearest(const char *name, size_t length) {
     char folded[NAME_LIMIT + 1], other[NAME_LIMIT + 1];
     name_fold(folded, name, length);
@@ -187,7 +186,7 @@ static inline int option_nearest(const char *name, size_t length) {
     return nearest ? option_row(nearest) : -1;
 }
 
-// Reports an option that does not exist; returns how many arguments it takes, with what looks like its value.
+// Reports an unknown option. Returns the number of arguments it takes, including what looks like its value.
 static inline int option_unknown(int count, char **arguments) {
     OptionText shown, suggestion;
     const char *name = arguments[0] + strspn(arguments[0], "-");
@@ -209,7 +208,7 @@ typedef struct {
     int count, unknown; // of problems, and of unknown options among them
 } ParseProblems;
 
-// Takes the option at arguments[0]; returns how many arguments that were.
+// Parses the option at arguments[0]. Returns the number of arguments it takes.
 static inline int option_parse(Options *o, ParseProblems *problems, int count, char **arguments) {
     OptionText shown, accepts;
     const char *argument = strcmp(arguments[0], "-h") == 0 ? "--help" : arguments[0];
@@ -246,7 +245,7 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
         REFUSE(problems->count, "--%s takes no value, not '%s'%s%s", row->name, option_shown(shown, value),
                row->kind == OPTION_BOOL ? "; its opposite is --no-" : "", row->kind == OPTION_BOOL ? row->name : "");
     else if (!flag && !value)
-        REFUSE(problems->count, "--%s needs a value: %s", row->name, option_accepts(accepts, row));
+        REFUSE(problems->count, "--%s requires a value: %s", row->name, option_accepts(accepts, row));
     else if (!option_set(o, r, flag ? (on ? "yes" : "no") : value)) {
         const char *nearest = row->choice ? name_nearest(value, strlen(value), row->choice) : NULL;
         REFUSE(problems->count, "--%s '%s' is not accepted: %s%s%s must be %s", row->name, option_shown(shown, value),
@@ -257,8 +256,8 @@ static inline int option_parse(Options *o, ParseProblems *problems, int count, c
     return taken;
 }
 
-// The value of --start-timeout, or its default. Ranks connect before options are parsed, so that one of them alone
-// reports what is wrong with the options.
+// The value of --start-timeout, or its default. Ranks connect before options are parsed, so that only one rank reports
+// errors in them.
 static inline double options_start_timeout(int argc, char **argv) {
     static const char name[] = "--start-timeout";
     const size_t length = sizeof(name) - 1;
@@ -268,15 +267,15 @@ static inline double options_start_timeout(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (strncmp(argv[i], name, length) != 0) continue;
         const char *value = argv[i][length] == '=' ? argv[i] + length + 1 : argv[i][length] ? NULL : argv[i + 1];
-        if (value) option_set(&o, r, value); // options_parse refuses what this does not take
+        if (value) option_set(&o, r, value); // options_parse reports values that this does not accept
     }
     double seconds = o.start_timeout;
     options_free(&o);
     return seconds;
 }
 
-// --help and --version come before any complaint and before other processes or devices are looked for. Returns whether
-// one of them is there; `prints` its text, which one of several processes does.
+// --help and --version: handled before errors are reported and before other processes or devices are accessed. Returns
+// whether one of them is given. prints: this process prints the text.
 static inline bool options_answer(int argc, char **argv, bool prints) {
     for (int i = 1; i < argc; i++) {
         bool help = strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;
@@ -288,17 +287,16 @@ static inline bool options_answer(int argc, char **argv, bool prints) {
     return false;
 }
 
-// Fills all options that need no checkpoint. Ends the program itself with status 2 after reporting everything that is
-// wrong.
+// Sets all options that do not depend on a checkpoint. Ends the program with status 2 after reporting all errors.
 static inline void options_parse(Options *o, int argc, char **argv) {
     ParseProblems problems = {0, 0};
     options_defaults(o);
     for (int i = 1; i < argc;) i += option_parse(o, &problems, argc - i, argv + i);
     problems.count += options_exclusions(o);
-    // an unknown option may be the misspelt one that would seem missing
+    // an unknown option may be a misspelt required one
     if (!problems.unknown) problems.count += options_missing(o, false);
     if (!o->resume && !o->init) {
-        Options trial = *o; // the caller's keeps its defaults open until a checkpoint has been read
+        Options trial = *o; // the caller's are completed after a checkpoint has been read
         int ranks = options_ranks(o);
         options_derive(&trial, ranks);
         problems.count += options_number_problems(&trial, ranks);

@@ -1,10 +1,10 @@
 /*
-progress.h: the line of a training step that a person reads.
+progress.h: the line that stdout shows for a training step.
 
-On a terminal the line is rewritten in place and kept about every fortieth of the run. A line wider than the terminal
-could not be rewritten, so the least important fields are left out of it. Elsewhere every step is a whole line without
-control sequences. mpirun and srun give a process a terminal whose other end may be a file, so a process that they
-started writes whole lines too. Other output calls progress_break first, and progress_flush instead of fflush.
+On a terminal the line is rewritten in place, and a line is kept for about every fortieth of the run. A line wider than
+the terminal could not be rewritten, so the least important fields are dropped. Elsewhere every step is a line without
+control sequences; this includes processes started by mpirun and srun, whose terminal may end in a file. Other output
+calls progress_break first, and progress_flush instead of fflush.
 */
 #ifndef LLMC_PROGRESS_H
 #define LLMC_PROGRESS_H
@@ -12,7 +12,7 @@ started writes whole lines too. Other output calls progress_break first, and pro
 #include <sys/ioctl.h>
 
 static struct {
-    bool open; // the terminal's cursor is behind a line that may be rewritten
+    bool open; // the cursor is at the end of a line that may be rewritten
 } progress;
 
 static inline void progress_break(void) {
@@ -20,9 +20,9 @@ static inline void progress_break(void) {
     progress.open = false;
 }
 
-// Writes out what was printed. When nobody can read it any more (`| head`, a closed terminal), says so once and goes
-// on without: a run is not lost for its progress lines. Requires that SIGPIPE is ignored. Any other failure, such as a
-// full disk, is left to the end of the program.
+// Flushes stdout. When its reader has closed it (`| head`, a closed terminal), warns once and discards further output,
+// so that training continues. Requires that SIGPIPE is ignored. Other failures, such as a full disk, end the program
+// after the run.
 static inline void progress_flush(void) {
     struct pollfd out = {STDOUT_FILENO, 0, 0};
     if (fflush(stdout) == 0 && !ferror(stdout)) return;
@@ -56,7 +56,7 @@ static inline void format_count(char *out, size_t size, double x) {
 
 enum { PROGRESS_FIELDS = 7, PROGRESS_FIELD_SIZE = 64, PROGRESS_LINE_SIZE = 512 };
 
-// Columns of the terminal whose line may be rewritten; 0 where there is none.
+// Columns of the terminal; 0: stdout is not a terminal on which lines can be rewritten.
 static inline int progress_columns(void) {
     struct winsize size;
     const char *kind = getenv("TERM");
@@ -64,8 +64,8 @@ static inline int progress_columns(void) {
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : 80;
 }
 
-// Joins the fields in their order. Of a line of `columns` or more characters (0: no limit) the fields of `dropped` are
-// left out, the first one first; what is still too long is cut.
+// Joins the fields. While the line has `columns` or more characters (0: no limit), drops the fields of `dropped` one by
+// one; cuts what is still too long.
 static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PROGRESS_FIELD_SIZE], int columns) {
     static const int dropped[] = {3, 5, 2, 6, 4}; // learning rate, share of the peak, norm, time left, tokens/s
     for (int d = 0;; d++) {
@@ -81,7 +81,7 @@ static inline void progress_join(char line[PROGRESS_LINE_SIZE], char fields[][PR
     line[columns - 1] = 0;
 }
 
-// share: of the measured peak, 0 .. 1, or negative when that is not known
+// share: of the peak, 0 .. 1; NaN when it is unknown
 static inline void progress_step(int64_t step, int64_t steps, double loss, double grad_norm, double lr,
                                  double tokens_per_s, double share, double seconds_left) {
     char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {{0}}, line[PROGRESS_LINE_SIZE], rate[32], left[32];

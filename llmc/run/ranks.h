@@ -1,13 +1,14 @@
 /*
-ranks.h: that the ranks of a run are alike: started alike, and bit for bit the same after an update.
+ranks.h: checks that the ranks of a run are equal: in their options and builds at the start, and bit for bit in their
+parameters after updates.
 
-  void ranks_compare(text, remedy, status)    lines "NAME VALUE"; a rank whose text is not rank 0's ends the program
-                                              with the first line that differs
+  void ranks_compare(text, remedy, status)    text: lines "NAME VALUE". Ends the program with the first line that
+                                              differs from rank 0's
   char *ranks_describe(options)               the build and the options of this rank, as such lines; free()
-  void ranks_check(tensors, buffers, count, step)   hashes of every tensor in `count` buffers that all ranks hold whole;
-                                              a difference ends the program with the first tensor that has one
+  void ranks_check(tensors, buffers, count, step)   compares hashes of every tensor in `count` buffers that all ranks
+                                              hold whole; ends the program with the first tensor that differs
 
-All ranks call them together. One rank: nothing to compare.
+All ranks call them together. With one rank they do nothing.
 */
 #ifndef LLMC_RANKS_H
 #define LLMC_RANKS_H
@@ -19,7 +20,7 @@ All ranks call them together. One rank: nothing to compare.
 #include "../base/revision.h"
 
 #ifndef RANKS_PIECE
-#define RANKS_PIECE ((size_t)1 << 20) // bytes that are hashed at a time
+#define RANKS_PIECE ((size_t)1 << 20) // bytes hashed at a time
 #endif
 
 static inline void ranks_compare(const char *text, const char *remedy, int status) {
@@ -42,10 +43,10 @@ static inline void ranks_compare(const char *text, const char *remedy, int statu
         a += a_length + (a[a_length] == '\n'), b += b_length + (b[b_length] == '\n');
     }
     free(wanted);
-    comm_barrier(); // nobody goes on when one is refused
+    comm_barrier(); // no rank continues when one is refused
 }
 
-// The program's own file, so that two builds of one revision are told apart.
+// Digest of the program file, which distinguishes two builds of one revision.
 static inline uint64_t ranks_program_digest(void) {
     size_t size = 0;
     char *program = file_read("/proc/self/exe", (size_t)1 << 30, &size);
@@ -95,7 +96,7 @@ static inline uint64_t ranks_hash(const char *data, size_t bytes) {
     return hash;
 }
 
-// What most ranks have; of two it is rank 0's.
+// The hash that most ranks have; of two ranks, rank 0's.
 static inline uint64_t ranks_majority(const uint64_t *hash, int ranks, size_t stride) {
     int best = 0, best_count = 0;
     for (int r = 0; r < ranks; r++) {
@@ -121,8 +122,8 @@ static inline void ranks_check(const TensorList *list, const RankBuffer *buffers
         uint64_t right = ranks_majority(all + k, ranks, width);
         for (int r = 0; r < ranks; r++)
             CHECK(all[(size_t)r * width + k] == right,
-                  "after step %" PRId64 " rank %d has other values in %s%s than %s: its memory or its processor is not "
-                  "sound; --resume goes on from the newest checkpoint",
+                  "after step %" PRId64 " rank %d has different values in %s%s than %s: its memory or processor is "
+                  "faulty; --resume continues from the newest checkpoint",
                   step, ranks == 2 ? 1 : r, buffers[k / (size_t)list->count].prefix,
                   list->tensors[k % (size_t)list->count].name,
                   ranks == 2 ? "rank 0 (one of the two is wrong)" : "most ranks");

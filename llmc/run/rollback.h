@@ -1,17 +1,16 @@
 /*
-rollback.h: when training that has gone wrong goes back to an earlier checkpoint (--rollback K:M).
+rollback.h: decides when training returns to an earlier checkpoint (--rollback K:M).
 
-A step is bad when its loss or gradient norm was a spike (spikes.h), or its update was left out. K bad steps among the
-last M: the run goes back to its newest checkpoint before the first of them, and on from there with the data that
-follow the last one, so the windows in between are not seen again. Every rank decides the same, from the same numbers.
+A step is bad when its loss or gradient norm was a spike (spikes.h), or its update was skipped. When K of the last M
+steps are bad, the run returns to its newest checkpoint before the first of them, and continues with the data after the
+last one: the windows in between are not read again. All ranks decide the same, from the same numbers.
 
   bool    rollback_parse(text, &count, &steps)
-  void    rollback_record_step(r, step, bad)      once per step
-  int64_t rollback_due(r, step)            the first of the bad steps; 0: nothing is due
-  bool    rollback_restart_from(r, step)             records that the run goes back to `step`; false when it has done so
-                                           ROLLBACK_TIMES times in a row: another start from there would not help
-  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state of a checkpoint, so that a resumed run decides
-                                                                  alike
+  void    rollback_record_step(r, step, bad)   once per step
+  int64_t rollback_due(r, step)            the first of the bad steps; 0: no rollback is due
+  bool    rollback_restart_from(r, step)   records that the run returns to `step`; false when it has done so
+                                           ROLLBACK_TIMES times in a row: another return would not help
+  cJSON  *rollback_to_json(r); bool rollback_from_json(r, json)   state in checkpoints: a resumed run decides the same
   source  the restarts of Chowdhery et al. 2022, "PaLM", section 5.1
 */
 #ifndef LLMC_ROLLBACK_H
@@ -24,9 +23,9 @@ enum { ROLLBACK_LIMIT = 1000, ROLLBACK_TIMES = 3 };
 typedef struct {
     int64_t count, steps; // K of M; 0: off
     int64_t bad[ROLLBACK_LIMIT];
-    int bad_count; // the last bad steps, oldest first, at most K
+    int bad_count; // the last bad steps, oldest first; at most K
     int64_t target;
-    int64_t times; // that the run went back to `target`, one after the other
+    int64_t times; // that the run returned to `target` in a row
 } Rollback;
 
 static inline bool rollback_parse(const char *text, int64_t *count, int64_t *steps) {
@@ -63,7 +62,7 @@ static inline cJSON *rollback_to_json(const Rollback *r) {
     return json;
 }
 
-// Into one whose count and steps are set. A state without any (NULL) is that of a run without --rollback.
+// Requires count and steps. json NULL: the state of a run without --rollback.
 static inline bool rollback_from_json(Rollback *r, const cJSON *json) {
     uint64_t target = 0, times = 0, step = 0;
     const cJSON *bad = cJSON_GetObjectItemCaseSensitive(json, "bad"), *item;

@@ -1,5 +1,6 @@
 /*
-run_description.h: run.json of a start: options, model, data, revision, machine, libraries. docs/formats.md describes it.
+run_description.h: run.json of a start: options, model, data, revision, machine, libraries. docs/formats.md describes
+it.
 */
 #ifndef LLMC_RUN_DESCRIPTION_H
 #define LLMC_RUN_DESCRIPTION_H

@@ -1,6 +1,6 @@
 /*
-run_records.h: what a training run reports: records of log.jsonl, lines of stdout, warnings on stderr. Each function takes
-plain data; a closed Log writes nothing. docs/formats.md describes the records.
+run_records.h: what a training run reports: records of log.jsonl, lines of stdout, warnings on stderr. Each function
+takes plain data; a closed Log writes nothing. docs/formats.md describes the records.
 */
 #ifndef LLMC_RUN_RECORDS_H
 #define LLMC_RUN_RECORDS_H

@@ -1,18 +1,18 @@
 /*
-run_tokenizer.h: what a run speaks with: its tokenizer, the files of it that go into checkpoints, and the prompt's tokens.
+run_tokenizer.h: the tokenizer of a run, its files, which checkpoints contain, and the tokens of the prompt.
 
-  void run_tokenizer_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and of the
-                                         corpora of --train-data and --val-data, which must then be one and the same
+  void run_tokenizer_open(s, o, loaded, data)   finds the tokenizer: --tokenizer; else that of the loaded checkpoint and
+                                                of the corpora of --train-data and --val-data, which must be equal
   void run_tokenizer_close(s)
 
-Without a tokenizer text is bytes when the vocabulary has 256 tokens, and otherwise there are only numbers.
+Without a tokenizer, tokens are bytes if the vocabulary has 256 tokens; otherwise they are printed as numbers.
 
-  separator   what separates documents: --separator; else what the corpus.json of the training data says (while
+  separator   the token that separates documents: --separator; else that of the training data's corpus.json (in
               training, or when --generate is given that data); else the tokenizer's; else byte 0 where tokens are
-              bytes; else none is known
-  begin       --prompt-tokens are the context exactly, with nothing before them. A --prompt follows the separator, where
-              one is known, since every document in training does. Without a prompt a text begins after the separator,
-              or, where none is known, after token 0, which the program warns of. What is put before is not printed.
+              bytes; else unknown
+  prompt      --prompt-tokens are the whole context. A --prompt follows the separator, if it is known, as every document
+              in training does. Without a prompt, text starts after the separator or, if it is unknown, after token 0,
+              with a warning. The token that is put before the prompt is not printed.
 */
 #ifndef LLMC_RUN_TOKENIZER_H
 #define LLMC_RUN_TOKENIZER_H
@@ -27,10 +27,10 @@ typedef struct {
     char path[PATH_SIZE]; // of the directory or file
     char *json;           // tokenizer.json beside it; NULL: none
     size_t json_size;
-    int separator; // token that separates documents; -1: none is known
-    int *prompt;   // tokens to continue: the implied one, if there is one, and the prompt's
+    int separator; // token that separates documents; -1: unknown
+    int *prompt;   // tokens to continue: the implied one, if any, and those of the prompt
     int prompt_length;
-    int implied; // of them not part of the prompt: 0 or 1
+    int implied; // tokens put before the prompt: 0 or 1
 } RunTokenizer;
 
 static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
@@ -38,8 +38,8 @@ static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
     if (s->tokenizer) {
         bool same = s->tokenizer->size == t->size && memcmp(s->tokenizer->memory, t->memory, t->size) == 0;
         CHECK(same,
-              "%s and %s have different tokenizers: their tokens do not mean the same (--tokenizer FILE takes one of "
-              "them all the same)",
+              "%s and %s have different tokenizers: their tokens have different meanings (--tokenizer FILE "
+              "selects one anyway)",
               s->path, path);
         tokenizer_close(t);
         return;
@@ -50,10 +50,10 @@ static inline void run_tokenizer_adopt(RunTokenizer *s, const char *path) {
     FORMAT(json, "%s/tokenizer.json", path);
     if (!directory_exists(path)) return;
     s->json = file_read(json, TOKENIZER_JSON_LIMIT, &s->json_size);
-    CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints are to have: %s", json, strerror(errno));
+    CHECK(s->json || errno == ENOENT, "cannot read %s, which checkpoints contain: %s", json, strerror(errno));
 }
 
-// From a directory, if it has one.
+// Uses the tokenizer of a directory, if it has one.
 static inline void run_tokenizer_look(RunTokenizer *s, const char *directory) {
     char path[PATH_SIZE];
     struct stat file;
@@ -83,8 +83,8 @@ static inline void prompt_from_numbers(RunTokenizer *s, const char *text, int V)
 
 static inline void prompt_from_text(RunTokenizer *s, const char *text, int V) {
     CHECK(s->tokenizer || V == BYTE_VOCABULARY,
-          "--prompt is text, and there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or the prompt's "
-          "tokens with --prompt-tokens",
+          "--prompt: there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or token IDs with "
+          "--prompt-tokens",
           V);
     size_t size = strlen(text);
     if (s->tokenizer) {
@@ -96,7 +96,7 @@ static inline void prompt_from_text(RunTokenizer *s, const char *text, int V) {
     for (size_t i = 0; i < size; i++) s->prompt[i] = (unsigned char)text[i];
 }
 
-// That of the first corpus which says one; -1: none does.
+// The separator of the first corpus that specifies one; -1: none does.
 static inline int run_tokenizer_separator_of_corpora(const char *text, int V) {
     CorpusSpecs list = corpus_parse(text);
     CorpusInfo about;
@@ -126,8 +126,8 @@ static inline int run_tokenizer_find_separator(const RunTokenizer *s, const Opti
     return V == BYTE_VOCABULARY ? DOCUMENT_SEPARATOR : -1;
 }
 
-// `loaded`: a checkpoint directory or NULL. `data`: whether the mode reads the options' data. Otherwise training data
-// counts only where it is given for this start: what a checkpoint was trained on may be gone.
+// loaded: a checkpoint directory or NULL. data: the mode reads the data of the options. Otherwise --train-data is read
+// only if it is given for this start: the data of the checkpoint may no longer exist.
 static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const char *loaded, bool data) {
     memset(s, 0, sizeof(*s));
     int V = (int)o->vocab;

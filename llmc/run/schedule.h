@@ -8,8 +8,8 @@ schedule.h: the learning rate of an update.
     linear   floor + (lr - floor) * (1 - p)                     likewise
     wsd      lr, then linear over the last 20% of `steps`       (warmup, stable, decay)
     constant lr
-  The 20% are of `steps`, rounded up, and never reach into the warmup. With warmup == steps there is
-  no decay: warmup has its say first.
+  The 20% are of `steps`, rounded up, and start after the warmup at the earliest. With warmup == steps there is no
+  decay.
 */
 #ifndef LLMC_SCHEDULE_H
 #define LLMC_SCHEDULE_H

@@ -1,31 +1,30 @@
 /*
-spikes.h: rolling detectors for the loss and the gradient norm, and which updates are left out.
+spikes.h: detects spikes of the loss and the gradient norm, and decides which updates are skipped.
 
-  z         (x - mean) / deviation over the window, the last 1000 accepted values; x itself is not among them.
-            NaN, in the log null, for an x that is not finite and while the window has fewer than 128 values
+  z         (x - mean) / deviation over the window: the last 1000 accepted values, without x. NaN (null in the log) for
+            an x that is not finite, and while the window has fewer than 128 values
   spike     z >= 7; the spike score is the percentage of spikes among the values that had a z
-  accepted  the values of a step whose update was applied. So neither value of a step that was skipped, or where one of
-            them is not finite, enters a window; those of a spike that was applied do
+  accepted  the two values of a step whose update was applied enter the windows, also those of a spike
   skipped   a step with z >= --skip-loss-z or z >= --skip-grad-z (0: off)
-  shift     A loss or norm that stays at a higher level would be skipped for ever, since its values do not enter. So
-            skipped steps are counted against applied ones: one up for a skipped step, one down, but not below 0, for an
-            applied one. When the count is SKIP_LIMIT, the next step that would be skipped is applied instead, and both
-            windows begin anew with its values: nothing is skipped until they have 128. A step that is not finite does
-            not change the count
+  shift     A loss or norm that stays at a higher level would be skipped forever, because its values do not enter the
+            window. Therefore a counter goes up by 1 for each skipped step and down by 1, but not below 0, for each
+            applied one. When it is SKIP_LIMIT, the next step that would be skipped is applied, and both windows restart
+            with its values: no step is skipped until they have 128. A step that is not finite does not change the
+            counter
 
   double  spike_z(detector, x)
-  double  spike_observe(detector, x)     the same, counted
-  void    spike_accept(detector, x)    finite
+  double  spike_observe(detector, x)   the same, and counts x and the spike
+  void    spike_accept(detector, x)    adds a finite x to the window
   double  spike_score(detector)        NaN before the first z
-  UpdateDecision spike_guard_decide(guard, loss, grad_norm, skip_loss_z, skip_grad_z)    once per step, before its update
+  UpdateDecision spike_guard_decide(guard, loss, grad_norm, skip_loss_z, skip_grad_z)   once per step, before its update
   cJSON  *spike_guard_to_json(guard)
-  bool    spike_guard_from_json(guard, json) false, and the guard as it was, when this program cannot have written it
+  bool    spike_guard_from_json(guard, json)   false, with the guard unchanged, when the format is invalid
 
-  numerics  double, in two passes over the distances to the oldest value, so a window of equal values has a deviation
-            of exactly 0. The deviation is the window's own (divided by n, not by n - 1). Where it is 0, an equal x has
-            z = 0, any other the largest double with its sign: a z is always finite. Sums run from the oldest value to
-            the newest, the order in which the state is saved, so a resumed run has the same bits
-  source    the spike score of OLMo 2 (arXiv 2501.00656); a step that is skipped is their SkipStep optimizer's
+  numerics  double, in two passes over the differences to the oldest value, so that equal values have a deviation of
+            exactly 0. The variance is divided by n, not by n - 1. With deviation 0 an equal x has z = 0, and any other
+            x the largest double with its sign: z is always finite. Sums run from the oldest value to the newest, the
+            order in which the state is saved, so that a resumed run has equal bits
+  source    the spike score of OLMo 2 (arXiv 2501.00656); skipping as in its SkipStep optimizer
 */
 #ifndef LLMC_SPIKES_H
 #define LLMC_SPIKES_H
@@ -37,7 +36,7 @@ static const double SPIKE_Z = 7;
 
 typedef struct {
     double window[SPIKE_WINDOW];
-    int count, oldest; // values in the window; where the oldest one is
+    int count, oldest; // values in the window; index of the oldest one
     int64_t judged, spikes;
 } SpikeDetector;
 
@@ -76,25 +75,25 @@ static inline void spike_accept(SpikeDetector *d, double x) {
 
 static inline double spike_score(const SpikeDetector *d) { return 100.0 * (double)d->spikes / (double)d->judged; }
 
-// ---- what a step does about them
+// ---- decisions
 
 enum {
-    NOT_FINITE_LIMIT = 10, // so many steps in a row end the run: weights that give NaN do not recover
-    SKIP_LIMIT = 100       // so many more skipped than applied are no spikes but a shift
+    NOT_FINITE_LIMIT = 10, // this many steps in a row end the run: weights that give NaN do not recover
+    SKIP_LIMIT = 100       // this many more skipped than applied steps are a shift, not spikes
 };
 
 typedef struct {
     SpikeDetector loss, grad_norm;
-    int64_t skipped, not_finite; // steps of the run whose update was left out, by the reason
+    int64_t skipped, not_finite; // steps of the run whose update was skipped, by the reason
     int64_t not_finite_in_row;   // up to the last step
-    int64_t skip_excess;         // skipped steps less applied ones, see above
+    int64_t skip_excess;         // the counter of "shift"
 } SpikeGuard;
 
 typedef struct {
     double loss_z, grad_z; // NaN: none
-    bool finite;           // the loss and the gradient norm both are
+    bool finite;           // both the loss and the gradient norm
     bool apply;            // the update
-    bool shift;            // although its z says skip: the windows begin anew
+    bool shift;            // applied despite its z; the windows restart
 } UpdateDecision;
 
 static inline void spike_reset(SpikeDetector *d) { d->count = d->oldest = 0; }
@@ -157,7 +156,7 @@ static inline bool spike_read_count(const cJSON *json, const char *key, int64_t 
     return good;
 }
 
-// Into a detector that is all zero.
+// Requires a detector that is all zero.
 static inline bool spike_from_json(SpikeDetector *d, const cJSON *json) {
     const cJSON *window = cJSON_GetObjectItemCaseSensitive(json, "window"), *item;
     if (!cJSON_IsObject(json) || !cJSON_IsArray(window)) return false;

@@ -1,23 +1,25 @@
 /*
-starts.h: the starts of a run: what each of them was and changed, for run.json and log.jsonl.
+starts.h: the list of a run's starts, for run.json and log.jsonl: the command, machine and changed options of each
+start.
 
-  void   starts_begin(run)                     adds "starts" with the entry of the first start, where it is missing: in
-                                               a new description, and in the run.json of a version that wrote none
-  cJSON *starts_changed(run, checkpoint, now)  what a resume changes: [{"name": NAME, "old": VALUE, "new": VALUE}, ...]
+  void   starts_begin(run)                     adds "starts" with the entry of the first start, if it is missing: in a
+                                               new description, and in the run.json of versions that did not write it
+  cJSON *starts_changed(run, checkpoint, now)  the options that a resume changes: [{"name": NAME, "old": VALUE, "new":
+                                               VALUE}, ...]
   void   starts_append(run, description, step, changed)
   cJSON *starts_event(step, changed)           the record of the log
 
-  run          run.json: its other keys stay those of the first start
-  description  the same of this start
-  step         the step that the start begins after
-  options      those that belong to the run and not to one start of it (options_state_to_json), so without --out,
-               --resume, --init, --stop-after and --threads, which the command line of the entry shows; null where not
-               given
-  changed      An option is listed when its value is not that of the start before, or not that of the checkpoint. The
-               two differ when the start before ended without a checkpoint of its own, or a newer checkpoint is broken.
-               So the changes in their order give the options of every start, to a reader of run.json, and also to a
-               reader of the log, from which a resume removes the records after its checkpoint. "old" is the
-               checkpoint's value; where that is the new one, it is the value of the start before.
+  run          run.json; its other keys describe the first start
+  description  the description of this start
+  step         the start begins after this step
+  options      the options of the run (options_state_to_json), without those of a single start: --out, --resume, --init,
+               --stop-after and --threads, which the command line of the entry shows; null: no value
+  changed      An option is listed when its value differs from that of the previous start or from that of the
+               checkpoint. These two differ when the previous start ended without a checkpoint, or when a newer
+               checkpoint is broken. The changes, applied in order, give the options of every start to readers of
+               run.json, and also to readers of the log, from which a resume removes the records after its checkpoint.
+               "old" is the value of the checkpoint or, where that equals the new value, the value of the previous
+               start.
   use          The options at step s are those of the last start in the list with a step below s.
 */
 #ifndef LLMC_STARTS_H
@@ -57,11 +59,11 @@ static inline void starts_begin(cJSON *run) {
 static inline void starts_append(cJSON *run, const cJSON *description, int64_t step, const cJSON *changed) {
     starts_begin(run);
     cJSON *starts = cJSON_GetObjectItemCaseSensitive(run, "starts");
-    CHECK(cJSON_IsArray(starts), "run.json has \"starts\" that are not a list; restore it, or give another --out");
+    CHECK(cJSON_IsArray(starts), "\"starts\" in run.json is not a list; restore the file, or use another --out");
     CHECK(cJSON_AddItemToArray(starts, starts_entry(description, step, changed)), "out of memory for a JSON text");
 }
 
-// The value of an option in the last start.
+// The value of an option in the last start of the list.
 static inline const cJSON *starts_value(const cJSON *run, const char *name) {
     const cJSON *value = json_member(json_member(run, "options"), name), *start, *change;
     cJSON_ArrayForEach(start, json_member(run, "starts")) {
@@ -73,7 +75,7 @@ static inline const cJSON *starts_value(const cJSON *run, const char *name) {
     return value;
 }
 
-// Of two values of options; NULL is null: a version that did not know the option.
+// Compares two values of an option; NULL equals null: written by a version without the option.
 static inline bool starts_same(const cJSON *a, const cJSON *b) {
     bool none = !a || cJSON_IsNull(a);
     if (none || !b || cJSON_IsNull(b)) return none && (!b || cJSON_IsNull(b));

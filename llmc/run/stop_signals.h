@@ -1,16 +1,16 @@
 /*
-stop_signals.h: SIGTERM, SIGINT, SIGUSR1 (what schedulers send before they take a machine back) and SIGHUP (the
-terminal is closed) ask a run to stop after the step that is under way; a second one ends the process at once, with
-status 1. What comes within half a second of the first is the same request: launchers pass on what a scheduler has sent
-to all processes as well. SIGHUP is left alone where it was ignored at the start of the program, as by nohup.
+stop_signals.h: SIGTERM, SIGINT, SIGUSR1 (which schedulers send before they reclaim a machine) and SIGHUP (the terminal
+is closed) stop a run after the current step. A second signal ends the process at once, with status 1. Signals within
+half a second of the first count as the same request: launchers forward signals that a scheduler also sends to every
+process. SIGHUP keeps its disposition if it was ignored at the start of the program, as with nohup.
 
   void stop_signals_block(void)          at the start of main, before there are other threads
-  void stop_signals_catch(notice)        from here on they ask; before, they end the process as they do any other.
+  void stop_signals_catch(notice)        from here on they stop the run; before, they have their default actions.
                                          notice: a line for stderr, printed when the first one arrives; NULL: none
 
-  The threads that compute never run a handler: the signals are blocked, and a thread of their own waits for them.
-  oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one leaves the
-  heap corrupted (seen with 2.6.3, on an alternate signal stack too).
+  Threads that compute run no handler: the signals are blocked in them, and a dedicated thread waits for signals.
+  oneDNN's fp32 products move the stack pointer into a buffer on the heap, and a handler that interrupts one corrupts
+  the heap (observed with version 2.6.3, also with an alternate signal stack).
 */
 #ifndef LLMC_STOP_SIGNALS_H
 #define LLMC_STOP_SIGNALS_H
@@ -43,7 +43,7 @@ static inline void stop_signal_print(const char *line) {
     (void)written; // nothing more can be done
 }
 
-// In the thread, or as a handler in a thread that a library started before main.
+// Called in the dedicated thread, or as a handler in a thread that a library started before main.
 static inline void stop_signal_arrived(int signal_number) {
     static struct timespec first;
     struct timespec now;
@@ -53,7 +53,7 @@ static inline void stop_signal_arrived(int signal_number) {
         stop_signal = signal_number;
         if (stop_signals_notice) stop_signal_print(stop_signals_notice);
     } else if ((double)(now.tv_sec - first.tv_sec) + 1e-9 * (double)(now.tv_nsec - first.tv_nsec) > 0.5) {
-        stop_signal_print("diffv2: second signal: stopped at once, without a checkpoint of this step\n");
+        stop_signal_print("diffv2: second signal: ending at once, without a checkpoint of this step\n");
         _exit(EXIT_FAILED);
     }
 }
@@ -85,7 +85,8 @@ static inline void stop_signals_catch(const char *notice) {
     struct sigaction action;
     sigset_t set = stop_signal_set();
     memset(&action, 0, sizeof(action));
-    action.sa_handler = stop_signal_arrived; // also where the parent, a shell in the background say, left them ignored
+    action.sa_handler =
+        stop_signal_arrived; // also when the parent process had them ignored, as a shell does for background jobs
     action.sa_flags = SA_RESTART;
     sigemptyset(&action.sa_mask);
     stop_signals_notice = notice;
@@ -94,8 +95,8 @@ static inline void stop_signals_catch(const char *notice) {
         CHECK(!sigismember(&set, stop_signals[i]) || sigaction(stop_signals[i], &action, NULL) == 0,
               "cannot catch signal %d: %s", stop_signals[i], strerror(errno));
 }
-// The notice of one process. Several ranks have none: a launcher that ends a job in which a rank has failed sends a signal
-// too, and then the step is not finished.
+// The notice of one process. Several ranks have none: a launcher that ends a job in which a rank has failed sends a
+// signal too, and then the step is not finished.
 static inline const char *stop_notice(const char *out) {
     return out ? "diffv2: signal: the run stops after the current step and saves a checkpoint; a second signal ends it "
                  "at "

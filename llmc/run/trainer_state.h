@@ -2,8 +2,8 @@
 trainer_state.h: where a run is: its counters and detectors, and trainer_state.json of a checkpoint.
 
   cJSON  *trainer_state_to_json(state, options, data_fingerprint, data_identity)   all but the checksums
-  void    trainer_state_rewind(state, json, path)    the counters and detectors of a checkpoint; the position in the data and
-                                                     the rollback state stay
+  void    trainer_state_rewind(state, json, path)    the counters and detectors of a checkpoint; the position in the
+                                                     data and the rollback state stay
   void    trainer_state_resume(state, json, path)    all of a checkpoint's
   uint64_t state_number(json, key, limit, path)      one number of the file
 
