@@ -1,29 +1,30 @@
 /*
-text_to_shards: text to shards of byte-level tokens, the training data of train_diffv2.
+text_to_shards: converts text to shards of byte-level tokens, the training data of train_diffv2.
 
-  tokens      a token is a byte of the text, so the vocabulary is 256 and there is no tokenizer to match. Token 0
-              separates documents: it stands before each of them, and nowhere else. NUL bytes within a text are
-              therefore dropped; their number and the first file that has one are said on stderr.
-  documents   a file is a document; with --delimiter, so is each part of it between two delimiters. The delimiter
-              itself is not kept. Empty documents are skipped.
-  input       files, directories (recursively, names in byte order; neither names that begin with a dot nor links
-              to directories), or - for stdin, in the order given. Nothing else is changed: no decoding, no
-              newline conversion.
-  shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., the format of llm.c: 256 little-endian int32
-              (magic 20240520, version 1, token count, then 0), then uint16 tokens. As few shards as --shard-tokens
-              allows, all of the same size, so that none is a short remainder; documents run across their ends.
-  description DIR/corpus.json, as data/prepare.py writes it and llmc/data/corpus.h reads it: vocabulary, separator, counts,
-              and each shard's tokens and xxh64.
-  validation  documents are taken in the order of a hash of their position as long as they fit into what is left of
-              the wanted amount (1% of the text when nothing is said): a spread over all of the text, the same at
-              each run. When none fits, the smallest document is taken. At least one document is left for training.
-  method      The input is read once and spooled, a byte a token, to an unlinked file in DIR; only the documents'
-              lengths are held in memory (16 bytes each). When all is read, amounts are known, the split is chosen and
+  tokens      A token is a byte of the text: the vocabulary is 256, and there is no tokenizer. Token 0 separates
+              documents: it precedes each document and occurs nowhere else. NUL bytes in the text are dropped; their
+              number and the first file that has one are printed on stderr.
+  documents   A file is a document. With --delimiter, each part of a file between delimiters is one. The delimiter is
+              not stored. Empty documents are skipped.
+  input       files, directories (recursive, in byte order of names; without names that begin with a dot and without
+              links to directories), or - for stdin, in the order of the arguments. The text is not decoded, and
+              newlines are not converted.
+  shards      DIR/train_000000.bin ... and DIR/val_000000.bin ..., in the format of llm.c: 256 little-endian int32
+              (magic 20240520, version 1, token count, then 0), then uint16 tokens. The number of shards is the minimum
+              that --shard-tokens allows, and all have the same size, so that none is a short remainder. Documents
+              continue across shards.
+  description DIR/corpus.json, in the format of data/prepare.py, which llmc/data/corpus.h reads: vocabulary, separator,
+              counts, and the tokens and xxh64 of each shard
+  validation  Documents are taken in the order of a hash of their position, as long as they fit into what is left of the
+              requested amount (1% of the text by default). They are spread over the whole text, the same in each run.
+              If none fits, the smallest document is taken. At least one document is left for training.
+  method      The input is read once and spooled, one byte per token, to an unlinked file in DIR. Only the lengths of
+              the documents are held in memory (16 bytes per document). At the end of the input the split is chosen, and
               the shards and corpus.json are written under temporary names, flushed to disk and renamed, corpus.json
-              last. A run that fails or is interrupted leaves nothing half-written.
-  exit        0 done, 1 failed, 2 usage; errors are one line on stderr
+              last. A run that fails or is interrupted leaves no partial output.
+  exit status 0 success, 1 failure, 2 usage error; errors are one line on stderr
 
-Builds alone: cc -O2 -o text_to_shards text_to_shards.c, with xxhash.h
+Requires only xxhash.h: cc -O2 -o text_to_shards text_to_shards.c
 */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -56,12 +57,12 @@ enum { SEPARATOR = 0, VOCABULARY = 256, CHUNK = 1 << 18, SHARDS_MAX = 100000 };
 enum { TRAIN, VAL, SPLITS };
 static const char *const split_names[SPLITS] = {"train", "val"};
 #define DESCRIPTION "corpus.json"
-// What else a corpus has, of this program's or of data/prepare.py's: it goes with the shards that it is about.
+// Other files of a corpus, of this program or of data/prepare.py. --force removes them with the shards.
 static const char *const corpus_files[] = {DESCRIPTION, "progress.json", "tokenizer.json", "tokenizer.bin"};
 enum { CORPUS_FILES = sizeof(corpus_files) / sizeof(corpus_files[0]) };
 
 typedef struct {
-    const char *out, *delimiter; // delimiter with its escapes resolved, NULL: none
+    const char *out, *delimiter; // delimiter: without escapes; NULL: none
     size_t delimiter_length;
     uint64_t shard_tokens;
     double val_fraction;
@@ -80,17 +81,17 @@ typedef struct {
     uint64_t *lengths; // of each document, with its separator
     size_t documents, capacity;
     uint64_t tokens; // of all documents
-    uint64_t length; // of the current document, 0: it has not begun
+    uint64_t length; // of the current document; 0: not started
     uint64_t files, empty_files, dropped;
-    size_t *prefix; // of --delimiter: prefix[k] is the longest border of its first k bytes
-    size_t matched; // bytes of the delimiter just seen
+    size_t *prefix; // of --delimiter: prefix[k] is the length of the longest border of its first k bytes
+    size_t matched; // bytes of the delimiter matched so far
     char first_dropped[PATH_MAX];
-    uint64_t shards[SPLITS];    // written under temporary names so far
-    ShardFile *written[SPLITS]; // [shards]: those that are complete
-    bool described;             // corpus.json is there under its temporary name
+    uint64_t shards[SPLITS];    // number written under temporary names so far
+    ShardFile *written[SPLITS]; // [shards]: the complete ones
+    bool described;             // corpus.json exists under its temporary name
 } Converter;
 
-static Converter converter; // the one global: the way out of an error needs it, to remove temporary files
+static Converter converter; // the only global: fail() removes its temporary files
 static volatile sig_atomic_t interrupted;
 
 static void shard_name(char *name, size_t size, int split, uint64_t index, const char *suffix) {
@@ -117,12 +118,12 @@ __attribute__((format(printf, 2, 3), noreturn)) static void fail(int status, con
 
 static void on_signal(int number) { interrupted = number; }
 static void stop_when_interrupted(void) {
-    if (interrupted) fail(EXIT_FAILED, "interrupted by signal %d, nothing was written", (int)interrupted);
+    if (interrupted) fail(EXIT_FAILED, "interrupted by signal %d; nothing was written", (int)interrupted);
 }
 
 static void *grow(void *p, size_t bytes) {
     void *q = realloc(p, bytes);
-    if (q == NULL) fail(EXIT_FAILED, "out of memory: %zu bytes wanted", bytes);
+    if (q == NULL) fail(EXIT_FAILED, "out of memory: cannot allocate %zu bytes", bytes);
     return q;
 }
 
@@ -151,8 +152,8 @@ static void document_end(Converter *c) {
     c->length = 0;
 }
 
-// One byte of text. A part of a delimiter is held back until it is one or not (Knuth, Morris and Pratt), so that
-// delimiters are found across the ends of chunks.
+// One byte of text. A partial match of the delimiter is held back until it is complete or fails (Knuth-Morris-Pratt),
+// so that delimiters are found across chunks.
 static void text_byte(Converter *c, int byte) {
     const char *delimiter = c->options.delimiter;
     if (delimiter == NULL) {
@@ -202,16 +203,16 @@ static void read_text(Converter *c, int fd, const char *path, bool named) {
         int32_t magic = 0;
         if (bytes == 0 && n >= (ssize_t)sizeof(magic)) memcpy(&magic, chunk, sizeof(magic));
         if (magic == MAGIC_U16 || magic == MAGIC_U32)
-            fail(EXIT_FAILED, "%s is a token shard already, not a text: leave it out of the input", path);
+            fail(EXIT_FAILED, "%s is a token shard, not text: remove it from the input", path);
         bytes += (uint64_t)n;
         for (ssize_t i = 0; i < n; i++) {
             if (chunk[i] != SEPARATOR) text_byte(c, chunk[i]);
             else if (c->dropped++ == 0) snprintf(c->first_dropped, sizeof(c->first_dropped), "%s", path);
         }
     }
-    // Whoever names an empty file is mistaken; directories just have some.
+    // An empty file on the command line is an error; in a directory it is not.
     if (bytes == 0 && named)
-        fail(EXIT_FAILED, "%s is empty: leave it out, or look for what should have filled it", path);
+        fail(EXIT_FAILED, "%s is empty: remove it from the input, or check the program that wrote it", path);
     text_end(c);
     c->files++;
     c->empty_files += bytes == 0;
@@ -278,13 +279,12 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
     const Options *o = &c->options;
     uint64_t target = o->has_val_tokens ? o->val_tokens : (uint64_t)(o->val_fraction * (double)c->tokens);
     if (o->has_val_tokens ? target == 0 : o->val_fraction == 0) return 0;
-    if (target == 0) target = 1; // of a very short text
+    if (target == 0) target = 1; // a very short text
     if (o->has_val_tokens && target >= c->tokens)
         fail(EXIT_FAILED, "--val-tokens %llu leaves nothing for training: the text has %llu tokens",
              (unsigned long long)target, (unsigned long long)c->tokens);
     if (c->documents < 2) {
-        const char *advice =
-            "the text is one document, so none can be set aside for validation: cut it with --delimiter";
+        const char *advice = "the text is one document, so none can be used for validation: split it with --delimiter";
         if (o->asked_for_val) fail(EXIT_FAILED, "%s", advice);
         fprintf(stderr, "text_to_shards: %s\n", advice);
         return 0;
@@ -309,8 +309,9 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
     }
     if (taken > 2 * target || taken < target / 2)
         fprintf(stderr,
-                "text_to_shards: validation has %llu tokens where about %llu were wanted, since documents are long: "
-                "--delimiter cuts them\n",
+                "text_to_shards: validation has %llu tokens instead of about %llu, since documents are long: split "
+                "them with "
+                "--delimiter\n",
                 (unsigned long long)taken, (unsigned long long)target);
     return taken;
 }
@@ -318,14 +319,14 @@ static uint64_t choose_validation(const Converter *c, unsigned char *is_val) {
 // ---------------------------------------------------------------------------------------------------------------------
 // shards
 
-// Tokens of one split, `total` of them known beforehand, into `count` shards of equal size.
+// Writes the `total` tokens of one split to `count` shards of equal size.
 typedef struct {
     Converter *converter;
     int split;
-    uint64_t total, count, written, begin, end; // the last two: of the current shard
-    int fd;                                     // of it; -1: none is open
-    XXH64_state_t digest;                       // of what it has
-    unsigned char *bytes;                       // [CHUNK]: to be written next
+    uint64_t total, count, written, begin, end; // begin, end: of the current shard
+    int fd;                                     // of the current shard; -1: none is open
+    XXH64_state_t digest;                       // of its content
+    unsigned char *bytes;                       // [CHUNK]: buffered output
     size_t filled;
 } ShardWriter;
 
@@ -351,7 +352,7 @@ static ShardWriter writer_open(Converter *c, int split, uint64_t total) {
     w.bytes = (unsigned char *)grow(NULL, CHUNK);
     w.count = (total + c->options.shard_tokens - 1) / c->options.shard_tokens;
     if (w.count > SHARDS_MAX)
-        fail(EXIT_FAILED, "%llu tokens would make %llu shards, more than %d: use a larger --shard-tokens",
+        fail(EXIT_FAILED, "%llu tokens require %llu shards, more than %d: use a larger --shard-tokens",
              (unsigned long long)total, (unsigned long long)w.count, SHARDS_MAX);
     return w;
 }
@@ -360,7 +361,7 @@ static void writer_next_shard(ShardWriter *w) {
     Converter *c = w->converter;
     uint64_t index = c->shards[w->split];
     w->begin = w->end;
-    // shard i ends at total (i+1) / count, without the overflow of the product
+    // shard i ends at total (i+1) / count; computed without overflow
     w->end = w->total / w->count * (index + 1) + w->total % w->count * (index + 1) / w->count;
     char name[64];
     shard_name(name, sizeof(name), w->split, index, ".tmp");
@@ -411,7 +412,7 @@ static void write_shards(Converter *c, const unsigned char *is_val, uint64_t val
     }
 }
 
-// Bytes of the UTF-8 character at s, which ends in 0; 0 when it is none.
+// Bytes of the UTF-8 character at s, a string; 0 if it is invalid.
 static int utf8_length(const unsigned char *s) {
     int length = s[0] < 0x80                    ? 1
                  : s[0] >= 0xC2 && s[0] <= 0xDF ? 2
@@ -425,7 +426,7 @@ static int utf8_length(const unsigned char *s) {
     return overlong || beyond ? 0 : length;
 }
 
-// The inside of a JSON string. What is no UTF-8, as in odd file names, becomes U+FFFD.
+// Prints the content of a JSON string. Invalid UTF-8, which file names may have, becomes U+FFFD.
 static void print_escaped(FILE *f, const char *text) {
     for (const unsigned char *s = (const unsigned char *)text; *s;) {
         int length = utf8_length(s);
@@ -436,9 +437,9 @@ static void print_escaped(FILE *f, const char *text) {
     }
 }
 
-// corpus.json under its temporary name.
+// Writes corpus.json under its temporary name.
 static void write_description(Converter *c, uint64_t val_tokens, char *const *inputs, int input_count) {
-    char *out = realpath(c->options.out, NULL); // its name, also when it was given as "."
+    char *out = realpath(c->options.out, NULL); // resolves names such as "."
     const char *name = out ? strrchr(out, '/') + 1 : c->options.out;
     c->described = true;
     int fd = openat(c->directory, DESCRIPTION ".tmp", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
@@ -472,8 +473,8 @@ static void write_description(Converter *c, uint64_t val_tokens, char *const *in
     free(out);
 }
 
-// Whether the output directory has a corpus, whose name is then in `example` and which is removed or not: corpus.json
-// first, so that no description is ever beside shards of another corpus.
+// Whether the output directory has files of a corpus; `example` is the name of one. remove: removes them, corpus.json
+// first, so that it never describes shards of another corpus.
 static bool old_corpus(Converter *c, bool remove, char example[64]) {
     bool found = false;
     for (int i = 0; i < CORPUS_FILES; i++) {
@@ -509,7 +510,7 @@ static void rename_temporary(Converter *c, const char *from, const char *to) {
         fail(EXIT_FAILED, "cannot rename %s/%s to %s: %s", c->options.out, from, to, strerror(errno));
 }
 
-// The old corpus goes first: a crash in between leaves too few shards, never a mixture of two corpora.
+// Removes the old corpus first: after a crash shards may be missing, but two corpora are never mixed.
 static void publish_corpus(Converter *c) {
     char example[64];
     stop_when_interrupted();
@@ -541,19 +542,20 @@ static const struct {
     const char *name, *value, *help;
 } option_table[] = {
     // in the order of the enum above
-    {"out", "DIR", "where the shards go; made when it is not there (required)"},
-    {"delimiter", "TEXT", "cut files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: not cut)"},
-    {"shard-tokens", "N", "most tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
-    {"val-fraction", "X", "share of the tokens set aside for validation, 0 <= X < 1 (default 0.01)"},
-    {"val-tokens", "N", "the same as a number of tokens"},
-    {"force", NULL, "replace the corpus that DIR has"},
+    {"out", "DIR", "directory of the shards, created if it does not exist (required)"},
+    {"delimiter", "TEXT",
+     "split files into documents at TEXT; C escapes: \\n \\t \\r \\f \\\\ \\xHH (default: no split)"},
+    {"shard-tokens", "N", "maximum number of tokens in a shard, with K, M or G for powers of 1000 (default 100M)"},
+    {"val-fraction", "X", "fraction of the tokens for validation, 0 <= X < 1 (default 0.01)"},
+    {"val-tokens", "N", "number of tokens for validation"},
+    {"force", NULL, "replace the corpus in DIR"},
     {"help", NULL, "print this and exit"},
 };
 enum { OPTION_COUNT = sizeof(option_table) / sizeof(option_table[0]) };
 
 static void print_help(void) {
     printf("usage: text_to_shards --out DIR [OPTIONS] PATH...\n"
-           "Turns text into shards of byte-level tokens (vocabulary 256, token 0 before each document) and\n"
+           "Converts text to shards of byte-level tokens (vocabulary 256, token 0 before each document) and\n"
            "their corpus.json.\n"
            "PATH is a file, a directory or - for stdin.\n\n");
     for (int i = 0; i < OPTION_COUNT; i++) {
@@ -573,7 +575,7 @@ static uint64_t parse_count(const char *name, const char *text, uint64_t min, ui
     unsigned long long unit = *end == 'K' ? 1000ull : *end == 'M' ? 1000000ull : *end == 'G' ? 1000000000ull : 1;
     if (good && unit > 1) end++;
     if (!good || *end != 0 || x > max / unit || x * unit < min)
-        fail(EXIT_USAGE, "--%s %s: a whole number from %llu to %llu is wanted", name, text, (unsigned long long)min,
+        fail(EXIT_USAGE, "--%s %s: the value must be an integer from %llu to %llu", name, text, (unsigned long long)min,
              (unsigned long long)max);
     return x * unit;
 }
@@ -593,7 +595,7 @@ static void parse_delimiter(Options *o, const char *text) {
         else if (letter) to[n++] = bytes[letter - letters], p++;
         else if (p[1] == 'x' && hex_digit(p[2]) >= 0 && hex_digit(p[3]) >= 0 && hex_digit(p[2]) + hex_digit(p[3]) > 0)
             to[n++] = (char)(16 * hex_digit(p[2]) + hex_digit(p[3])), p += 3;
-        else fail(EXIT_USAGE, "--delimiter %s: '%.2s' is none of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
+        else fail(EXIT_USAGE, "--delimiter %s: '%.2s' is not one of the escapes \\n \\t \\r \\f \\\\ \\xHH", text, p);
     }
     if (n == 0) fail(EXIT_USAGE, "--delimiter: the text is empty");
     to[n] = 0;
@@ -615,7 +617,7 @@ static void set_option(Options *o, int option, const char *value) {
     case OPTION_VAL_FRACTION:
         o->val_fraction = strtod(value, &end);
         if (end == value || *end != 0 || !(o->val_fraction >= 0 && o->val_fraction < 1))
-            fail(EXIT_USAGE, "--val-fraction %s: a number from 0 to less than 1 is wanted", value);
+            fail(EXIT_USAGE, "--val-fraction %s: the value must be a number in [0, 1)", value);
         o->asked_for_val = true;
         break;
     case OPTION_FORCE: o->force = true; break;
@@ -634,18 +636,19 @@ static void parse_options(Options *o, int argc, char **argv) {
     }
     o->shard_tokens = 100000000;
     o->val_fraction = 0.01;
-    opterr = 0; // our own lines instead of getopt's
+    opterr = 0; // print our own messages
     for (int option; (option = getopt_long(argc, argv, ":", known, NULL)) != -1;) {
-        if (option == ':') fail(EXIT_USAGE, "%s needs a value; --help lists the options", argv[optind - 1]);
+        if (option == ':') fail(EXIT_USAGE, "%s requires a value; --help lists the options", argv[optind - 1]);
         if (option == '?' && optopt > 0 && optopt < 256)
             fail(EXIT_USAGE, "unknown option -%c; --help lists the options", optopt);
         if (option == '?') fail(EXIT_USAGE, "unknown option %s; --help lists the options", argv[optind - 1]);
         set_option(o, option, optarg);
     }
-    if (o->has_val_tokens && o->asked_for_val) fail(EXIT_USAGE, "--val-fraction and --val-tokens exclude each other");
+    if (o->has_val_tokens && o->asked_for_val)
+        fail(EXIT_USAGE, "--val-fraction and --val-tokens are mutually exclusive");
     o->asked_for_val = o->asked_for_val || o->has_val_tokens;
     if (o->out == NULL) fail(EXIT_USAGE, "--out DIR is missing; --help lists the options");
-    if (optind == argc) fail(EXIT_USAGE, "no input: name files or directories, or - for stdin");
+    if (optind == argc) fail(EXIT_USAGE, "no input: specify files or directories, or - for stdin");
     int stdin_count = 0;
     for (int i = optind; i < argc; i++) stdin_count += strcmp(argv[i], "-") == 0;
     if (stdin_count > 1) fail(EXIT_USAGE, "- (stdin) can be read only once");
@@ -658,11 +661,10 @@ static void open_output(Converter *c) {
     c->directory = open(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (c->directory < 0) fail(EXIT_FAILED, "cannot open directory %s: %s", out, strerror(errno));
     if (flock(c->directory, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        fail(EXIT_FAILED, "another text_to_shards is writing to %s: wait for it, or choose another --out", out);
+        fail(EXIT_FAILED, "another text_to_shards is writing to %s: wait for it, or use another --out", out);
     char example[64];
     if (!c->options.force && old_corpus(c, false, example))
-        fail(EXIT_FAILED, "%s has a corpus already (%s): choose another --out, or replace it with --force", out,
-             example);
+        fail(EXIT_FAILED, "%s already has a corpus (%s): use another --out, or replace it with --force", out, example);
     const char *spool = "text_to_shards.spool.tmp"; // not O_TMPFILE, which some network file systems lack
     int fd = openat(c->directory, spool, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     c->spool = fd < 0 ? NULL : fdopen(fd, "w+b");
@@ -679,11 +681,11 @@ int main(int argc, char **argv) {
     parse_options(&c->options, argc, argv);
     struct sigaction action;
     memset(&action, 0, sizeof(action));
-    action.sa_handler = on_signal; // without SA_RESTART, so that a read of a terminal or pipe ends
+    action.sa_handler = on_signal; // without SA_RESTART, so that a signal interrupts a read
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGHUP, &action, NULL);
-    signal(SIGXFSZ, SIG_IGN); // a file size limit then is an error of the write, like a full disk
+    signal(SIGXFSZ, SIG_IGN); // exceeding a file size limit is then a write error
     delimiter_prepare(c);
     open_output(c);
     for (int i = optind; i < argc; i++) read_input(c, argv[i], true);
@@ -716,6 +718,7 @@ int main(int argc, char **argv) {
     free((void *)c->options.delimiter);
     fclose(c->spool);
     close(c->directory);
-    if (fflush(stdout) != 0) fail(EXIT_FAILED, "the shards are written, but stdout cannot be: %s", strerror(errno));
+    if (fflush(stdout) != 0)
+        fail(EXIT_FAILED, "the shards are complete, but stdout cannot be written: %s", strerror(errno));
     return 0;
 }

@@ -3,7 +3,7 @@
 
 Usage: dev/rooms.py [--root DIRECTORY] [--counts]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
-  --counts   prints a table instead: files, lines, casts to size_t, and offenders, by room
+  --counts   prints a table instead: files, lines, casts to size_t and offenders of each room, then of larger parts
 
   layers    an include stays in its room or points to a room of a lower layer
   product   llmc/ and the trainer include nothing of dev/ or tests/
@@ -25,7 +25,7 @@ import rooms_calls
 
 LAYERS = [["base"], ["model", "data", "text", "cuda"], ["ops"], ["comm"], ["checkpoint"], ["run"]]
 LAYER = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
-UNFINISHED = ()
+NEWLINE, BINARY = b"\n", b"\0"  # a file that contains a zero byte is not text
 COMPILE = ["-fopenmp", "-fsyntax-only", "-w"]
 COMPILE_C = ["gcc", "-std=gnu11", "-Werror=implicit-function-declaration", *COMPILE]
 COMPILE_CUDA = ["g++", "-DPRECISION_BF16", "-DUSE_CUDNN", "-DUSE_NCCL", *COMPILE]
@@ -98,12 +98,7 @@ def dead(root):
 
 
 def offenders(root):
-    later = [
-        line
-        for line in [*not_alone(root), *dead(root)]
-        if not (line.startswith(UNFINISHED) and (root / ".git").exists())
-    ]
-    return [*wrong_includes(root), *hidden_exits(root), *later]
+    return [*wrong_includes(root), *hidden_exits(root), *not_alone(root), *dead(root)]
 
 
 def print_counts(root):
@@ -120,6 +115,13 @@ def print_counts(root):
         total = [a + b for a, b in zip(total, row)]
         print(f"{room:12}{row[0]:7}{row[1]:8}{row[2]:10}" + "".join(f"{n:11}" for n in row[3:]))
     print(f"{'total':12}{total[0]:7}{total[1]:8}{total[2]:10}" + "".join(f"{n:11}" for n in total[3:]))
+    for what, folders in (("product", "llmc scripts data"), ("tests, dev", "tests dev"), ("docs", "docs")):
+        names = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=root).stdout.split()
+        names = [n for n in names if n.startswith(tuple(f"{folder}/" for folder in folders.split()))]
+        if what == "product":
+            names += ["Makefile", "train_diffv2.c", "train_diffv2.cu"]
+        texts = [(root / n).read_bytes() for n in names]
+        print(f"{what:12}{len(names):7}{sum(t.count(NEWLINE) for t in texts if BINARY not in t):8}")
 
 
 def main():

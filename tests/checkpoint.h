@@ -910,7 +910,7 @@ static void ckpt_test_flipped_bytes(void) {
     EXPECT(!checkpoint_verify(dir.text, 8, why) && strstr(why, "saved at step 7"),
            "a checkpoint of step 7 as one of step 8");
     CHECK(truncate(ckpt_path("%s/trainer_state.json", dir.text).text, 100) == 0, "cannot truncate");
-    ckpt_refused("state", dir.text, "", "trainer_state.json does not have the checksum");
+    ckpt_refused("state", dir.text, "", "trainer_state.json does not match its checksum");
     test_remove_directory(&d);
 }
 
@@ -1123,14 +1123,15 @@ static void ckpt_test_wrong_tensors(void) {
     static const struct {
         const char *remove, *add, *reshape, *word;
     } cases[] = {
-        {"", "lm_head.weight", "", "lm_head.weight is there, but config.json has tie_word_embeddings true"},
+        {"", "lm_head.weight", "", "lm_head.weight exists, but config.json has tie_word_embeddings true"},
         {"", "score.weight", "", "unexpected tensor score.weight"},
         {"", "model.layers.2.input_layernorm.weight", "", "unexpected tensor model.layers.2.input_layernorm.weight"},
         {"model.layers.1.self_attn.lambda_proj.weight", "", "",
          "model.layers.1.self_attn.lambda_proj.weight is missing"},
         {"model.norm.weight", "model.norm.weights", "", "model.norm.weight is missing"},
-        {"", "", "model.norm.weight", "model.norm.weight has the shape [1,12]; [12] follows"},
-        {"", "", "model.embed_tokens.weight", "model.embed_tokens.weight has the shape [12,11]; [11,12] follows"},
+        {"", "", "model.norm.weight", "model.norm.weight has shape [1,12]; config.json implies [12]"},
+        {"", "", "model.embed_tokens.weight",
+         "model.embed_tokens.weight has shape [12,11]; config.json implies [11,12]"},
         {"", "model.layers.0.self_attn.rotary_emb.inv_freq", "", NULL},
     };
     directory_create(other.text);

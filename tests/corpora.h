@@ -10,7 +10,8 @@ corpora.h: tests of corpus directories, of several corpora with weights, and of 
 
 enum { CORPORA_T = 5 };
 
-// A corpus directory: `shards` training shards of 101 tokens each, starting at `first`, and one to validate.
+// Makes a corpus directory with `shards` training shards of 101 tokens each, starting at `first`, and one for
+// validation.
 static void corpora_make(const char *directory, const char *name, int shards, uint32_t first, const char *json) {
     char path[800];
     FORMAT(path, "%s/%s", directory, name);
@@ -36,8 +37,8 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
     dataloader_close(&l);
 }
 
-// At every block's end the windows are within one of their weights, and those of a corpus are the next of its own
-// order.
+// At the end of each block the numbers of windows deviate from the weights by less than one, and the windows of a
+// corpus are the next in its own order.
 static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     TestDirectory d = test_make_directory();
     char text[2000], path[700];
@@ -82,13 +83,13 @@ static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
     test_remove_directory(&d);
 }
 
-// A loader of `count` corpora with `windows` windows each, for dataloader_locate alone.
+// A loader of `count` corpora with about `windows` windows each, for dataloader_locate only.
 static DataLoader corpora_bare(const double *weights, int count, uint64_t windows, bool shuffle) {
     DataLoader l;
     double sum = 0;
     memset(&l, 0, sizeof(l));
     l.corpus_count = count, l.seed = 11, l.shuffle = shuffle;
-    l.corpora = (Corpus *)checked_calloc((size_t)count, sizeof(Corpus));
+    l.corpora = (Corpus *)checked_calloc(count, sizeof(Corpus));
     for (int i = 0; i < count; i++) sum += weights[i];
     for (int i = 0; i < count; i++) {
         l.corpora[i].weight = weights[i] / sum;
@@ -99,7 +100,7 @@ static DataLoader corpora_bare(const double *weights, int count, uint64_t window
     return l;
 }
 
-// Step by step: what each block owes to the corpora, where its windows lie, and which window a corpus reads next.
+// Simulates which corpus each index of a block belongs to, and which window of the corpus is next.
 static void a_mixture_is_what_a_simulation_gives(void) {
     enum { SOURCES = 64, BLOCKS = 40, WINDOWS = 500 };
     TestRandom r = {21};
@@ -158,9 +159,9 @@ static void a_mixture_is_what_a_simulation_gives(void) {
     free(l.corpora);
 }
 
-// Inputs and document starts of `count` windows from global index `first`, gathered from all ranks.
+// Inputs and document starts of `count` windows from global index `first`, collected from all ranks.
 static void corpora_gather(int *inputs, int *starts, const char *text, int B, int ranks, uint64_t first, int count) {
-    size_t row = (size_t)B * CORPORA_T;
+    size_t row = B * CORPORA_T;
     int *targets = (int *)checked_calloc(row, sizeof(int));
     for (int rank = 0; rank < ranks; rank++) {
         DataLoader l;
@@ -168,7 +169,7 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
         l.documents = true;
         dataloader_start(&l, first);
         for (int base = 0; base < count; base += ranks * B) {
-            size_t at = (size_t)(base + rank * B) * CORPORA_T;
+            size_t at = (base + rank * B) * CORPORA_T;
             dataloader_next(&l, inputs + at, targets, starts + at);
             for (size_t i = 0; i < row; i++)
                 EXPECT(i % CORPORA_T == CORPORA_T - 1 || targets[i] == inputs[at + i + 1],
@@ -179,7 +180,7 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
     free(targets);
 }
 
-// Each corpus has separators of its own: 3 begins a document of one, 12 ends a document of the other.
+// The corpora have different separators: 3 begins a document of one, 12 ends a document of the other.
 static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(void) {
     enum { COUNT = MIXTURE_BLOCK + 240 };
     TestDirectory d = test_make_directory();
@@ -222,7 +223,7 @@ static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(vo
                      places[] = {0, 1, 77, MIXTURE_BLOCK - 24, MIXTURE_BLOCK - 1, MIXTURE_BLOCK};
     for (size_t k = 0; k < sizeof(B) / sizeof(B[0]); k++)
         for (size_t i = 0; i < sizeof(places) / sizeof(places[0]); i++) {
-            size_t at = (size_t)places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
+            size_t at = places[i] * CORPORA_T, bytes = 48 * CORPORA_T * sizeof(int);
             corpora_gather(again, starts_again, text, B[k], ranks[k], (uint64_t)places[i], 48);
             EXPECT(memcmp(again, inputs + at, bytes) == 0 && memcmp(starts_again, starts + at, bytes) == 0,
                    "B %d ranks %d from %d: other windows", B[k], ranks[k], places[i]);
@@ -283,7 +284,7 @@ static void document_starts_are_those_of_a_search_backwards(void) {
         EXPECT(!separator_parse(bad[i], &s), "'%s' is a separator", bad[i]);
 }
 
-// The loss of packed documents is that of each alone, and so are the gradients: nothing crosses.
+// The loss and gradients of packed documents equal those of separate documents.
 static void packed_documents_train_as_each_alone(void) {
     enum { T = 24, DOCUMENTS = 3 };
     const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
@@ -338,7 +339,7 @@ static void corpora_run(ProgramResult *r, const TestDirectory *d, const char *op
                 d->path, test_program_path(), options);
 }
 
-// What run.json says of the data of `mix`: 4 steps of 4 windows, a quarter of a and the rest of b.
+// Checks the data of the run `mix` in run.json: 4 steps of 4 windows, a quarter from a and the rest from b.
 static void corpora_check_run_json(const TestDirectory *d) {
     char path[700];
     size_t size = 0;
@@ -356,11 +357,11 @@ static void corpora_check_run_json(const TestDirectory *d) {
     free(text);
 }
 
-// A directory without corpus.json, then with what interrupted programs leave, then with other shards than it lists.
+// A directory without corpus.json, with files of interrupted programs, and with shards that corpus.json does not list.
 static void corpora_refuse_directories(const TestDirectory *d) {
     ProgramResult r;
     corpora_run(&r, d, "--train-data open --steps 1");
-    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open: no corpus.json"), "status %d, %.300s",
+    EXPECT(r.status == 0 && !r.err[0] && strstr(r.out, "--train-data open has no corpus.json"), "status %d, %.300s",
            r.status, r.err);
     corpora_run(&r, d, "--train-data './x=1/*.bin' --steps 1");
     EXPECT_ONE_LINE(r, 1, "no file matches './x=1/*.bin'");
@@ -379,7 +380,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
          "101 tokens"},
         {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"train_000001.bin\", \"tokens\": 101}, "
          "{\"file\": \"train_000007.bin\", \"tokens\": 101}]}' >open/corpus.json",
-         "train_000007.bin is not there"},
+         "train_000007.bin is missing"},
         {"echo '{\"format\": 1, \"vocab_size\": 203, \"shards\": [{\"file\": \"val_000000.bin\", \"tokens\": 101}]}' "
          ">open/corpus.json",
          "lists 0 of them"},
@@ -399,7 +400,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
     EXPECT_STATUS(r, 0);
 }
 
-// --init and --vocab, then the data, then the preset, which also stands for data that does not say its own.
+// --init and --vocab, then the data, then the preset, which is also used for data that do not state a vocabulary.
 static void the_vocabulary_is_that_of_the_data(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -437,6 +438,104 @@ static void the_vocabulary_is_that_of_the_data(void) {
     test_remove_directory(&d);
 }
 
+// A resume with other data than those of the checkpoint.
+static void corpora_refuse_other_data(const TestDirectory *d) {
+    ProgramResult r;
+    static const struct {
+        const char *data, *words;
+    } others[] = {
+        {"x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is now 0.333333333;"},
+        {"x=a:1 z=b:3", ": 'z' has replaced a corpus of another name;"},
+        {"x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"},
+        {"a", ": it had 2 corpora and there is 1 now;"},
+        {"x=b:1 y=c:3", ": x had 303 tokens in 3 shards and now has 202 in 2;"},
+        {"x=a:1 y=c:3", ": y had different tokens in its 2 shards;"},
+    };
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d->path, test_program_path(),
+                    others[i].data);
+        EXPECT_ONE_LINE(r, 1, others[i].words);
+    }
+}
+
+// --doc-mask changes the loss, but not that of data without a separator.
+static void corpora_mask_documents(const TestDirectory *d) {
+    ProgramResult r;
+    double loss[3];
+    static const char *const masks[] = {"", "--doc-mask", "--doc-mask --separator 110:after"};
+    for (int i = 0; i < 3; i++) {
+        char options[200];
+        FORMAT(options, "--val-data a --init run/checkpoints/step_00000002 --eval %s", masks[i]);
+        run_command(&r, "cd '%s' && %s --threads 1 %s", d->path, test_program_path(), options);
+        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s",
+               r.status, r.out, r.err);
+    }
+    EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0],
+           loss[1]);
+    corpora_run(&r, d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
+    EXPECT_STATUS(r, 0);
+    corpora_run(&r, d,
+                "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' "
+                "$run/log.jsonl > $run.losses; done; "
+                "cmp masked.losses plain.losses");
+    EXPECT(r.status == 1 && strstr(r.out, "differ"), "attention within documents gives the same losses: %.300s", r.out);
+}
+
+// Invalid arguments of --train-data, and separators that are missing.
+static void corpora_refuse_arguments(const TestDirectory *d) {
+    ProgramResult r;
+    static const struct {
+        const char *options, *words;
+    } refused[] = {
+        {"--train-data a --vocab 699", "--vocab 700"},
+        {"--train-data run", "corpus.json"},
+        {"--train-data 'x=a:1 y=b'", "no weight"},
+        {"--train-data 'x=a:1 x=b:1'", "more than once"},
+        {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
+        {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in an earlier corpus"},
+        {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
+        {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
+        {"--train-data 'x=a:1e308 y=b:1e308'", "overflows"},
+        {"--train-data 'x=a:1 y+=b:1'", "'y+=b:1'"},
+        {"--train-data 'x=a:1 =b:1'", "'=b:1'"},
+        {"--train-data 'x=a y=b'", "NAME=PATH:WEIGHT"},
+        {"--train-data 'x=a:1 y=b:1e-9'", "less than 1/4096"},
+        {"--train-data 'x=a:1 b:1'", "'b:1'"},
+        {"--train-data 'x=a:1 y=none:1'", "none"},
+        {"--train-data b --doc-mask", "--separator"},
+        {"--train-data b --doc-mask --separator 800", "vocabulary of 800"},
+        {"--train-data b/train_000001.bin --vocab 65536 --doc-mask", "--separator"},
+    };
+    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+        corpora_run(&r, d, refused[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
+               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
+    }
+}
+
+// Invalid files corpus.json.
+static void corpora_refuse_descriptions(const TestDirectory *d) {
+    ProgramResult r;
+    static const char *const broken[] = {
+        "",
+        "{",
+        "{\"format\": 2, \"vocab_size\": 5}",
+        "{\"format\": 1}",
+        "{\"format\": 1, \"vocab_size\": 0}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}",
+        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 5, \"place\": \"after\"}}",
+        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": 5, \"tokens\": 101}]}",
+        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
+    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
+        char path[700];
+        FORMAT(path, "%s/open/corpus.json", d->path);
+        data_write_file(path, broken[i], strlen(broken[i]));
+        corpora_run(&r, d, "--train-data open");
+        EXPECT_ONE_LINE(r, 1, "open/corpus.json");
+    }
+}
+
 static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -457,93 +556,19 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
            "status %d, %.300s %.300s", r.status, r.out, r.err);
     corpora_make(d.path, "c", 2, 300, NULL);
     corpora_check_run_json(&d);
-    static const struct {
-        const char *data, *words;
-    } others[] = {
-        {"x=a:1 y=b:2", ": the weight of 'x' was 0.25 and is now 0.333333333;"},
-        {"x=a:1 z=b:3", ": 'z' has replaced a corpus of another name;"},
-        {"x=a:1 y=b:3 z=c:4", ": it had 2 corpora and there are 3 now;"},
-        {"a", ": it had 2 corpora and there is 1 now;"},
-        {"x=b:1 y=c:3", ": x had 303 tokens in 3 shards and now has 202 in 2;"},
-        {"x=a:1 y=c:3", ": y had different tokens in its 2 shards;"},
-    };
-    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
-        run_command(&r, "cd '%s' && %s --out mix --resume --train-data '%s'", d.path, test_program_path(),
-                    others[i].data);
-        EXPECT_ONE_LINE(r, 1, others[i].words);
-    }
+    corpora_refuse_other_data(&d);
     run_command(&r, "cd '%s' && %s --out mix --resume", d.path, test_program_path());
     EXPECT_STATUS(r, 0);
-    double loss[3];
-    static const char *const masks[] = {"", "--doc-mask", "--doc-mask --separator 110:after"};
-    for (int i = 0; i < 3; i++) {
-        char options[200];
-        FORMAT(options, "--val-data a --init run/checkpoints/step_00000002 --eval %s", masks[i]);
-        run_command(&r, "cd '%s' && %s --threads 1 %s", d.path, test_program_path(), options);
-        EXPECT(r.status == 0 && sscanf(r.out, "validation loss %lf", &loss[i]) == 1, "status %d, %.200s %.200s",
-               r.status, r.out, r.err);
-    }
-    EXPECT(loss[0] == loss[1], "validation has no separator and yet the loss changes from %.9g to %.9g", loss[0],
-           loss[1]);
-    corpora_run(&r, &d, "--train-data a --doc-mask --steps 6 --stats-every 1 --out masked");
-    EXPECT_STATUS(r, 0);
-    corpora_run(&r, &d,
-                "--train-data a --steps 6 --out plain && for run in masked plain; do grep -o '\"loss\": [^,]*' "
-                "$run/log.jsonl > $run.losses; done; "
-                "cmp masked.losses plain.losses");
-    EXPECT(r.status == 1 && strstr(r.out, "differ"), "attention within documents gives the same losses: %.300s", r.out);
-    static const struct {
-        const char *options, *words;
-    } refused[] = {
-        {"--train-data a --vocab 699", "--vocab 700"},
-        {"--train-data run", "corpus.json"},
-        {"--train-data 'x=a:1 y=b'", "no weight"},
-        {"--train-data 'x=a:1 x=b:1'", "twice"},
-        {"--train-data 'x=a:1 y=b:0'", "weight '0'"},
-        {"--train-data 'x=a:1 y=./a/train_000002.bin:1'", "in 'y' and in an earlier corpus"},
-        {"--train-data 'x=a:1 y=b:nan'", "weight 'nan'"},
-        {"--train-data 'x=a:1 y=b:-1'", "weight '-1'"},
-        {"--train-data 'x=a:1e308 y=b:1e308'", "add up"},
-        {"--train-data 'x=a:1 y+=b:1'", "'y+=b:1'"},
-        {"--train-data 'x=a:1 =b:1'", "'=b:1'"},
-        {"--train-data 'x=a y=b'", "NAME=PATH:WEIGHT"},
-        {"--train-data 'x=a:1 y=b:1e-9'", "less than 1/4096"},
-        {"--train-data 'x=a:1 b:1'", "'b:1'"},
-        {"--train-data 'x=a:1 y=none:1'", "none"},
-        {"--train-data b --doc-mask", "--separator"},
-        {"--train-data b --doc-mask --separator 800", "vocabulary of 800"},
-        {"--train-data b/train_000001.bin --vocab 65536 --doc-mask", "--separator"},
-    };
-    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
-        corpora_run(&r, &d, refused[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
-               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
-    }
+    corpora_mask_documents(&d);
+    corpora_refuse_arguments(&d);
     corpora_run(&r, &d, "--train-data b --separator 5:behind");
     EXPECT_ONE_LINE(r, EXIT_USAGE, "5:behind");
     corpora_refuse_directories(&d);
-    static const char *const broken[] = {
-        "",
-        "{",
-        "{\"format\": 2, \"vocab_size\": 5}",
-        "{\"format\": 1}",
-        "{\"format\": 1, \"vocab_size\": 0}",
-        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 1}}",
-        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": -1, \"place\": \"after\"}}",
-        "{\"format\": 1, \"vocab_size\": 5, \"separator\": {\"token\": 5, \"place\": \"after\"}}",
-        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": 5, \"tokens\": 101}]}",
-        "{\"format\": 1, \"vocab_size\": 500, \"shards\": [{\"file\": \"train_000001.bin\"}]}"};
-    for (size_t i = 0; i < sizeof(broken) / sizeof(broken[0]); i++) {
-        char path[700];
-        FORMAT(path, "%s/open/corpus.json", d.path);
-        data_write_file(path, broken[i], strlen(broken[i]));
-        corpora_run(&r, &d, "--train-data open");
-        EXPECT_ONE_LINE(r, 1, "open/corpus.json");
-    }
+    corpora_refuse_descriptions(&d);
     test_remove_directory(&d);
 }
 
-// Bytes by text_to_shards: the corpus says its vocabulary and separator, so no option is needed for either.
+// A corpus of text_to_shards states its vocabulary and separator, so it requires no options.
 static void a_corpus_of_bytes_needs_no_options(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
@@ -572,21 +597,21 @@ static void a_corpus_of_bytes_needs_no_options(void) {
 static const Test corpora_tests[] = {
     {"a mixture keeps its weights in every block, and each corpus its order",
      a_mixture_keeps_its_weights_in_every_block_and_each_order},
-    {"a mixture is what a step-by-step simulation gives, and every epoch of a corpus is whole",
+    {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete",
      a_mixture_is_what_a_simulation_gives},
-    {"a mixture goes on anywhere, for any batch and rank count, with each corpus's own separator",
+    {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
      a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
-    {"one corpus is read as its shards are", one_corpus_is_read_as_its_shards_are},
-    {"document starts are those of a search backwards", document_starts_are_those_of_a_search_backwards},
-    {"the vocabulary is that of the model, of --vocab, of the data, of the preset, in this order",
+    {"a corpus directory and a pattern of its shards give the same data", one_corpus_is_read_as_its_shards_are},
+    {"document starts equal those of a backward search", document_starts_are_those_of_a_search_backwards},
+    {"the vocabulary comes from the model, --vocab, the data or the preset, in this order",
      the_vocabulary_is_that_of_the_data},
-    {"a run takes its vocabulary and separator from the corpus, and refuses bad ones",
+    {"a run uses the vocabulary and separator of the corpus, and rejects invalid ones",
      a_run_takes_its_vocabulary_and_separator_from_the_corpus},
-    {"a corpus of bytes by text_to_shards needs no options", a_corpus_of_bytes_needs_no_options},
+    {"a corpus of text_to_shards requires no options", a_corpus_of_bytes_needs_no_options},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {
-    {"packed documents give the loss and the gradients of each alone, in every variant",
+    {"packed documents give the loss and gradients of separate documents, in every variant",
      packed_documents_train_as_each_alone},
 };
 enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };

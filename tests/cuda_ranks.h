@@ -317,7 +317,7 @@ static void test_ranks_refused(void) {
         {2, 0, "SLURM_GPUS_PER_TASK=1 CUDA_ON_CPU_DEVICES=2 CUDA_ON_CPU_VISIBLE=$i", "", ""},
         {2, 1, "CUDA_ON_CPU_DEVICES=0", "", "no CUDA device"},
         {2, 1, "CUDA_ON_CPU_NAME='NVIDIA A100-SXM4-40GB MIG 1g.5gb'", "",
-         "would share one GPU: start at most one process per GPU, slices of one (MIG) included"},
+         "would share one GPU: start at most one process per GPU, also with MIG slices"},
         {2, 1, "CUDA_ON_CPU_NCCL_INIT='Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000'", "",
          "(ncclCommInitRank(&handle, comm.ranks, nccl.id, comm.rank)): Duplicate GPU detected : rank 1 and rank 0 both "
          "on CUDA device 1b000 ; NCCL_DEBUG=WARN"},
@@ -417,7 +417,7 @@ static pid_t start_strangers(uint16_t port, int seconds, const int count_pipe[2]
     close(count_pipe[0]);
     for (double until = now_seconds() + seconds; now_seconds() < until; usleep(5000)) {
         if (count >= 300) close(fds[count % 300]);
-        fds[count % 300] = stranger_comes(port, (StrangerKind)(count % STRANGER_KINDS));
+        fds[count % 300] = intruder_comes(port, (IntruderKind)(count % INTRUDER_KINDS));
         count += fds[count % 300] >= 0;
     }
     _exit(write(count_pipe[1], &count, sizeof(count)) == (ssize_t)sizeof(count) ? 0 : 1);

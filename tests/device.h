@@ -1,14 +1,14 @@
 /*
-device.h: what is known of GPUs without one: the table of peaks, and which names are whose.
+device.h: tests of the table of device peaks and the matching of names, and of too little memory on the CPU.
 */
 #ifndef TESTS_DEVICE_H
 #define TESTS_DEVICE_H
 #include "harness.h"
 #include "../llmc/cuda/device_peak.h"
 
-// The rule of the whitepapers, from the numbers of multiprocessors and the boost clocks of NVIDIA's product pages. The
-// table has what the whitepapers print, so that a slip in either shows.
-static void peaks_of_cards_follow_from_their_clocks(void) {
+// Compares the rates in the table, which are those of the documents, with multiprocessors times boost clock from
+// NVIDIA's product pages.
+static void peaks_agree_with_boost_clocks(void) {
     static const struct {
         const char *name;
         int multiprocessors, boost_mhz, flops; // per multiprocessor and cycle
@@ -53,17 +53,17 @@ static void peaks_of_cards_follow_from_their_clocks(void) {
                       !strstr(cards[i].name, "Ada");
         FORMAT(name, "NVIDIA %s%s", gaming ? "GeForce " : "", cards[i].name);
         const DevicePeak *row = device_peak_find(name, cards[i].multiprocessors);
-        EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s by its clock, %.1f in the table", name,
-               tflops, row ? row->tflops : 0);
+        EXPECT(row && fabs(row->tflops / tflops - 1) < 0.006, "%s: %.1f TFLOP/s from its clock, %.1f in the table",
+               name, tflops, row ? row->tflops : 0);
         rows += row && gaming;
     }
     for (int i = 0; i < DEVICE_PEAK_COUNT; i++) rows -= device_peaks[i].source >= WHITEPAPER_GA102;
-    // the two that are no GeForce
-    EXPECT(rows == -2, "%d cards of the whitepapers are not among those of this test", -2 - rows);
+    // the two that are not GeForce
+    EXPECT(rows == -2, "%d cards of the whitepapers are missing from this test", -2 - rows);
 }
 
-// Names as CUDA gives them.
-static void a_device_has_the_peak_of_its_full_name_or_none(void) {
+// Names as CUDA reports them.
+static void a_device_matches_its_full_name_only(void) {
     static const struct {
         const char *name;
         int multiprocessors;
@@ -99,7 +99,7 @@ static void a_device_has_the_peak_of_its_full_name_or_none(void) {
         {"NVIDIA H100 80GB HBM3 MIG 7g.80gb", 132, 0},
         {"NVIDIA B200 MIG 1g.23gb", 18, 0},
         {"NVIDIA B300 SXM6 AC MIG 1g.34gb", 18, 0},
-        {"NVIDIA A100-SXM-64GB", 124, 0}, // made for one machine
+        {"NVIDIA A100-SXM-64GB", 124, 0}, // custom part
         {"NVIDIA H100 64GB HBM2", 114, 0},
         {"NVIDIA H100", 132, 0},
         {"NVIDIA H20", 78, 0},
@@ -115,9 +115,8 @@ static void a_device_has_the_peak_of_its_full_name_or_none(void) {
     }
 }
 
-// With a limit on the process's addresses, which AddressSanitizer takes far more of. (The device's twin:
-// cuda_trainer.h.)
-static void too_little_memory_on_the_cpu_is_said(void) {
+// Under a limit of the address space, which AddressSanitizer exceeds. cuda_trainer.h has the same test for a device.
+static void a_failed_allocation_reports_memory_and_options(void) {
 #ifndef __SANITIZE_ADDRESS__
     ProgramData d = program_data();
     ProgramResult r;
@@ -137,9 +136,10 @@ static void too_little_memory_on_the_cpu_is_said(void) {
 }
 
 static const Test device_tests[] = {
-    {"the peaks of cards follow from their clocks", peaks_of_cards_follow_from_their_clocks},
-    {"a device has the peak of its full name, or none", a_device_has_the_peak_of_its_full_name_or_none},
-    {"too little memory on the CPU is said, with what needs less", too_little_memory_on_the_cpu_is_said},
+    {"the peaks agree with the boost clocks", peaks_agree_with_boost_clocks},
+    {"a device matches a row by its full name only", a_device_matches_its_full_name_only},
+    {"a failed allocation on the CPU reports the memory of the run and the options that reduce it",
+     a_failed_allocation_reports_memory_and_options},
 };
 enum { DEVICE_TEST_COUNT = sizeof(device_tests) / sizeof(device_tests[0]) };
 #endif

@@ -335,9 +335,9 @@ static void a_damaged_checkpoint_is_no_start_for_anything(void) {
         {"printf '\\n' >> config.json", "its config.json has"},
         {"printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc status=none",
          "its model.safetensors does not match its checksum"},
-        {"truncate -s -1 trainer_state.json", "trainer_state.json does not have the checksum"},
-        {"sed -i 's/\"step\": 1/\"step\": 9/' trainer_state.json", "trainer_state.json does not have the checksum"},
-        {"truncate -s 0 trainer_state.json", "trainer_state.json does not have the checksum"},
+        {"truncate -s -1 trainer_state.json", "trainer_state.json does not match its checksum"},
+        {"sed -i 's/\"step\": 1/\"step\": 9/' trainer_state.json", "trainer_state.json does not match its checksum"},
+        {"truncate -s 0 trainer_state.json", "trainer_state.json does not match its checksum"},
         {"printf x | dd of=model.safetensors bs=1 seek=5001 conv=notrunc status=none; rm trainer_state.json", NULL},
         {"printf '\\n' >> config.json; echo '{\"log_history\": []}' > trainer_state.json", NULL}, // of Transformers
     };

@@ -1,6 +1,5 @@
 /*
-host.h: the cores and the memory that a process may use, on imitations of /proc and /sys, and what the program does
-with them.
+host.h: tests of the available cores and memory, on copies of /proc and /sys, and of the program's limits.
 */
 #ifndef TESTS_HOST_H
 #define TESTS_HOST_H
@@ -11,7 +10,7 @@ typedef struct {
     const char *path, *text;
 } HostFile;
 
-// One machine with 8000 kB available, and what its cgroups leave.
+// A machine with 8000 kB available, under several cgroup limits.
 static const struct {
     const char *what;
     HostFile files[8];
@@ -29,7 +28,7 @@ static const struct {
       {"sys/fs/cgroup/job/memory.current", "4096\n"}},
      8192000,
      "this machine"},
-    {"version 2: the limit of the level above, files of the page cache counted as available",
+    {"version 2: the limit of the parent, with the page cache counted as available",
      {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
       {"proc/self/cgroup", "0::/slurm/job/step\n"},
       {"sys/fs/cgroup/slurm/job/step/memory.max", "max\n"},
@@ -39,14 +38,14 @@ static const struct {
       {"sys/fs/cgroup/slurm/job/memory.stat", "anon 300000\ninactive_file 400000\nactive_file 0\n"}},
      700000,
      "its cgroup"},
-    {"version 2 in a container, whose own path is not there",
+    {"version 2 in a container whose own path does not exist",
      {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
       {"proc/self/cgroup", "0::/docker/0123\n"},
       {"sys/fs/cgroup/memory.max", "500000\n"},
       {"sys/fs/cgroup/memory.current", "600000\n"}},
      0,
      "its cgroup"},
-    {"version 1, among other hierarchies",
+    {"version 1 with several hierarchies",
      {{"proc/meminfo", "MemAvailable: 8000 kB\n"},
       {"proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/job\n0::/\n"},
       {"sys/fs/cgroup/memory/job/memory.limit_in_bytes", "900000\n"},
@@ -68,7 +67,7 @@ static void host_write_files(const TestDirectory *d, const HostFile *files, int 
     }
 }
 
-static void available_memory_is_the_least_that_any_level_leaves(void) {
+static void available_memory_is_the_minimum_over_cgroup_levels(void) {
     for (size_t i = 0; i < sizeof(host_memory_cases) / sizeof(host_memory_cases[0]); i++) {
         TestDirectory d = test_make_directory();
         HostMemory m = {0, ""};
@@ -81,12 +80,12 @@ static void available_memory_is_the_least_that_any_level_leaves(void) {
     }
     TestDirectory d = test_make_directory();
     HostMemory m;
-    EXPECT(!host_memory(d.path, &m), "a system that does not say what is available has an amount");
+    EXPECT(!host_memory(d.path, &m), "a system without this information has an amount");
     test_remove_directory(&d);
     EXPECT(host_memory("", &m) && m.available > 1 << 20, "this machine has %" PRIu64 " bytes", m.available);
 }
 
-static void cores_are_those_of_the_affinity_mask_and_the_quota(void) {
+static void cores_follow_from_the_affinity_mask_and_the_quota(void) {
     static const struct {
         HostFile files[3];
         int cores;
@@ -112,7 +111,7 @@ static void cores_are_those_of_the_affinity_mask_and_the_quota(void) {
     }
 }
 
-static void more_threads_than_cores_are_a_warning(void) {
+static void more_threads_than_cores_cause_a_warning(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && taskset -c 0 '%s' --train-data train.bin --steps 2 --threads 1000 --out run",
@@ -125,8 +124,8 @@ static void more_threads_than_cores_are_a_warning(void) {
     test_remove_directory(&d.dir);
 }
 
-// The sum over the ranks of a machine is refused too: tests/ranks.h.
-static void a_run_that_this_machine_cannot_hold_is_refused(void) {
+// tests/ranks.h tests the sum over the ranks of a machine.
+static void a_run_that_exceeds_the_memory_is_refused(void) {
     ProgramData d = program_data();
     ProgramResult r;
     const char *large = "--preset 13.1b --layers 4096 --vocab 256 --batch-size 1 --train-data train.bin";
@@ -135,7 +134,7 @@ static void a_run_that_this_machine_cannot_hold_is_refused(void) {
                strstr(r.err, " MiB available; ") && strstr(r.err, "--recompute 2 (") &&
                strstr(r.err, "--no-memory-check"),
            "status %d: %.900s", r.status, r.err);
-    EXPECT(r.out[0] == 0, "it printed: %.300s", r.out);
+    EXPECT(r.out[0] == 0, "stdout: %.300s", r.out);
     run_command(&r, "test ! -e '%s/run'", d.dir.path);
     EXPECT(r.status == 0, "a run that was refused left a directory");
     run_command(&r, "cd '%s' && '%s' %s --dry-run", d.dir.path, test_program_path(), large);
@@ -146,17 +145,16 @@ static void a_run_that_this_machine_cannot_hold_is_refused(void) {
 }
 
 static const Test host_tests[] = {
-    {"available memory is the least that any level of the cgroups leaves",
-     available_memory_is_the_least_that_any_level_leaves},
-    {"cores are those of the affinity mask, and at most the CPU quota",
-     cores_are_those_of_the_affinity_mask_and_the_quota},
+    {"available memory is the minimum over all cgroup levels", available_memory_is_the_minimum_over_cgroup_levels},
+    {"the number of cores is that of the affinity mask, at most the CPU quota",
+     cores_follow_from_the_affinity_mask_and_the_quota},
 };
 enum { HOST_TEST_COUNT = sizeof(host_tests) / sizeof(host_tests[0]) };
 
 static const Test host_program_tests[] = {
-    {"more threads than cores are a warning, and more than 4096 are refused", more_threads_than_cores_are_a_warning},
-    {"a run that this machine cannot hold is refused before it allocates, and leaves nothing",
-     a_run_that_this_machine_cannot_hold_is_refused},
+    {"more threads than cores cause a warning, more than 4096 an error", more_threads_than_cores_cause_a_warning},
+    {"a run that exceeds this machine's memory is refused before it allocates or writes anything",
+     a_run_that_exceeds_the_memory_is_refused},
 };
 enum { HOST_PROGRAM_TEST_COUNT = sizeof(host_program_tests) / sizeof(host_program_tests[0]) };
 #endif

@@ -1,7 +1,7 @@
 /*
-model.h: tests of the whole model, over the table of attention variants: gradients against finite
-differences and against the fixtures of dev/reference, what each position may see, what a pair is, and
-generation with a cache.
+model.h: tests of the whole model for all attention variants: gradients against finite differences and against the
+fixtures of dev/reference, causality, head pairs, identities between variants, generation with a cache, updates and
+initial values.
 */
 #ifndef TESTS_MODEL_H
 #define TESTS_MODEL_H
@@ -16,8 +16,8 @@ typedef struct {
 
 static const ModelCase model_cases[] = {
     {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true},
-    {"NH*D other than C, group of 3, T prime, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
-    {"as many key/value heads as heads, one past a block of 64 rows", 29, 24, 2, 2, 2, 16, 20, 1, 65, true},
+    {"NH*D differs from C, groups of 3 heads, prime T, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
+    {"as many key/value heads as heads, one row more than a block of 64", 29, 24, 2, 2, 2, 16, 20, 1, 65, true},
     {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false},
 };
 enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]) };
@@ -56,7 +56,8 @@ static inline void case_close(Model *model) {
     ops_free();
 }
 
-// Parameters large enough that every gradient is: norms around 1, matrices of standard deviation 1/sqrt(columns).
+// Random parameters that give every tensor a large gradient: norms around 1, matrices with standard deviation
+// 1/sqrt(columns).
 static inline void case_randomise(Model *model, uint64_t seed) {
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
@@ -90,7 +91,7 @@ static inline void case_end(Model *model, int *tokens) {
     case_close(model);
 }
 
-// What the gradients of an update before may have left: all that is not written is seen.
+// Fills the gradients with NaN, so that a test detects elements that the backward does not write.
 static inline void case_poison_gradients(Model *model) {
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
@@ -98,7 +99,7 @@ static inline void case_poison_gradients(Model *model) {
     }
 }
 
-// Mean loss of one batch, and its gradients when asked for.
+// Returns the mean loss of one batch; computes its gradients if with_gradients.
 static inline double case_loss(Model *model, const int *tokens, int B, int T, bool with_gradients) {
     size_t N = (size_t)B * T;
     buffer_zero(model->acts.losses, N * sizeof(real));
@@ -114,9 +115,9 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
     return model_loss_sum(model, (int)N) / (double)N;
 }
 
-// Along a random direction d of each tensor the derivative of the loss must be <gradient, d>. Differences at h and 2h
-// together, (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d), truncate at the order of h^4; rounding
-// is of the order of 1e-16/h. With h = 1e-5 both are far below the tolerance.
+// The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
+// (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d) has a truncation error of order h^4 and a rounding
+// error of order 1e-16/h. For h = 1e-5 both are far below the tolerance.
 static void gradients_equal_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
@@ -147,8 +148,8 @@ static void gradients_equal_finite_differences(void) {
                 free(saved);
                 double difference = (8 * (losses[0] - losses[1]) - (losses[2] - losses[3])) / (12 * h);
                 EXPECT(isfinite(dot) && fabs(difference - dot) <= 1e-7 * sqrt(scale) + 1e-9,
-                       "%s, %s: %s: %.12g by differences, %.12g by the backward", attention_variants[v].name, mc->why,
-                       t->name, difference, dot);
+                       "%s, %s: %s: %.12g from differences, %.12g from the backward", attention_variants[v].name,
+                       mc->why, t->name, difference, dot);
                 EXPECT(scale > 0 || mc->T == 1, "%s, %s: %s has no gradient", attention_variants[v].name, mc->why,
                        t->name);
             }
@@ -162,17 +163,17 @@ static inline double norm_of(const double *x, size_t count) {
     return sqrt(sum);
 }
 
-// fp32 within 2e-4 of each tensor's norm (floor: 1e-5 of the largest tensor's), fp64 within 1e-10.
+// Tolerance relative to each tensor's norm: 2e-4 in fp32 (at least 1e-5 of the largest norm), 1e-10 in fp64.
 static inline void compare_with_fixture(const Fixture *f, const Model *model, double loss) {
     double tolerance = sizeof(real) == 8 ? 1e-10 : 2e-4, floor_share = sizeof(real) == 8 ? 1e-12 : 1e-5, largest = 0,
            expected_loss;
     const TensorList *tensors = &model->plan.tensors;
     safetensors_read(f->file, "loss", 0, 1, &expected_loss, DTYPE_F64);
-    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, the reference has %.12g", f->name,
-           loss, expected_loss);
+    EXPECT(fabs(loss - expected_loss) <= tolerance * expected_loss, "%s: loss %.12g, reference %.12g", f->name, loss,
+           expected_loss);
     EXPECT(fixture_gradient_count(f) == tensors->count, "%s: the reference has %d gradients, the model %d", f->name,
            fixture_gradient_count(f), tensors->count);
-    for (int pass = 0; pass < 2; pass++) // the largest norm first
+    for (int pass = 0; pass < 2; pass++) // pass 0 finds the largest norm
         for (int i = 0; i < tensors->count; i++) {
             const Tensor *t = &tensors->tensors[i];
             double *expected = fixture_gradient(f, t->name, t->count);
@@ -217,13 +218,13 @@ static void gradients_equal_the_reference(void) {
     }
 }
 
-// Fixtures whose rms_norm_eps is far from 1e-5: diff_scalar's norm before o_proj follows it, diff_v1's keeps 1e-5.
+// Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
 static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         if (attention_variants[v].norm == NORM_NONE) continue;
         ModelConfig config = check_fixture(attention_variants[v].name, "c");
-        EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, which proves nothing",
-               attention_variants[v].name, config.rms_norm_eps);
+        EXPECT(config.rms_norm_eps == 0.02, "%s_c has rms_norm_eps %g, not 0.02", attention_variants[v].name,
+               config.rms_norm_eps);
     }
 }
 
@@ -256,22 +257,22 @@ static void gradients_add_up_over_micro_steps(void) {
     case_end(&model, tokens);
 }
 
-// The rows that fill a matrix up are in the buffers, belong to no tensor, and stay zero.
+// The padding rows of a matrix lie in its group's buffer, belong to no tensor, and stay zero.
 static void expect_zero_rows(const Model *m, TensorKind kind, int rows, int width, const char *what) {
     const Tensor *t = tensor_of(&m->plan.tensors, kind, 0);
     size_t C = m->plan.config.C, begin = t->offset + rows * C, end = t->offset + width * C;
-    EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows become %d", what, rows, width);
-    EXPECT(end <= m->plan.tensors.group_offset[t->layer + 2], "%s: the rows are beyond their group", what);
+    EXPECT(width % 8 == 0 && width >= rows && width < rows + 8, "%s: %d rows are padded to %d", what, rows, width);
+    EXPECT(end <= m->plan.tensors.group_offset[t->layer + 2], "%s: the padding lies outside its group", what);
     for (int i = 0; i < m->plan.tensors.count; i++) {
         const Tensor *u = &m->plan.tensors.tensors[i];
-        EXPECT(u->offset >= end || u->offset + u->count <= begin, "%s: %s is in the way", what, u->name);
+        EXPECT(u->offset >= end || u->offset + u->count <= begin, "%s: the padding overlaps %s", what, u->name);
     }
     for (size_t e = begin; e < end; e++)
         EXPECT(m->params[e] == 0 && m->grads[e] == 0, "%s: element %zu is %g, its gradient %g", what, e - begin,
                (double)m->params[e], (double)m->grads[e]);
 }
 
-static void products_have_widths_of_whole_16_bytes(void) {
+static void matrix_products_have_widths_of_whole_16_bytes(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int i = 0; i < MODEL_CASE_COUNT; i++) {
             const ModelCase *mc = &model_cases[i];
@@ -286,8 +287,8 @@ static void products_have_widths_of_whole_16_bytes(void) {
         }
 }
 
-// Bitwise: what is before a changed token must not move at all.
-static void no_position_sees_a_later_one(void) {
+// Changing a token leaves all earlier positions unchanged, bit for bit.
+static void no_position_attends_to_a_later_one(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &model_cases[2];
         Model model;
@@ -301,10 +302,10 @@ static void no_position_sees_a_later_one(void) {
             int t = changed[i], old = tokens[t];
             tokens[t] = (old + 1) % mc->V;
             case_loss(&model, tokens, 1, mc->T, false);
-            EXPECT(memcmp(before, model.acts.norm_final, t * row) == 0, "%s: token %d moved an earlier position",
+            EXPECT(memcmp(before, model.acts.norm_final, t * row) == 0, "%s: token %d changed an earlier position",
                    attention_variants[v].name, t);
             EXPECT(memcmp(before + t * row, (char *)model.acts.norm_final + t * row, row) != 0,
-                   "%s: token %d did not move its own position", attention_variants[v].name, t);
+                   "%s: token %d did not change its own position", attention_variants[v].name, t);
             tokens[t] = old;
         }
         free(before);
@@ -312,7 +313,7 @@ static void no_position_sees_a_later_one(void) {
     }
 }
 
-// With the queries of a pair made equal, both maps are the same, whatever the shared keys and values: o = (1 - s) a.
+// With equal queries, both heads of a pair give the same map, because they share keys and values: o = (1 - s) a.
 static void the_heads_of_a_pair_share_keys_and_values(void) {
     const ModelCase *mc = &model_cases[1];
     Model model;
@@ -340,20 +341,20 @@ static void the_heads_of_a_pair_share_keys_and_values(void) {
     case_end(&model, tokens);
 }
 
-// ---- variants that become each other
+// ---- identities between variants
 
-// Makes column 0 of every layer's normed input positive: the residual stream keeps the embedding's 3 there.
+// Makes column 0 of every layer's normed input positive: the residual stream keeps the value 3 of the embedding.
 static void make_constant_column(Model *model) {
     const ModelConfig *c = &model->plan.config;
     floatX *embed = param(model, T_EMBED, 0);
     for (int v = 0; v < c->V; v++) embed[(size_t)v * c->C] = 3;
     for (int l = 0; l < c->L; l++) {
         param(model, T_NORM1, l)[0] = 1;
-        memset(param(model, T_O, l), 0, (c->NH * c->D) * sizeof(floatX)); // row 0: what is added to column 0
+        memset(param(model, T_O, l), 0, (c->NH * c->D) * sizeof(floatX)); // row 0 adds to column 0
         memset(param(model, T_MLP_DOWN, l), 0, c->F * sizeof(floatX));
     }
 }
-// A projection that reads nothing but column 0: row r gets values[r % count] there.
+// Makes a projection read only column 0: row r has values[r % count] there.
 static void read_constant_column(Model *model, TensorKind kind, const double *values, int count) {
     for (int l = 0; l < model->plan.config.L; l++) {
         const Tensor *t = tensor_of(&model->plan.tensors, kind, l);
@@ -361,8 +362,8 @@ static void read_constant_column(Model *model, TensorKind kind, const double *va
         for (size_t e = 0; e < t->count; e++) w[e] = e % t->shape[1] == 0 ? (floatX)values[e / t->shape[1] % count] : 0;
     }
 }
-// Makes every row of the first layer's normed input equal but for signs, so that its column 0 is one known number,
-// which is returned: all embeddings have the magnitudes of the first one.
+// Makes all rows of the first layer's normed input equal except for signs, by giving all embeddings the magnitudes of
+// the first one. Returns the value of column 0 of the normed input.
 static double make_equal_rows(Model *model) {
     const ModelConfig *c = &model->plan.config;
     floatX *embed = param(model, T_EMBED, 0);
@@ -377,7 +378,7 @@ static double make_equal_rows(Model *model) {
     return 3 / sqrt(mean + c->rms_norm_eps);
 }
 
-// What a row of the table below does to `a`, randomised, and to `b`, which has a's values where names and shapes agree.
+// The functions of the table below. `a` has random parameters; `b` has the same values where names and shapes agree.
 static void sinks_at_zero(Model *a, Model *b) {
     (void)a;
     for (int l = 0; l < b->plan.config.L; l++) memset(param(b, T_SINKS, l), 0, b->plan.config.NH * sizeof(floatX));
@@ -402,7 +403,7 @@ static void gates_open(Model *a, Model *b) {
     read_constant_column(a, T_GATE, &far_above, 1);
     copy_common(b, a);
 }
-// Query heads of b from those of a: head h from head of[h].
+// Copies the query heads of a to b: head h from head of[h].
 static void move_query_heads(Model *b, const Model *a, const int *of) {
     size_t head = (size_t)b->plan.dims.QD * b->plan.config.C;
     for (int l = 0; l < b->plan.config.L; l++)
@@ -449,8 +450,8 @@ static const struct {
     const char *a, *b;
     void (*make)(Model *a, Model *b);
     int layers;
-    bool exact; // the same bits; else equal to rounding, as the fused GEMMs have other shapes
-    // tensors whose gradients differ, since only one of the two has a gradient through lambda, or moves
+    bool exact; // bitwise equal; else equal up to rounding, because the fused GEMMs have different shapes
+    // kinds of tensors whose gradients differ: only one model has a gradient through lambda, or their order differs
     unsigned except;
 } identities[] = {
     {"off_by_one", "sink", sinks_at_zero, 2, true, 0},
@@ -463,8 +464,8 @@ static const struct {
     {"diff_v2_cross_group", "diff_v2", groups_are_equal, 2, false, BIT(T_Q) | BIT(T_K) | BIT(T_V)},
 };
 
-// Loss and gradients of two variants whose parameters make them the same function.
-static void variants_become_each_other_where_they_should(void) {
+// Compares loss and gradients of two variants whose parameters make them the same function.
+static void variants_with_equivalent_parameters_are_equal(void) {
     const ModelCase *mc = &model_cases[1];
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
@@ -482,7 +483,7 @@ static void variants_become_each_other_where_they_should(void) {
         int *tokens = case_tokens(mc->B * mc->T + 1, mc->V, 8), compared = 0;
         double a_loss = case_loss(&a, tokens, mc->B, mc->T, true), b_loss = case_loss(&b, tokens, mc->B, mc->T, true);
         EXPECT(fabs(a_loss - b_loss) <= (identities[i].exact ? 0 : 20 * epsilon * b_loss),
-               "%s has the loss %.12g, %s %.12g", a_name, a_loss, b_name, b_loss);
+               "the loss of %s is %.12g, of %s %.12g", a_name, a_loss, b_name, b_loss);
         for (int t = 0; t < a.plan.tensors.count; t++) {
             const Tensor *ta = &a.plan.tensors.tensors[t], *tb = NULL;
             for (int u = 0; u < b.plan.tensors.count; u++)
@@ -500,8 +501,8 @@ static void variants_become_each_other_where_they_should(void) {
     }
 }
 
-// A prompt at once, then token by token, against a fresh forward over the whole prefix.
-static void cached_generation_equals_the_uncached_logits(void) {
+// Compares a prompt in one forward, then token by token, with a forward over the whole prefix.
+static void cached_logits_equal_uncached_logits(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &model_cases[2];
         ModelConfig config = case_config(mc, &attention_variants[v]);
@@ -528,7 +529,7 @@ static void cached_generation_equals_the_uncached_logits(void) {
     }
 }
 
-// What a token is drawn from: the logits after tokens[begin .. end-1], read at positions from 0 without a cache.
+// Draws a token from the logits after tokens[begin .. end-1], which are at positions from 0, without a cache.
 static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
     float logits[64];
     Candidate candidates[64];
@@ -537,9 +538,9 @@ static inline int draw_uncached(Model *model, const int *tokens, int begin, int 
     return sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
 }
 
-// The context begins with the last T tokens of the prompt. When it is full, its later T/2 tokens stay. Every token is
-// compared with the one drawn from exactly that context, and half of the context must often give another one.
-static void generation_reads_the_last_tokens_of_a_full_context(void) {
+// The context begins with the last T tokens of the prompt. When it is full, its last T/2 tokens remain. Compares every
+// token with the one drawn from exactly that context. Half of that context must often give a different token.
+static void generation_continues_from_the_last_half_of_a_full_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model, fresh;
@@ -562,15 +563,14 @@ static void generation_reads_the_last_tokens_of_a_full_context(void) {
             int half = begin + (end - begin) / 2;
             others += draw_uncached(&fresh, tokens, half, end, 42, end - length) != wanted;
         }
-        EXPECT(others >= COUNT / 4, "half of the context gives other tokens %d times of %d: too few to prove anything",
-               others, COUNT);
+        EXPECT(others >= COUNT / 4, "half of the context gives different tokens only %d times of %d", others, COUNT);
         free(tokens);
     }
     model_free(&fresh, false);
     case_close(&model);
 }
 
-static void generation_goes_on_beyond_the_context(void) {
+static void generation_continues_beyond_the_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
@@ -586,20 +586,20 @@ static void generation_goes_on_beyond_the_context(void) {
     }
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "the same key gave different tokens");
     case_generate(&model, tokens[1], 1, COUNT, 1.0, 0, 43);
-    EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "another key gave the same tokens");
+    EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) != 0, "different keys gave the same tokens");
     case_generate(&model, tokens[0], 1, COUNT, 0, 0, 1);
     case_generate(&model, tokens[1], 1, COUNT, 1.0, 1, 2);
     EXPECT(memcmp(tokens[0], tokens[1], sizeof(tokens[0])) == 0, "temperature 0 and top-k 1 differ");
     case_close(&model);
 }
 
-// The factor is clip/norm, not clip/norm^2 and not always 1.
+// The factor is clip/norm, neither clip/norm^2 nor always 1.
 static void clipping_scales_to_the_limit(void) {
     EXPECT(clip_factor(4, 1) == 0.25 && clip_factor(4, 8) == 1 && clip_factor(4, 0) == 1 && clip_factor(4, 2) == 0.5,
            "factors %g %g %g %g", clip_factor(4, 1), clip_factor(4, 8), clip_factor(4, 0), clip_factor(4, 2));
 }
 
-// One update of a model against the textbook, tensor by tensor: decay on matrices only, the clipped gradient.
+// Compares one update with the AdamW formula, tensor by tensor: weight decay of matrices only, the clipped gradient.
 static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     const ModelCase *mc = &model_cases[1];
     Model model;
@@ -610,11 +610,11 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     Options o;
     options_defaults(&o);
     o.grad_clip = 0.01;
-    o.eps = 1e-3; // not small beside the gradients, so that their scale is seen
+    o.eps = 1e-3; // as large as the gradients, so that their scale matters
     o.beta1 = 0.8, o.beta2 = 0.7;
     double grad_norm = case_grad_norm(&model);
     model_update(&model, &o, lr, 1, grad_norm);
-    EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "norm %g: this test needs one that is clipped", grad_norm);
+    EXPECT(isfinite(loss) && grad_norm > o.grad_clip, "a norm of %g is not clipped", grad_norm);
     for (int i = 0; i < model.plan.tensors.count; i++) {
         const Tensor *t = &model.plan.tensors.tensors[i];
         for (size_t e = t->offset; e < t->offset + t->count; e++) {
@@ -630,8 +630,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
         }
     }
     model.grads[3] = (grad_t)NAN;
-    EXPECT(!isfinite(case_grad_norm(&model)), "the norm of a gradient that is not a number is %g",
-           case_grad_norm(&model));
+    EXPECT(!isfinite(case_grad_norm(&model)), "the norm of a gradient with a NaN is %g", case_grad_norm(&model));
     free(before);
     free(tokens);
     options_free(&o);
@@ -640,13 +639,13 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
 
 static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) expect_decay_of_matrices_only(&attention_variants[v]);
-    for (int r = 0; r < TENSOR_ROW_COUNT; r++) // also of tensors that no variant here has
-        EXPECT(tensor_rows[r].decay == (tensor_rows[r].shape[1] != DIM_NONE), "the table says decay %d for %s",
+    for (int r = 0; r < TENSOR_ROW_COUNT; r++) // including tensors that no variant here has
+        EXPECT(tensor_rows[r].decay == (tensor_rows[r].shape[1] != DIM_NONE), "decay is %d for %s",
                tensor_rows[r].decay, tensor_rows[r].name);
 }
 
-// Each value by itself: drawing a tensor in pieces, or beside others, must not show.
-static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void) {
+// Computes each value by itself: it does not depend on chunks or on other tensors.
+static void an_initial_value_depends_on_seed_name_and_element_only(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
         Model model;
@@ -668,13 +667,13 @@ static void an_initial_value_follows_from_the_seed_the_name_and_the_element(void
                        attention_variants[v].name, e, t->name, (double)model.params[t->offset + e], (double)want);
             }
         }
-        EXPECT(pieces > 2, "no tensor is drawn in several pieces");
+        EXPECT(pieces > 2, "no tensor is initialised in several chunks");
         model_free(&model, true);
     }
 }
 
-// Counted product by product, and for attention query by query.
-static void a_step_costs_the_flops_of_its_products(void) {
+// Counts the products one by one, and attention query by query.
+static void a_step_has_the_flops_of_its_products(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
             const ModelCase *mc = &model_cases[m];
@@ -694,8 +693,7 @@ static void a_step_costs_the_flops_of_its_products(void) {
         }
 }
 
-// Values follow from the seed, the name and the element alone.
-static void initial_values_agree_between_variants_where_names_and_shapes_do(void) {
+static void variants_have_equal_initial_values_of_equal_tensors(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
@@ -717,34 +715,34 @@ static void initial_values_agree_between_variants_where_names_and_shapes_do(void
             sum += w, squares += w * w, count++;
         }
     }
-    // the mean of n normals has standard deviation sigma/sqrt(n), their variance a relative one of sqrt(2/n); 5 of each
+    // the mean of n normals has standard deviation sigma/sqrt(n), their variance sqrt(2/n) of itself; 5 of each
     EXPECT(fabs(sum / count) < 5 * 0.02 / sqrt(count) && fabs(squares / count / 4e-4 - 1) < 5 * sqrt(2 / count),
            "mean %g, standard deviation %g of %g values of normal(0, 0.02)", sum / count, sqrt(squares / count), count);
     for (int v = 0; v < 2; v++) model_free(&models[v], true);
 }
 
 static const Test model_tests[] = {
-    {"gradients equal the float64 reference's", gradients_equal_the_reference},
+    {"gradients equal those of the float64 reference", gradients_equal_the_reference},
     {"the norm before o_proj has the epsilon of its variant", the_norm_before_o_proj_has_the_epsilon_of_its_variant},
     {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
-    {"products are as wide as whole 16 bytes, by rows of zeros behind a matrix",
-     products_have_widths_of_whole_16_bytes},
-    {"no position sees a later one", no_position_sees_a_later_one},
+    {"zero rows pad matrices so that products have widths of whole 16 bytes",
+     matrix_products_have_widths_of_whole_16_bytes},
+    {"no position attends to a later one", no_position_attends_to_a_later_one},
     {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
-    {"variants become each other where sinks, gates or lambdas make them so",
-     variants_become_each_other_where_they_should},
-    {"cached generation equals the uncached logits", cached_generation_equals_the_uncached_logits},
-    {"generation reads the last tokens of a full context, and all of a prompt that fills it",
-     generation_reads_the_last_tokens_of_a_full_context},
-    {"generation goes on beyond the context, and its key decides it", generation_goes_on_beyond_the_context},
-    {"clipping scales the gradient to the limit", clipping_scales_to_the_limit},
-    {"an update decays matrices only and applies the clipped gradient; a norm shows what is not finite",
+    {"variants with equivalent sinks, gates or lambdas have equal losses and gradients",
+     variants_with_equivalent_parameters_are_equal},
+    {"logits with a cache equal logits without it", cached_logits_equal_uncached_logits},
+    {"generation continues from the last half of a full context, and reads all of a prompt that fills it",
+     generation_continues_from_the_last_half_of_a_full_context},
+    {"generation continues beyond the context, and depends on its key", generation_continues_beyond_the_context},
+    {"clipping scales the gradient norm to the limit", clipping_scales_to_the_limit},
+    {"an update decays matrices only and applies the clipped gradient; a NaN makes the norm NaN",
      an_update_decays_matrices_only_and_applies_the_clipped_gradient},
-    {"a step costs the FLOPs of its products", a_step_costs_the_flops_of_its_products},
-    {"an initial value follows from the seed, the name and the element",
-     an_initial_value_follows_from_the_seed_the_name_and_the_element},
-    {"initial values agree between variants where names and shapes do",
-     initial_values_agree_between_variants_where_names_and_shapes_do},
+    {"a step has the FLOPs of its matrix products and attention", a_step_has_the_flops_of_its_products},
+    {"an initial value depends only on the seed, the tensor's name and the element",
+     an_initial_value_depends_on_seed_name_and_element_only},
+    {"variants have equal initial values of tensors with equal names and shapes",
+     variants_have_equal_initial_values_of_equal_tensors},
 };
 enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
 

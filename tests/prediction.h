@@ -1,13 +1,13 @@
 /*
-prediction.h: tests of --dry-run --device: what is counted is what the trainer counts, the figures are those that were
-derived by hand, and nothing worse makes a step faster.
+prediction.h: tests of --dry-run --device: FLOPs agree with the trainer's, times agree with values derived by hand, and
+less favourable assumptions never make a step faster.
 */
 #ifndef TESTS_PREDICTION_H
 #define TESTS_PREDICTION_H
 #include "harness.h"
 #include "../llmc/base/json.h"
 
-// A preset's plan on a device; ranks share their state by --zero 1. B sequences per rank are one micro-step.
+// The plan of a preset on a device, with --zero 1 and one micro-step of B sequences per rank.
 typedef struct {
     ModelPlan model;
     Options options;
@@ -35,8 +35,8 @@ static void predicted_run_free(PredictedRun *run) {
     options_free(&run->options);
 }
 
-// Derived by hand for 1.4b, 8 key/value heads, B 16 x T 2048 on one H200, from instructions, bytes and published rates:
-// the head's with 334 rows of logits at a time, and with as many as fill the GPU.
+// The times were derived by hand for 1.4b, 8 key/value heads, B 16 x T 2048 on one H200 from instructions, bytes and
+// published rates; those of the head for 334 rows of logits at a time and for enough rows to fill the GPU.
 static void a_step_of_1_4b_has_the_times_derived_by_hand(void) {
     static const struct {
         PredictionClass kind;
@@ -61,9 +61,9 @@ static void a_step_of_1_4b_has_the_times_derived_by_hand(void) {
     }
     run.model.logit_rows = 334;
     p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
-    EXPECT(fabs(p.class_ms[CLASS_LM_HEAD] / 93 - 1) < 0.17, "head in pieces of 334 rows: %.1f ms, not 93",
-           p.class_ms[CLASS_LM_HEAD]); // since then K = 100,288 is no longer cut
-    EXPECT(fabs(p.step_ms / 629 - 1) < 0.03, "a step with pieces of 334 rows: %.1f ms, not 629", p.step_ms);
+    EXPECT(fabs(p.class_ms[CLASS_LM_HEAD] / 93 - 1) < 0.17, "head with 334 rows at a time: %.1f ms, not 93",
+           p.class_ms[CLASS_LM_HEAD]); // derived with split K = 100,288, which is no longer split
+    EXPECT(fabs(p.step_ms / 629 - 1) < 0.03, "a step with 334 rows at a time: %.1f ms, not 629", p.step_ms);
     predicted_run_free(&run);
 }
 
@@ -74,7 +74,7 @@ static double predicted_sum(const Prediction *p, const char *name, bool flops) {
     return sum;
 }
 
-static void operations_have_the_flops_of_the_trainer_and_bytes_of_bf16(void) {
+static void operations_have_the_trainers_flops_and_bf16_bytes(void) {
     for (int i = 0; i < PRESET_COUNT; i++)
         for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
             const char *variant = attention_variants[v].name;
@@ -82,7 +82,7 @@ static void operations_have_the_flops_of_the_trainer_and_bytes_of_bf16(void) {
             if (!predicted_run(&run, "H200", presets[i].name, variant, 0, 2, 1)) continue;
             const ModelPlan *m = &run.model;
             Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
-            // the trainer counts a backward as twice the forward; flash attention computes the scores once more
+            // the trainer counts the backward as twice the forward; flash attention also recomputes the scores
             double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
                            2 * predicted_sum(&p, "attention_forward", true);
             double want = training_flops(m, m->B, m->T);
@@ -107,7 +107,7 @@ static void classes_and_operations_add_up_to_the_step(void) {
             for (int k = 0; k < p.op_count; k++) ops += p.ops[k].ms;
             EXPECT(fabs(classes / p.step_ms - 1) < 1e-9 && fabs(ops / p.step_ms - 1) < 1e-9 &&
                        fabs(bounds / p.step_ms - 1) < 1e-9 && p.step_ms > 0,
-                   "%s, %d ranks: a step of %g ms, its classes %g, operations %g, bounds %g", device_peaks[d].name,
+                   "%s, %d ranks: the step takes %g ms, its classes %g, operations %g, bounds %g", device_peaks[d].name,
                    ranks[i], p.step_ms, classes, ops, bounds);
             PredictionSummary s = prediction_summary(&p);
             EXPECT(s.peak_share > 0 && s.peak_share < 0.9, "%s, %d ranks: %g of the peak", device_peaks[d].name,
@@ -116,7 +116,7 @@ static void classes_and_operations_add_up_to_the_step(void) {
         }
 }
 
-static void nothing_worse_makes_a_step_faster(void) {
+static void worse_assumptions_never_make_a_step_faster(void) {
     static const char *const devices[] = {"H200", "A100", "B200", "RTX 5090"};
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         double before = 0;
@@ -126,7 +126,7 @@ static void nothing_worse_makes_a_step_faster(void) {
             Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
             Sensitivity most[ASSUMPTION_COUNT];
             prediction_sensitivities(&p, most);
-            EXPECT(most[ASSUMPTION_COUNT - 1].ms > -1e-9 && most[0].ms > 0, "%s, %d ranks: '%s' a tenth worse: %g ms",
+            EXPECT(most[ASSUMPTION_COUNT - 1].ms > -1e-9 && most[0].ms > 0, "%s, %d ranks: '%s' 10%% worse: %g ms",
                    devices[d], ranks, assumptions[most[ASSUMPTION_COUNT - 1].assumption].what,
                    most[ASSUMPTION_COUNT - 1].ms);
             double exchanged = p.reduce_ms + p.gather_ms;
@@ -137,18 +137,18 @@ static void nothing_worse_makes_a_step_faster(void) {
             before = exchanged;
             run.options.link_gbs = 1;
             EXPECT(ranks == 1 || predict_step(&run.model, &run.options, ASSUMPTION_COUNT).step_ms > p.step_ms,
-                   "%s, %d ranks: a link of 1 GB/s costs nothing", devices[d], ranks);
+                   "%s, %d ranks: a link of 1 GB/s does not slow the step", devices[d], ranks);
             run.options.link_gbs = 0;
             run.model.recompute = RECOMPUTE_BLOCK;
             EXPECT(predict_step(&run.model, &run.options, ASSUMPTION_COUNT).step_ms > p.step_ms,
-                   "%s, %d ranks: recomputing costs nothing", devices[d], ranks);
+                   "%s, %d ranks: recomputation does not slow the step", devices[d], ranks);
             predicted_run_free(&run);
         }
     }
 }
 
-// By hand from NCCL's table, 32 MiB: 8 GPUs take Simple, 8.4 + 7 x 3.4 us and 7/8 of the bytes at 360 GB/s; 4096 take LL,
-// 6.6 + 3584 x 0.6 + 511 x 2.7 us and the bytes at 36 GB/s.
+// By hand from NCCL's table for 32 MiB: 8 GPUs use Simple, 8.4 + 7 x 3.4 us and 7/8 of the bytes at 360 GB/s; 4096 use
+// LL, 6.6 + 3584 x 0.6 + 511 x 2.7 us and the bytes at 36 GB/s.
 static void rings_take_the_time_of_their_hops_and_bytes(void) {
     static const struct {
         int ranks;
@@ -164,7 +164,7 @@ static void rings_take_the_time_of_their_hops_and_bytes(void) {
     }
 }
 
-static void a_small_model_is_bound_by_launches_and_a_large_one_by_products(void) {
+static void launches_limit_a_small_model_and_products_a_large_one(void) {
     static const struct {
         const char *preset;
         Bound bound;
@@ -179,7 +179,7 @@ static void a_small_model_is_bound_by_launches_and_a_large_one_by_products(void)
     }
 }
 
-static void names_of_devices_may_be_short(void) {
+static void device_names_may_be_abbreviated(void) {
     static const char *const names[][2] = {{"H200", "H200"},
                                            {"a100", "A100-SXM4-80GB"},
                                            {"H100", "H100 * HBM3"},
@@ -199,7 +199,7 @@ static void names_of_devices_may_be_short(void) {
     }
 }
 
-static void an_unknown_device_is_one_line_with_the_known_ones(void) {
+static void an_unknown_device_is_reported_with_the_known_ones(void) {
     ProgramResult r;
     run_command(&r, "'%s' --dry-run --device H201", test_program_path());
     EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is unknown") &&
@@ -213,7 +213,7 @@ static void an_unknown_device_is_one_line_with_the_known_ones(void) {
            r.err);
 }
 
-static void a_program_for_cpus_predicts_4096_gpus(void) {
+static void the_cpu_program_predicts_4096_gpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     char path[PATH_SIZE];
@@ -234,8 +234,8 @@ static void a_program_for_cpus_predicts_4096_gpus(void) {
     EXPECT(json && json_get_number(json, "step_ms", &step) && fabs(step - shown) < 0.01, "%g ms in JSON, %g on stdout",
            step, shown);
     cJSON_ArrayForEach(item, cJSON_GetObjectItemCaseSensitive(json, "classes")) sum += item->valuedouble;
-    EXPECT(fabs(sum / step - 1) < 1e-9, "classes of %g ms in a step of %g", sum, step);
-    // 2 bytes of a weight; gradients of two layers and the embedding; the rest in 4096 parts
+    EXPECT(fabs(sum / step - 1) < 1e-9, "classes take %g ms in a step of %g", sum, step);
+    // 2 bytes per weight, and the gradients of two layers and the embedding; the rest is sharded 4096 times
     EXPECT(json_get_number(json, "memory_bytes", &memory) && memory > 36e9 && memory < 44e9 &&
                cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(json, "fits")),
            "%g bytes", memory);
@@ -246,16 +246,17 @@ static void a_program_for_cpus_predicts_4096_gpus(void) {
 
 static const Test prediction_tests[] = {
     {"a step of 1.4b on an H200 has the times derived by hand", a_step_of_1_4b_has_the_times_derived_by_hand},
-    {"operations have the FLOPs of the trainer and the bytes of bf16",
-     operations_have_the_flops_of_the_trainer_and_bytes_of_bf16},
+    {"operations have the FLOPs that the trainer counts, and bytes of bf16",
+     operations_have_the_trainers_flops_and_bf16_bytes},
     {"classes and operations add up to the step on every device", classes_and_operations_add_up_to_the_step},
-    {"nothing worse makes a step faster, up to 4096 ranks", nothing_worse_makes_a_step_faster},
+    {"worse assumptions never make a step faster, up to 4096 ranks", worse_assumptions_never_make_a_step_faster},
     {"rings take the time of their hops and bytes", rings_take_the_time_of_their_hops_and_bytes},
-    {"a small model is bound by launches, a large one by products",
-     a_small_model_is_bound_by_launches_and_a_large_one_by_products},
-    {"names of devices may be short", names_of_devices_may_be_short},
-    {"an unknown device is one line with the known ones", an_unknown_device_is_one_line_with_the_known_ones},
-    {"a program for CPUs predicts 4096 GPUs", a_program_for_cpus_predicts_4096_gpus},
+    {"kernel launches limit a small model, matrix products a large one",
+     launches_limit_a_small_model_and_products_a_large_one},
+    {"device names may be abbreviated", device_names_may_be_abbreviated},
+    {"an unknown device is reported on one line with the known ones",
+     an_unknown_device_is_reported_with_the_known_ones},
+    {"the CPU program predicts 4096 GPUs", the_cpu_program_predicts_4096_gpus},
 };
 enum { PREDICTION_TEST_COUNT = sizeof(prediction_tests) / sizeof(prediction_tests[0]) };
 #endif

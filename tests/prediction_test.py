@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""A prediction against the CUDA programs compiled for the CPU: every operation of a step is there as often as the
-trainer calls it, for all variants, memory is that of the GPU program, and docs/scale.md is up to date. The last line is
-"N passed, N failed".
+"""Compares predictions with the CUDA programs compiled for the CPU: for all variants, a prediction has the operations
+of a step and their numbers of calls; predicted memory is that of the GPU program; docs/scale.md is up to date. The last
+line is "N passed, N failed".
 
-Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (each may have arguments: 'build/x --trainer')
-Exit status: 0 nothing failed, 1 something did, 2 usage.
+Usage: tests/prediction_test.py TRAIN_DIFFV2 BENCH_CUDA TRAIN_DIFFV2CU     (commands; 'build/x --trainer' is one)
+Exit status: 0 all passed, 1 some failed, 2 usage.
 """
 
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
 
-DEV = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../dev")
-sys.path[:0] = [f"{DEV}/gpu_check", f"{DEV}/reference"]
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "dev/gpu_check"), str(ROOT / "dev/reference")]
 from prediction import calls, compare, predict
 from variants import VARIANTS
 
@@ -50,20 +51,18 @@ def operations_of(bench, variant):
 
 
 def same_operations(trainer, bench, variant):
-    prediction = predict(
-        trainer,
-        "H200",
-        ["--preset", "tiny", "--kv-heads", 2, "--attention", variant, "--batch-size", B, "--seq-len", T],
-    )
+    options = f"--preset tiny --kv-heads 2 --attention {variant} --batch-size {B} --seq-len {T}"
+    prediction = predict(trainer, "H200", options.split())
     measured = operations_of(bench, variant)
-    ours = calls(prediction)
-    theirs = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
-    if ours != theirs:
-        names = sorted(n for n in set(ours) | set(theirs) if ours.get(n) != theirs.get(n))
-        return "; ".join(f"{n}: {ours.get(n, 0):g} calls predicted, {theirs.get(n, 0)} made" for n in names)
+    predicted = calls(prediction)
+    made = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
+    if predicted != made:
+        names = sorted(n for n in set(predicted) | set(made) if predicted.get(n) != made.get(n))
+        return "; ".join(f"{n}: {predicted.get(n, 0):g} calls predicted, {made.get(n, 0)} made" for n in names)
     rows = compare(prediction, {name: r["ms"] for name, r in measured.items()})
-    if abs(sum(r[1] for r in rows) - prediction["step_ms"]) > 1e-6:
-        return f"the classes beside the measured ones have {sum(r[1] for r in rows)} ms of {prediction['step_ms']}"
+    total = sum(row[1] for row in rows)
+    if abs(total - prediction["step_ms"]) > 1e-6:
+        return f"the classes beside the measured ones take {total} ms, the step {prediction['step_ms']} ms"
     return ""
 
 
@@ -73,23 +72,19 @@ def memory_of(program, options):
 
 
 def same_memory(trainer, device_trainer, options):
-    """Buffers to the last digit, what cuDNN and CUDA take to 2% of the total."""
-    ours, theirs = memory_of(trainer, [*options, "--device", "H200"]), memory_of(device_trainer, options)
+    """Buffers are equal; the memory of cuDNN and CUDA agrees within 2% of the total."""
+    predicted, planned = memory_of(trainer, [*options, "--device", "H200"]), memory_of(device_trainer, options)
     for part in BUFFERS:
-        if ours.get(part) != theirs.get(part):
-            return f"{part}: {ours.get(part)} MiB predicted, {theirs.get(part)} planned"
-    if abs(ours["total"] / theirs["total"] - 1) > 0.02:
-        return f"{ours['total']} MiB predicted, {theirs['total']} planned"
+        if predicted.get(part) != planned.get(part):
+            return f"{part}: {predicted.get(part)} MiB predicted, {planned.get(part)} planned"
+    if abs(predicted["total"] / planned["total"] - 1) > 0.02:
+        return f"{predicted['total']} MiB predicted, {planned['total']} planned"
     return ""
 
 
 def same_document(trainer):
-    done = subprocess.run(
-        ["scripts/update_scale.py", "--check"],
-        env={**os.environ, "TRAIN_DIFFV2": " ".join(trainer)},
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "TRAIN_DIFFV2": " ".join(trainer)}
+    done = subprocess.run(["scripts/update_scale.py", "--check"], env=environment, capture_output=True, text=True)
     return done.stderr.strip() or done.returncode and f"status {done.returncode}"
 
 
@@ -99,26 +94,20 @@ def main():
         return 2
     trainer, bench, device_trainer = (a.split() for a in sys.argv[1:])
     cases = [
-        (
-            f"a prediction has every operation of a step of {v}, as often as it is called",
-            same_operations,
-            trainer,
-            bench,
-            v,
-        )
+        (f"a prediction has the operations and calls of a step of {v}", same_operations, trainer, bench, v)
         for v in VARIANTS
     ]
     cases += [
         (
-            f"the program for CPUs predicts the memory of the GPU program: {options}",
+            f"the CPU program predicts the memory of the GPU program: {m}",
             same_memory,
             trainer,
             device_trainer,
-            options.split(),
+            m.split(),
         )
-        for options in MEMORY
+        for m in MEMORY
     ]
-    cases.append(("docs/scale.md is what the trainer predicts", same_document, trainer))
+    cases.append(("docs/scale.md is up to date", same_document, trainer))
     failed = 0
     for sentence, check, *arguments in cases:
         try:

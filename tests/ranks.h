@@ -1,9 +1,8 @@
 /*
-ranks.h: runs of many ranks. What they compute is what one rank computes; what they hold is the same on all; and when
-one of them is killed, stopped, refused or wrong, all of them end with a line that names it, and a restart goes on.
+ranks.h: tests of runs with several ranks. They compute the same as one rank, and all ranks hold the same data. If a
+rank is killed, stopped, rejected or wrong, all ranks exit with a line that names it, and a restart continues.
 
-Programs are started by mpirun on this machine; faults are caused by tests/faulty_diffv2.c, the trainer with planned
-ones.
+mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2.c, the trainer with planned faults.
 */
 #ifndef TESTS_RANKS_H
 #define TESTS_RANKS_H
@@ -11,11 +10,11 @@ ones.
 #include "harness.h"
 #include "program.h"
 
-// ---- who owns what
+// ---- sharding
 
 static void every_element_has_one_owner(void) {
     static const int rank_counts[] = {1, 2, 3, 4, 7, 64};
-    static const size_t limits[] = {1, 1000, 4096, (size_t)8 << 20};
+    static const size_t limits[] = {1, 1000, 4096, 8 << 20};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int k = 0; k < 6; k++)
             for (int level = 0; level <= 2; level += 1) {
@@ -27,8 +26,8 @@ static void every_element_has_one_owner(void) {
                 for (int rank = 0; rank < ranks; rank++) {
                     Sharding s = sharding_build(&list, rank, level, limit);
                     unsigned char *used = (unsigned char *)checked_calloc(s.own, 1);
-                    EXPECT(s.own * (size_t)ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks,
-                           s.own, list.buffer_count);
+                    EXPECT(s.own * ranks == list.buffer_count, "%d ranks: %zu elements each of %zu", ranks, s.own,
+                           list.buffer_count);
                     for (int i = 0; i < list.count; i++) {
                         const Tensor *t = &list.tensors[i];
                         for (OwnRange r = sharding_ranges(&s, t); sharding_next(&s, t, &r);)
@@ -56,10 +55,9 @@ static void every_element_has_one_owner(void) {
 static void buckets_grow_with_the_number_of_ranks(void) {
     for (int ranks = 1; ranks <= 65536; ranks++) {
         size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
-        EXPECT(n >= before && bytes >= (size_t)32 << 20 && bytes <= (size_t)256 << 20,
+        EXPECT(n >= before && bytes >= 32 << 20 && bytes <= 256 << 20,
                "%d ranks: buckets of %zu elements, of one rank less %zu", ranks, n, before);
-        EXPECT(ranks > 128 || bytes / (size_t)ranks >= (size_t)2 << 20, "%d ranks: pieces of %zu bytes", ranks,
-               bytes / (size_t)ranks);
+        EXPECT(ranks > 128 || bytes / ranks >= 2 << 20, "%d ranks: pieces of %zu bytes", ranks, bytes / ranks);
     }
     ModelConfig c = case_config(&model_cases[1], &attention_variants[0]);
     int ranks[] = {8, 64};
@@ -127,9 +125,9 @@ static void a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old(void) {
 }
 
 static const Test ranks_tests[] = {
-    {"a checkpoint is due when the last one is --checkpoint-minutes old",
+    {"a checkpoint is due --checkpoint-minutes after the last one",
      a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old},
-    {"every element has one owner, whatever the ranks, the level and the buckets", every_element_has_one_owner},
+    {"every element has one owner, for any ranks, level and buckets", every_element_has_one_owner},
     {"buckets grow with the number of ranks, between bounds", buckets_grow_with_the_number_of_ranks},
     {"a rollback is due when enough of the last steps are bad", rollback_is_due_when_enough_of_the_last_steps_are_bad},
 };
@@ -137,7 +135,7 @@ enum { RANKS_TEST_COUNT = sizeof(ranks_tests) / sizeof(ranks_tests[0]) };
 
 // ---- programs
 
-// A program beside the one under test.
+// The path of a program in the directory of the program under test.
 static const char *ranks_program(const char *name) {
     static char path[PATH_MAX];
     char directory[PATH_MAX];
@@ -156,15 +154,15 @@ static const char *const ranks_environment =
     "OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_btl_vader_single_copy_mechanism=none OMP_WAIT_POLICY=passive";
 static const char *const ranks_model =
     "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --warmup 2 --threads 1";
-// stderr without what mpirun and OpenMPI themselves say of a process that is gone
+// removes the messages of mpirun and OpenMPI about failed processes from stderr
 static const char *const ranks_filter = "2> raw; status=$?; grep -a '^diffv2: ' raw >&2; (exit $status)";
 
-// `fault` is an environment, FAULT=... or PEAK=...
+// fault: environment variables, FAULT=... or PEAK=...
 static void ranks_run(ProgramResult *r, const ProgramData *d, int ranks, const char *fault, const char *options) {
     run_command(r, "cd '%s' && %s && %s timeout 120 mpirun -q -n %d %s %s", d->dir.path, ranks_environment, fault,
                 ranks, ranks_program("faulty_diffv2"), options);
     char *kept = r->err, *line = r->err;
-    while (*line) { // without what mpirun and OpenMPI say of processes that are gone
+    while (*line) { // remove the messages of mpirun and OpenMPI
         size_t n = strcspn(line, "\n") + 1;
         if (strncmp(line, "diffv2: ", 8) == 0) memmove(kept, line, n), kept += n;
         line += n;
@@ -183,7 +181,7 @@ static void ranks_resume(ProgramResult *r, const ProgramData *d, int ranks, cons
     ranks_run(r, d, ranks, "", text);
 }
 
-// The values of a key in a run's records of steps.
+// The values of a key in the train records of a run.
 static int ranks_log(const ProgramData *d, const char *out, const char *key, double *values, int limit) {
     char path[700], line[4096];
     int count = 0;
@@ -221,7 +219,7 @@ static void expect_same_weights(const ProgramData *d, const char *a, const char 
     }
 }
 
-// fp32 sums in another order; twelve updates of Adam, which divides by the size of a gradient, make more of it
+// fp32 sums in a different order; twelve Adam updates, which divide by the size of a gradient, amplify the difference
 static const double RANKS_TOLERANCE = 2e-4;
 
 static void ranks_and_micro_batches_give_the_same_losses(void) {
@@ -272,7 +270,7 @@ static void zero_levels_give_the_same_bits(void) {
     test_remove_directory(&d.dir);
 }
 
-// Unclipped: the norm, which clipping divides by, is a sum over buckets in double precision.
+// Without clipping: clipping divides by the norm, which is a sum over buckets in double precision.
 static void bits_do_not_depend_on_the_buckets(void) {
     static const char *const buckets[] = {"BUCKET=500", "BUCKET=3000", "BUCKET=1000000"};
     ProgramData d = fault_data();
@@ -347,7 +345,7 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
         }
         cJSON_Delete(json);
     }
-    // the same ranks: bit for bit, also when they were stopped in between
+    // with the same ranks, bit for bit, also after a stop
     ranks_train(&r, &d, 3, "", "three", "--steps 12 --total-batch 192 --batch-size 2 --zero 1");
     EXPECT_STATUS(r, 0);
     ranks_train(&r, &d, 3, "", "parts", "--steps 12 --total-batch 192 --batch-size 2 --zero 1 --stop-after 5");
@@ -357,7 +355,7 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
     test_remove_directory(&d.dir);
 }
 
-// Without --total-batch a resume keeps the checkpoint's, which the first start derived from its own rank.
+// Without --total-batch a resume uses that of the checkpoint, which the first start derived from its single rank.
 static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -380,9 +378,8 @@ static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
     test_remove_directory(&d.dir);
 }
 
-// What a rank that is killed or stopped leaves to the others: a line with its number and the step, and a run that goes
-// on.
-// last_step: the latest that the run may be at when the fault comes.
+// If a rank is killed or stopped, the others print a line with its number and the step, and the run can be resumed.
+// last_step: the latest step at which the fault may occur.
 static void expect_fault(const ProgramData *d, int ranks, const char *fault, const char *word, const char *out,
                          int last_step) {
     ProgramResult r;
@@ -422,7 +419,7 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
         FORMAT(out, "stop%d", i);
         expect_fault(&d, 3, fault, word, out, 6);
     }
-    // rank 0, which the others report to
+    // rank 0, to which the others report
     expect_fault(&d, 3, "FAULT=kill:0:6:backward", "rank 0 (", "kill", 6);
     expect_fault(&d, 3, "FAULT=stop:0:6:gradients", "rank 0 (", "stop", 6);
     test_remove_directory(&d.dir);
@@ -438,7 +435,7 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
     for (int i = 0; i < 6; i++) {
         ProgramData d = fault_data();
         ProgramResult r;
-        // mpirun forwards SIGUSR1, and answers SIGTERM by ending its processes, of which the newest checkpoint survives
+        // mpirun forwards SIGUSR1; on SIGTERM it ends its processes, and the newest checkpoint remains
         run_command(&r,
                     "cd '%s' && %s && { mpirun -q -n 2 %s --train-data train.bin %s --steps 1000000 --schedule "
                     "constant --batch-size 2 --checkpoint-every 3 --out run > printed & } && "
@@ -466,7 +463,7 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
     }
 }
 
-// A few milliseconds, so that ranks that asked their own clocks would not agree.
+// A few milliseconds, so that ranks that used their own clocks would disagree.
 static void all_ranks_save_when_the_clock_of_rank_0_says_so(void) {
     ProgramData d = fault_data();
     ProgramResult r;
@@ -483,7 +480,7 @@ static void all_ranks_save_when_the_clock_of_rank_0_says_so(void) {
     test_remove_directory(&d.dir);
 }
 
-// Wherever in a step a signal arrives: the run ends with status 3 and a checkpoint of its last step.
+// At whichever point of a step a signal arrives, the run ends with status 3 and a checkpoint of its last step.
 static void a_signal_at_any_point_of_a_step_loses_nothing(void) {
     for (int i = 0; i < 5; i++) {
         int ranks = i < 3 ? 1 : 2;
@@ -540,7 +537,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
     run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_filter);
     EXPECT_ONE_LINE(r, 2, "require a single process, not 2 ranks");
-    // a build without MPI, and a launcher that MPI knows nothing of
+    // a build without MPI, and a launcher that MPI does not support
     run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("single_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
     run_command(&r, "cd '%s' && %s && SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=4 %s %s %s", d.dir.path, ranks_environment,
@@ -612,7 +609,7 @@ static void a_weight_that_is_not_finite_is_not_saved_by_any_rank(void) {
     test_remove_directory(&d.dir);
 }
 
-// What is printed between the lines that open and end a sample.
+// The text between the first and the last line of a sample.
 static void print_samples(ProgramResult *r, const ProgramData *d, const char *out, const char *late,
                           const char *options) {
     char text[400];
@@ -626,15 +623,15 @@ static void print_samples(ProgramResult *r, const ProgramData *d, const char *ou
         end = line + strcspn(line, "\n");
         end += *end == '\n';
         bool begins = strncmp(line, "--- sample", 10) == 0, ends = strncmp(line, "---\n", 4) == 0;
-        size_t length = (size_t)(end - line);
+        size_t length = end - line;
         if (begins || inside) memmove(to, line, length), to += length;
         inside = begins || (inside && !ends);
     }
     *to = 0;
 }
 
-// Each place that reads what other ranks send has to wait for it: in time it would be there by chance. A sample and a
-// checkpoint wait for everything, so they are of different steps, and before step 2 only its forward waits.
+// Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. A sample
+// and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward waits.
 static void what_arrives_late_changes_nothing(void) {
     ProgramData d = fault_data();
     static ProgramResult whole, late;
@@ -659,7 +656,7 @@ static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
     char common[600];
     const char *trainer = ranks_program("faulty_diffv2");
     FORMAT(common, "--train-data train.bin %s --batch-size 2 --steps 12 --checkpoint-every 5 --out run", ranks_model);
-    // a limit on the size of files is as good as a full disk: a write fails, on this rank only
+    // a file size limit acts like a full disk: a write fails, on this rank only
     run_command(
         &r, "cd '%s' && %s && mpirun -q -n 1 %s %s : -n 1 sh -c 'trap \"\" XFSZ; ulimit -f 4; exec \"$@\"' sh %s %s %s",
         d.dir.path, ranks_environment, trainer, common, trainer, common, ranks_filter);
@@ -674,7 +671,7 @@ static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
     test_remove_directory(&d.dir);
 }
 
-// How many checkpoints of a run were written while at least one step was computed; all: how many its log has.
+// The number of checkpoints that were written during at least one step; all: the number of checkpoints in the log.
 static int checkpoints_beside_steps(const ProgramData *d, const char *out, int *all) {
     char path[700], line[4096];
     int count = *all = 0;
@@ -699,7 +696,7 @@ static int checkpoints_beside_steps(const ProgramData *d, const char *out, int *
 static const char *const background_options =
     "--steps 9 --total-batch 192 --batch-size 2 --checkpoint-every 3 --keep 0";
 
-// Writing lasts several steps, in which all of the state changes.
+// Writing takes several steps, during which the whole state changes.
 static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
     static const int ranks[] = {1, 2, 3, 3, 2}, zero[] = {0, 0, 1, 2, 1};
     for (int k = 0; k < 5; k++) {
@@ -786,20 +783,20 @@ static void ranks_verify_what_they_start_from(void) {
 static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
     ProgramData d = fault_data();
     ProgramResult r;
-    // steps 7 and 8 are bad, so from step 8 back to the checkpoint of step 6, and on with window 48
+    // steps 7 and 8 are bad: from step 8 back to the checkpoint of step 6, then on with window 48
     const char *const options =
         "--steps 12 --batch-size 2 --total-batch 96 --checkpoint-every 3 --schedule constant --rollback 2:4";
     for (int ranks = 1; ranks <= 3; ranks += 2) {
         char out[20], text[300];
         FORMAT(out, "run%d", ranks);
         ranks_train(&r, &d, ranks, "FAULT=nan:0:7,nan:0:8", out, options);
-        // the fault depends on the step, so it comes again twice: the third time round the run gives up
+        // the fault depends on the step, so it occurs twice more; the third time the run gives up
         EXPECT(r.status == 1 && strstr(r.err, "does not help"), "%d ranks: status %d, stderr %.400s", ranks, r.status,
                r.err);
         EXPECT(
             strstr(r.err, "back to the checkpoint of step 6, training continues with the data that follow (window 48)"),
             "stderr %.400s", r.err);
-        // without the fault: goes on from step 6, with the data behind the last bad step
+        // without the fault: continues from step 6, with the data after the last bad step
         ranks_resume(&r, &d, ranks, out, "");
         EXPECT(r.status == 0 && strstr(r.out, "training from step 6"), "status %d, %.300s", r.status, r.err);
         double step = 0, at = 0;
@@ -826,8 +823,8 @@ static void expect_newest(const ProgramData *d, const char *out, int step) {
     EXPECT(strcmp(r.out, wanted) == 0, "the newest checkpoint of %s is %s, not %s", out, r.out, wanted);
 }
 
-// Steps 135 and 137 are spikes, whose updates are applied. The checkpoint of step 135 has the first one in it, so the
-// run goes back to that of step 134, where the first start was stopped.
+// Steps 135 and 137 are spikes, whose updates are applied. The checkpoint of step 135 includes the first one, so the
+// run returns to that of step 134, where the first start was stopped.
 static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
     static const char *const back =
         "back to the checkpoint of step 134, training continues with the data that follow (window 822)";
@@ -839,7 +836,7 @@ static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
                     "--rollback 2:4 --stop-after 134");
         EXPECT_STATUS(r, 0);
         run_command(&r, "cd '%s' && for run in killed stopped again; do cp -r base $run; done", d.dir.path);
-        // killed between the removal of the abandoned checkpoints and the next one: they must not be resumed from
+        // killed between the removal of the abandoned checkpoints and the next one: they must not be resumed
         ranks_run(&r, &d, ranks, "FAULT=spike:0:135,spike:0:137,kill:0:137:save", "--out killed --resume --threads 1");
         EXPECT(r.status != 0, "%d ranks: status %d, %.300s", ranks, r.status, r.err);
         expect_newest(&d, "killed", 134);
@@ -848,7 +845,7 @@ static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
         EXPECT_STATUS(r, 0);
         ranks_run(&r, &d, ranks, "FAULT=spike:0:137", "--out stopped --resume --threads 1");
         EXPECT(r.status == 0 && count_of(r.err, back) == 1, "%d ranks: status %d, %.500s", ranks, r.status, r.err);
-        // it comes again three times, then the run gives up, and again at once after a resume
+        // it occurs three more times, then the run gives up, and again at once after a resume
         for (int i = 0; i < 2; i++) {
             ranks_run(&r, &d, ranks, "FAULT=spike:0:135,spike:0:137", "--out again --resume --threads 1");
             EXPECT(r.status == 1 && strstr(r.err, "for the 4th time in a row to the checkpoint of step 134"),
@@ -869,7 +866,7 @@ static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
 static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
     ProgramData d = fault_data();
     ProgramResult r;
-    // so many parameters that memory is that of buffers, and so many layers that two of them are few
+    // enough parameters that buffers dominate the memory, and enough layers that two of them are a small part
     const char *const model = "--layers 12 --hidden 256 --heads 4 --kv-heads 2 --head-dim 64 --ffn 768 --vocab 512 "
                               "--seq-len 32 --batch-size 1";
     for (int zero = 0; zero <= 2; zero++) {
@@ -912,7 +909,7 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
     test_remove_directory(&d.dir);
 }
 
-// A model of about 60% of what is available: one rank of it fits, two do not.
+// A model that takes about 60% of the available memory: one rank fits, two do not.
 static void the_memory_of_all_ranks_of_a_machine_counts(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -943,34 +940,35 @@ static const Test ranks_program_tests[] = {
     {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
     {"bits do not depend on the size of buckets", bits_do_not_depend_on_the_buckets},
     {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
-    {"a resume keeps the total batch, whatever the ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
-    {"a checkpoint is resumed by any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
-    {"a rank that is killed or stopped is named, and a restart resumes bitwise",
+    {"a resume keeps the total batch for any number of ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
+    {"a checkpoint can be resumed with any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
+    {"a killed or stopped rank is reported, and a restart resumes bitwise",
      a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
     {"a signal to one rank, to all or to the launcher leaves a checkpoint",
      a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
-    {"all ranks save when the clock of rank 0 says so", all_ranks_save_when_the_clock_of_rank_0_says_so},
-    {"a signal at any point of a step loses nothing", a_signal_at_any_point_of_a_step_loses_nothing},
+    {"all ranks save at the step that the clock of rank 0 determines", all_ranks_save_when_the_clock_of_rank_0_says_so},
+    {"a signal at any point of a step loses no data", a_signal_at_any_point_of_a_step_loses_nothing},
     {"--help and --version are printed once by many ranks, and by a program for one process",
      help_is_printed_once_by_many_ranks_and_by_a_program_for_one},
-    {"ranks that are not alike are refused, with what differs", ranks_that_are_not_alike_are_refused},
-    {"a gradient that is not a number on one rank is left out by all",
+    {"ranks with different builds, options or data are rejected, with the difference",
+     ranks_that_are_not_alike_are_refused},
+    {"all ranks skip an update if a gradient of one rank is NaN",
      a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
-    {"a bit that flips on one rank is found", a_bit_that_flips_on_one_rank_is_found},
-    {"a weight that is not finite is not saved by any rank", a_weight_that_is_not_finite_is_not_saved_by_any_rank},
-    {"what arrives late from other ranks changes nothing", what_arrives_late_changes_nothing},
+    {"a bit flip on one rank is detected", a_bit_that_flips_on_one_rank_is_found},
+    {"no rank saves weights that are not finite", a_weight_that_is_not_finite_is_not_saved_by_any_rank},
+    {"late messages of other ranks do not change results", what_arrives_late_changes_nothing},
     {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
-    {"a checkpoint is that of its step, byte for byte, though training goes on",
-     a_checkpoint_is_of_its_step_though_training_goes_on},
-    {"a kill or a signal while a checkpoint is written beside training loses nothing",
+    {"a background checkpoint has exactly the state of its step", a_checkpoint_is_of_its_step_though_training_goes_on},
+    {"a kill or signal during a background checkpoint loses no data",
      a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing},
-    {"a run goes on when old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
-    {"ranks verify what they start from", ranks_verify_what_they_start_from},
-    {"a rollback goes back, and past the data that went wrong", a_rollback_goes_back_and_past_the_data_that_went_wrong},
-    {"the memory of all ranks of a machine counts", the_memory_of_all_ranks_of_a_machine_counts},
-    {"a rollback takes back all bad updates and their checkpoints, and counts over a resume",
+    {"a run continues if old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
+    {"ranks verify the weights of --init", ranks_verify_what_they_start_from},
+    {"a rollback returns to a checkpoint and skips the data of the bad steps",
+     a_rollback_goes_back_and_past_the_data_that_went_wrong},
+    {"the memory check includes all ranks of a machine", the_memory_of_all_ranks_of_a_machine_counts},
+    {"a rollback reverts all bad updates and their checkpoints, also across a resume",
      a_rollback_takes_back_all_bad_updates_and_their_checkpoints},
-    {"the dry run of many ranks says what a rank takes and sends", the_dry_run_of_many_ranks_says_what_a_rank_takes},
+    {"a dry run with ranks prints the memory and traffic of a rank", the_dry_run_of_many_ranks_says_what_a_rank_takes},
 };
 
 static void ranks_are_not_tried(void) { test_skip("this build has no MPI"); }

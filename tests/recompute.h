@@ -1,6 +1,6 @@
 /*
-recompute.h: tests of --recompute. What is computed again must be what was there: gradients, statistics and whole runs
-bit for bit; and what is not kept must not take memory: as --dry-run says, and as the system sees it.
+recompute.h: tests of --recompute. Gradients, statistics and whole runs are bitwise equal at every level. Activations
+that are recomputed take no memory, in the plan and in the resident size of the process.
 */
 #ifndef TESTS_RECOMPUTE_H
 #define TESTS_RECOMPUTE_H
@@ -10,7 +10,7 @@ bit for bit; and what is not kept must not take memory: as --dry-run says, and a
 
 enum { RECOMPUTE_LEVELS = 3 };
 
-// Three micro-steps, the second with documents, and the statistics of the third.
+// Three micro-steps: the second with documents, the third with statistics.
 static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, LayerStats *stats) {
     int N = mc->B * mc->T;
     int *starts = (int *)checked_calloc(N, sizeof(int)), *marks = case_tokens(N, 5, 9);
@@ -25,7 +25,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     free(starts);
 }
 
-static void recomputing_gives_the_same_bits(void) {
+static void every_level_gives_bitwise_equal_gradients(void) {
     static const ModelCase deep = {
         "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
@@ -42,23 +42,23 @@ static void recomputing_gives_the_same_bits(void) {
                 model_plan(&m, &config, mc->B, mc->T, FOR_TRAINING, (Recompute)level, 0, 1, 0);
                 model_alloc(&m, NULL);
                 ops_init(m.plan.workspace_bytes);
-                // but for the tables
+                // NaN in all activations but the tables
                 memset(m.activations_memory + m.plan.activations_bytes / 2, 0xFF, m.plan.activations_bytes / 2);
                 memset(m.acts.dfused, 0, (size_t)(mc->B * mc->T) * m.plan.dims.fused_ld * sizeof(floatX));
                 case_randomise(&m, 7);
                 recompute_steps(&m, mc, tokens, stats[level]);
-                EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient's norm is %g",
+                EXPECT(isfinite(case_grad_norm(&m)) && case_grad_norm(&m) > 0, "%s, %s: the gradient norm is %g",
                        attention_variants[v].name, mc->why, case_grad_norm(&m));
                 if (level == 0) kept = m.grads, m.grads = NULL;
                 else
                     for (int i = 0; i < m.plan.tensors.count; i++) {
                         const Tensor *t = &m.plan.tensors.tensors[i];
                         EXPECT(memcmp(kept + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
-                               "%s, %s: --recompute %d gives %s other bits", attention_variants[v].name, mc->why, level,
-                               t->name);
+                               "%s, %s: --recompute %d changes the gradient of %s", attention_variants[v].name, mc->why,
+                               level, t->name);
                     }
                 EXPECT(memcmp(stats[0], stats[level], config.L * sizeof(LayerStats)) == 0,
-                       "%s, %s: --recompute %d gives other statistics", attention_variants[v].name, mc->why, level);
+                       "%s, %s: --recompute %d changes the statistics", attention_variants[v].name, mc->why, level);
                 case_close(&m);
             }
             buffer_free(kept);
@@ -66,10 +66,10 @@ static void recomputing_gives_the_same_bits(void) {
         }
 }
 
-// The sum of what one layer less has of its own, each tensor rounded up to the alignment of the arena.
+// Bytes of an activation tensor, rounded up to the alignment of the arena.
 static size_t tensor_bytes(size_t N, size_t width) { return round_up(N * width * sizeof(real), 256); }
 
-static void what_is_not_kept_takes_no_memory(void) {
+static void recomputed_activations_take_no_memory(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase mc = {"", 29, 24, 5, 4, 2, 8, 20, 2, 21, true};
         ModelConfig config = case_config(&mc, &attention_variants[v]);
@@ -102,13 +102,13 @@ static void what_is_not_kept_takes_no_memory(void) {
                 other[level] = m.plan.activations_bytes;
                 model_free(&m, true);
             }
-            EXPECT(other[0] == other[1], "%s: without a backward there is nothing to save", a->name);
+            EXPECT(other[0] == other[1], "%s: --recompute changes the memory of a model without a backward", a->name);
         }
     }
 }
 
-// The largest resident size so far of the program that process `pid` runs, in bytes; 0 once it has ended. What wait4
-// and getrusage say would not do: it is never less than what the forking process had, which exec does not forget.
+// The peak resident size of a process, in bytes; 0 after it has ended. wait4 and getrusage cannot be used: they report
+// at least the size of the process that forked, also after exec.
 static double resident_peak(pid_t pid) {
     char path[64], line[256];
     double kib = 0;
@@ -120,7 +120,7 @@ static double resident_peak(pid_t pid) {
     return 1024 * kib;
 }
 
-// Peak resident bytes of the program with these arguments, or what --dry-run says of it.
+// Peak resident bytes of the program with these arguments, or with `dry` the total that --dry-run prints.
 static double recompute_peak(const ProgramData *d, const char *model, int level, bool dry) {
     char path[600], command[1200];
     const struct timespec a_millisecond = {0, 1000000};
@@ -135,7 +135,7 @@ static double recompute_peak(const ProgramData *d, const char *model, int level,
         execl("/bin/sh", "sh", "-c", command, (char *)NULL);
         _exit(127);
     }
-    while ((ended = waitpid(pid, &status, WNOHANG)) == 0) { // the last value: before the exec they are this process's
+    while ((ended = waitpid(pid, &status, WNOHANG)) == 0) { // the last value: before exec it is that of this process
         if ((now = resident_peak(pid)) > 0) peak = now;
         nanosleep(&a_millisecond, NULL);
     }
@@ -149,8 +149,8 @@ static double recompute_peak(const ProgramData *d, const char *model, int level,
     return 1048576 * mib;
 }
 
-// The difference between two levels, so that what the libraries take falls out.
-static void the_process_shrinks_as_a_dry_run_says(void) {
+// Compares differences between levels, which the memory of libraries does not affect.
+static void recomputation_reduces_memory_as_planned(void) {
     const char *model = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 "
                         "--batch-size 32 --steps 1 --threads 2";
     ProgramData d = program_data();
@@ -162,7 +162,7 @@ static void the_process_shrinks_as_a_dry_run_says(void) {
     for (int level = 1; level < RECOMPUTE_LEVELS; level++) {
         double less = peak[level - 1] - peak[level], wanted = said[level - 1] - said[level];
         EXPECT(wanted > 40e6 && fabs(less - wanted) < 0.2 * wanted,
-               "level %d: %.1f MB less than level %d, --dry-run says %.1f", level, less / 1e6, level - 1, wanted / 1e6);
+               "level %d: %.1f MB less than level %d, %.1f by --dry-run", level, less / 1e6, level - 1, wanted / 1e6);
     }
     test_remove_directory(&d.dir);
 }
@@ -171,8 +171,8 @@ static const char *const recompute_model =
     "--layers 3 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
     "--schedule constant --warmup 2 --threads 2";
 
-// The level is how a run is computed, not what it is: it may change on a resume, and the bits stay.
-static void a_run_is_the_same_at_every_level(void) {
+// A resume may change the level.
+static void runs_are_equal_at_every_level(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
@@ -194,35 +194,37 @@ static void a_run_is_the_same_at_every_level(void) {
         EXPECT_STATUS(r, 0);
         run_command(&r, "%s --out '%s/resumed' --resume --recompute 2 --threads 2", test_program(), d.dir.path);
         EXPECT_STATUS(r, 0);
-        EXPECT(strstr(r.out, "recompute"), "a resume does not say that --recompute differs: %.300s", r.out);
+        EXPECT(strstr(r.out, "recompute"), "a resume does not print the change of --recompute: %.300s", r.out);
         for (int other = 1; other <= RECOMPUTE_LEVELS; other++) {
             char name[64];
             FORMAT(name, other < RECOMPUTE_LEVELS ? "%s%d" : "resumed", names[v], other);
             for (int f = 0; f < 2; f++) {
                 run_command(&r, "cd '%s' && cmp %s0/checkpoints/step_00000004/%s %s/checkpoints/step_00000004/%s",
                             d.dir.path, names[v], files[f], name, files[f]);
-                EXPECT(r.status == 0, "%s of %s differs from %s0's: %.200s", files[f], name, names[v], r.out);
+                EXPECT(r.status == 0, "%s of %s differs from that of %s0: %.200s", files[f], name, names[v], r.out);
             }
             run_command(&r,
                         "cd '%s' && for r in %s0 %s; do grep -e '\"train\"' -e '\"stats\"' $r/log.jsonl | sed "
                         "'s/\"tokens_per_s.*\"loss_z/\"loss_z/' > $r/records; done; "
                         "test $(wc -l < %s/records) = 16 && cmp %s0/records %s/records",
                         d.dir.path, names[v], name, name, names[v], name);
-            EXPECT(r.status == 0, "the log of %s differs from %s0's: %.300s%.300s", name, names[v], r.out, r.err);
+            EXPECT(r.status == 0, "the log of %s differs from that of %s0: %.300s%.300s", name, names[v], r.out, r.err);
         }
     }
     test_remove_directory(&d.dir);
 }
 
 static const Test recompute_tests[] = {
-    {"recomputing gives the gradients and statistics of every variant the same bits", recomputing_gives_the_same_bits},
-    {"what is recomputed takes no memory", what_is_not_kept_takes_no_memory},
+    {"gradients and statistics of every variant are bitwise equal at every level",
+     every_level_gives_bitwise_equal_gradients},
+    {"recomputed activations take no memory", recomputed_activations_take_no_memory},
 };
 enum { RECOMPUTE_TEST_COUNT = sizeof(recompute_tests) / sizeof(recompute_tests[0]) };
 
 static const Test recompute_program_tests[] = {
-    {"--recompute shrinks the process as --dry-run says", the_process_shrinks_as_a_dry_run_says},
-    {"a run is the same at every level of --recompute, which a resume may change", a_run_is_the_same_at_every_level},
+    {"--recompute reduces the memory of the process by the difference that --dry-run prints",
+     recomputation_reduces_memory_as_planned},
+    {"runs are equal at every level, which a resume may change", runs_are_equal_at_every_level},
 };
 enum { RECOMPUTE_PROGRAM_TEST_COUNT = sizeof(recompute_program_tests) / sizeof(recompute_program_tests[0]) };
 #endif

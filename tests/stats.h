@@ -1,6 +1,6 @@
 /*
-stats.h: tests of the per-layer statistics. A layer is computed again from its input and parameters, in double, as
-the definitions read: whole rows of probabilities, no fused matrix, no kept log-sum-exp.
+stats.h: tests of the per-layer statistics. The direct_ functions compute a layer from its input and parameters by the
+definitions, in double: whole rows of probabilities, no fused matrix, no stored log-sum-exp.
 */
 #ifndef TESTS_STATS_H
 #define TESTS_STATS_H
@@ -9,8 +9,8 @@ the definitions read: whole rows of probabilities, no fused matrix, no kept log-
 #include "program.h"
 
 static const ModelCase stats_cases[] = {
-    {"every row but those of position 0 is in the sample, group of 3, T prime", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
-    {"a sample of the rows, B no divisor of its size, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true},
+    {"the sample has all rows except position 0, groups of 3 heads, prime T", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
+    {"B does not divide the size of the sample, head dimension 16", 29, 24, 2, 4, 4, 16, 20, 3, 41, true},
 };
 enum { STATS_CASE_COUNT = sizeof(stats_cases) / sizeof(stats_cases[0]) };
 
@@ -78,18 +78,18 @@ static inline double direct_lambda(const Model *m, int layer, double l) {
     }
 }
 
-// With two key sets the query heads are [OH][2] and the key heads [NV][2], each two with one value head; else groups of
-// NQ/NK query heads read one key and value head.
+// The key head of query head h. With two key sets, query heads are [OH][2] and key heads [NV][2], and each pair of key
+// heads has one value head. Otherwise NQ/NK query heads read one key and value head.
 static inline int direct_key_head(const AttentionDims *d, int h) {
     return d->NK > d->NV ? 2 * (h / 2 / (d->OH / d->NV)) + h % 2 : h / (d->NQ / d->NK);
 }
 
-// The first position that position t of sequence b sees.
+// The first position that position t of sequence b attends to.
 static inline int direct_low(const Model *m, int b, int t, int T) {
     return m->documents ? m->acts.starts[b * T + t] : 0;
 }
 
-// The probabilities p (t+1) of query head h at position t of sequence b; returns the largest |logit|.
+// Computes the probabilities p (t+1) of query head h at position t of sequence b. Returns the largest |logit|.
 static inline double direct_probabilities(double *p, const Model *m, int layer, const DirectInputs *in, int h, int b,
                                           int t, int T) {
     const AttentionDims *d = &m->plan.dims;
@@ -112,7 +112,7 @@ static inline double direct_probabilities(double *p, const Model *m, int layer, 
     return largest;
 }
 
-// context (OH,DV): norm and gate after the subtraction, as variants.h has them
+// Applies norm and gate to the combined heads (OH,DV), as in variants.h.
 static inline void direct_epilogue(double *context, const Model *m, int layer, const double *gate) {
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
@@ -136,7 +136,7 @@ static inline void direct_add(DirectRange *r, double x) {
     r->range.mean = r->sum / ++r->count;
 }
 
-// The statistics of the attention of one layer; `sampled` (N) tells the query rows of the sample.
+// The attention statistics of one layer; `sampled` (N): whether the sample has the query row.
 static inline LayerStats direct_stats(const Model *m, int layer, const floatX *x, int B, int T, const bool *sampled) {
     const AttentionDims *d = &m->plan.dims;
     const AttentionVariant *a = m->plan.config.attention;
@@ -209,8 +209,8 @@ static inline double direct_grad_norm(const Model *m, int layer) {
     return sqrt(sum);
 }
 
-// The model's sums of up to C, D or T terms are rounded in `real`, the means over rows and heads in double. `scale` is
-// the size of what is rounded: for a range its largest value, since a small context is the difference of larger ones.
+// The model rounds sums of up to C, D or T terms in `real`, and means over rows and heads in double. `scale` is the
+// magnitude of the rounded values: for a range its largest value, since small outputs are differences of larger ones.
 static void expect_near(const Model *m, const char *why, int layer, const char *what, double got, double wanted,
                         double scale) {
     double epsilon = sizeof(real) == 8 ? 0x1p-53 : 0x1p-24;
@@ -230,7 +230,7 @@ static void expect_near_range(const Model *m, const char *why, int layer, const 
     expect_near(m, why, layer, name, got.max, wanted.max, scale);
 }
 
-// One micro-step as case_loss does it, in which every fifth token or so begins a document.
+// A micro-step as in case_loss, with documents of about five tokens.
 static void documents_step(Model *m, const int *tokens, int B, int T) {
     int *starts = (int *)checked_calloc(B * T, sizeof(int));
     Separator s = {0, false};
@@ -241,8 +241,8 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
     free(starts);
 }
 
-// After a forward and a backward, which leaves the activations as they are; every case once more
-// with several documents in a sequence.
+// After a forward and a backward, which does not change the activations. Every case runs twice: with one document per
+// sequence and with several.
 static void statistics_equal_a_direct_computation(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < 2 * STATS_CASE_COUNT; c++) {
@@ -255,7 +255,7 @@ static void statistics_equal_a_direct_computation(void) {
                 sampled[r % mc->B * mc->T + 1 + (2 * r + 1) * (mc->T - 1) / (2 * rows)] = true;
             case_loss(&m, tokens, mc->B, mc->T, true);
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
-            case_grad_norm(&m); // of which those of the layers are parts
+            case_grad_norm(&m); // computes the layers' norms
             for (int l = 0; l < m.plan.config.L; l++) {
                 LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
@@ -285,7 +285,7 @@ static void statistics_equal_a_direct_computation(void) {
         }
 }
 
-static void the_sampled_rows_are_distinct_and_spread(void) {
+static void sampled_rows_are_distinct_and_evenly_distributed(void) {
     static const int shapes[][2] = {{1, 2},  {1, 65},    {64, 2}, {65, 2},     {3, 41},
                                     {8, 65}, {64, 1024}, {2, 13}, {1, 1 << 24}};
     for (int i = 0; i < 9; i++) {
@@ -310,7 +310,7 @@ static void the_sampled_rows_are_distinct_and_spread(void) {
     }
 }
 
-static void magnitudes_are_those_of_the_sorted_values(void) {
+static void magnitudes_equal_those_of_sorted_values(void) {
     enum { COUNT = 1000 };
     floatX x[COUNT];
     TestRandom r = {11};
@@ -337,8 +337,8 @@ static void magnitudes_are_those_of_the_sorted_values(void) {
     EXPECT(isnan(m.largest) && m.median == 3, "of 0, nan, 2, 3, 4: largest %g, median %g", m.largest, m.median);
 }
 
-// A value that is not a number must not vanish in a comparison, wherever it is.
-static void a_nan_shows(void) {
+// Comparisons must not drop a NaN at any position.
+static void a_nan_propagates(void) {
     floatX x[6];
     for (int at = 0; at < 6; at++) {
         for (int i = 0; i < 6; i++) x[i] = i == at ? (floatX)NAN : (floatX)(i + 1);
@@ -354,8 +354,8 @@ static void a_nan_shows(void) {
     LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isfinite(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
-           "a query that is not a number: %g %g %g %g", s.attention.first[0], s.attention.first[1],
-           s.attention.first_effective, s.attention.largest_logit);
+           "a NaN in a query: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
+           s.attention.largest_logit);
     case_end(&m, tokens);
 }
 
@@ -385,7 +385,7 @@ static void statistics_do_not_depend_on_the_number_of_threads(void) {
     for (int threads = 1; threads <= 4; threads++) {
         omp_set_num_threads(threads);
         stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], model_key_set(&m, 0, mc->B, mc->T, 0));
-        EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give other statistics",
+        EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give different statistics",
                threads);
     }
     omp_set_num_threads(before);
@@ -410,12 +410,12 @@ static const char *const stats_keys[] = {"kind",
                                          "grad_norm"};
 enum { STATS_KEY_COUNT = sizeof(stats_keys) / sizeof(stats_keys[0]) };
 
-// Of a two-layer run: after the train record of each `every`th step one record per layer.
+// Checks the records of a run of two layers: one per layer after the train record of every `every_steps`th step.
 static void expect_stats_records(const ProgramData *d, const char *run, int steps, int every_steps, int maps) {
     char path[600], line[4096];
     FORMAT(path, "%s/%s/log.jsonl", d->dir.path, run);
     FILE *f = fopen(path, "r");
-    EXPECT(f != NULL, "there is no %s", path);
+    EXPECT(f != NULL, "%s does not exist", path);
     int count = 0, step = 0;
     while (f && fgets(line, sizeof(line), f)) {
         cJSON *record = cJSON_Parse(line);
@@ -468,8 +468,8 @@ static void the_program_logs_one_record_per_layer(void) {
     test_remove_directory(&d.dir);
 }
 
-// Neither do statistics change the run, nor a validation in the same step the statistics.
-static void statistics_leave_the_run_as_it_is(void) {
+// Statistics do not change the run, and a validation in the same step does not change the statistics.
+static void statistics_do_not_change_the_run(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const options[] = {"", "--stats-every 1",
@@ -484,13 +484,13 @@ static void statistics_leave_the_run_as_it_is(void) {
         for (int f = 0; f < 2; f++) {
             run_command(&r, "cd '%s' && cmp run0/checkpoints/step_00000004/%s run%d/checkpoints/step_00000004/%s",
                         d.dir.path, files[f], i, files[f]);
-            EXPECT(r.status == 0, "%s is another with \"%s\": %.200s", files[f], options[i], r.out);
+            EXPECT(r.status == 0, "\"%s\" differs with \"%s\": %.200s", files[f], options[i], r.out);
         }
         run_command(&r,
                     "cd '%s' && for r in run%d run0; do grep train $r/log.jsonl | cut -d, -f1-4 > $r/train; done; cmp "
                     "run%d/train run0/train",
                     d.dir.path, i, i);
-        EXPECT(r.status == 0, "the losses are others with \"%s\": %.200s", options[i], r.out);
+        EXPECT(r.status == 0, "the losses differ with \"%s\": %.200s", options[i], r.out);
     }
     run_command(&r,
                 "cd '%s' && for i in 1 2; do grep stats run$i/log.jsonl > run$i/stats; done; test $(wc -l < "
@@ -500,8 +500,8 @@ static void statistics_leave_the_run_as_it_is(void) {
     test_remove_directory(&d.dir);
 }
 
-// At a rate that moves no weight, so that the second half of a step's windows is a step of its own.
-static void statistics_are_of_the_last_micro_step(void) {
+// The learning rate is too small to change a weight, so the second micro-step of a step equals a step of its own.
+static void statistics_describe_the_last_micro_step(void) {
     static const char *const options[] = {"--total-batch 128 --steps 2 --stats-every 2",
                                           "--total-batch 64 --steps 4 --stats-every 4",
                                           "--total-batch 64 --steps 3 --stats-every 3"};
@@ -526,15 +526,15 @@ static void statistics_are_of_the_last_micro_step(void) {
 
 static const Test stats_tests[] = {
     {"statistics of a layer equal a direct computation, for every variant", statistics_equal_a_direct_computation},
-    {"the sampled query rows are distinct and spread", the_sampled_rows_are_distinct_and_spread},
-    {"magnitudes are those of the sorted values", magnitudes_are_those_of_the_sorted_values},
-    {"a value that is not a number shows in the statistics", a_nan_shows},
-    {"one position has no attention statistics", one_position_has_no_attention_statistics},
+    {"the sampled query rows are distinct and evenly distributed", sampled_rows_are_distinct_and_evenly_distributed},
+    {"magnitudes equal those of the sorted values", magnitudes_equal_those_of_sorted_values},
+    {"a NaN propagates to the statistics", a_nan_propagates},
+    {"a sequence of one position has no attention statistics", one_position_has_no_attention_statistics},
     {"statistics do not depend on the number of threads", statistics_do_not_depend_on_the_number_of_threads},
     {"--stats-every logs one record per layer with all its keys, also after a resume",
      the_program_logs_one_record_per_layer},
-    {"statistics leave the run as it is, bit for bit", statistics_leave_the_run_as_it_is},
-    {"statistics are of the last micro-step", statistics_are_of_the_last_micro_step},
+    {"statistics do not change the run, bit for bit", statistics_do_not_change_the_run},
+    {"statistics describe the last micro-step", statistics_describe_the_last_micro_step},
 };
 enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
 #endif

@@ -1,6 +1,6 @@
 /*
-tokenizer.h: tests of the tokenizer in C by itself, with a small table made here, and of what a run does with it. That
-it agrees with the library whose tables it reads is tested by data/test_tokenizer.py.
+tokenizer.h: tests of the C tokenizer with a small generated table, and of its use in a run. data/test_tokenizer.py
+compares it with the library whose tables it reads.
 */
 #ifndef TESTS_TOKENIZER_H
 #define TESTS_TOKENIZER_H
@@ -45,8 +45,8 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
         if (bad) continue;
         int id = 256 + m;
         t->merges[m][0] = pair[0], t->merges[m][1] = pair[1], t->merges[m][2] = id;
-        memcpy(t->tokens[id], t->tokens[pair[0]], (size_t)t->lengths[pair[0]]);
-        memcpy(t->tokens[id] + t->lengths[pair[0]], t->tokens[pair[1]], (size_t)t->lengths[pair[1]]);
+        memcpy(t->tokens[id], t->tokens[pair[0]], t->lengths[pair[0]]);
+        memcpy(t->tokens[id] + t->lengths[pair[0]], t->tokens[pair[1]], t->lengths[pair[1]]);
         t->lengths[id] = t->lengths[pair[0]] + t->lengths[pair[1]];
         m++;
     }
@@ -63,7 +63,7 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
                                   {0xFE20, 0xFE2F, 24}};
     // the last are marks
     size_t bytes = 0, reason_bytes = strlen(reason), ranges_count = sizeof(ranges) / sizeof(ranges[0]) - !parts;
-    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += (size_t)t->lengths[i];
+    for (int i = 0; i < TOY_VOCABULARY; i++) bytes += t->lengths[i];
     memcpy(t->bytes, "DV2TOK\0\1", 8);
     t->size = 8;
     const uint32_t header[12] = {
@@ -72,8 +72,8 @@ static void toy_make(ToyTable *t, uint64_t seed, Pattern pattern, unsigned flags
     for (int i = 0; i < 12; i++) toy_number(t, header[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) toy_number(t, (uint32_t)t->lengths[i]);
     for (int i = 0; i < TOY_VOCABULARY; i++) {
-        memcpy(t->bytes + t->size, t->tokens[i], (size_t)t->lengths[i]);
-        t->size += (size_t)t->lengths[i];
+        memcpy(t->bytes + t->size, t->tokens[i], t->lengths[i]);
+        t->size += t->lengths[i];
     }
     t->size = round_up(t->size, 4);
     for (int m = 0; m < TOY_MERGES; m++)
@@ -91,7 +91,7 @@ static Tokenizer *toy_open(const ToyTable *t, const char *path) {
     return tokenizer_open(path);
 }
 
-// The definition: again and again the first pair of the lowest rank, over all of the text.
+// The definition: repeatedly merge the first pair of the lowest rank in the whole text.
 static int toy_encode(const ToyTable *t, const char *text, int *ids) {
     int count = (int)strlen(text);
     for (int i = 0; i < count; i++) ids[i] = (unsigned char)text[i];
@@ -103,7 +103,7 @@ static int toy_encode(const ToyTable *t, const char *text, int *ids) {
             continue;
         }
         ids[at] = t->merges[m][2];
-        memmove(ids + at + 1, ids + at + 2, (size_t)(--count - at - 1) * sizeof(int));
+        memmove(ids + at + 1, ids + at + 2, (--count - at - 1) * sizeof(int));
         m = 0; // a new token may have a pair of a lower rank
     }
     return count;
@@ -123,7 +123,7 @@ static void merges_are_done_in_the_order_of_their_ranks(void) {
             for (int i = 0; i < length; i++) text[i] = "abc abca"[test_random_int(&r, round % 2 ? 4 : 8)];
             text[length] = 0;
             int count = toy_encode(&table, text, want);
-            size_t got = tokenizer_encode(t, text, (size_t)length, &ids), size;
+            size_t got = tokenizer_encode(t, text, length, &ids), size;
             for (int i = 0; i < count && (size_t)i < got; i++) different += ids[i] != want[i];
             EXPECT(got == (size_t)count && different == 0, "'%s': %zu tokens, not %d, %d differ", text, got, count,
                    different);
@@ -194,7 +194,7 @@ static void text_is_cut_as_the_expressions_say(void) {
     test_remove_directory(&d);
 }
 
-// Every cut and every change of one byte is refused, whether or not the checksum fits.
+// Truncated tables and tables with a changed byte are rejected, with or without a valid checksum.
 static void damaged_tables_are_refused(void) {
     TestDirectory d = test_make_directory();
     static ToyTable tables[2], damaged;
@@ -206,7 +206,7 @@ static void damaged_tables_are_refused(void) {
         const ToyTable table = tables[round / 4 % 2];
         damaged = table;
         bool sealed = round % 2;
-        size_t at = (size_t)test_random_int(&r, (int)table.size - 8);
+        size_t at = test_random_int(&r, (int)table.size - 8);
         if (round % 4 < 2) damaged.size = sealed ? at / 4 * 4 : at;
         else {
             damaged.bytes[at] ^= (unsigned char)(1 << test_random_int(&r, 8));
@@ -233,8 +233,8 @@ static void damaged_tables_are_refused(void) {
     test_remove_directory(&d);
 }
 
-// Added tokens over two letters, many of them beginnings of others or equal, listed in any order and one twice: the
-// longest at each place is found, of equal ones the first in the list, as a search through all of them does.
+// Added tokens over two letters, many of them equal or prefixes of others, in random order and one listed twice. As in
+// a search through all of them, the longest match is found, and the first in the list of equal ones.
 static void the_longest_added_token_is_found(void) {
     enum { ADDED = 60, TEXT = 400 };
     static ToyTable t;
@@ -263,7 +263,7 @@ static void the_longest_added_token_is_found(void) {
         for (int i = 0; i < 12; i++) toy_number(&t, header[i]);
         for (int i = 0; i < 256 + ADDED; i++) toy_number(&t, i < 256 ? 1 : (uint32_t)strlen(added[i - 256]));
         for (int i = 0; i < 256; i++) t.bytes[t.size++] = (unsigned char)i;
-        for (int i = 0; i < ADDED; i++) t.size += (size_t)sprintf((char *)t.bytes + t.size, "%s", added[i]);
+        for (int i = 0; i < ADDED; i++) t.size += sprintf((char *)t.bytes + t.size, "%s", added[i]);
         t.size = round_up(t.size, 4);
         for (int i = 0; i <= ADDED; i++) toy_number(&t, listed[i]);
         toy_seal(&t);
@@ -293,7 +293,7 @@ static void the_longest_added_token_is_found(void) {
     test_remove_directory(&d);
 }
 
-// With these the pattern could find no piece where text goes on, or two.
+// With such classes a pattern could match no piece or two pieces at the same position.
 static void classes_that_a_pattern_cannot_have_are_refused(void) {
     static const struct {
         Pattern pattern;
@@ -310,6 +310,19 @@ static void classes_that_a_pattern_cannot_have_are_refused(void) {
         EXPECT(good == cases[i].good, "pattern %d, class %u: %d", cases[i].pattern, cases[i].value, good);
     }
 }
+
+static const struct {
+    const char *options, *words;
+} refused_tokenizers[] = {
+    {"--init run/checkpoints/step_00000002 --generate 5 --prompt $'\\xff'", "UTF-8"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
+    {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
+    {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
+    {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
+    {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
+    {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
+};
 
 static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
     TestDirectory d = test_make_directory();
@@ -343,23 +356,11 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
                 d.path, test_program_path(), test_program_path(), test_program_path());
     EXPECT(r.status == 0 && strncmp(r.out, "x y", 3) == 0 && strstr(r.out, "\nx y"), "status %d, %.200s %.200s",
            r.status, r.err, r.out);
-    static const struct {
-        const char *options, *words;
-    } refused[] = {
-        {"--init run/checkpoints/step_00000002 --generate 5 --prompt $'\\xff'", "UTF-8"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --prompt-tokens 1,317", "token 317"},
-        {"--init run/checkpoints/step_00000002 --train-data b", "different tokenizers"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer none", "none"},
-        {"--init run/checkpoints/step_00000002 --generate 5 --tokenizer run/run.json", "not a token table"},
-        {"--train-data 'x=a:1 y=b:1'", "different tokenizers"},
-        {"--vocab 300 --generate 5 --tokenizer a", "317 tokens"},
-        {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
-    };
-    for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
+    for (size_t i = 0; i < sizeof(refused_tokenizers) / sizeof(refused_tokenizers[0]); i++) {
         run_command(&r, "cd '%s' && bash -c \"exec %s --threads 1 --seq-len 16 %s\"", d.path, test_program_path(),
-                    refused[i].options);
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused[i].words),
-               "%s: status %d, stderr %.300s", refused[i].options, r.status, r.err);
+                    refused_tokenizers[i].options);
+        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, refused_tokenizers[i].words),
+               "%s: status %d, stderr %.300s", refused_tokenizers[i].options, r.status, r.err);
     }
     run_command(&r, "cd '%s' && rm a/tokenizer.json && mkdir a/tokenizer.json", d.path); // there, and cannot be read
     corpora_run(&r, &d, "--train-data a");
@@ -381,13 +382,12 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
 }
 
 static const Test tokenizer_tests[] = {
-    {"merges are done in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
-    {"text is cut as the expressions say", text_is_cut_as_the_expressions_say},
-    {"damaged tables are refused", damaged_tables_are_refused},
-    {"the longest added token is found, of equal ones the first", the_longest_added_token_is_found},
-    {"classes that a pattern cannot have are refused", classes_that_a_pattern_cannot_have_are_refused},
-    {"a run speaks with the tokenizer of its corpus, and so do its checkpoints",
-     a_run_speaks_with_the_tokenizer_of_its_corpus},
+    {"merges are applied in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
+    {"text is split as by the regular expressions", text_is_cut_as_the_expressions_say},
+    {"damaged tables are rejected", damaged_tables_are_refused},
+    {"the longest added token is matched, and the first of equal ones", the_longest_added_token_is_found},
+    {"classes that are invalid for a pattern are rejected", classes_that_a_pattern_cannot_have_are_refused},
+    {"a run and its checkpoints use the tokenizer of the corpus", a_run_speaks_with_the_tokenizer_of_its_corpus},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif

@@ -1,7 +1,7 @@
 /*
-watchdog.h: who may be a rank, and what ranks believe of each other. Each test starts ranks as processes of this
-program, on loopback, and connects to them as a stranger who knows all but the secret, as a rank that sends what no rank
-sends, or listens where rank 0 should.
+watchdog.h: tests of authentication and of the watchdog's messages. Each test starts ranks as processes of this program,
+on loopback, and connects to them as an intruder without the secret, as a rank that sends invalid messages, or listens
+on the port of rank 0.
 */
 #ifndef TESTS_WATCHDOG_H
 #define TESTS_WATCHDOG_H
@@ -12,23 +12,24 @@ sends, or listens where rank 0 should.
 // ---- processes
 
 typedef struct {
-    TestDirectory dir; // of what they print
+    TestDirectory dir; // of their output
     WatchAddress address;
-    int opened[2], end[2]; // pipes: a byte for each rank that has opened its watchdog; closed when all are to end
+    int opened[2], end[2]; // pipes: a byte per rank that has opened its watchdog; closed to end all ranks
     int ranks;
     double start_timeout;
-} Crew;
+} RankGroup;
 
 typedef struct {
-    const Crew *crew;
+    const RankGroup *group;
     int rank;
-    void (*tamper)(WatchPeer *peer, int which); // what this one sends once all are there; NULL: a rank like others
+    void (*tamper)(WatchPeer *peer,
+                   int which); // sends invalid messages once all ranks are connected; NULL: a normal rank
     int which;
-} CrewMember;
+} GroupMember;
 
-static const char crew_payload[] = "for all";
+static const char group_payload[] = "for all";
 
-static void crew_begin(Crew *c, int ranks, double start_timeout) {
+static void group_begin(RankGroup *c, int ranks, double start_timeout) {
     memset(c, 0, sizeof(*c));
     c->dir = test_make_directory();
     c->ranks = ranks, c->start_timeout = start_timeout;
@@ -37,23 +38,23 @@ static void crew_begin(Crew *c, int ranks, double start_timeout) {
     memset(c->address.ip, 0, sizeof(c->address.ip)); // loopback alone
 }
 
-static void crew_live(const CrewMember *m) {
-    char payload[sizeof(crew_payload)] = "";
-    if (m->rank == 0) memcpy(payload, crew_payload, sizeof(payload));
-    watch_open(m->rank, m->crew->ranks, &m->crew->address, m->crew->start_timeout, payload, sizeof(payload));
+static void group_live(const GroupMember *m) {
+    char payload[sizeof(group_payload)] = "";
+    if (m->rank == 0) memcpy(payload, group_payload, sizeof(payload));
+    watch_open(m->rank, m->group->ranks, &m->group->address, m->group->start_timeout, payload, sizeof(payload));
     watch_timeout(1.5);
-    CHECK(memcmp(payload, crew_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", m->rank);
-    CHECK(write(m->crew->opened[1], "x", 1) == 1, "cannot tell that rank %d is open", m->rank);
+    CHECK(memcmp(payload, group_payload, sizeof(payload)) == 0, "rank %d did not get what rank 0 gives", m->rank);
+    CHECK(write(m->group->opened[1], "x", 1) == 1, "cannot tell that rank %d is open", m->rank);
     if (m->tamper) m->tamper(&watch.peers[m->rank == 0 ? 1 : 0], m->which);
-    struct pollfd end = {m->crew->end[0], POLLIN, 0};
+    struct pollfd end = {m->group->end[0], POLLIN, 0};
     poll(&end, 1, 20000);
     program_exit(EXIT_DONE);
 }
 
 // stderr goes to the file `name`.
-static pid_t crew_start(const Crew *c, int rank, const char *name, void (*tamper)(WatchPeer *, int), int which) {
+static pid_t group_start(const RankGroup *c, int rank, const char *name, void (*tamper)(WatchPeer *, int), int which) {
     char path[600];
-    CrewMember m = {c, rank, tamper, which};
+    GroupMember m = {c, rank, tamper, which};
     FORMAT(path, "%s/%s", c->dir.path, name);
     fflush(NULL);
     pid_t pid = fork();
@@ -61,12 +62,12 @@ static pid_t crew_start(const Crew *c, int rank, const char *name, void (*tamper
     if (pid > 0) return pid;
     int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     if (fd < 0 || dup2(fd, 2) != 2 || close(c->end[1]) || (rank != 0 && close(watch.listener))) _exit(99);
-    crew_live(&m);
+    group_live(&m);
     return 0;
 }
 
-// Whether so many ranks open within 10 s.
-static bool crew_opens(const Crew *c, int count) {
+// Whether `count` ranks open within 10 s.
+static bool group_opens(const RankGroup *c, int count) {
     char byte;
     for (double until = now_seconds() + 10; count > 0;) {
         struct pollfd one = {c->opened[0], POLLIN, 0};
@@ -77,8 +78,8 @@ static bool crew_opens(const Crew *c, int count) {
     return true;
 }
 
-// Its status, and what it printed.
-static int crew_wait(const Crew *c, pid_t pid, const char *name, char *text, size_t size) {
+// Waits for a process; returns its exit status and its stderr in `text`.
+static int group_wait(const RankGroup *c, pid_t pid, const char *name, char *text, size_t size) {
     char path[600];
     int status = 0;
     for (double until = now_seconds() + 20; waitpid(pid, &status, WNOHANG) == 0; usleep(2000))
@@ -88,8 +89,8 @@ static int crew_wait(const Crew *c, pid_t pid, const char *name, char *text, siz
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// A rank without a process: its connection, once rank 0 has admitted it; -1 when it does not.
-static int crew_join_here(const Crew *c, int rank) {
+// Connects to rank 0 as `rank`, without a process; returns the connection, or -1 if it is not admitted.
+static int group_join_here(const RankGroup *c, int rank) {
     WatchPeer *p = (WatchPeer *)checked_calloc(1, sizeof(WatchPeer));
     WatchMessage answer;
     watch.rank = rank, watch.ranks = c->ranks;
@@ -101,46 +102,46 @@ static int crew_join_here(const Crew *c, int rank) {
     return fd;
 }
 
-// Rank 0 has the listener; when all have been started that need it.
-static void crew_stop_listening(void) {
+// Closes this process's copy of the listener, after rank 0 has been started.
+static void group_stop_listening(void) {
     if (watch.listener >= 0) close(watch.listener);
     watch.listener = -1;
 }
-static void crew_ends(Crew *c) {
+static void group_ends(RankGroup *c) {
     if (c->end[1] >= 0) close(c->end[1]);
     c->end[1] = -1;
 }
-static void crew_finish(Crew *c) {
-    crew_ends(c);
-    crew_stop_listening();
+static void group_finish(RankGroup *c) {
+    group_ends(c);
+    group_stop_listening();
     close(c->opened[0]), close(c->opened[1]), close(c->end[0]);
     test_remove_directory(&c->dir);
 }
-static void expect_member(const Crew *c, pid_t pid, const char *name, int status, const char *words) {
+static void group_expect(const RankGroup *c, pid_t pid, const char *name, int status, const char *words) {
     char text[16384];
-    int is = crew_wait(c, pid, name, text, sizeof(text));
+    int is = group_wait(c, pid, name, text, sizeof(text));
     EXPECT(is == status, "%s ends with status %d, not %d: %.300s", name, is, status, text);
     EXPECT(words ? count_lines(text) == 1 && strstr(text, words) : !text[0], "%s prints: %.300s", name, text);
 }
 
-// ---- strangers
+// ---- intruders
 
-static int stranger_connect(uint16_t port) {
+static int intruder_connect(uint16_t port) {
     int fd = -1;
     return watch_connect_socket(htonl(INADDR_LOOPBACK), port, &fd) ? fd : -1;
 }
 
-typedef enum { STRANGER_SILENT, STRANGER_HALF, STRANGER_GARBAGE, STRANGER_GUESSES, STRANGER_KINDS } StrangerKind;
+typedef enum { INTRUDER_SILENT, INTRUDER_HALF, INTRUDER_GARBAGE, INTRUDER_GUESSES, INTRUDER_KINDS } IntruderKind;
 
-// Connects as one of these; the connection stays open.
-static int stranger_comes(uint16_t port, StrangerKind kind) {
+// Connects as an intruder of this kind; the connection stays open.
+static int intruder_comes(uint16_t port, IntruderKind kind) {
     static unsigned char bytes[1 << 16];
-    int fd = stranger_connect(port);
+    int fd = intruder_connect(port);
     TestRandom random = {(uint64_t)kind + 1};
-    if (fd < 0 || kind == STRANGER_SILENT) return fd;
-    size_t n = kind == STRANGER_HALF ? sizeof(WatchNonce) + 20 : sizeof(bytes);
+    if (fd < 0 || kind == INTRUDER_SILENT) return fd;
+    size_t n = kind == INTRUDER_HALF ? sizeof(WatchNonce) + 20 : sizeof(bytes);
     for (size_t i = 0; i < n; i++) bytes[i] = (unsigned char)test_random_bits(&random);
-    if (kind == STRANGER_GUESSES) { // all that can be known of rank 1 of 2: only the hash is wrong
+    if (kind == INTRUDER_GUESSES) { // a correct message of rank 1 of 2, except for the hash
         WatchMessage hello;
         memset(&hello, 0, sizeof(hello));
         hello.kind = WATCH_HELLO, hello.rank = 1, hello.ranks = 2;
@@ -152,56 +153,56 @@ static int stranger_comes(uint16_t port, StrangerKind kind) {
     return fd;
 }
 
-static void strangers_neither_enter_a_start_nor_hold_it_up(void) {
-    enum { STRANGERS = WATCH_PENDING + 40 };
-    int fds[STRANGERS];
-    Crew c;
-    crew_begin(&c, 3, 10);
-    for (int i = 0; i < STRANGERS; i++)
-        fds[i] = stranger_comes(c.address.port, i < STRANGERS - 20 ? STRANGER_SILENT : (StrangerKind)(i % 4 + 1));
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0);
+static void intruders_neither_enter_a_start_nor_hold_it_up(void) {
+    enum { INTRUDERS = WATCH_PENDING + 40 };
+    int fds[INTRUDERS];
+    RankGroup c;
+    group_begin(&c, 3, 10);
+    for (int i = 0; i < INTRUDERS; i++)
+        fds[i] = intruder_comes(c.address.port, i < INTRUDERS - 20 ? INTRUDER_SILENT : (IntruderKind)(i % 4 + 1));
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
     usleep(100000);
     double begin = now_seconds();
-    pid_t one = crew_start(&c, 1, "one", NULL, 0), two = crew_start(&c, 2, "two", NULL, 0);
-    crew_stop_listening();
-    EXPECT(crew_opens(&c, 3), "three ranks did not open within 10 s beside %d strangers", STRANGERS);
+    pid_t one = group_start(&c, 1, "one", NULL, 0), two = group_start(&c, 2, "two", NULL, 0);
+    group_stop_listening();
+    EXPECT(group_opens(&c, 3), "three ranks did not open within 10 s beside %d intruders", INTRUDERS);
     EXPECT(now_seconds() - begin < 4, "they took %.1f s", now_seconds() - begin);
-    int late = stranger_connect(c.address.port);
+    int late = intruder_connect(c.address.port);
     EXPECT(late < 0, "rank 0 listens after the start");
-    crew_ends(&c);
-    expect_member(&c, zero, "zero", 0, NULL);
-    expect_member(&c, one, "one", 0, NULL);
-    expect_member(&c, two, "two", 0, NULL);
-    for (int i = 0; i < STRANGERS; i++)
+    group_ends(&c);
+    group_expect(&c, zero, "zero", 0, NULL);
+    group_expect(&c, one, "one", 0, NULL);
+    group_expect(&c, two, "two", 0, NULL);
+    for (int i = 0; i < INTRUDERS; i++)
         if (fds[i] >= 0) close(fds[i]);
-    crew_finish(&c);
+    group_finish(&c);
 }
 
 static void a_start_that_lacks_a_rank_ends_after_its_timeout(void) {
-    Crew c;
-    crew_begin(&c, 3, 1);
+    RankGroup c;
+    group_begin(&c, 3, 1);
     double begin = now_seconds();
-    int garbage = stranger_comes(c.address.port, STRANGER_GARBAGE),
-        guess = stranger_comes(c.address.port, STRANGER_GUESSES);
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0), one = crew_start(&c, 1, "one", NULL, 0);
-    expect_member(&c, zero, "zero", 1,
-                  "1 of 3 ranks (the first is rank 2) have not connected to rank 0 within 1 s (--start-timeout); 2 "
-                  "connections without the run's secret were rejected");
-    expect_member(&c, one, "one", 1, "rank 1 lost its connection to rank 0 during the start");
+    int garbage = intruder_comes(c.address.port, INTRUDER_GARBAGE),
+        guess = intruder_comes(c.address.port, INTRUDER_GUESSES);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", NULL, 0);
+    group_expect(&c, zero, "zero", 1,
+                 "1 of 3 ranks (the first is rank 2) have not connected to rank 0 within 1 s (--start-timeout); 2 "
+                 "connections without the run's secret were rejected");
+    group_expect(&c, one, "one", 1, "rank 1 lost its connection to rank 0 during the start");
     EXPECT(now_seconds() - begin < 6, "that took %.1f s", now_seconds() - begin);
     close(garbage), close(guess);
-    crew_finish(&c);
+    group_finish(&c);
 }
 
 static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
-    static const StrangerKind kinds[] = {STRANGER_SILENT, STRANGER_HALF};
+    static const IntruderKind kinds[] = {INTRUDER_SILENT, INTRUDER_HALF};
     int fds[2];
     char bytes[100];
-    Crew c;
-    crew_begin(&c, 2, 30);
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0);
-    crew_stop_listening();
-    for (int i = 0; i < 2; i++) fds[i] = stranger_comes(c.address.port, kinds[i]);
+    RankGroup c;
+    group_begin(&c, 2, 30);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
+    group_stop_listening();
+    for (int i = 0; i < 2; i++) fds[i] = intruder_comes(c.address.port, kinds[i]);
     double begin = now_seconds();
     for (int i = 0; i < 2; i++) {
         struct timeval limit = {15, 0};
@@ -213,11 +214,11 @@ static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
     }
     EXPECT(now_seconds() - begin < 15, "they were closed after %.1f s", now_seconds() - begin);
     kill(zero, SIGKILL);
-    expect_member(&c, zero, "zero", 128 + SIGKILL, NULL);
-    crew_finish(&c);
+    group_expect(&c, zero, "zero", 128 + SIGKILL, NULL);
+    group_finish(&c);
 }
 
-// The program's own processes, started wrongly: rank 0 refuses them and goes on.
+// Processes of the run that were started with wrong numbers: rank 0 refuses them and continues.
 static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
     static const struct {
         int rank, ranks;
@@ -227,36 +228,36 @@ static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
                  {2, 4, "it is rank 2 of 4, and rank 0 has 3 ranks"},
                  {INT_MAX, 3, "it is rank 2147483647 of 3"},
                  {-5, 3, "it is rank -5 of 3"}};
-    Crew c, other;
-    crew_begin(&c, 3, 30);
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0);
-    int first = crew_join_here(&c, 1);
+    RankGroup c, other;
+    group_begin(&c, 3, 30);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
+    int first = group_join_here(&c, 1);
     EXPECT(first >= 0, "rank 1 is not admitted");
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         other = c;
         other.ranks = cases[i].ranks;
-        expect_member(&c, crew_start(&other, cases[i].rank, "other", NULL, 0), "other", 1, cases[i].words);
+        group_expect(&c, group_start(&other, cases[i].rank, "other", NULL, 0), "other", 1, cases[i].words);
     }
     close(first); // it has failed before all are there, and is started again
-    int again = crew_join_here(&c, 1), two = crew_join_here(&c, 2);
-    crew_stop_listening();
+    int again = group_join_here(&c, 1), two = group_join_here(&c, 2);
+    group_stop_listening();
     EXPECT(again >= 0 && two >= 0, "rank 1 is not admitted again, or rank 2 is not");
-    EXPECT(crew_opens(&c, 1), "rank 0 does not open when all ranks are there");
+    EXPECT(group_opens(&c, 1), "rank 0 does not open when all ranks are there");
     close(again);
-    expect_member(&c, zero, "zero", 1, "rank 1 (");
+    group_expect(&c, zero, "zero", 1, "rank 1 (");
     close(two);
-    crew_finish(&c);
+    group_finish(&c);
 }
 
-// Somebody listens where rank 0 should, and sends one of these: nothing, noise, or the rank's own bytes.
+// A process listens on the port of rank 0 and sends nothing, random bytes, or the rank's own bytes.
 static void who_listens_in_rank_0s_place_is_not_believed(void) {
     for (int kind = 0; kind < 3; kind++) {
         static unsigned char bytes[65536];
-        Crew c;
-        crew_begin(&c, 2, 0.6);
+        RankGroup c;
+        group_begin(&c, 2, 0.6);
         memset(bytes, 'x', sizeof(bytes));
         double until = now_seconds() + 1.5;
-        pid_t one = crew_start(&c, 1, "one", NULL, 0);
+        pid_t one = group_start(&c, 1, "one", NULL, 0);
         int taken = 0;
         while (now_seconds() < until) {
             struct pollfd ready = {watch.listener, POLLIN, 0};
@@ -266,52 +267,52 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
             ssize_t n = kind ? send(fd, bytes, kind == 1 ? sizeof(bytes) : sizeof(WatchNonce), MSG_NOSIGNAL) : 0;
             struct timeval limit = {0, 100000};
             setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
-            while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, (size_t)n, MSG_NOSIGNAL);
+            while (kind == 2 && (n = recv(fd, bytes, sizeof(bytes), 0)) > 0) send(fd, bytes, n, MSG_NOSIGNAL);
             if (kind) close(fd);
         }
         EXPECT(taken > 0, "nobody came to the listener");
-        crew_stop_listening();
-        expect_member(&c, one, "one", 1, "the process that listens there does not authenticate as rank 0 of this run");
-        crew_finish(&c);
+        group_stop_listening();
+        group_expect(&c, one, "one", 1, "the process that listens there does not authenticate as rank 0 of this run");
+        group_finish(&c);
     }
 }
 
-// What a rank has sent to one listener opens no connection to another.
+// The bytes that a rank has sent to one listener do not authenticate to another.
 static void a_recorded_handshake_cannot_be_replayed(void) {
     const size_t bytes = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
     char recorded[1000], more[1000];
-    Crew c;
+    RankGroup c;
     WatchNonce number = {{1, 2}};
     CHECK(bytes <= sizeof(recorded), "HELLO has %zu bytes", bytes);
-    crew_begin(&c, 2, 1.5);
-    pid_t one = crew_start(&c, 1, "one", NULL, 0);
+    group_begin(&c, 2, 1.5);
+    pid_t one = group_start(&c, 1, "one", NULL, 0);
     struct pollfd ready = {watch.listener, POLLIN, 0};
     poll(&ready, 1, 5000);
     int fd = accept(watch.listener, NULL, NULL);
     EXPECT(send(fd, &number, sizeof(number), MSG_NOSIGNAL) == (ssize_t)sizeof(number), "%s", strerror(errno));
     EXPECT(recv(fd, recorded, bytes, MSG_WAITALL) == (ssize_t)bytes, "no introduction came");
     kill(one, SIGKILL);
-    expect_member(&c, one, "one", 128 + SIGKILL, NULL);
+    group_expect(&c, one, "one", 128 + SIGKILL, NULL);
     close(fd);
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0);
-    fd = stranger_connect(c.address.port);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0);
+    fd = intruder_connect(c.address.port);
     EXPECT(recv(fd, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number), "rank 0 sends no number");
     EXPECT(send(fd, recorded, bytes, MSG_NOSIGNAL) == (ssize_t)bytes, "%s", strerror(errno));
     memcpy(&number, more, sizeof(number));
     ssize_t answer = recv(fd, more, sizeof(more), 0);
     EXPECT(answer <= 0, "rank 0 answers with %zd bytes", answer);
-    int other = stranger_connect(c.address.port);
+    int other = intruder_connect(c.address.port);
     EXPECT(recv(other, more, sizeof(number), MSG_WAITALL) == (ssize_t)sizeof(number) &&
                memcmp(more, &number, sizeof(number)) != 0,
            "rank 0 uses one number twice");
     close(other);
-    crew_stop_listening();
-    expect_member(&c, zero, "zero", 1, "2 connections without the run's secret were rejected");
+    group_stop_listening();
+    group_expect(&c, zero, "zero", 1, "2 connections without the run's secret were rejected");
     close(fd);
-    crew_finish(&c);
+    group_finish(&c);
 }
 
-// ---- ranks that send what no rank sends
+// ---- ranks that send invalid messages
 
 typedef struct {
     const char *what;
@@ -354,7 +355,7 @@ static const Forgery forgeries_by_rank_0[] = {
     {"another rank's heartbeat", WATCH_HEARTBEAT, 1, 2, 0, 0, 0, 0, 0, 0, 0},
     {"a phase beyond the table", WATCH_HEARTBEAT, 0, 2, 0, 100000000, 0, 0, 0, 0, 0}};
 
-// Rightly sealed, as by a rank whose memory is damaged, or another program that has the secret.
+// With a valid hash, as from a rank with damaged memory, or from another program that has the secret.
 static void forge(WatchPeer *p, const Forgery *f) {
     WatchMessage m = watch_message(WATCH_HEARTBEAT);
     m.kind = f->kind, m.rank = f->rank, m.ranks = f->ranks, m.status = f->status, m.phase = f->phase;
@@ -364,7 +365,7 @@ static void forge(WatchPeer *p, const Forgery *f) {
     m.number = p->sent + (uint64_t)(int64_t)f->number;
     m.hash = watch_hash(&p->key_out, &m);
     ssize_t n = (ssize_t)watch_bytes(m.kind);
-    if (send(p->fd, &m, (size_t)n, MSG_NOSIGNAL) != n) _exit(98);
+    if (send(p->fd, &m, n, MSG_NOSIGNAL) != n) _exit(98);
     poll(NULL, 0, 10000); // no more
 }
 static void forge_by_rank_1(WatchPeer *p, int which) {
@@ -382,20 +383,20 @@ static void expect_forgery_is_noticed(const char *what, int forger, void (*tampe
                                       const char *words) {
     char name[2][8] = {"zero", "one"}, text[16384];
     pid_t pids[2];
-    Crew c;
-    crew_begin(&c, 2, 10);
+    RankGroup c;
+    group_begin(&c, 2, 10);
     double begin = now_seconds();
     for (int rank = 0; rank < 2; rank++)
-        pids[rank] = crew_start(&c, rank, name[rank], rank == forger ? tamper : NULL, which);
-    crew_stop_listening();
-    int status = crew_wait(&c, pids[!forger], name[!forger], text, sizeof(text));
+        pids[rank] = group_start(&c, rank, name[rank], rank == forger ? tamper : NULL, which);
+    group_stop_listening();
+    int status = group_wait(&c, pids[!forger], name[!forger], text, sizeof(text));
     double seconds = now_seconds() - begin;
     EXPECT(status == 1 && count_lines(text) == 1 && strstr(text, words), "%s by rank %d: status %d, %.300s", what,
            forger, status, text);
     EXPECT(seconds < 8, "%s by rank %d: noticed after %.1f s", what, forger, seconds);
     kill(pids[forger], SIGKILL);
     waitpid(pids[forger], NULL, 0);
-    crew_finish(&c);
+    group_finish(&c);
 }
 
 static void every_field_of_a_message_is_checked(void) {
@@ -407,7 +408,7 @@ static void every_field_of_a_message_is_checked(void) {
                                   ") has sent an invalid message");
 }
 
-// A byte changed on the way, a stranger's bytes on a rank's connection, and half a message.
+// A byte changed in transit, an intruder's bytes on a rank's connection, and half a message.
 static void send_raw(WatchPeer *p, int which) {
     WatchMessage m = watch_message(WATCH_FAILED);
     WATCH_SET(exiting, true);
@@ -436,15 +437,15 @@ static void fail_with_escapes(WatchPeer *p, int which) {
 }
 static void what_a_rank_says_cannot_steer_the_terminal(void) {
     char text[16384];
-    Crew c;
-    crew_begin(&c, 2, 10);
-    pid_t zero = crew_start(&c, 0, "zero", NULL, 0), one = crew_start(&c, 1, "one", fail_with_escapes, 0);
-    crew_stop_listening();
-    int status = crew_wait(&c, zero, "zero", text, sizeof(text));
+    RankGroup c;
+    group_begin(&c, 2, 10);
+    pid_t zero = group_start(&c, 0, "zero", NULL, 0), one = group_start(&c, 1, "one", fail_with_escapes, 0);
+    group_stop_listening();
+    int status = group_wait(&c, zero, "zero", text, sizeof(text));
     EXPECT(status == EXIT_USAGE && count_lines(text) == 1, "status %d, %s", status, text);
     EXPECT(strstr(text, "): a line??]0;title? with \xC3\xA4, ??2J, ? and ?\n"), "%s", text);
-    expect_member(&c, one, "one", EXIT_USAGE, NULL);
-    crew_finish(&c);
+    group_expect(&c, one, "one", EXIT_USAGE, NULL);
+    group_finish(&c);
 
     char host[] = "a\nb\x1b\x7F\xC2\x85z";
     EXPECT(watch_clean_text(host, sizeof(host), true) && strcmp(host, "a\nb????z") == 0, "%s", host);
@@ -453,7 +454,7 @@ static void what_a_rank_says_cannot_steer_the_terminal(void) {
     EXPECT(!watch_clean_text(open_end, sizeof(open_end), true), "a text without an end is accepted");
 }
 
-// A peer that was stopped for long finds whole messages when it reads again.
+// A peer that was stopped for a long time finds complete messages when it reads again.
 static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     enum { SENT = 20000 };
     WatchAddress a;
@@ -462,7 +463,7 @@ static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     WatchReceiveStatus receipt = WATCH_NOTHING;
     int small = 8192, taken = 0;
     watch_listen(&a, 0);
-    sender.fd = stranger_connect(a.port), reader.fd = accept(watch.listener, NULL, NULL);
+    sender.fd = intruder_connect(a.port), reader.fd = accept(watch.listener, NULL, NULL);
     setsockopt(sender.fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
     setsockopt(reader.fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
     sender.key_out = reader.key_in = a.secret;
@@ -474,7 +475,7 @@ static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
     EXPECT(taken > 10 && taken < SENT && (uint64_t)taken == sender.sent, "%d messages came of %d, %d were sent", taken,
            SENT, (int)sender.sent);
     close(sender.fd), close(reader.fd);
-    crew_stop_listening();
+    group_stop_listening();
 }
 
 // ---- parts
@@ -536,21 +537,19 @@ static void the_start_timeout_is_known_before_other_options(void) {
 }
 
 static const Test watchdog_tests[] = {
-    {"strangers neither enter a start nor hold it up, and come too late after it",
-     strangers_neither_enter_a_start_nor_hold_it_up},
-    {"a start that lacks a rank ends after --start-timeout", a_start_that_lacks_a_rank_ends_after_its_timeout},
-    {"a connection that proves nothing is closed after a while",
-     a_connection_that_proves_nothing_is_closed_after_a_while},
-    {"a process that cannot be the rank it says is refused", a_process_that_cannot_be_the_rank_it_says_is_refused},
-    {"who listens in rank 0's place is not believed", who_listens_in_rank_0s_place_is_not_believed},
+    {"intruders cannot join a start, delay it, or connect after it", intruders_neither_enter_a_start_nor_hold_it_up},
+    {"a start without all ranks fails after --start-timeout", a_start_that_lacks_a_rank_ends_after_its_timeout},
+    {"a connection that does not authenticate is closed", a_connection_that_proves_nothing_is_closed_after_a_while},
+    {"a process with an invalid rank number is refused", a_process_that_cannot_be_the_rank_it_says_is_refused},
+    {"a process that listens on the port of rank 0 cannot act as rank 0", who_listens_in_rank_0s_place_is_not_believed},
     {"a recorded handshake cannot be replayed", a_recorded_handshake_cannot_be_replayed},
     {"every field of a message is checked", every_field_of_a_message_is_checked},
-    {"changed and unfinished messages are noticed", changed_and_unfinished_messages_are_noticed},
-    {"heartbeats to a peer that reads nothing are left out, none is cut",
+    {"changed and incomplete messages are detected", changed_and_unfinished_messages_are_noticed},
+    {"heartbeats to a peer that does not read are skipped, never truncated",
      heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole},
-    {"what a rank says cannot steer the terminal", what_a_rank_says_cannot_steer_the_terminal},
+    {"messages of a rank cannot control the terminal", what_a_rank_says_cannot_steer_the_terminal},
     {"the keyed hash is SipHash-2-4", the_keyed_hash_is_siphash},
-    {"--start-timeout is known before other options", the_start_timeout_is_known_before_other_options},
+    {"--start-timeout is parsed before other options", the_start_timeout_is_known_before_other_options},
 };
 enum { WATCHDOG_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif

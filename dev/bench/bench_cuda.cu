@@ -183,8 +183,8 @@ static struct {
     const char *names[PROFILE_EVENTS / 2];
 } profile;
 
-// Called with its name when an operation begins and with NULL when it ends (llmc/cuda/launch.cuh). Operations that another
-// one calls are part of it.
+// Called with the name when an operation begins and with NULL when it ends (llmc/cuda/launch.cuh). An operation that
+// another one calls is part of it.
 static void profile_operation(const char *name) {
     if (!profile.on || (name ? profile.depth++ : --profile.depth) > 0) return;
     CHECK(profile.count < PROFILE_EVENTS, "a step has more than %d operations: profile a model with fewer layers",

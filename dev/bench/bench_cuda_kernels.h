@@ -42,11 +42,16 @@ static KernelCase kernel_case(const char *name, double bytes, double flops, cons
     va_end(args);
     return c;
 }
-static KernelCase &with(KernelCase &c, Kind kind, size_t count) {
-    int i = c.tensors++;
-    assert(i < TENSORS);
-    c.kind[i] = kind, c.count[i] = count, c.at[i] = c.set_bytes;
-    c.set_bytes += round_up(count * (kind == FLOATX ? sizeof(floatX) : sizeof(float)), 256);
+// Adds tensors of `counts` elements; kinds has a letter for each: x floatX, f fp32, p positive fp32, t tokens.
+template <typename... Counts> static KernelCase &tensors(KernelCase &c, const char *kinds, Counts... counts) {
+    static const char *const letters = "xfpt"; // in the order of Kind
+    const size_t all[] = {(size_t)counts...};
+    assert(c.tensors == 0 && strlen(kinds) == sizeof...(counts) && sizeof...(counts) <= TENSORS);
+    for (; kinds[c.tensors]; c.tensors++) {
+        int i = c.tensors;
+        c.kind[i] = (Kind)(strchr(letters, kinds[i]) - letters), c.count[i] = all[i], c.at[i] = c.set_bytes;
+        c.set_bytes += round_up(all[i] * (c.kind[i] == FLOATX ? sizeof(floatX) : sizeof(float)), 256);
+    }
     return c;
 }
 
@@ -150,7 +155,7 @@ static __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t count) {
 static void kernel_peaks(void) {
     size_t bytes = bench_tiny ? (size_t)1 << 20 : min_size((size_t)2 << 30, kernels.pool_bytes / 4 / 256 * 256);
     KernelCase copy = kernel_case("copy", 2.0 * (double)bytes, 0, "%zu MiB", bytes >> 20);
-    with(with(copy, FP32, bytes / 4), FP32, bytes / 4);
+    tensors(copy, "ff", bytes / 4, bytes / 4);
     double library = kernel_ms(
         copy, [=](void **t) { CUDA_CHECK(cudaMemcpyAsync(t[0], t[1], bytes, cudaMemcpyDeviceToDevice, main_stream)); });
     double own = kernel_ms(copy, [=](void **t) {
@@ -161,8 +166,7 @@ static void kernel_peaks(void) {
     for (int i = 0; i < (bench_tiny ? 1 : 3); i++) {
         int M = bench_tiny ? 64 : sizes[i][0], N = bench_tiny ? 64 : sizes[i][1], K = bench_tiny ? 64 : sizes[i][2];
         KernelCase product = kernel_case("gemm", 0, 2.0 * M * N * K, "%d x %d x %d", M, N, K);
-        with(with(with(product, FLOATX, (size_t)M * (size_t)N), FLOATX, (size_t)M * (size_t)K), FLOATX,
-             (size_t)N * (size_t)K);
+        tensors(product, "xxx", (size_t)M * (size_t)N, (size_t)M * (size_t)K, (size_t)N * (size_t)K);
         double ms = kernel_ms(
             product, [=](void **t) { matmul_forward((floatX *)t[0], (floatX *)t[1], (floatX *)t[2], M, K, N, N); });
         record("{\"table\": \"peaks\", \"what\": \"gemm %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}",
@@ -187,25 +191,21 @@ static void kernels_of_rows(const Model *m, int N) {
     size_t n = (size_t)N, C = (size_t)m->plan.config.C, NC = n * C, NF = n * (size_t)m->plan.config.F;
     int c = m->plan.config.C, f = m->plan.config.F;
     KernelCase k = kernel_case("rmsnorm_forward", (double)rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
-    kernel_measure(with(with(with(with(k, FLOATX, NC), FP32, n), FLOATX, NC), FLOATX, C),
+    kernel_measure(tensors(k, "xfxx", NC, n, NC, C),
                    [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5); });
     k = kernel_case("rmsnorm_backward", (double)rmsnorm_backward_bytes(N, c), 0, "N %d C %d", N, c);
-    with(with(with(with(with(with(k, FLOATX, NC), FP32, C), FLOATX, NC), FLOATX, NC), FLOATX, C), POSITIVE, n);
+    tensors(k, "xfxxxp", NC, C, NC, NC, C, n);
     kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c, true); });
     k = kernel_case("residual_rmsnorm_forward", (double)residual_rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
-    with(with(with(with(with(with(k, FLOATX, NC), FLOATX, NC), FP32, n), FLOATX, NC), FLOATX, NC), FLOATX, C);
+    tensors(k, "xxfxxx", NC, NC, n, NC, NC, C);
     kernel_measure(k,
                    [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5); });
-    k = kernel_case("residual_forward", (double)residual_forward_bytes(NC), 0, "N %d C %d", N, c);
-    kernel_measure(with(with(with(k, FLOATX, NC), FLOATX, NC), FLOATX, NC),
-                   [=](void **t) { residual_forward(X(0), X(1), X(2), NC); });
     k = kernel_case("scale_inplace", (double)scale_bytes(NC), 0, "N %d C %d", N, c);
-    kernel_measure(with(k, FLOATX, NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
+    kernel_measure(tensors(k, "x", NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
     k = kernel_case("swiglu_forward", (double)swiglu_forward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(with(with(k, FLOATX, NF), FLOATX, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f); });
+    kernel_measure(tensors(k, "xx", NF, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f); });
     k = kernel_case("swiglu_backward", (double)swiglu_backward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(with(with(with(k, FLOATX, 2 * NF), FLOATX, NF), FLOATX, 2 * NF),
-                   [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
+    kernel_measure(tensors(k, "xxx", 2 * NF, NF, 2 * NF), [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
 }
 
 // The number of distinct tokens among the first N.
@@ -227,15 +227,13 @@ static void kernels_of_vocabulary(const Model *m, int N) {
     ops_init(max_size(m->plan.workspace_bytes, embedding_workspace_bytes(N)));
     KernelCase k =
         kernel_case("embedding_forward", (double)embedding_forward_bytes(N, c), 0, "N %d C %d V %d", N, c, V);
-    kernel_measure(with(with(with(k, FLOATX, NC), TOKENS, n), FLOATX, VC),
-                   [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
+    kernel_measure(tensors(k, "xtx", NC, n, VC), [=](void **t) { embedding_forward(X(0), I(1), X(2), N, c); });
     int distinct = distinct_tokens(N, V);
     k = kernel_case("embedding_backward", (double)embedding_backward_bytes(N, c, distinct), 0, "N %d C %d V %d", N, c,
                     V);
-    kernel_measure(with(with(with(k, FP32, VC), FLOATX, NC), TOKENS, n),
-                   [=](void **t) { embedding_backward(F(0), X(1), I(2), N, c); });
+    kernel_measure(tensors(k, "fxt", VC, NC, n), [=](void **t) { embedding_backward(F(0), X(1), I(2), N, c); });
     k = kernel_case("cross_entropy", (double)cross_entropy_bytes(rows, V, Vp, true), 0, "N %d V %d", rows, V);
-    with(with(with(k, FP32, (size_t)rows), FLOATX, logits), TOKENS, (size_t)rows);
+    tensors(k, "fxt", rows, logits, rows);
     kernel_measure(k, [=](void **t) { cross_entropy(F(0), X(1), I(2), rows, V, Vp, (real)1); });
     k.name = "cross_entropy of an evaluation", k.bytes = (double)cross_entropy_bytes(rows, V, Vp, false);
     kernel_measure(k, [=](void **t) { cross_entropy(F(0), X(1), I(2), rows, V, Vp, 0); });
@@ -245,14 +243,14 @@ static void kernels_of_update(const Model *m) {
     size_t n = min_size(m->plan.tensors.parameter_count, (size_t)1 << 28), set = bench_tiny ? 1 << 16 : n;
     bool master = sizeof(floatX) == 2;
     KernelCase k = kernel_case("adamw_update", (double)adamw_bytes(set, master), 0, "%zu parameters", set);
-    with(with(with(with(with(k, FLOATX, set), FP32, set), FP32, set), FP32, set), POSITIVE, set);
+    tensors(k, "xfffp", set, set, set, set, set);
     kernel_measure(k, [=](void **t) {
         adamw_update(X(0), master ? F(1) : NULL, F(2), F(3), F(4), set, 1, 1e-4, 0.9, 0.95, 1e-8, 0.1, 100);
     });
     k = kernel_case("sum_of_squares", (double)sum_of_squares_bytes(set), 0, "%zu gradients", set);
-    kernel_measure(with(with(k, FP32, 2), FP32, set), [=](void **t) { sum_of_squares((double *)t[0], F(1), set); });
+    kernel_measure(tensors(k, "ff", 2, set), [=](void **t) { sum_of_squares((double *)t[0], F(1), set); });
     k = kernel_case("buffer_zero", (double)(set * sizeof(grad_t)), 0, "%zu gradients", set);
-    kernel_measure(with(k, FP32, set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
+    kernel_measure(tensors(k, "f", set), [=](void **t) { buffer_zero(t[0], set * sizeof(grad_t)); });
 }
 
 // Operations after attention: N rows of NH heads of width D, in a fused row with room for the gates.
@@ -262,35 +260,33 @@ static void kernels_of_heads(const Model *m, int B, int T) {
     int rotated = m->plan.dims.NQ + m->plan.dims.NK;
     KernelCase k =
         kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
-    with(with(k, FLOATX, n * (size_t)ld), FP32, (size_t)T * (size_t)D);
+    tensors(k, "xf", n * (size_t)ld, (size_t)T * (size_t)D);
     kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, 0); });
     k.name = "rope_backward";
     kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, 0); });
     k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
                     D);
-    with(with(with(k, FLOATX, heads), FLOATX, 2 * heads), FLOATX, n * (size_t)ld);
+    tensors(k, "xxx", heads, 2 * heads, n * (size_t)ld);
     kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, 1, true); });
     k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
                     D);
-    with(with(with(with(with(k, FLOATX, 2 * heads), FLOATX, n * (size_t)ld), FLOATX, heads), FLOATX, 2 * heads), FLOATX,
-         n * (size_t)ld);
+    tensors(k, "xxxxx", 2 * heads, n * (size_t)ld, heads, 2 * heads, n * (size_t)ld);
     kernel_measure(k, [=](void **t) { diff_combine_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ld, 1, true); });
     k = kernel_case("sink_forward", (double)sink_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    kernel_measure(with(with(with(k, FLOATX, heads), FP32, maps), FLOATX, (size_t)NH),
-                   [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
+    kernel_measure(tensors(k, "xfx", heads, maps, NH), [=](void **t) { sink_forward(X(0), F(1), X(2), B, T, NH, D); });
     k = kernel_case("sink_backward", (double)sink_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH, D);
-    with(with(with(with(with(k, FP32, (size_t)NH), FLOATX, heads), FLOATX, heads), FP32, maps), FLOATX, (size_t)NH);
+    tensors(k, "fxxfx", NH, heads, heads, maps, NH);
     kernel_measure(k, [=](void **t) { sink_backward(F(0), X(1), X(2), F(3), X(4), B, T, NH, D); });
     for (int width = 1; width <= D; width += D - 1) {
         int ldg = (int)round_up((size_t)(NH * width), 64);
         size_t gates = n * (size_t)ldg;
         k = kernel_case("gate_forward", (double)gate_forward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
                         NH, D, width);
-        kernel_measure(with(with(with(k, FLOATX, heads), FLOATX, heads), FLOATX, gates),
+        kernel_measure(tensors(k, "xxx", heads, heads, gates),
                        [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width); });
         k = kernel_case("gate_backward", (double)gate_backward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
                         NH, D, width);
-        with(with(with(with(with(k, FLOATX, heads), FLOATX, gates), FLOATX, heads), FLOATX, heads), FLOATX, gates);
+        tensors(k, "xxxxx", heads, gates, heads, heads, gates);
         kernel_measure(k, [=](void **t) { gate_backward(X(0), X(1), X(2), X(3), X(4), N, NH, D, ldg, width); });
         if (D == 1) break;
     }
@@ -311,11 +307,11 @@ static void kernels_of_products(const Model *m, int N) {
         size_t in = (size_t)rows * (size_t)IC, out = (size_t)rows * (size_t)ldy, weight = (size_t)IC * (size_t)OC;
         KernelCase k = kernel_case("matmul_forward", 0, matmul_forward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
                                    layers[i].name, rows, IC, OC);
-        kernel_measure(with(with(with(k, FLOATX, out), FLOATX, in), FLOATX, weight),
+        kernel_measure(tensors(k, "xxx", out, in, weight),
                        [=](void **t) { matmul_forward(X(0), X(1), X(2), rows, IC, OC, ldy); });
         k = kernel_case("matmul_backward", 0, matmul_backward_flops(rows, IC, OC), "%s: N %d IC %d OC %d",
                         layers[i].name, rows, IC, OC);
-        with(with(with(with(with(k, FLOATX, in), FP32, weight), FLOATX, out), FLOATX, in), FLOATX, weight);
+        tensors(k, "xfxxx", in, weight, out, in, weight);
         kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy, true); });
     }
 }
@@ -336,7 +332,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
                                "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
                                quotable(attention_backend()));
-    with(with(with(with(with(k, FLOATX, out), FP32, lse), FLOATX, fused), FLOATX, fused), FLOATX, out);
+    tensors(k, "xfxxx", out, lse, fused, fused, out);
     kernel_measure(k, [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);
     });

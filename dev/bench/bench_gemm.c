@@ -1,11 +1,11 @@
 /*
-bench_gemm.c: which library should multiply? OpenBLAS against oneDNN, alternating in one run, on the products of a
-training step: y = x W^T, dx = dy W, dW = dy^T x for rows N, inputs IC and outputs OC of the layers named below.
+bench_gemm.c: compares OpenBLAS and oneDNN, alternating in one run, on the products of a training step: y = x W^T,
+dx = dy W, dW = dy^T x for N rows, IC inputs and OC outputs of the layers below.
 
   cc -O2 -fopenmp -o build/bench_gemm dev/bench/bench_gemm.c -lopenblas -ldnnl && build/bench_gemm
 
-Needs both libraries (Debian: libopenblas-openmp-dev libdnnl-dev). Prints GFLOP/s, the
-best of REPEATS, and the ratio OpenBLAS / oneDNN.
+Requires both libraries (Debian: libopenblas-openmp-dev libdnnl-dev). Prints GFLOP/s, the best of REPEATS, and the ratio
+OpenBLAS / oneDNN.
 */
 #include <cblas.h>
 #include <dnnl.h>
@@ -26,7 +26,7 @@ static const Layer layers[] = {
     {"attention scores", 64, 64, 512},      {"attention values", 64, 512, 64},
 };
 
-// C (M x N) = op(A) op(B), row-major; seconds of the best repeat.
+// Seconds for C (M x N) = op(A) op(B), row-major.
 static double seconds(int dnnl, char ta, char tb, int M, int N, int K, const float *A, const float *B, float *C) {
     int lda = ta == 'T' ? M : K, ldb = tb == 'T' ? K : N;
     double start = omp_get_wtime();

@@ -1,17 +1,16 @@
-"""Our CPU trainer against PyTorch and llm.c, in turns in one run: same shapes, same threads.
+"""Compares the speed of the CPU trainer with PyTorch and llm.c, in turns in one run: same shapes, same threads.
 
-  dev/bench/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+  --torch     a Python with torch 2.5 or later (python3); none: without PyTorch
+  --llmc      a checkout of karpathy/llm.c (default: without llm.c)
+  CASE        PRESET,ATTENTION,KV_HEADS,B,T; KV_HEADS 0: the preset's (default: CASES below). llm.c runs the cases of a
+              124m baseline with 12 key/value heads: its GPT-2 has the same products (an MLP of two matrices of 768 x
+              3072 instead of three of 768 x 2048), and also biases, learned positions and LayerNorm.
 
-  --torch     a Python with torch 2.5 or later (python3); leave PyTorch out with --torch none
-  --llmc      a checkout of karpathy/llm.c; without it llm.c is left out
-  CASE        PRESET,ATTENTION,KV_HEADS,B,T, KV_HEADS 0 for the preset's (a list below). llm.c joins the cases of a
-              124m baseline with 12 key/value heads: its GPT-2 has the same products (its MLP is two matrices of
-              768 x 3072, ours three of 768 x 2048), besides biases, learned positions and LayerNorm.
-
-Needs build/bench (make build/bench). Every participant does one step when it is its turn, while the others wait; the
-ratio is the median over the rounds of (its time / our time). PyTorch runs eagerly and compiled; llm.c, which cannot
-be asked for a step, is stopped with SIGSTOP between its turns, and a step that was stopped is not counted. Its
-program is compiled from a copy with other B and T, with its own flags, from random weights and tokens made here.
+Requires build/bench (make build/bench). Each program runs one step in its turn while the others wait. The ratio is the
+median over the rounds of (its time / our time). PyTorch runs eagerly and compiled. llm.c cannot run single steps: it is
+stopped with SIGSTOP between its turns, and an interrupted step is not counted. It is compiled from a copy with other B
+and T, with its own flags, and starts from random weights and tokens.
 """
 
 import argparse
@@ -34,8 +33,8 @@ CASES = [
 ]
 
 
-class Asked:
-    """A program that does a step for each line on its stdin."""
+class StepServer:
+    """A program that runs a step for each line on its stdin."""
 
     def __init__(self, name, command, env=None):
         self.name = name
@@ -49,7 +48,7 @@ class Asked:
         self.process.stdin.flush()
         line = self.process.stdout.readline()
         if not line:
-            sys.exit(f"bench_peers.py: {self.name} ended in the middle")
+            sys.exit(f"bench_peers.py: {self.name} ended early")
         return float(line)
 
     def close(self):
@@ -58,7 +57,7 @@ class Asked:
 
 
 class Llmc:
-    """llm.c's train_gpt2, let run for two steps at a time, of which the second is counted."""
+    """train_gpt2 of llm.c. It runs two steps at a time, of which the second is counted."""
 
     name = "llm.c"
 
@@ -76,24 +75,10 @@ class Llmc:
         )
         with open(os.path.join(work, "train.c"), "w") as f:
             f.write(source)
-        flags = "-Ofast -Wno-unused-result -Wno-ignored-pragmas -Wno-unknown-attributes -march=native -fopenmp -DOMP".split()
-        subprocess.run(
-            [
-                "cc",
-                *flags,
-                "-I",
-                directory,
-                "-I",
-                os.path.join(directory, "llmc"),
-                "-o",
-                "train",
-                "train.c",
-                "-lm",
-                "-lgomp",
-            ],
-            cwd=work,
-            check=True,
-        )
+        flags = "-Ofast -Wno-unused-result -Wno-ignored-pragmas -Wno-unknown-attributes -march=native -fopenmp -DOMP"
+        includes = ["-I", directory, "-I", os.path.join(directory, "llmc")]
+        command = ["cc", *flags.split(), *includes, "-o", "train", "train.c", "-lm", "-lgomp"]
+        subprocess.run(command, cwd=work, check=True)
         write_gpt2(os.path.join(work, "gpt2_124M.bin"))
         data = os.path.join(work, "dev/data/tinyshakespeare")
         os.makedirs(data)
@@ -112,7 +97,7 @@ class Llmc:
             if took:
                 os.kill(self.process.pid, signal.SIGSTOP)
                 return float(took[1])
-        sys.exit("bench_peers.py: llm.c ended in the middle")
+        sys.exit("bench_peers.py: llm.c ended early")
 
     def turn(self):
         os.kill(self.process.pid, signal.SIGCONT)
@@ -127,7 +112,7 @@ class Llmc:
 
 
 def write_gpt2(path):
-    """Random weights in the file format that llm.c's trainer starts from (version 3, fp32, vocabulary padded)."""
+    """Random weights in the format of llm.c (version 3, fp32, padded vocabulary)."""
     L, C, V, Vp, T = 12, 768, 50257, 50304, 1024
     header = array.array("i", [20240326, 3, T, V, L, 12, C, Vp] + [0] * 248)
     layer = 2 * C + 3 * C * C + 3 * C + C * C + C + 2 * C + 4 * C * C + 4 * C + 4 * C * C + C
@@ -148,17 +133,17 @@ def write_shard(path, count):
 def compare(case, options):
     preset, attention, kv, B, T = case.split(",")
     threads = str(options.threads)
-    players = [Asked("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
+    players = [StepServer("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
     if options.torch != "none":
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
         command = [options.torch, script, preset, attention, kv, B, T, "--threads", threads]
-        players += [Asked("PyTorch", command), Asked("PyTorch compiled", command + ["--compile"])]
+        players += [StepServer("PyTorch", command), StepServer("PyTorch compiled", command + ["--compile"])]
     if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):
         players.append(Llmc(options.llmc, int(B), int(T), options.threads))
     times = {p.name: [] for p in players}
     for p in players:
-        if not isinstance(p, Llmc):  # which has done a step already
-            p.turn()  # the first step prepares
+        if not isinstance(p, Llmc):
+            p.turn()  # the first step is not counted
     for _ in range(options.rounds):
         for p in players:
             times[p.name].append(p.turn())
@@ -168,10 +153,8 @@ def compare(case, options):
     for p in players:
         ms = statistics.median(times[p.name])
         ratio = statistics.median(t / o for t, o in zip(times[p.name], times["diffv2.c"]))
-        print(
-            f"  {p.name:18} {ms:10.1f} ms {1e3 * int(B) * int(T) / ms:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}",
-            flush=True,
-        )
+        rate = 1e3 * int(B) * int(T) / ms
+        print(f"  {p.name:18} {ms:10.1f} ms {rate:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}", flush=True)
 
 
 def main():

@@ -1,31 +1,31 @@
-"""The model of train_diffv2.c in plain PyTorch, to compare speed with: baseline and diff_v2.
+"""The model of train_diffv2.c in plain PyTorch, for comparisons of speed: baseline and diff_v2.
 
-One optimizer step for each line on stdin, its milliseconds on stdout (see dev/bench/bench_peers.py and dev/gpu_check.sh).
+Runs one optimizer step for each line on stdin and prints its milliseconds (see dev/bench/bench_peers.py and
+dev/gpu_check.sh). It uses scaled_dot_product_attention, cross_entropy and fused AdamW of PyTorch, and random tokens.
 
-usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile]
-    KV_HEADS 0: the preset's. torch's scaled_dot_product_attention, cross_entropy and fused AdamW; random tokens.
+Usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile]
+    KV_HEADS 0: the preset's
     cpu     fp32
-    cuda    as people train there: fp32 weights, moments and gradients, autocast to bf16, the residual stream in bf16; SDPA
-            with grouped key/value heads, by whichever of its kernels torch takes; TF32 for what stays fp32
+    cuda    the usual mixed precision: fp32 weights, moments and gradients, autocast to bf16, residual stream in bf16;
+            SDPA with grouped key/value heads, by the kernel that PyTorch selects; TF32 for the rest
 """
 
 import argparse
 import contextlib
+import re
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-PRESETS = {  # layers, hidden, heads, key/value heads, head dim, MLP, vocabulary (llmc/model/presets.h)
-    "tiny": (4, 128, 4, 2, 32, 352, 256),
-    "small": (8, 256, 4, 2, 64, 704, 256),
-    "124m": (12, 768, 12, 6, 64, 2048, 50257),
-    "350m": (24, 1024, 16, 8, 64, 2752, 50257),
-    "1.4b": (24, 2048, 16, 16, 128, 5504, 100288),
-    "3b": (28, 3072, 24, 24, 128, 8192, 100288),
-}
+HEADER = Path(__file__).resolve().parents[2] / "llmc/model/presets.h"
+PRESETS = {}  # layers, hidden, heads, key/value heads, head dim, MLP, vocabulary
+for name, numbers in re.findall(r'SHAPES\("([\w.]+)",([ \d,]+)\)', HEADER.read_text()):
+    L, C, NH, NKV, _, D, width, _, V = map(int, numbers.split(","))
+    PRESETS[name] = (L, C, NH, NKV, D, width, V)
 
 
 def rotate(x, cos, sin):
@@ -53,7 +53,7 @@ class Block(nn.Module):
     def attend(self, q, k, v):
         if q.is_cuda:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.NQ != self.NKV)
-        group = self.NQ // self.NKV  # on the CPU this is the faster way
+        group = self.NQ // self.NKV  # faster on the CPU
         return F.scaled_dot_product_attention(
             q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal=True
         )
@@ -110,7 +110,7 @@ def main():
     o = parse_arguments()
     cuda = o.device == "cuda"
     if cuda and not torch.cuda.is_available():
-        sys.exit("bench_torch.py: torch sees no GPU")
+        sys.exit("bench_torch.py: PyTorch finds no GPU")
     if o.threads:
         torch.set_num_threads(o.threads)
     torch.manual_seed(1)

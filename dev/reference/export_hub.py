@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """
-export_hub.py CHECKPOINT OUT: a checkpoint as a directory to upload or to hand on.
+Exports a checkpoint as a directory for the Hugging Face Hub.
 
-OUT gets config.json with an `auto_map`, modeling_diffv2.py, which it names, and the weights, so that
-AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a
-Llama and needs no code, unless its heads do not divide its hidden size, which transformers 5 refuses
-in a Llama: such a one is exported as diffv2 with attention "baseline". train_diffv2 --init reads OUT
-too. Optimizer and trainer state stay behind. Weights are copied, not linked: a program that saves
-into OUT must not write into the checkpoint. Needs nothing but Python.
+OUT contains config.json with an `auto_map`, modeling_diffv2.py, and the weights, so that
+AutoModelForCausalLM.from_pretrained(OUT, trust_remote_code=True) opens it anywhere. A baseline is a Llama and needs no
+code, unless its heads do not divide its hidden size, which transformers 5 refuses: it is then exported as diffv2 with
+attention "baseline". train_diffv2 --init reads OUT too. Optimizer and trainer state are not exported. Weights are
+copied, not linked: a program that saves into OUT must not change the checkpoint. Requires nothing but Python.
+
+Usage: export_hub.py CHECKPOINT OUT
 """
 
 import json

@@ -1,5 +1,5 @@
 """
-The model as plain tensor code: what every other implementation of it is compared with.
+The model as plain tensor code, the reference for all other implementations.
 
   block    x += Wo attention(rmsnorm(x));  x += Wdown (silu(Wgate y) * (Wup y)), y = rmsnorm(x)
   head     logits = Wlm rmsnorm(x), Wlm = the embedding when tied;  loss = mean cross-entropy, nats
@@ -8,7 +8,7 @@ The model as plain tensor code: what every other implementation of it is compare
            D head_dim, NH num_attention_heads, NKV num_key_value_heads;
            derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,
            DQ width of queries and keys, DV width of values; always H*DV = NH*D
-  numerics whatever dtype the weights have; nothing is fused, cached or approximated
+  numerics the dtype of the weights; nothing is fused, cached or approximated
 """
 
 import math
@@ -25,7 +25,7 @@ Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
 
 
 def variant_of(config):
-    return VARIANTS[config.get("attention", "baseline")]  # a plain Llama config has no such key
+    return VARIANTS[config.get("attention", "baseline")]  # the configuration of a Llama has no such key
 
 
 def shape_of(config):
@@ -36,12 +36,12 @@ def shape_of(config):
     if NH % NKV or NKV % v.merge or s.DQ % 2:
         raise ValueError(f"NH {NH}, NKV {NKV}, D {D}: heads do not divide")
     if v.pair == "half" and NKV == 1:
-        raise ValueError("with one KV head both heads of a pair read the same group: no ablation")
+        raise ValueError("with one KV head both heads of a pair read the same group")
     return s
 
 
-# The factor of the second map, given the layer's weights w, its normed input x (B,T,C) and its
-# index. The projected ones are per token and head, (B,T,H,1); the others broadcast.
+# The factor of the second map, from the weights w of the layer, its normed input x (B,T,C) and its index. Projected
+# factors are per token and head, (B,T,H,1); the others broadcast.
 def projected_lambda(w, x):
     return (x @ w["self_attn.lambda_proj.weight"].T)[..., None]
 
@@ -82,7 +82,7 @@ def rope(x, theta):
 
 
 def causal_softmax(scores, sink):
-    """scores (B,H,T,T); sink None or (H,): a logit that takes mass and returns nothing."""
+    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped."""
     T = scores.shape[-1]
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     scores = scores.masked_fill(future, -math.inf)
@@ -148,8 +148,8 @@ def loss(config, weights, tokens, targets):
 
 
 def tensor_table(config):
-    """(name, shape, centre, deviation) of every tensor, in the order of a checkpoint. The last two
-    are for tests, where no gradient should be negligible; training starts from other values."""
+    """(name, shape, center, deviation) of every tensor, in the order of a checkpoint. The last two are for tests, in
+    which no gradient may be negligible; training starts from other values."""
     v, s = variant_of(config), shape_of(config)
     V, C, F_ = config["vocab_size"], config["hidden_size"], config["intermediate_size"]
     NH, ND = config["num_attention_heads"], config["num_attention_heads"] * config["head_dim"]
@@ -186,11 +186,11 @@ def tensor_table(config):
 
 
 def init(config, seed):
-    """Random float64 weights that float32 represents exactly. Uniform, because that takes exact
-    arithmetic only: every machine draws the same bits."""
+    """Random float64 weights that float32 represents exactly. They are uniform, which requires exact arithmetic only:
+    every machine draws the same bits."""
     random, weights = np.random.RandomState(seed), {}
-    for name, shape, centre, deviation in tensor_table(config):
+    for name, shape, center, deviation in tensor_table(config):
         u = 2 * random.random_sample(shape) - 1  # deviation 1/sqrt(3)
-        values = np.float32(centre + deviation * math.sqrt(3) * u)
+        values = np.float32(center + deviation * math.sqrt(3) * u)
         weights[name] = torch.from_numpy(values.astype(np.float64))
     return weights

@@ -1,15 +1,15 @@
 """
-The model for the transformers library: opens checkpoints as train_diffv2 writes them, all eleven
-attention variants. Importing it registers model_type "diffv2", after which
+The model for the transformers library. It opens checkpoints of train_diffv2, with all eleven attention variants.
+Importing it registers model_type "diffv2", after which
 
   AutoModelForCausalLM.from_pretrained("out/checkpoints/step_00001000", trust_remote_code=True)
 
-works. A directory that opens without the import carries this file, which therefore stands alone;
-export_hub.py makes one. Equations and legend are those of model.py, and attention is as plain: a
-T x T matrix per head and map, and no cache, so generate() computes the whole text for each token.
+works. A directory that opens without the import (export_hub.py writes one) contains this file, which therefore depends
+on no other file. Equations and legend are those of model.py. Attention computes a T x T matrix per head and map, and
+there is no cache: generate() computes the whole text for each token.
 
-  numerics  parameters and activations in the dtype the model was loaded with; angles float64;
-            softmax, norms and loss at least float32
+  numerics  parameters and activations have the dtype of the loaded model; angles are float64; softmax, norms and loss
+            at least float32
 """
 
 import math
@@ -57,7 +57,7 @@ Shape = namedtuple("Shape", "H NQ NK NV DQ DV")
 
 
 class DiffV2Config(PretrainedConfig):
-    """config.json of a checkpoint; a plain Llama config has no key `attention`."""
+    """config.json of a checkpoint. That of a Llama has no key `attention`."""
 
     model_type = "diffv2"
 
@@ -116,7 +116,7 @@ def rotate(x, cos, sin):
 
 
 def causal_softmax(scores, sink):
-    """scores (B,H,T,T); sink None or (H,): a logit that takes mass and returns nothing."""
+    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped."""
     T = scores.shape[-1]
     future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(1)
     scores = scores.masked_fill(future, -math.inf)
@@ -141,7 +141,7 @@ class Attention(nn.Module):
         if v.lambda_ == "exp":
             for name in ("q1", "k1", "q2", "k2"):
                 self.register_parameter("lambda_" + name, nn.Parameter(0.1 * torch.randn(D)))
-        if v.lambda_ == "scalar":  # `lambda` is a word of Python's own
+        if v.lambda_ == "scalar":  # a keyword of Python
             self.register_parameter("lambda", nn.Parameter(torch.full((1,), self.lambda_init)))
         if v.gate != "none":
             self.gate_proj = nn.Linear(C, NH if v.gate == "head" else NH * D, bias=False)
@@ -152,7 +152,7 @@ class Attention(nn.Module):
             self.sinks = nn.Parameter(torch.zeros(NH))
 
     def factor(self, x):
-        """Of the second map: (B,T,H,1) when projected from x, else one number."""
+        """The factor of the second map: (B,T,H,1) when projected from x, else one number."""
         kind = self.variant.lambda_
         if kind in ("sigmoid", "linear"):
             projected = self.lambda_proj(x)[..., None]
@@ -244,11 +244,10 @@ class DiffV2ForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def forward(self, input_ids, attention_mask=None, labels=None, use_cache=None, return_dict=None):
-        """input_ids (B,T) -> logits (B,T,V). With labels (B,T), which are the inputs or -100 for "not
-        this one", also the mean cross-entropy of logits t and label t+1, in nats: windows of T+1
-        tokens give the trainer's loss over T."""
+        """input_ids (B,T) -> logits (B,T,V). With labels (B,T), the inputs or -100 for tokens to ignore, also the mean
+        cross-entropy of logits t and label t+1 in nats: windows of T+1 tokens give the trainer's loss over T."""
         if attention_mask is not None and (attention_mask.dim() != 2 or not bool(attention_mask.all())):
-            raise ValueError("attention_mask masks tokens; there is no padding here: give sequences of one length")
+            raise ValueError("attention_mask masks tokens, but padding is not supported: use sequences of one length")
         logits = self.lm_head(self.model(input_ids))
         loss = None
         if labels is not None:

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """
-Tests of what passes between train_diffv2 and the transformers library, in both directions: loss and
-gradients of every parameter, from the same directory and the same tokens, must agree.
+Tests of the exchange between train_diffv2 and the transformers library, in both directions: loss and gradients of every
+parameter must agree for the same directory and the same tokens.
 
-  tolerance  of a tensor's largest element. float64 1e-10: the order of summation. float32 2e-4: sums
-             of a few hundred products, and gradients that are differences of larger numbers.
-  needs      PyTorch 2.4, transformers 4.57, numpy or newer, and train_diffv2 built in the repository's root
+  tolerance  relative to the largest element of a tensor. float64 1e-10: order of summation. float32 2e-4: sums of a few
+             hundred products, and gradients that are differences of larger numbers.
+  requires   PyTorch 2.4, transformers 4.57 and numpy, or later, and train_diffv2 in the root of the repository
 """
 
 import json
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 WORK = tempfile.TemporaryDirectory(prefix="diffv2_hub_")
-os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before transformers reads them
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=WORK.name)  # before the import of transformers
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ FIXTURES = Path(WORK.name) / "fixtures"  # a directory for each file
 for fixture in FIXTURE_FILES.iterdir():
     unpack(fixture, FIXTURES / fixture.stem)
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4}
-WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of any passed comparison
+WORST = {torch.float64: 0.0, torch.float32: 0.0}  # largest difference of a passed comparison
 B, T, V = 3, 16, 37  # V: the smallest of the fixtures
 
 
@@ -115,7 +115,7 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
         T = json.loads((path / "config.json").read_text())["max_position_embeddings"]
         batch = windows(arrays["tokens"], len(arrays["tokens"]) // T, T)
         expected = {n.removeprefix("grad."): a for n, a in arrays.items() if n == "loss" or n.startswith("grad.")}
-        llama = path.name.startswith("baseline")  # whose own class computes norms and angles in float32
+        llama = path.name.startswith("baseline")  # whose class computes norms and angles in float32
         model = open_model(path)
         exact = open_model(path, torch.float64, DiffV2ForCausalLM if llama else AutoModelForCausalLM)
         assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
@@ -125,7 +125,7 @@ def test_every_fixture_opens_with_its_loss_and_gradients():
 
 
 def test_checkpoints_of_every_variant_open_as_written_with_the_programs_loss_and_gradients():
-    for fixture in sorted(FIXTURES.iterdir()):  # a start from which no gradient is negligible; a is untied, b tied
+    for fixture in sorted(FIXTURES.iterdir()):  # no gradient is negligible; a is untied, b tied
         path = train(fixture.name, "--init", fixture)
         model, llama = open_model(path), fixture.name.startswith("baseline")
         assert type(model) is (LlamaForCausalLM if llama else DiffV2ForCausalLM), type(model)
@@ -203,7 +203,7 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
         20,
         "--vocab",
         V,
-    )  # 24 is no multiple of 7: no Llama in transformers 5
+    )  # 24 is not a multiple of 7: transformers 5 refuses such a Llama
     paths = sorted(FIXTURES.iterdir()) + [odd]
     exported = []
     for path in paths:
@@ -222,7 +222,7 @@ def test_exported_directories_open_where_the_code_was_never_imported_and_in_the_
         for model in (
             open_model(path, model_class=DiffV2ForCausalLM if path is odd else AutoModelForCausalLM),
             open_model(out),
-        ):  # here, where the code was imported too
+        ):  # in this process, which has imported the code
             assert abs(model(input_ids=batch, labels=batch).loss.item() - float(loss)) < 1e-6, path.name
         if path is odd:
             expect_close(gradients_of_model(model), gradients_of_program(out), torch.float32, "odd heads")
@@ -238,7 +238,7 @@ def test_what_transformers_saves_of_our_models_loads_in_the_program():
         expect_close(gradients_of_program(path), gradients_of_model(model), torch.float32, fixture.name)
 
 
-# Llama directories as transformers writes them.
+# Llama directories that transformers writes.
 LLAMAS = [
     # dtype      tied   NH NKV  D theta     shards    rope_theta is   why
     ("float32", False, 4, 4, 8, 10000.0, "1GB", "as saved"),  # the plainest
@@ -265,7 +265,7 @@ def llama_directory(path, dtype="float32", tied=False, NH=4, NKV=2, D=8, theta=5
         **more,
     )
     model, generator = LlamaForCausalLM(config), torch.Generator().manual_seed(7)
-    with torch.no_grad():  # such that no gradient is negligible
+    with torch.no_grad():  # no gradient is negligible
         for p in model.parameters():
             p.copy_(0.25 * torch.randn(p.shape, generator=generator) + (p.dim() == 1))
     model.to(getattr(torch, dtype)).save_pretrained(path, max_shard_size=shards)
@@ -288,7 +288,7 @@ def test_llama_directories_of_transformers_load_as_baseline_with_its_loss_and_gr
         expect_close(gradients_of_program(path), expected, torch.float32, f"Llama {case} {place}")
 
 
-# What the program has no place for: the configuration or the keys added to a good one, and the words it must name.
+# Unsupported features: the configuration, or the keys added to a valid one, and the words of the message.
 SCALINGS = [
     dict(rope_type="linear", factor=2.0),
     dict(rope_type="dynamic", factor=2.0),
@@ -336,7 +336,7 @@ def test_what_the_program_has_no_place_for_is_refused_by_name():
     for more, word in REFUSED_KEYS:
         write({**config, **more})
         expect_refusal(path, word)
-    write({**config, "rope_scaling": {"rope_type": "default"}})  # says in so many words that there is none
+    write({**config, "rope_scaling": {"rope_type": "default"}})  # the default: no scaling
     gradients_of_program(path)
     for name in REFUSED_CLASSES:
         other = getattr(transformers, name + "Config")()

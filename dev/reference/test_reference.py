@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """
-Tests of model.py on its own: identities between variants, and a second formulation of attention.
+Tests of model.py: identities between variants, and a second formulation of attention.
 
-All in double precision on the shapes of the fixtures. Values are of order 1 and sums have fewer
-than 200 terms, so that two correct formulations agree to about 1e-14; 1e-12 leaves room.
+All use double precision and the shapes of the fixtures. Values are of order 1 and sums have fewer than 200 terms, so
+two correct formulations agree to about 1e-14; the tolerance is 1e-12.
 """
 
 import math
@@ -46,7 +46,7 @@ def expect_different(a, b, what):
 
 
 def attention_by_loops(config, w, x, layer):
-    """x (T,C) -> (T,C): the design's table once more, one head and one query at a time."""
+    """x (T,C) -> (T,C): attention with loops over heads and queries, independent of model.py."""
     name = config.get("attention", "baseline")
     NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     group, T, w = NH // NKV, len(x), {n: t.numpy() for n, t in w.items()}

@@ -1,31 +1,32 @@
+// clang-format off
 /*
-comm_nccl.cuh: comm.h for operations on GPUs, over NCCL. One process per GPU, started by mpirun (MPI serves for the
-start alone) or by srun without any MPI.
+comm_nccl.cuh: the backend of comm.h for operations on GPUs, over NCCL. One process per GPU, started by mpirun (MPI is
+used only at the start) or by srun without MPI.
 
-  order     Collectives run on a stream of their own, nccl.stream, beside main_stream. Each waits there for what
-            main_stream had to do when it was begun; comm_wait makes main_stream wait for it. Both by events: the host
-            waits for neither, and goes on queueing.
-  host      comm_gather and comm_broadcast take host memory through pinned and device memory and the same stream. They
-            are for small things and for moments at which the host waits anyway.
-  numerics  fp32 gradients are summed by NCCL, whose order follows from its version, the topology and the number of
-            ranks, not from chance: runs are repeatable bit for bit on the same machines. The sums of switches (NVLS)
-            are not, so they are off unless NCCL_NVLS_ENABLE asks for them. All ranks have the same bits after an
-            all-gather.
-  time      wait_seconds: by events around each wait of main_stream that there was, and the host's own
+  order     Collectives run on their own stream, nccl.stream, beside main_stream. A collective waits for the work that
+            main_stream had when it was started; comm_wait makes main_stream wait for the collective. Both use events,
+            so the host does not wait and continues to queue work.
+  host      comm_gather and comm_broadcast move host memory through pinned and device memory on the same stream. They
+            are for small data, where the host waits anyway.
+  numerics  NCCL sums fp32 gradients in an order that depends on its version, the topology and the number of ranks.
+            Runs are repeatable bit for bit on the same machines. The sums of switches (NVLS) are not repeatable, so
+            NVLS is disabled unless NCCL_NVLS_ENABLE is set. All ranks have the same bits after an all-gather.
+  time      wait_seconds: events around each wait of main_stream, plus the waits of the host
   watchdog  comm_nccl_watch.cuh
   source    NCCL user guide: stream semantics; fault tolerance; environment variables. NVLS: issue 1497 of NVIDIA/nccl
 */
+// clang-format on
 #ifndef LLMC_COMM_NCCL_CUH
 #define LLMC_COMM_NCCL_CUH
 #include "../cuda/kernel_utils.cuh"
 #include "comm_nccl_watch.cuh"
 
-// ---- begin
+// ---- initialisation
 
-// Two slices of a GPU (MIG) have the same: NCCL takes one rank per bus address, whatever the UUIDs.
+// Two MIG slices of a GPU have the same identity: NCCL accepts one rank per bus address, whatever the UUIDs.
 static inline uint64_t nccl_device_identity(const cudaDeviceProp *facts) {
     char machine[40] = "", text[100];
-    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "r"); // host names may be equal
+    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "r"); // host names may not be unique
     bool known = boot && fgets(machine, sizeof(machine), boot);
     if (boot) fclose(boot);
     if (!known) return XXH3_64bits(&facts->uuid, sizeof(facts->uuid));
@@ -33,7 +34,7 @@ static inline uint64_t nccl_device_identity(const cudaDeviceProp *facts) {
     return XXH3_64bits(text, strlen(text));
 }
 
-// On the machine's GPU of the same number; where each process sees one of its own, on that.
+// Selects the GPU with the local rank's number, or the only GPU that the process sees. Returns the number of GPUs.
 static inline int nccl_choose_device(const Launch *l, cudaError_t *status) {
     int count = 0;
     cudaDeviceProp facts;
@@ -53,8 +54,7 @@ static inline void nccl_refuse_shared_devices(void) {
             uint64_t mine = a ? watch.peers[a].last.device : watch.device,
                      other = b ? watch.peers[b].last.device : watch.device;
             CHECK(mine != other || mine == 0,
-                  "ranks %d and %d (%s) would share one GPU: start at most one process per GPU, slices of one (MIG) "
-                  "included",
+                  "ranks %d and %d (%s) would share one GPU: start at most one process per GPU, also with MIG slices",
                   b, a, watch.peers[a].last.host);
         }
 }
@@ -63,12 +63,12 @@ static inline Launch nccl_launch(int launched) {
     if (launch_uses_slurm()) return launch_by_slurm(launched);
 #ifdef USE_MPI
     Launch l = launch_by_mpi(launched);
-    MPI_OK(MPI_Finalize()); // all that it was for
+    MPI_OK(MPI_Finalize()); // used only for the start
     return l;
 #else
     CHECK(false,
-          "started as one of %d processes by mpirun, but this program was built without MPI: start it with srun, or "
-          "get OpenMPI (scripts/install_deps.sh --with-mpi), then make",
+          "started as one of %d processes by mpirun, but this program was built without MPI: use srun, or install "
+          "OpenMPI (scripts/install_deps.sh --with-mpi) and run make",
           launched);
     Launch none;
     memset(&none, 0, sizeof(none));
@@ -86,17 +86,18 @@ static inline void comm_open(double start_timeout) {
     setenv("NCCL_NVLS_ENABLE", "0", 0); // see numerics
     ncclResult_t id_status = l.rank == 0 && count > 0 ? ncclGetUniqueId(&nccl.id) : ncclSuccess;
     watch_open(comm.rank, comm.ranks, &l.address, start_timeout, &nccl.id, sizeof(nccl.id));
-    // from here on rank 0 says once what several ranks have to say
+    // from here on rank 0 prints errors that several ranks have, once
     CHECK(count > 0, "no CUDA device: %s; train_diffv2 is the program for CPUs",
           status == cudaSuccess ? "none is installed" : cudaGetErrorString(status));
-    CHECK(launch_gpus_per_task() <= 1,
-          "srun gives each process %d GPUs, and a rank uses one: start a task for each GPU, with --gpus-per-task=1 or "
-          "with equal numbers for --gpus-per-node and --ntasks-per-node",
-          launch_gpus_per_task());
+    CHECK(
+        launch_gpus_per_task() <= 1,
+        "srun gives each process %d GPUs, and a rank uses one: start one task per GPU, with --gpus-per-task=1 or with "
+        "equal numbers for --gpus-per-node and --ntasks-per-node",
+        launch_gpus_per_task());
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
     CHECK(nccl.device < count,
           "%d processes on a machine with %d GPUs%s%.60s%s: start at most one process per GPU, each of which sees one "
-          "GPU or all",
+          "GPU or all of them",
           comm.ranks_here, count, visible ? " in CUDA_VISIBLE_DEVICES='" : "", visible ? visible : "",
           visible ? "'" : "");
     CUDA_CHECK(status);
@@ -115,7 +116,7 @@ static inline size_t nccl_free_bytes(void) {
     return available;
 }
 
-// Before the first collective; all ranks come here.
+// Called by all ranks before the first collective.
 static inline void nccl_init(void) {
     int least = 0, greatest = 0;
     size_t bytes = (comm.ranks + 1) * NCCL_HOST_BYTES;
@@ -123,14 +124,15 @@ static inline void nccl_init(void) {
     assert(comm.on);
     device_start();
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
-    CUDA_CHECK(cudaStreamCreateWithPriority(&nccl.stream, cudaStreamNonBlocking, greatest)); // others wait for it
+    CUDA_CHECK(cudaStreamCreateWithPriority(&nccl.stream, cudaStreamNonBlocking,
+                                            greatest)); // high priority: other work waits for it
     nccl_make_events(nccl.come, NCCL_EVENTS, cudaEventDisableTiming);
     nccl_make_events(nccl.end, NCCL_EVENTS, cudaEventDisableTiming);
     nccl_make_events(nccl.wait_begin, NCCL_WAITS, cudaEventDefault);
     nccl_make_events(nccl.wait_end, NCCL_WAITS, cudaEventDefault);
     CUDA_CHECK(cudaMallocHost((void **)&nccl.host, bytes));
-    nccl.memory = (char *)buffer_alloc(bytes, "what ranks tell one another");
-    CUDA_CHECK(cudaStreamSynchronize(main_stream)); // it is for the other stream
+    nccl.memory = (char *)buffer_alloc(bytes, "small messages between ranks");
+    CUDA_CHECK(cudaStreamSynchronize(main_stream)); // it is used on the other stream
     size_t before = nccl_free_bytes();
     ncclComm_t handle = NULL;
     watch_wait_begin();
@@ -138,7 +140,7 @@ static inline void nccl_init(void) {
     watch_wait_end();
     nccl.handle = handle;
     nccl.own_bytes = before - min_size(before, nccl_free_bytes());
-    thread_start(&nccl.thread, nccl_watch_thread, NULL, "that watches the collectives");
+    thread_start(&nccl.thread, nccl_watch_thread, NULL, "that monitors collectives");
     watch_exit_hook = nccl_abort_at_exit;
 }
 
@@ -152,7 +154,7 @@ static inline const char *comm_library(void) {
 
 // ---- collectives
 
-// A collective on what `stream` has been given so far to do: nccl.stream waits for it.
+// Starts a collective: nccl.stream waits for the work that `stream` has so far.
 static inline uint64_t nccl_begin(cudaStream_t stream) {
     uint64_t ticket = nccl.begun + 1;
     cudaEvent_t come = nccl.come[ticket % NCCL_EVENTS];
@@ -166,7 +168,7 @@ static inline uint64_t nccl_end(uint64_t ticket) {
     return ticket;
 }
 
-// Adds up the waits that are over, or all of them.
+// Adds up the durations of waits that have ended; all: waits for the others.
 static inline void nccl_read_waits(bool all) {
     for (; nccl.waits_read < nccl.waits; nccl.waits_read++) {
         uint64_t slot = nccl.waits_read % NCCL_WAITS;
@@ -179,7 +181,7 @@ static inline void nccl_read_waits(bool all) {
 }
 
 static inline void comm_wait(uint64_t ticket) {
-    if (ticket <= nccl.awaited) return; // main_stream waits already, or has waited
+    if (ticket <= nccl.awaited) return; // main_stream already waits for it
     nccl_read_waits(nccl.waits - nccl.waits_read == NCCL_WAITS);
     uint64_t slot = nccl.waits++ % NCCL_WAITS;
     CUDA_CHECK(cudaEventRecord(nccl.wait_begin[slot], main_stream));
@@ -217,7 +219,7 @@ static inline uint64_t comm_all_gather(void *bucket, size_t piece_bytes) {
     return nccl_end(ticket);
 }
 
-// The host waits: for the whole stream, so for all that was begun before as well.
+// Waits on the host for a collective, and for all earlier ones.
 static inline void nccl_host_wait(uint64_t ticket) {
     double begin = now_seconds();
     CUDA_CHECK(cudaEventSynchronize(nccl.end[ticket % NCCL_EVENTS]));
@@ -255,14 +257,15 @@ static inline void comm_broadcast(void *data, size_t bytes) {
     }
 }
 
-// ---- memory, end
+// ---- memory, shutdown
 
-// NCCL connects ranks when they first need it, which may take seconds and memory: now, with a bucket of the size that
-// there will be. Machines that are set up wrongly (an IOMMU between two GPUs, say) deliver other bytes than were sent.
+// NCCL connects ranks at their first collective, which may take seconds and memory. This does it now, with a bucket of
+// the final size, and checks the result: misconfigured machines (an IOMMU between two GPUs, for example) deliver wrong
+// data.
 static inline void nccl_self_test(size_t bucket_bytes) {
     size_t piece = bucket_bytes / sizeof(grad_t) / comm.ranks, count = piece * comm.ranks, wrong = 0;
     size_t before = nccl_free_bytes();
-    grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for trying the collectives");
+    grad_t *bucket = (grad_t *)buffer_alloc(bucket_bytes, "a bucket for the test of collectives");
     grad_t *host = (grad_t *)checked_calloc(count, sizeof(grad_t)), ranks = (grad_t)comm.ranks;
     for (size_t i = 0; i < count; i++) host[i] = (grad_t)(i % 1021) + (grad_t)comm.rank;
     buffer_upload(bucket, host, count * sizeof(grad_t));
@@ -271,8 +274,8 @@ static inline void nccl_self_test(size_t bucket_bytes) {
     buffer_download(host, bucket, count * sizeof(grad_t));
     for (size_t i = 0; i < count; i++) wrong += host[i] != ranks * (grad_t)(i % 1021) + ranks * (ranks - 1) / 2;
     CHECK(wrong == 0,
-          "%zu of %zu sums over the GPUs arrived wrong on this rank: GPUs of this machine do not reach each other's "
-          "memory; NCCL_P2P_DISABLE=1 avoids that way",
+          "%zu of %zu sums over the GPUs are wrong on this rank: direct access between the GPUs of this machine fails; "
+          "NCCL_P2P_DISABLE=1 disables it",
           wrong, count);
     free(host);
     buffer_free(bucket);

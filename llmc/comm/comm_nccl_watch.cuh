@@ -1,17 +1,21 @@
+// clang-format off
 /*
-comm_nccl_watch.cuh: the state of comm_nccl.cuh, and how it fails: NCCL waits for ever and says little.
+comm_nccl_watch.cuh: the state of comm_nccl.cuh, and its error handling. By itself NCCL waits for ever for a failed
+rank.
 
-A thread asks the events how far this device has come, and tells the watchdog: the collectives it has come to, and since
-when it has been in one without an end. Then rank 0 knows which rank the others wait for, also when a host is stuck in a
-call of CUDA. The thread asks NCCL for its own errors as well. Whoever ends the program aborts the communicator first.
+A thread queries the events for the progress of this device and passes it to the watchdog: the collectives that the
+device has reached, and since when it has been in an unfinished one. Rank 0 then knows which rank the others wait for,
+even if a host is blocked in a CUDA call. The thread also queries NCCL's asynchronous errors. The communicator is
+aborted before the program ends.
 */
+// clang-format on
 #ifndef LLMC_COMM_NCCL_WATCH_CUH
 #define LLMC_COMM_NCCL_WATCH_CUH
 #include "../cuda/kernel_utils.cuh"
 #include "comm_launch.h"
 #include <nccl.h>
 
-#ifndef NCCL_HOST_BYTES // a rank's part of the host's collectives, and the lengths of two rings; less in tests
+#ifndef NCCL_HOST_BYTES // a rank's part of host collectives, and the lengths of two rings; smaller in tests
 #define NCCL_HOST_BYTES (16 << 10)
 #define NCCL_EVENTS 2048
 #define NCCL_WAITS 512
@@ -22,17 +26,17 @@ static struct {
     ncclUniqueId id;
     ncclComm_t handle; // NULL until the first collective
     cudaStream_t stream;
-    // of collective n: main_stream had come to it, and its end, in slot n % NCCL_EVENTS
+    // events of collective n in slot n % NCCL_EVENTS: main_stream has reached it; it has ended
     cudaEvent_t come[NCCL_EVENTS], end[NCCL_EVENTS];
-    uint64_t begun, awaited;        // the newest, and the newest that main_stream waits for
-    uint64_t come_count, end_count; // seen by the thread
+    uint64_t begun, awaited;        // the latest collective, and the latest that main_stream waits for
+    uint64_t come_count, end_count; // as seen by the thread
     cudaEvent_t wait_begin[NCCL_WAITS], wait_end[NCCL_WAITS];
-    uint64_t waits, waits_read; // waits of main_stream, and those whose time has been added up
+    uint64_t waits, waits_read; // waits of main_stream, and those whose duration was added up
     char *host, *memory;        // pinned and device memory: [1+ranks][NCCL_HOST_BYTES]
     grad_t *received;           // [piece]: --zero 2
     size_t received_bytes;
-    size_t own_bytes;  // device memory that NCCL has taken
-    bool inside, stop; // the main thread is in a call of NCCL; the thread shall end
+    size_t own_bytes;  // device memory that NCCL uses
+    bool inside, stop; // the main thread is in an NCCL call; the thread must end
     pthread_t thread;
 } nccl;
 
@@ -41,17 +45,18 @@ static struct {
 
 // ---- errors
 
-// A peer that is gone shows here as well; the watchdog, which knows which one and where, has its word first.
+// A failed peer causes an error here too. Waits so that the watchdog, which knows the rank and its step, reports it
+// first.
 static inline void nccl_failed(const char *call, ncclResult_t status) {
     for (double until = now_seconds() + 3;
          now_seconds() < until && status != ncclInvalidArgument && status != ncclInvalidUsage;)
         usleep(10000);
-    const char *text = ncclGetLastError(nccl.handle); // also where there is no communicator yet
+    const char *text = ncclGetLastError(nccl.handle); // also valid without a communicator
     char more[400];
     snprintf(more, sizeof(more), "%s", text ? text : "");
-    for (char *c = more; *c; c++) *c = iscntrl((unsigned char)*c) ? ' ' : *c; // it ends in a newline
+    for (char *c = more; *c; c++) *c = iscntrl((unsigned char)*c) ? ' ' : *c; // it ends with a newline
     if (strstr(more, "out of memory")) out_of_device_memory(0, "NCCL");
-    CHECK(false, "NCCL failed: %s (%s)%s%s; NCCL_DEBUG=WARN says more", ncclGetErrorString(status), call,
+    CHECK(false, "NCCL failed: %s (%s)%s%s; NCCL_DEBUG=WARN prints details", ncclGetErrorString(status), call,
           *more ? ": " : "", more);
 }
 
@@ -60,14 +65,14 @@ static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __
 static inline void nccl_call_begin(void) {
     NCCL_SET(inside, true);
     if (nccl_ending()) NCCL_SET(inside, false);
-    device_hold();
+    device_wait_if_ending();
 }
 static inline void nccl_call_end(const char *call, ncclResult_t status) {
     NCCL_SET(inside, false);
-    device_hold();
+    device_wait_if_ending();
     if (status != ncclSuccess) nccl_failed(call, status);
 }
-// Around the main thread's calls. While the program ends, device_hold does not return.
+// Around the main thread's calls. While the program ends, device_wait_if_ending does not return.
 #define NCCL_CHECK(call)              \
     do {                              \
         nccl_call_begin();            \
@@ -75,13 +80,13 @@ static inline void nccl_call_end(const char *call, ncclResult_t status) {
     } while (0)
 
 static inline void *nccl_abort(void *done) {
-    ncclCommAbort(nccl.handle); // whatever it says, the program ends
+    ncclCommAbort(nccl.handle); // the program ends in any case
     __atomic_store_n((bool *)done, true, __ATOMIC_SEQ_CST);
     return NULL;
 }
 
-// The watchdog's last act. An abort frees the device of collectives that will not end; it may hang itself. It must not
-// meet a call of the main thread, which comes out of one soon, unless it is stuck there.
+// The watchdog's exit hook. Aborting ends collectives that would block the device; the abort itself may hang. It must
+// not run concurrently with an NCCL call of the main thread, which normally returns soon.
 static inline void nccl_abort_at_exit(void) {
     static bool done;
     pthread_t thread;
@@ -92,7 +97,7 @@ static inline void nccl_abort_at_exit(void) {
         usleep(1000);
 }
 
-// ---- how far the device has come
+// ---- progress of the device
 
 static inline bool nccl_event_done(cudaEvent_t event) {
     cudaError_t status = cudaEventQuery(event);
@@ -103,7 +108,7 @@ static inline bool nccl_event_done(cudaEvent_t event) {
 }
 
 static inline void nccl_update_progress(void) {
-    // should a call here never return, the device is stuck, which counts as waiting
+    // if a call below never returns, the device is stuck, which counts as waiting
     if (watch_wait_start() <= 0) watch_wait_begin();
     uint64_t come = nccl.come_count, end = nccl.end_count, begun = NCCL_GET(begun);
     while (nccl.end_count < begun && nccl_event_done(nccl.end[(nccl.end_count + 1) % NCCL_EVENTS])) nccl.end_count++;
@@ -111,12 +116,12 @@ static inline void nccl_update_progress(void) {
     while (nccl.come_count < begun && nccl_event_done(nccl.come[(nccl.come_count + 1) % NCCL_EVENTS]))
         nccl.come_count++;
     bool moves = come != nccl.come_count || end != nccl.end_count, waits = nccl.come_count > nccl.end_count;
-    if (moves || !waits) watch_device(nccl.come_count, waits); // waiting since now, or not at all
+    if (moves || !waits) watch_device(nccl.come_count, waits); // it waits since now, or does not wait
 }
 
 static inline void *nccl_watch_thread(void *unused) {
     (void)unused;
-    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // cannot be: it is the main thread's
+    if (cudaSetDevice(nccl.device) != cudaSuccess) return NULL; // impossible: the main thread uses it
     while (!NCCL_GET(stop) && !nccl_ending()) {
         ncclResult_t status = ncclSuccess, asked = ncclCommGetAsyncError(nccl.handle, &status);
         if (asked != ncclSuccess || (status != ncclSuccess && status != ncclInProgress))

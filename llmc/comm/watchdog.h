@@ -114,12 +114,12 @@ __attribute__((noreturn)) static inline void watch_fail_run(WatchMessage *first,
         for (int i = 1; i < watch.peer_count; i++) {
             WatchPeer *p = &watch.peers[i];
             struct pollfd poll_one = {p->fd, POLLIN, 0};
-            if (p->gone || p->fd < 0) continue;
+            if (p->closed || p->fd < 0) continue;
             all = false;
             if (poll(&poll_one, 1, 5) <= 0) continue;
             WatchReceiveStatus receipt = watch_receive(p, &failed[count]);
             if (receipt == WATCH_NOTHING) continue;
-            p->gone = receipt != WATCH_MESSAGE || failed[count].kind != WATCH_HEARTBEAT;
+            p->closed = receipt != WATCH_MESSAGE || failed[count].kind != WATCH_HEARTBEAT;
             if (receipt == WATCH_MESSAGE && failed[count].kind == WATCH_FAILED) count++;
         }
         if (all) break;
@@ -164,7 +164,7 @@ static inline void watch_handle_message(WatchPeer *p) {
     WatchReceiveStatus receipt = watch_receive(p, &m);
     if (receipt == WATCH_NOTHING) return;
     if (receipt != WATCH_MESSAGE) {
-        __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
+        __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
         // this process was stopped; the others have reported it
         if (watch.resumed > 0 && now_seconds() - watch.resumed < watch_limit()) watch_exit(EXIT_FAILED);
         watch_report_failure(
@@ -173,20 +173,20 @@ static inline void watch_handle_message(WatchPeer *p) {
         if (watch.rank == 0) watch_end_run(EXIT_FAILED);
         watch_exit(EXIT_FAILED);
     }
-    p->heard = now_seconds();
+    p->last_received = now_seconds();
     if (m.kind == WATCH_END) watch_exit(m.status);
     p->last = m;
-    if (m.kind == WATCH_GOODBYE) __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
+    if (m.kind == WATCH_GOODBYE) __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
     if (m.kind != WATCH_FAILED) return;
-    __atomic_store_n(&p->gone, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&p->closed, true, __ATOMIC_RELAXED);
     watch_fail_run(&m, m.status);
 }
 
 static inline void watch_check_heartbeats(double limit) {
     for (int i = 0; i < watch.peer_count; i++) {
         WatchPeer *p = &watch.peers[i];
-        double silent = now_seconds() - p->heard;
-        if (p->fd < 0 || p->gone || silent < limit) continue;
+        double silent = now_seconds() - p->last_received;
+        if (p->fd < 0 || p->closed || silent < limit) continue;
         // if rank 0 is unresponsive, only a few ranks print
         if (watch.rank <= 4) watch_report_failure(&p->last, "has been unresponsive for", silent);
         if (watch.rank == 0) watch_end_run(EXIT_FAILED);
@@ -197,7 +197,7 @@ static inline void watch_check_heartbeats(double limit) {
 // This process itself was stopped for a while (for example, the whole job was suspended): restarts all time limits.
 static inline void watch_reset_timers(double now) {
     watch.resumed = now;
-    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now;
+    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].last_received = now;
     if (watch_wait_start() > 0) watch_wait_begin();
 }
 
@@ -211,7 +211,7 @@ static inline void *watch_thread(void *unused) {
         if (now - before > fmax(0.5, limit / 4)) watch_reset_timers(now);
         before = now;
         for (int i = 0; i < watch.peer_count; i++) {
-            fds[i].fd = watch.peers[i].gone ? -1 : watch.peers[i].fd;
+            fds[i].fd = watch.peers[i].closed ? -1 : watch.peers[i].fd;
             fds[i].events = POLLIN;
         }
         if (now - sent > beat) {
@@ -243,7 +243,7 @@ static inline void watch_close_connections(void) {
     for (double until = now_seconds() + 2; !all && now_seconds() < until; usleep(1000)) {
         all = true;
         for (int i = 0; i < watch.peer_count; i++)
-            all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].gone, __ATOMIC_RELAXED));
+            all = all && (watch.peers[i].fd < 0 || __atomic_load_n(&watch.peers[i].closed, __ATOMIC_RELAXED));
     }
 }
 
@@ -285,7 +285,7 @@ static inline void watch_open(int rank, int ranks, const WatchAddress *address, 
         watch_connect(address);
         watch_receive_payload(payload, payload_bytes);
     }
-    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].heard = now_seconds();
+    for (int i = 0; i < watch.peer_count; i++) watch.peers[i].last_received = now_seconds();
     warn_hook = watch_record_line;
     exit_hook = watch_on_exit;
     thread_start(&watch.thread, watch_thread, NULL, "that watches the ranks");

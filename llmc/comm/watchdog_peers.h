@@ -77,8 +77,8 @@ static inline size_t watch_bytes(int kind) {
 
 typedef struct {
     int fd; // -1: closed
-    bool gone;
-    double heard; // time of its last message
+    bool closed;
+    double last_received; // time of its last message
     HashKey key_out, key_in;
     uint64_t sent, received; // messages
     WatchMessage last, incoming;

@@ -196,9 +196,9 @@ static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
     return false;
 }
 
-static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
+// dims[]: the sizes that rows of the table refer to.
+static inline void tensor_dims(const ModelConfig *c, size_t dims[DIM_COUNT]) {
     AttentionDims a = attention_dims(c);
-    size_t dims[DIM_COUNT] = {0};
     dims[DIM_V] = c->V;
     dims[DIM_C] = c->C;
     dims[DIM_F] = c->F;
@@ -213,7 +213,11 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     dims[DIM_LAYER_LAMBDA] = c->attention->lambda == LAMBDA_SCALAR;
     dims[DIM_SINKS] = c->attention->sink == SINK_LEARNED ? a.NQ : 0;
     dims[DIM_HEAD] = c->tied ? 0 : c->V;
+}
 
+static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
+    size_t dims[DIM_COUNT] = {0};
+    tensor_dims(c, dims);
     TensorList list;
     memset(&list, 0, sizeof(list));
     list.L = c->L;

@@ -24,7 +24,7 @@ static inline double communication_bytes(const ModelPlan *plan, int zero, int mi
 static inline void print_communication(const ModelPlan *plan, const ModelPlan *sampling, const Options *o) {
     int micro_steps = (int)(o->total_batch / (o->batch_size * o->seq_len * plan->sharding.ranks));
     printf("by --zero level              memory of a rank    sent by a rank per step%s%s\n",
-           o->link_gbs > 0 ? "    time of it" : "", plan->device ? "    expected step" : "");
+           o->link_gbs > 0 ? "  time to send" : "", plan->device ? "    expected step" : "");
     for (int zero = 0; zero <= 2; zero++) {
         ModelPlan other;
         plan_build(&other, &plan->config, plan->B, plan->T, FOR_TRAINING, plan->recompute, 0, plan->sharding.ranks,
