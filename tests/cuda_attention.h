@@ -17,7 +17,7 @@ static void fill_first_keys(Tensor &first_key, int B, int T) {
 // n: B T NQ NKV D DV, key sets, parts in which the columns of the values are computed (0: any), groups of heads of one
 // sequence for which the workspace has room (0: no limit), and the calls that are then expected. Where parts are given,
 // cuDNN must take the shape; a shape that cuDNN may refuse is then computed by our kernel. cuDNN needs no workspace for
-// a forward; its stand-in asks for as much as for the backward, so that both take the same number of calls.
+// a forward; its emulation requests as much as for the backward, so that both take the same number of calls.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else

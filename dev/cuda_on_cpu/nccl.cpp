@@ -102,7 +102,7 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     bool sent = false;
     Call call = {"", bytes, detail};
     snprintf(call.name, sizeof(call.name), "%s", name);
-    if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this stand-in is made for", call.name, call.bytes);
+    if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this emulation supports", call.name, call.bytes);
     auto ready = [=]() mutable {
         Shared *s = comm->shared;
         if (comm->aborted) return true;

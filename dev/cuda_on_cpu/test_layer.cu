@@ -371,7 +371,7 @@ static void test_streams(void) {
     EXPECT(*pinned == 12, "%s: %d instead of 12", order_name, *pinned);
     EXPECT(cudaEventElapsedTime(&ms, event, late) == cudaSuccess && ms >= 0, "%s: %g ms between the events", order_name,
            (double)ms);
-    // what stands in for a library takes its turn among the kernels
+    // an emulated library runs in stream order
     cuda_on_cpu::on_stream(main_stream, "double", [x] { *x *= 2; });
     LAUNCH(add_kernel, 1, 32, 0, x, 1);
     int host = 0; // pageable: the call returns when the copy is done
