@@ -1,14 +1,14 @@
 /*
 test_diffv2.c: the tests of the CPU build, in one program.
 
-  build/test_diffv2            all of them; the last line is `N passed, N failed`, and `, N skipped` where some were
+  build/test_diffv2            all tests; the last line is `N passed, N failed`, and `, N skipped` if any were skipped
   build/test_diffv2 WORDS...   those whose sentence or subject contains one of the WORDS
-  build/test_diffv2 -WORDS...  but for those of these subjects and those whose sentence contains one of the WORDS
+  build/test_diffv2 -WORDS...  all except those of these subjects, or whose sentence contains one of the WORDS
 
-The trainer is included whole, so tests call its functions; those that need a process of their own
-start $TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in
-the root of the repository. Compiled with -DREAL=double it tests the mathematics alone, and differentiates the whole
-model: what the program does with files and processes is tested with the build that people run.
+This file includes the trainer, so that tests can call its functions. Tests that need another process start
+$TRAIN_DIFFV2 (default ./train_diffv2), $TEXT_TO_SHARDS or this program with --child. Run it in the root of the
+repository. Compiled with -DREAL=double it tests the mathematics alone, with finite differences of the whole model; the
+default build tests files and processes.
 */
 #include "tests/small_sizes.h"
 #define PLANNED_FAULTS
@@ -77,7 +77,7 @@ static bool is_of_this_build(int table) {
     return test_tables[table].build != (sizeof(real) == sizeof(double) ? FP32_BUILD : FP64_BUILD);
 }
 
-// Every word must fit a test of this build: one that fits none is a mistake.
+// Ends the program if a word matches no test of this build.
 static void check_words(int count, char **words) {
     for (int w = 0; w < count; w++) {
         bool fits = false;
@@ -89,7 +89,7 @@ static void check_words(int count, char **words) {
 }
 
 int main(int argc, char **argv) {
-    signal(SIGHUP, SIG_DFL); // tests send it to programs, which keep ignoring it where nohup started this one
+    signal(SIGHUP, SIG_DFL); // tests send it to programs, which would inherit that nohup ignores it
     environment_reexecute(argv);
     int child = data_test_child(argc, argv);
     if (child >= 0) return child;

@@ -5,12 +5,12 @@ test_diffv2.cu: every CUDA operation against its C twin, on a GPU or (built with
       all cases, or those whose line contains WORDS; it ends with `N passed, N failed`. With --sizes operations at the
       shapes of a model instead, compared on samples (tests/cuda_sizes.h).
 
-One table of cases serves both; each prints its parameters and why it is there. On a GPU the inputs are fresh in every
-run; --seed repeats them. A case that ends its process, for example by a failing CHECK, is one failure (isolation.h).
---one-process runs all cases in one process, as debuggers and compute-sanitizer need it; such a case then ends the run.
-tests/cuda_engine.h says what a case checks besides the numbers.
+Each case prints its dimensions and the reason for them. On a GPU the inputs differ in every run; --seed repeats them. A
+case that ends its process, for example by a failing CHECK, is one failure (isolation.h). --one-process runs all cases
+in one process, for debuggers and compute-sanitizer; such a case then ends the run. tests/cuda_engine.h lists what a
+case checks besides the numbers.
 */
-// Small enough that a case of few elements takes several rounds, the last of them partial.
+// Small, so that a case of few elements takes several rounds, the last of them partial.
 #define RMSNORM_BLOCKS 64
 #define SQUARES_PARTS 64
 #define SQUARES_LEAST 2048
@@ -25,7 +25,7 @@ static void check_collectives(const Case *c) { collectives_of_one_rank((size_t)c
 static const Check collectives_check = {"collectives of one rank", check_collectives, "elements"};
 #endif
 
-// What CUDA alone has; the cases of operation_cases.h follow.
+// Checks of CUDA alone; the cases of operation_cases.h follow.
 static const Case cuda_cases[] = {
     {&embedding_order_check, {1500, 46, 24}, 0, "fp32 sums in the order of the rows, more and fewer than a warp"},
     {&embedding_order_check, {700, 3, 40}, 0, "rows of several warps, two blocks of columns"},
@@ -104,7 +104,7 @@ static void case_line(char *line, size_t size, const Case *c) {
     snprintf(line + used, size - used, "  (%s)", c->why);
 }
 
-// The chosen cases, by their places in the table, which the seeds of their inputs follow.
+// The selected cases, and their places in the table, from which the seeds of their inputs derive.
 static struct {
     std::vector<const Case *> cases;
     std::vector<size_t> places;

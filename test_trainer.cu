@@ -2,7 +2,7 @@
 test_trainer.cu: the whole CUDA trainer against the CPU trainer, on a GPU or where dev/cuda_on_cpu runs the kernels.
 
   build/oncpu/test_trainer            the tests of the build (precision, sanitizers); the last line is `N passed, N
-                                      failed`, and `, N skipped` where some were
+                                      failed`, and `, N skipped` if any were skipped
   build/oncpu/test_trainer WORDS...   those whose sentence contains WORDS, of any build
   build/oncpu/test_trainer --trainer ARGUMENTS    the trainer itself: what the tests start, and compare with
                                                   $TRAIN_DIFFV2 (default ./train_diffv2), the CPU's
@@ -11,7 +11,7 @@ Run it in the root of the repository. The precision is that of the build: fp32 a
 nearly.
 */
 #define BUCKET_ELEMENTS test_bucket_elements
-// So small that a step's gathers take several rounds, the last of them partial, and that the rings begin anew.
+// Small, so that the gathers of a step take several rounds, the last of them partial, and the rings wrap around.
 #define NCCL_HOST_BYTES 112
 #define NCCL_EVENTS 256
 #define NCCL_WAITS 64
@@ -21,19 +21,19 @@ nearly.
 #include <cuda_runtime.h>
 #include "llmc/cuda/attention_cudnn.h"
 
-// BUCKET=1024: small ones, so that the groups of a tiny model have several.
+// BUCKET=1024: small buckets, so that the groups of a small model have several.
 static size_t bucket_elements(int ranks);
 static size_t test_bucket_elements(int ranks) {
     return getenv("BUCKET") ? (size_t)atoi(getenv("BUCKET")) : bucket_elements(ranks);
 }
 
-// LOGIT_ROWS=16: so few that the models of the tests have several pieces of logits, the last of them smaller.
+// LOGIT_ROWS=16: few rows, so that the models of the tests have several pieces of logits, the last of them partial.
 static size_t matmul_rows_at_a_time(size_t row_bytes);
 static size_t test_logit_rows(size_t row_bytes) {
     return getenv("LOGIT_ROWS") ? (size_t)atoi(getenv("LOGIT_ROWS")) : matmul_rows_at_a_time(row_bytes);
 }
 
-static int host_waits; // times that the host has waited for the device
+static int host_waits; // the number of times the host waited for the device
 
 static cudaError_t counted_wait(cudaStream_t stream) {
     host_waits++;
@@ -54,7 +54,7 @@ template <class... Arguments> static CudnnPlan *witnessed_plan(Arguments... argu
 #undef cudnn_attention_plan
 #undef cudaStreamWaitEvent
 
-// MISSING_WAIT=collectives or operations: those forget to wait for the others.
+// MISSING_WAIT=collectives or operations: these do not wait for the others.
 static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
     const char *missing = getenv("MISSING_WAIT");
     bool forgets = missing && strcmp(missing, stream == main_stream ? "operations" : "collectives") == 0;

@@ -1,11 +1,11 @@
 /*
-cuda_attention.h: attention and the statistics against their C twins.
+cuda_attention.h: attention by cuDNN, and the statistics, against their C twins.
 */
 #ifndef TESTS_CUDA_ATTENTION_H
 #define TESTS_CUDA_ATTENTION_H
 #include "cuda_operations.h"
 
-// First keys as documents give them: not decreasing, never beyond the row itself. Each sequence has two or more.
+// First keys of random documents: not decreasing, at most the row itself. Each sequence has two documents or more.
 static void fill_first_keys(Tensor &first_key, int B, int T) {
     for (int b = 0; b < B; b++)
         for (int t = 0, start = 0; t < T; t++) {
@@ -17,7 +17,7 @@ static void fill_first_keys(Tensor &first_key, int B, int T) {
 // n: B T NQ NKV D DV, key sets, parts in which the columns of the values are computed (0: any), groups of heads of one
 // sequence for which the workspace has room (0: no limit), and the calls that are then expected. Where parts are given,
 // cuDNN must take the shape; a shape that cuDNN may refuse is then computed by our kernel. cuDNN needs no workspace for
-// a forward; its stand-in asks for as much as for the backward, so that both take the same number of calls.
+// a forward; its emulation requests as much as for the backward, so that both take the same number of calls.
 #ifdef CUDA_ON_CPU
 static const bool STAND_IN = true;
 #else
@@ -29,7 +29,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     size_t limit = attention_limit;
     attention_configure(use);
     attention_fewest_parts = max_int(1, parts);
-    if (room) { // a limit that these just keep
+    if (room) { // the limit for this number of groups
         attention_prepare(s, true, true);
         size_t each = attention_plan(s, true, false)->plan_bytes / (size_t)s.B;
         attention_limit = each / (size_t)s.NKV * (size_t)room;
@@ -42,7 +42,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
     unsetenv("CUDA_ON_CPU_CUDNN_FORWARD");
     const AttentionPlan *r = attention_plan(s, true, true), *forward = attention_plan(s, false, false);
     bool taken = r && forward && r->parts && forward->parts;
-    EXPECT(taken || !parts, "cuDNN does not take it");
+    EXPECT(taken || !parts, "cuDNN does not support the shape");
     if (!taken) printf("     not by cuDNN: %s\n", r ? r->why : "no plan");
     else if (parts)
         EXPECT(r->parts == parts && attention_calls(r) == calls && (!STAND_IN || attention_calls(forward) == calls),
@@ -57,7 +57,7 @@ static bool prepare_library(const Case *c, AttentionShape s, bool split) {
 static double library_error(double size) { return size * ROUND_STORE / ROUND_FP32; }
 
 static void check_attention_cudnn(const Case *row) {
-    if (sizeof(floatX) != 2) return; // refused; tests/cuda_trainer.h checks the message
+    if (sizeof(floatX) != 2) return; // an error; tests/cuda_trainer.h checks the message
     const int *n = row->n, sets = n[6], width = (n[2] + n[3]) * sets * n[4] + n[3] * n[5];
     const int d[OP_DIMS] = {n[0], n[1], n[2], n[3], n[4], n[5], sets, (int)round_up((size_t)width + 3, 64) - width};
     OpCase c;
@@ -132,7 +132,7 @@ static const Check ranges_check = {"lambda_stats, rms_stats", check_ranges, "N N
 
 static void check_magnitudes(const Case *c) {
     size_t count = (size_t)c->n[0];
-    // random; all equal; with a NaN and an infinity; the largest number near the end
+    // random; all equal; with NaN and infinity; with the largest number near the end
     for (int special = 0; special < 4; special++) {
         Operands o(c->shift);
         Tensor &x = o.in("x", count, 100);
@@ -165,12 +165,12 @@ static void check_attention_stats(const Case *c) {
     Tensor &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
            &first_key = o.ints("first_key", product(B, T), 1);
     if (documents) fill_first_keys(first_key, B, T);
-    for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as if there were sinks
+    for (size_t k = 0; k < lse.count; k++) lse.set(k, 3 + lse.twin[k]); // as with sinks
     s.first_key = documents ? first_key.i() : nullptr;
     twin::AttentionShape t = twin_shape(s, documents ? first_key.twin_ints.data() : nullptr);
     twin::AttentionStats want = twin::attention_stats(fused.t(), fused.t() + q_width, lse.t(), stride ? l.t() : nullptr,
                                                       t, sets, ldl, stride, true);
-    // of documents: seven rows at a time
+    // with documents: seven rows at a time
     if (documents) attention_stats_limit = 7 * (size_t)NH * sizeof(AttentionHeadStats);
     o.run(0, [&] {
         AttentionStats got = attention_stats(fused.x(), fused.x() + q_width, lse.f(), stride ? l.x() : nullptr, s, sets,

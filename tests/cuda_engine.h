@@ -1,16 +1,17 @@
 /*
-cuda_engine.h: runs one CUDA operation and compares it with its C twin.
+cuda_engine.h: compares a CUDA operation with its C twin.
 
-  twin::NAME     the C operation, compiled here once more with real = double: what it computes is the truth
+  twin::NAME     the C operation, compiled in this file with real = double: the reference
   Operands       the tensors of one call. Inputs are random and rounded to the storage type, so that both twins read
-                 the same numbers; outputs are poisoned (all bits set: NaN); guard bytes lie before and behind each
-                 tensor. `shift` moves every floatX tensor by that many elements, off the 16 bytes that packs want.
-  run            calls the operation from the same start several times: under the layer (dev/cuda_on_cpu) with threads
-                 in forward, reverse and shuffled order (with AddressSanitizer, which is slow, forward only), on a
-                 device twice. Every byte must be equal. The workspace has exactly the size that the operation asked
-                 for and is poisoned, as is the scratch memory.
-  expect         compares with the twin: |got - want| <= rounding to storage + fp32 error, see Error. NaN where and
-                 only where the twin has NaN; for an output this includes what it must not touch.
+                 the same numbers. Outputs are poisoned (all bits set: NaN). Guard bytes precede and follow each tensor.
+                 `shift` offsets every floatX tensor by that many elements, so that packs of 16 bytes are unaligned.
+  run            calls the operation several times on the same data: in dev/cuda_on_cpu with threads in forward, reverse
+                 and shuffled order (forward only with AddressSanitizer, which is slow), on a device twice. Every byte
+                 must be equal. The workspace has exactly the size that the operation requests, and is poisoned, as is
+                 the scratch memory.
+  expect         compares with the twin: |got - want| <= rounding to storage + fp32 error (Error). NaN where and only
+                 where the twin has NaN, which includes elements that the operation must not write.
+  Pass           a forward or backward of a case of operation_cases.h, by these means
 */
 #ifndef TESTS_CUDA_ENGINE_H
 #define TESTS_CUDA_ENGINE_H
@@ -23,7 +24,7 @@ cuda_engine.h: runs one CUDA operation and compares it with its C twin.
 #include <vector>
 
 #ifdef __CUDACC__
-#pragma nv_diag_suppress 1675 // nvcc passes pragmas on to the host compiler, and warns of those that it does not know
+#pragma nv_diag_suppress 1675 // nvcc passes pragmas to the host compiler, and warns about unknown ones
 #endif
 namespace twin {
 static inline void *buffer_alloc(size_t bytes, const char *) { return checked_calloc(bytes, 1); }
@@ -51,7 +52,7 @@ static inline size_t product(int a, int b, int c) { return product(a, b) * (size
 // Unit roundoffs: of fp32, and of the storage type (8 bits of significand in bf16).
 static const double ROUND_FP32 = 0x1p-24, ROUND_STORE = sizeof(floatX) == 2 ? 0x1p-8 : 0x1p-24;
 
-enum Role { INPUT, OUTPUT, UPDATED }; // an output is poisoned before, an updated tensor has a value that counts
+enum Role { INPUT, OUTPUT, UPDATED }; // outputs are poisoned, updated tensors are initialized
 
 static inline double load_value(const void *p, TensorType type) {
     if (type == INT32) return *(const int *)p;
@@ -91,8 +92,8 @@ struct Tensor {
     TensorType type;
     Role role;
     size_t count;
-    char *allocation = nullptr;                 // device memory with its guards
-    size_t begin = 0, bytes = 0;                // of the elements within it
+    char *allocation = nullptr;                 // device memory, with guards
+    size_t begin = 0, bytes = 0;                // of the elements in it
     std::vector<unsigned char> initial, result; // the allocation's bytes
     std::vector<double> twin;
     std::vector<int> twin_ints;
@@ -120,7 +121,7 @@ struct Tensor {
 
 #ifdef __SANITIZE_ADDRESS__
 static const bool SANITIZED = true;
-static const size_t GUARD_BYTES = 0; // the sanitizer's own zones begin at once behind a tensor
+static const size_t GUARD_BYTES = 0; // the zones of the sanitizer adjoin each tensor
 #else
 static const bool SANITIZED = false;
 static const size_t GUARD_BYTES = 256;
@@ -155,7 +156,7 @@ class Operands {
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
         return t;
     }
-    // The tensor of a case; with `values`, the views of inputs are random. What lies between the views is NaN.
+    // The tensor of a case. Its views are random with `values` or where they are added to; all other elements are NaN.
     Tensor &of_case(const OpTensor &x, TensorType type, Role role, bool values) {
         Tensor &t = add(x.view->name, type, role, x.count);
         for (const OpView *v = x.view; v < x.view + x.views; v++)
@@ -191,7 +192,7 @@ class Operands {
     }
 
   private:
-    std::deque<Tensor> tensors; // references stay valid
+    std::deque<Tensor> tensors; // a deque keeps references valid
     int shift;
 
     Tensor &add(const std::string &name, TensorType type, Role role, size_t count) {
@@ -239,7 +240,7 @@ class Operands {
     }
 };
 
-// The C operations' workspace, at least this large.
+// Makes the workspace of the C operations at least this large.
 static inline void twin_workspace(size_t bytes) {
     if (twin::ops_workspace.memory && bytes <= twin::ops_workspace.bytes) return;
     twin::ops_free();
@@ -269,7 +270,7 @@ static double largest(const std::vector<double> &x) {
     return most;
 }
 
-// One forward or backward of a case. The backward has the inputs of the forward, and what the twin made of them.
+// One forward or backward of a case. The backward has the inputs of the forward, and the outputs of the twin's forward.
 class Pass {
   public:
     OpCase c;
@@ -315,7 +316,7 @@ class Pass {
             if (dx[i]) expect(dx[i], c.dx[i]);
         }
     }
-    void bind(bool on_device) { // the tensors that the calls of operation_calls.h use
+    void bind(bool on_device) { // sets the pointers for operation_calls.h
         auto data = [on_device](Tensor *t) { return !t ? nullptr : on_device ? t->at() : (void *)t->t(); };
         for (int i = 0; i < OP_TENSORS; i++)
             c.x[i].data = data(x[i]), c.dx[i].data = data(dx[i]), c.y[i].data = data(y[i]);
@@ -360,7 +361,7 @@ class Pass {
         Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
         for (size_t k = 0; gates && k < min_size(6, gates->count); k++) gates->set(k, saturated[k]);
         if (c.kind != OP_CROSS_ENTROPY || !c.d[3]) return;
-        int N = c.d[0], V = c.d[1], Vp = c.d[2]; // a certain prediction, -inf, NaN, +inf: one row each
+        int N = c.d[0], V = c.d[1], Vp = c.d[2]; // one row each: a certain prediction, -inf, NaN, +inf
         for (int v = 0; v < V; v++) x[0]->set((size_t)v, v == index->twin_ints[0] ? 60 : -60);
         if (N > 1 && V > 1) x[0]->set(product(1, Vp) + (size_t)(index->twin_ints[1] ? 0 : 1), -INFINITY);
         if (N > 2) x[0]->set(product(2, Vp) + (size_t)(V / 2), NAN);
@@ -375,7 +376,7 @@ static void check_operation(const Case *row) {
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
     if (c.kind == OP_SINK) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
-    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) { // with whole numbers sums are exact
+    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) { // sums of whole numbers are exact
         Pass forward(c, row->shift, exact ? 3 : 0);
         forward.run();
         forward.expect();

@@ -1,6 +1,6 @@
 /*
-cuda_operations.h: every operation but attention against its C twin. A check reads the parameters of its case, n[0],
-n[1], ... in the order of the names in the table of test_diffv2.cu.
+cuda_operations.h: checks of CUDA operations that operation_cases.h does not describe. A check reads the dimensions of
+its case, n[0], n[1], ..., in the order of the names in its Check.
 */
 #ifndef TESTS_CUDA_OPERATIONS_H
 #define TESTS_CUDA_OPERATIONS_H
@@ -9,7 +9,7 @@ n[1], ... in the order of the names in the table of test_diffv2.cu.
 // ---------------------------------------------------------------------------------------------------
 // Rows
 
-// In the fp32 build the rows of a token are added in the order of the C twin in fp32: the same bits.
+// The rows of a token are added in fp32 in the order of the C operation: the same bits.
 static void check_embedding_order(const Case *c) {
     int N = c->n[0], V = c->n[1], C = c->n[2];
     Operands o(c->shift);
@@ -22,7 +22,7 @@ static void check_embedding_order(const Case *c) {
         for (int k = 0; k < C; k++)
             want[product(tokens.twin_ints[(size_t)n], C) + (size_t)k] += (float)dx.twin[product(n, C) + (size_t)k];
     for (size_t k = 0; k < want.size(); k++) dweight.twin[k] = (double)want[k];
-    o.expect(dweight, {-1, 0}); // the store's rounding, taken back: equality
+    o.expect(dweight, {-1, 0}); // without the rounding at the store: equality
 }
 static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
@@ -102,7 +102,7 @@ static void check_gemm_split(const Case *c) {
 static const Check gemm_split_check = {"gemm", check_gemm_split, "K parts"};
 #endif
 
-// Small uploads go through pinned memory in turn, large ones wait. n: bytes, times
+// Small uploads use slots of pinned memory in turn, large ones block. n: bytes, times
 static void check_buffers(const Case *c) {
     size_t bytes = (size_t)c->n[0];
     std::vector<unsigned char> sent(bytes), got(bytes);
@@ -112,20 +112,21 @@ static void check_buffers(const Case *c) {
         buffer_download(got.data(), buffer, bytes);
         EXPECT(got == std::vector<unsigned char>(bytes), "a new buffer is not zero");
     }
-    for (size_t i = 0; i < buffers.size(); i++) { // nothing waits for the device between them
+    for (size_t i = 0; i < buffers.size(); i++) { // without a wait for the device between them
         for (unsigned char &x : sent) x = (unsigned char)test_random_bits(&test_random);
         sent[0] = (unsigned char)i;
         buffer_upload(buffers[i], sent.data(), bytes);
-        std::fill(sent.begin() + 1, sent.end(), (unsigned char)0); // what was sent is not needed any more
+        std::fill(sent.begin() + 1, sent.end(), (unsigned char)0); // the buffer can be reused at once
     }
     for (size_t i = 0; i < buffers.size(); i++) {
         buffer_download(got.data(), buffers[i], bytes);
         size_t zeros = (size_t)std::count(got.begin() + 1, got.end(), 0);
         EXPECT(got[0] == (unsigned char)i && (bytes < 100 || zeros < bytes / 50),
-               "buffer %zu has not what was sent: %d, %zu zeros", i, got[0], zeros);
+               "buffer %zu does not have the uploaded bytes: %d, %zu zeros", i, got[0], zeros);
         buffer_zero(buffers[i], bytes - 1);
         buffer_download(got.data() + 1, buffers[i], bytes - 1);
-        EXPECT(std::count(got.begin() + 1, got.end(), 0) == (ptrdiff_t)(bytes - 1), "buffer_zero left something");
+        EXPECT(std::count(got.begin() + 1, got.end(), 0) == (ptrdiff_t)(bytes - 1),
+               "buffer_zero did not clear all bytes");
         buffer_free(buffers[i]);
     }
     ops_wait();
@@ -187,13 +188,13 @@ static void check_adamw(const Case *c) {
 }
 static const Check adamw_check = {"adamw_update", check_adamw, "count master step"};
 
-// n: count, first element (off the pack)
+// n: count, first element (1: unaligned packs)
 static void check_sum_of_squares(const Case *c) {
     size_t count = (size_t)c->n[0], first = (size_t)c->n[1];
     for (int special = 0; special < 3; special++) {
         Operands o(c->shift);
         Tensor &sum = o.out_fp64("sum", 1), &x = o.in_fp32("x", count + 1);
-        x.set(count, 1e30);                       // behind the end
+        x.set(count, 1e30);                       // after the end
         if (special == 1) x.set(count / 2, 3e38); // its square is infinite in fp32
         if (special == 2) x.set(count - 1, NAN);
         o.run(0, [&] { sum_of_squares(sum.d(), x.f() + first, count - first); });

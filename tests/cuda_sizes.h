@@ -2,12 +2,12 @@
 cuda_sizes.h: operations at the shapes of a model (test_diffv2cu --sizes), where a complete comparison would take
 minutes on the CPU. All of a tensor is computed, and samples of it are compared:
 
-  rows        the first, the last and some between: the C twin computes the same rows, of the same numbers
-  sums        over rows (of weights' gradients): gradients are zero outside of the sampled rows, so that the twin has all
-  products    the library's against gemm_plain, which is tested against its twin at small shapes
-  attention   cuDNN's, and our own, of one group of heads in the last sequence
+  rows        the first, the last and some between: the C twin computes these rows from the same numbers
+  sums        over rows (gradients of weights): output gradients are zero except in the sampled rows
+  products    of the library, against gemm_plain, which other cases compare with its twin
+  attention   by cuDNN and by the built-in kernel, for one group of heads in the last sequence
 
-Tensors are filled with a sequence of random numbers of prime length, so that rows differ. Outputs are poisoned.
+Tensors repeat a sequence of random numbers of prime length, so that rows differ. Outputs are poisoned.
 */
 #ifndef TESTS_CUDA_SIZES_H
 #define TESTS_CUDA_SIZES_H
@@ -29,7 +29,7 @@ struct Big {
     int *i() const { return (int *)(void *)at; }
 };
 
-// The tensors of one case, and the rows that are looked at.
+// The tensors of one case, and the sampled rows.
 class Sizes {
   public:
     enum { PERIOD = 1000003, SAMPLES = 32 };
@@ -59,13 +59,13 @@ class Sizes {
                         type == INT32 ? test_random_int(&test_random, (int)spread)
                                       : spread * test_random_real(&test_random));
         buffer_upload(t.at, host.data(), host.size());
-        for (size_t n; filled < count; filled += n) { // what is there is a multiple of the period
+        for (size_t n; filled < count; filled += n) { // the filled part is a multiple of the period
             n = min_size(filled, count - filled);
             CUDA_CHECK(cudaMemcpyAsync(t.at + filled * size, t.at, n * size, cudaMemcpyDeviceToDevice, main_stream));
         }
         return t;
     }
-    // Zero, but for the sampled rows.
+    // Zero except in the sampled rows.
     Big &sparse(size_t row_count, size_t ld) {
         Big &t = zero(row_count, ld);
         std::vector<floatX> row(ld);
@@ -85,7 +85,6 @@ class Sizes {
         }
         return values;
     }
-    // Every element within the rounding of its storage and the error of its computation.
     void expect(const char *name, const Big &t, const Values &want, Error error) {
         expect_values(name, t.type, sample(t), want, error);
     }
@@ -112,7 +111,7 @@ static inline void with_workspace(size_t bytes, const std::function<void()> &ope
     ops_free();
 }
 
-// The parameters of a case: a model's, as `--sizes` has found them.
+// The dimensions of a case: those of the model of `--sizes`.
 #define SIZES_DIMS "B T C F NH NKV D V"
 struct SizesShape {
     int B, T, C, F, NH, NKV, D, V, N, Vp, ld, S;

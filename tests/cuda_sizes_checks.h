@@ -1,6 +1,6 @@
 /*
-cuda_sizes_checks.h: the cases of cuda_sizes.h, at a model's shapes (struct SizesShape). N rows of B sequences, as a
-step of the trainer has them.
+cuda_sizes_checks.h: the checks of cuda_sizes.h at the shapes of a model (struct SizesShape): N rows of B sequences, as
+in a step of the trainer.
 */
 #ifndef TESTS_CUDA_SIZES_CHECKS_H
 #define TESTS_CUDA_SIZES_CHECKS_H
@@ -208,7 +208,7 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
     Rows rows, columns, own, own_columns;
     for (int r = 0; r < some; r++) rows.push_back(row + (size_t)r), own.push_back((size_t)r);
     for (int r = 0; r < few; r++) columns.push_back(column + (size_t)r), own_columns.push_back((size_t)r);
-    const double twice = 1.01 * ROUND_STORE / ROUND_FP32; // the rounding of the other's output
+    const double twice = 1.01 * ROUND_STORE / ROUND_FP32; // the rounding of both outputs
     char what[64];
     FORMAT(what, "%s: y", name);
     expect_values(what, STORED, s.sample(y, rows), s.sample(y2, own), {twice, 2 * error_of_product(IC)});
@@ -255,7 +255,7 @@ static void sizes_sink(const Case *c) {
 // ---------------------------------------------------------------------------------------------------
 // Attention
 
-// Within `limit` of the norm: gradients of many keys are far below one rounding of the largest.
+// Within `limit` of the norm: many gradients are far below the rounding error of the largest.
 static void expect_near(const char *who, const char *name, const Values &got, const Values &want, double limit) {
     double norm = 0, error = 0;
     assert(got.size() == want.size());
@@ -273,7 +273,7 @@ static Values columns_of(const Values &x, size_t ld, size_t first, size_t count)
     return y;
 }
 
-// diff_v2's attention by one of the two kernels, against the twin of the last group of heads in the last sequence.
+// Attention of diff_v2 by one of the two kernels: the last group of heads in the last sequence against the twin.
 static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
     Sizes s((size_t)m.N);
     int width = (2 * m.NH + 2 * m.NKV) * m.D;
@@ -317,7 +317,7 @@ static void sizes_attention_by(const SizesShape &m, const char *who, bool own) {
 }
 static void sizes_attention(const Case *c) {
     SizesShape m(c);
-    sizes_attention_by(m, "our attention", true);
+    sizes_attention_by(m, "built-in attention", true);
     if (sizeof(floatX) == 2) sizes_attention_by(m, "cuDNN", false);
 }
 

@@ -1,14 +1,14 @@
 /*
 operation_cases.h: the operations under test, and one list of cases for the C and the CUDA implementation.
 
-An entry of op_kinds describes an operation: how its tensors lie, its definition in double, and the errors that the CUDA
-operation may add to the C operation's. operation_calls.h calls the operations. Two engines run the cases of op_cases:
+An entry of op_kinds describes an operation: the layout of its tensors, its definition in double, and the rounding
+errors of the CUDA operation relative to the C operation. operation_calls.h calls the operations. Two engines run the
+cases of operation_table.h:
 
   operation_engine.h   C against the definition and against finite differences of it, with several numbers of threads
   cuda_engine.h        CUDA against C in double, with several orders of threads and the exact workspace
 
-Each case has the reason why its shape is there. To add an operation, add a name to OpKindName, its calls, and its entry
-and cases at the end of this file.
+To add an operation, add a name to OpKindName, its calls, an entry to op_kinds, and its cases with a reason each.
 */
 #ifndef TESTS_OPERATION_CASES_H
 #define TESTS_OPERATION_CASES_H
@@ -22,7 +22,7 @@ enum { OP_DIMS = 11, OP_VIEWS = 3, OP_TENSORS = 2 };
 // Storage on a device; the C operations store everything but indices as `real`.
 typedef enum { STORED, FP32, FP64, INT32 } TensorType;
 
-// What fp32 arithmetic may add to the rounding at the store, in units of 2^-24.
+// The error of fp32 arithmetic besides the rounding at the store, in units of 2^-24.
 typedef struct {
     double relative; // times |value|: the number of rounded operations that a result passes through
     double absolute; // for sums with cancellation: the size of their terms times error_of_sum of their number
@@ -37,7 +37,7 @@ typedef struct {
     const char *name;
     size_t offset;
     int rows, heads, width, ld, stride;
-    bool adds; // an output to which the operation adds; of an input: so is its gradient
+    bool adds; // the operation adds to this output, or to the gradient of this input
 } OpView;
 
 typedef struct {
@@ -50,8 +50,8 @@ typedef struct {
     double low, high; // CUDA: where high > 0, the backward's input is uniform in (low, high)
     Error error;      // of CUDA against C, as an output
     bool error_grows; // with the largest value of the tensor
-    void *data;       // of the implementation that is called
-    double *ref;      // operation_engine.h: what the definition reads or gives
+    void *data;       // of the implementation under test
+    double *ref;      // operation_engine.h: input or output of the definition
 } OpTensor;
 
 typedef enum {
@@ -81,9 +81,9 @@ typedef struct {
     OpKindName kind;
     const int *d;                           // dimensions
     char what[240];                         // name and dimensions, for messages
-    OpTensor x[OP_TENSORS], dx[OP_TENSORS]; // inputs; their gradients
-    OpTensor y[OP_TENSORS];                 // the output, and what else the backward needs
-    const void *dy;                         // laid out as y[0]
+    OpTensor x[OP_TENSORS], dx[OP_TENSORS]; // inputs and their gradients
+    OpTensor y[OP_TENSORS];                 // the output, and what else the backward reads
+    const void *dy;                         // with the layout of y[0]
     bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
     bool exact;                             // sums of whole numbers have no rounding error
     bool no_backward, threads_change_sums;
@@ -223,8 +223,8 @@ static void rope_reference(OpCase *c) {
 }
 
 // --- attention: x fused rows [q | k | v | padding], y[0] out (N,NQ,DV), y[1] lse (B,NQ,T) ---
-// With maps 2 the heads of two key sets alternate, [heads][2][width], and the values are those of both. "attention" has
-// the second set alone, "attention of two sets" runs both, as for diff_v1, and the second adds to dv.
+// With maps 2 the heads of two key sets alternate, [heads][2][width], and both sets have the same values. "attention"
+// runs the last set; "attention of two sets" runs both, as for diff_v1, and the second adds to dv.
 
 typedef struct {
     size_t q, k, v, out, lse; // first elements of a key set
@@ -454,7 +454,7 @@ static void cross_entropy_reference(OpCase *c) {
 
 static const struct {
     const char *name, *dims;
-    void (*setup)(OpCase *); // from the dimensions: views and what else is not zero
+    void (*setup)(OpCase *); // sets the views, and all other fields that are not zero, from the dimensions
     void (*reference)(OpCase *);
 } op_kinds[OP_KIND_COUNT] = {
     {"embedding", "N V C", embedding_setup, embedding_reference},

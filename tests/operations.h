@@ -595,7 +595,7 @@ static const Test operations_tests[] = {
     {"the gates and their backward agree with the definition", test_gate},
     {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
     {"swiglu and its backward agree with the definition", test_swiglu},
-    {"residual_rmsnorm equals the sum and its rmsnorm, bit for bit", test_residual_rmsnorm},
+    {"residual_rmsnorm equals the sum and rmsnorm, bit for bit", test_residual_rmsnorm},
     {"cross_entropy and the gradient in its logits agree with the definition", test_cross_entropy},
     {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
     {"cross_entropy does not depend on a constant added to all logits", test_cross_entropy_offset},

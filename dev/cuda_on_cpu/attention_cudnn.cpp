@@ -1,19 +1,18 @@
 /*
-attention_cudnn.cpp: llmc/cuda/attention_cudnn.h where kernels run on the CPU: reference loops in the place of cuDNN.
-They use the dimensions and strides that they are given and nothing else, write what they should overwrite, and round
-where cuDNN does: P and dS to bf16 before they are multiplied, each query head's part of dK and dV before the parts are
-added.
+attention_cudnn.cpp: llmc/cuda/attention_cudnn.h where kernels run on the CPU: reference loops that replace cuDNN. They
+use only the dimensions and strides of the call, write all of their outputs, and round where cuDNN does: P and dS to
+bf16 before products, the part of dK and dV of each query head before the sum of the parts.
 
-It refuses what cuDNN refuses: fp32, strides, widths and addresses off 16 bytes, T = 1 in the backward, and widths above
-$CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128" is as elsewhere). A plan asks for as
-much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and each run fills it with what must not be read. A forward
-asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
+It does not support what cuDNN does not support: fp32, strides, widths and addresses that are no multiple of 16 bytes, T
+= 1 in the backward, and widths above $CUDA_ON_CPU_CUDNN: "forward,backward" (default "256,256", as on Hopper; "256,128"
+is as elsewhere). A plan asks for as much workspace as cuDNN's on Hopper (tests/cudnn_plans.cpp), and each run fills it
+with NaN. A forward asks for none there, here for $CUDA_ON_CPU_CUDNN_FORWARD bytes per sequence.
 
-  $CUDA_ON_CPU_CUDNN_VERSION   of the library that it passes for (91900 is 9.19.0). On a device whose name has "B200" in
+  $CUDA_ON_CPU_CUDNN_VERSION   of the emulated library (91900 is 9.19.0). On a device whose name has "B200" in
                                it ($CUDA_ON_CPU_NAME) there is a deterministic backward from 9.18 on; one of linear
                                memory is on an "H200" from 9.25 on
-  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and what it says; or
-                               "tail: on": the backward meets 64 keys more than there are, of zeros, without a mask
+  $CUDA_ON_CPU_CUDNN_FAULT     "open: TEXT", "plan: TEXT" or "run: TEXT": the call that fails, and its message; or
+                               "tail: on": the backward reads 64 keys of zeros past the last one, without a mask
   order                        a plan before cudnn_attention_open, cudnn_attention_close while there are plans, and a
                                run of a plan after its end: each ends the program
 */

@@ -1,6 +1,6 @@
 /*
 device.h: what a kernel sees when g++ compiles it: threadIdx and its like, barriers, warp shuffles and votes, shared
-memory, atomics, and the launch. llmc/cuda/launch.cuh includes it; README.md says how it works and what it cannot show.
+memory, atomics, and the launch. llmc/cuda/launch.cuh includes it; README.md describes it and its limitations.
 
 A launch, a barrier or a shuffle carries the file and line of its caller (default arguments), for messages.
 */
@@ -15,7 +15,7 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 #include <tuple>
 #include <type_traits>
 
-// A __shared__ array would silently be an array of each thread; llmc/cuda/launch.cuh has SHARED.
+// A __shared__ array would silently become an array per thread: use SHARED of llmc/cuda/launch.cuh.
 #undef __shared__
 #define __shared__ static_assert(false, "use SHARED or DYNAMIC_SHARED of llmc/cuda/launch.cuh");
 #ifndef __launch_bounds__
@@ -25,7 +25,7 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 #define __grid_constant__
 #endif
 
-// gcc defines macros for the sanitizers, clang answers __has_feature
+// gcc defines macros for sanitizers, clang has __has_feature
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
@@ -38,7 +38,7 @@ A launch, a barrier or a shuffle carries the file and line of its caller (defaul
 
 namespace cuda_on_cpu {
 
-// A place in the source. As a default argument it is that of the caller.
+// A place in the source. As a default argument, it is the place of the caller.
 struct Place {
     const char *file;
     int line;
@@ -47,33 +47,33 @@ struct Place {
     }
 };
 
-// Which thread runs first whenever several could. A warp runs until its lanes wait, then the next one; the order starts
-// anew after every barrier. Shuffled: another permutation of blocks, warps and lanes each time, from the seed.
+// The order of threads that can run. A warp runs until its lanes wait, then the next warp runs; the order restarts
+// after every barrier. Shuffled: a new permutation of blocks, warps and lanes each time, from the seed.
 enum class Order { forward, reverse, shuffled };
 void set_order(Order order, uint64_t seed = 1); // also CUDA_ON_CPU_ORDER=forward|reverse|shuffled[:SEED]
 
-// Queues `work` on a stream as if it were a kernel: what stands in for a library (a GEMM) runs here, may read and write
-// device memory, and may use threads of its own.
+// Queues `work` on a stream like a kernel. Emulated libraries (a GEMM) run here: they can read and write device memory,
+// and use threads.
 void on_stream(cudaStream_t stream, const char *name, std::function<void()> work, Place place = Place::here());
-// The same for what must wait for another process: `ready` is asked, again and again, until it says yes.
+// The same for work that waits for another process: `ready` is polled until it returns true.
 void on_stream_when(cudaStream_t stream, const char *name, std::function<bool()> ready, std::function<void()> work,
                     Place place = Place::here());
 
-// The next launch of a kernel of this name does an illegal access, as CUDA_ON_CPU_FAULT=KERNEL[:LAUNCH] has it.
+// The next launch of a kernel of this name fails with an illegal access, as with CUDA_ON_CPU_FAULT=KERNEL[:LAUNCH].
 void plant_fault(const char *kernel);
 
 // Ends the program with one line that names kernel, launch, block and thread.
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // ---------------------------------------------------------------------------------------------------------------------
-// where a thread is; one OS thread runs all of them, so these are plain variables
+// indices of the running thread; one OS thread runs all threads, so these are plain variables
 
 struct Position {
     uint3 thread, block;
     dim3 block_size, grid_size;
 };
 extern Position position;
-#ifdef CUDA_ON_CPU_TSAN // hidden from it in functions: scheduler and threads are ordered by switching
+#ifdef CUDA_ON_CPU_TSAN // in functions that hide them: switches order scheduler and threads
 Position position_now();
 void fence();
 void before_atomic(volatile void *address);
@@ -81,7 +81,7 @@ void after_atomic(volatile void *address);
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// shared memory: on the heap, fresh and full of 0xFF for each block
+// shared memory: on the heap, new and filled with 0xFF for each block
 
 extern uint64_t block_serial; // of the running block, counted over all launches
 void *dynamic_shared();
@@ -104,7 +104,7 @@ class SharedSite {
 // ---------------------------------------------------------------------------------------------------------------------
 // the launch
 
-// grid or block; kept in 64 bits, so that a count that a dim3 would cut off is reported
+// grid or block, in 64 bits to report a count that a dim3 would truncate
 struct Extent {
     long long x = 1, y = 1, z = 1;
     Extent(dim3 d) : x(d.x), y(d.y), z(d.z) {}
@@ -126,7 +126,7 @@ void launch_on_stream(const Launch &launch, std::function<void()> thread);
 template <class... P> class Launcher {
   public:
     Launcher(void (*function)(P...), const Launch &what) : kernel(function), launch(what) {}
-    // Arguments become the kernel's parameter types here, once; each thread gets its own copies.
+    // Converts arguments to the parameter types of the kernel once; each thread has its own copies.
     template <class... A> void operator()(A &&...args) const {
         check_launch(launch);
         std::tuple<P...> values(std::forward<A>(args)...);
@@ -234,7 +234,7 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned value, CUDA_ON_CPU_PLA
 }
 #undef CUDA_ON_CPU_PLACE
 
-// Calls that take a kernel, which CUDA's header overloads only under nvcc.
+// Calls with a kernel argument, which CUDA's header overloads only for nvcc.
 template <class... P> cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute attribute, int value) {
     return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), attribute, value);
 }

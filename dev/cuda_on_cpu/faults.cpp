@@ -1,8 +1,8 @@
 /*
-faults.cpp: a fault in a kernel ends the program with the line that names kernel, launch, block and thread, whether a
-signal, a failed assertion or a sanitizer found it. Faults of the host are left to whoever handles them, except where it
-touches device memory. A block that takes CUDA_ON_CPU_TIMEOUT seconds of CPU time (300; 0: any) is taken for one that
-never ends.
+faults.cpp: a fault in a kernel (a signal, a failed assertion or a report of a sanitizer) ends the program with a line
+that names kernel, launch, block and thread. Faults of the host are not handled here, except for accesses to device
+memory. A block that takes more than CUDA_ON_CPU_TIMEOUT seconds of CPU time (300; 0: no limit) counts as an endless
+loop.
 */
 #include "internal.h"
 #include <signal.h>

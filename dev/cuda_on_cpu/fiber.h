@@ -4,7 +4,7 @@ exchange the stack pointer and the registers a callee preserves; elsewhere (or w
 swapcontext, which also makes a system call. AddressSanitizer is told of every switch, or it would take the new stack
 for an overflow.
 
-Stacks are 256 KiB, mapped without being touched, with an inaccessible page below.
+Stacks have 256 KiB of lazily mapped memory, with an inaccessible page below.
 */
 #ifndef CUDA_ON_CPU_FIBER_H
 #define CUDA_ON_CPU_FIBER_H
@@ -34,13 +34,13 @@ struct Fiber {
 #else
     void *stack_pointer = nullptr;
 #endif
-    const void *stack = nullptr; // its lowest address; of the OS thread's own stack: known after the first switch
+    const void *stack = nullptr; // lowest address; for the stack of the OS thread: known after the first switch
     size_t size = 0;
     void *fake_stack = nullptr; // AddressSanitizer's
 };
 
 #ifndef CUDA_ON_CPU_UCONTEXT
-// Saves the registers that a callee preserves and the stack pointer, and goes on where `to` left off.
+// Saves the callee-saved registers and the stack pointer, and continues where `to` stopped.
 extern "C" void cuda_on_cpu_switch(void **from, void *to);
 asm(R"(
     .text
@@ -66,7 +66,7 @@ cuda_on_cpu_switch:
 )");
 #endif
 
-// To be called first thing on a fiber that was switched to; `from` is where the switch came from.
+// A fiber calls this first after a switch to it; `from` is the previous fiber.
 static inline void fiber_arrived(Fiber *self, Fiber *from) {
 #ifdef CUDA_ON_CPU_ASAN
     __sanitizer_finish_switch_fiber(self->fake_stack, &from->stack, &from->size);
@@ -86,7 +86,7 @@ static inline void fiber_switch(Fiber *from, Fiber *to) {
 #endif
 }
 
-// A fiber that will call entry(), which never returns. nullptr: no memory.
+// A fiber that calls entry(), which never returns. nullptr: out of memory.
 static inline Fiber *fiber_create(void (*entry)()) {
     char *stack = (char *)mmap(nullptr, guard_bytes + stack_bytes, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);

@@ -1,12 +1,12 @@
 /*
-gemm.h: what llmc/cuda/gemm.cuh calls where kernels run on the CPU. Numbers are widened to fp32, multiplied by CBLAS,
-and rounded once; a product is queued on the stream as a kernel would be. It refuses what cuBLASLt would refuse: a
-product before gemm_start, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an
-operand. It has several algorithms, which differ in the order of their sums.
+gemm.h: the library of llmc/cuda/gemm.cuh where kernels run on the CPU. It converts numbers to fp32, multiplies them by
+CBLAS, and rounds once. A product runs in stream order, as a kernel does. Errors, as in cuBLASLt: a product before the
+library has started, empty shapes, row strides shorter than rows, null pointers, an output that overlaps an operand. It
+has several algorithms, which differ in the order of their sums.
 
-  CUDA_ON_CPU_GEMM=split     the first choice divides the sum over K, where it may
-  CUDA_ON_CPU_GEMM=aligned   refuses addresses and row strides that are no multiple of 16 bytes: what cuBLASLt refuses
-                             is not documented, and a trainer must do without it
+  CUDA_ON_CPU_GEMM=split     the first algorithm divides the sum over K, where that is allowed
+  CUDA_ON_CPU_GEMM=aligned   does not support addresses and row strides that are no multiple of 16 bytes: what cuBLASLt
+                             supports is not documented, and a trainer must not depend on it
   CUDA_ON_CPU_GEMM=fails     the first product fails
 */
 #ifndef CUDA_ON_CPU_GEMM_H

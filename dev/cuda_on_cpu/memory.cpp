@@ -1,10 +1,10 @@
 /*
 memory.cpp: device memory.
 
-cudaMalloc gives memory full of 0xFF, so that what was never written reads as NaN. In plain builds each allocation is
-pages of its own, accessible only while the device runs: a host that dereferences a device pointer ends the program, and
-so does a kernel that reaches freed memory. In builds with AddressSanitizer it comes from its heap instead, with an
-inaccessible zone on both sides. Every copy is checked against the kinds of its two ends and against their sizes.
+cudaMalloc returns memory filled with 0xFF, so that elements that were never written read as NaN. In plain builds each
+allocation has its own pages, which are accessible only while the device runs: the program ends if the host dereferences
+a device pointer, or a kernel accesses freed memory. In builds with AddressSanitizer, memory comes from its heap, with
+an inaccessible zone on both sides. Every copy is checked against the kinds and sizes of its two ends.
 */
 #include "internal.h"
 #include "races.h"
@@ -21,7 +21,7 @@ struct Allocation {
     size_t bytes, mapped; // mapped: with its page of guard, 0 when it is from the heap
     Memory kind;
 };
-std::map<const char *, Allocation> allocations; // freed ones stay, so that their use can be named
+std::map<const char *, Allocation> allocations; // freed ones stay, to report their use
 size_t in_use;
 int open_count;
 constexpr size_t page = 4096, huge = 2 << 20;
@@ -53,7 +53,7 @@ const char *kind_name(Memory kind) {
     return names[(int)kind];
 }
 
-// One end of a copy.
+// The source or destination of a copy.
 void check_range(const char *call, const char *end, const void *pointer, size_t bytes, bool want_device,
                  bool want_host) {
     Found f = find_memory(pointer);
@@ -75,7 +75,7 @@ void check_copy(const char *call, const void *to, const void *from, size_t bytes
     check_range(call, "source", from, bytes, known && from_device, known && !from_device);
 }
 
-// Hidden from ThreadSanitizer: its shadow, four times the bytes, would stay after the memory is freed.
+// Hidden from ThreadSanitizer: its shadow memory, four times the bytes, would remain after the memory is freed.
 void move(void *to, const void *from, size_t bytes) {
     Unseen unseen;
     open_device_memory();
@@ -110,7 +110,7 @@ cudaError_t allocate(const char *call, void **pointer, size_t bytes, Memory kind
     if (!p && posix_memalign(&p, 256, bytes)) return cudaErrorMemoryAllocation;
     fill(p, 0xFF, bytes);
     if (kind == Memory::device) in_use += bytes;
-    // what was freed there is forgotten: AddressSanitizer's heap gives its place to others in time
+    // forgets what was freed there: AddressSanitizer's heap reuses addresses
     const char *base = (const char *)p;
     allocations.erase(allocations.lower_bound(base), allocations.lower_bound(base + bytes));
     allocations[base] = {bytes, mapped, kind};
@@ -159,7 +159,7 @@ Found find_memory(const volatile void *pointer) {
     const auto &[base, a] = *--after;
     if (p > base + a.bytes) return {Memory::unknown, nullptr, 0};
 #ifdef CUDA_ON_CPU_ASAN
-    // in time the heap gives what was freed to others, host memory among it
+    // the heap reuses freed addresses, also for host memory
     if (a.kind == Memory::freed && !__asan_address_is_poisoned((const volatile char *)pointer))
         return {Memory::unknown, nullptr, 0};
 #endif
@@ -223,7 +223,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 }
 
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-    // CUDA lets any thread copy on a stream
+    // in CUDA any thread can copy on a stream
     if ((stream ? device_error() : enter("cudaMemcpyAsync")) != cudaSuccess) return device_error();
     if (!bytes) return cudaSuccess;
     check_copy("cudaMemcpyAsync", to, from, bytes, kind);

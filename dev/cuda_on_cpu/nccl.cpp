@@ -2,18 +2,18 @@
 nccl.cpp: NCCL where kernels run on the CPU, between processes of one machine. nccl.h declares the calls, so a signature
 that differs from NVIDIA's does not compile.
 
-A collective takes its turn in its stream. When it comes to the front it copies what this rank sends to memory that the
-processes share; it ends once all ranks have; until then its stream stands still and the host does not. So what a rank
-should have waited for before it sends, and did not, is missing in what arrives. Sums are formed in the order of ranks.
-All ranks must make the same calls in the same order; a rank that makes another ends all that see it with a line.
+A collective runs in stream order. It copies this rank's data to memory that the processes share, and ends when all
+ranks have done so; until then its stream stops, and the host continues. If a rank lacks a wait before it sends, the
+other ranks receive old values. Sums are in the order of ranks. All ranks must make the same calls in the same order;
+processes that detect another call end with one line.
 
-A rank that is gone is waited for without an end, as NCCL does. An abort ends the collectives that wait: their streams
-go on, with NaN where results should be. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
+A collective waits for a lost rank without a limit, as in NCCL. An abort ends waiting collectives: their streams
+continue, with NaN as results. CUDA_ON_CPU_NCCL_ABORTS=FILE: ncclCommAbort appends a line.
 
-Refused as NCCL refuses it: two ranks on one GPU or on slices of one; a communicator that is none, or no longer; any
-call after an error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
-CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: this rank's collectives do not end from that one on, and TEXT is the error of
-the communicator.
+Errors, as in NCCL: two ranks on one GPU or on slices of one; an invalid or destroyed communicator; any call after an
+error. CUDA_ON_CPU_NCCL_INIT=TEXT: ncclCommInitRank fails, with TEXT as the last error.
+CUDA_ON_CPU_NCCL_ASYNC=RANK:NUMBER:TEXT: the collectives of this rank do not end from that number on, and TEXT is the
+error of the communicator.
 */
 #include "internal.h"
 #include <atomic>
@@ -31,7 +31,7 @@ namespace {
 using namespace cuda_on_cpu;
 
 enum { slots = 2, largest_ranks = 16 };
-constexpr size_t slot_bytes = (size_t)64 << 20; // of a rank; pages that nobody writes do not exist
+constexpr size_t slot_bytes = (size_t)64 << 20; // of a rank; pages that are not written take no memory
 
 struct Call {
     char name[24];
@@ -70,7 +70,7 @@ void check_buffer(const char *name, const void *buffer, size_t bytes) {
 
 std::string last_error;
 
-ncclResult_t fails(ncclResult_t status, const std::string &text) { // NCCL's texts end in a newline
+ncclResult_t fails(ncclResult_t status, const std::string &text) { // texts of NCCL end in a newline
     last_error = text + "\n";
     return status;
 }
@@ -80,7 +80,7 @@ ncclResult_t check_communicator(const char *call, ncclComm_t comm) {
     return comm->error;
 }
 
-// Whether a planned error has hit this collective, which then does not end.
+// Whether a planned error applies to this collective, which then does not end.
 bool breaks(ncclComm_t comm, uint64_t number) {
     const char *planned = getenv("CUDA_ON_CPU_NCCL_ASYNC");
     int rank = -1, text = 0;
@@ -91,7 +91,7 @@ bool breaks(ncclComm_t comm, uint64_t number) {
     return true;
 }
 
-// Sends `bytes` when its turn has come, and calls arrive(collective) when all ranks have sent theirs.
+// Sends `bytes` in stream order, and calls arrive(collective) when all ranks have sent theirs.
 ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, size_t bytes, int detail,
                         const void *from, void *to, size_t to_bytes, std::function<void(uint64_t)> arrive) {
     ncclResult_t status = check_communicator(name, comm);
@@ -102,7 +102,7 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     bool sent = false;
     Call call = {"", bytes, detail};
     snprintf(call.name, sizeof(call.name), "%s", name);
-    if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this stand-in is made for", call.name, call.bytes);
+    if (call.bytes > slot_bytes) fail("%s: %zu bytes are more than this emulation supports", call.name, call.bytes);
     auto ready = [=]() mutable {
         Shared *s = comm->shared;
         if (comm->aborted) return true;
@@ -137,7 +137,7 @@ ncclResult_t collective(const char *name, ncclComm_t comm, cudaStream_t stream, 
     return ncclSuccess;
 }
 
-// Two ranks on one GPU; `mine` is this rank.
+// Detects two ranks on one GPU; `mine` is this rank.
 ncclResult_t refuse_shared_gpu(const Shared *s, int ranks, int mine) {
     for (int r = 0; r < ranks; r++) {
         char text[120];
@@ -214,7 +214,7 @@ const char *ncclGetErrorString(ncclResult_t error) {
            : error == ncclRemoteError     ? "remote process exited or there was a network error"
                                           : "another error";
 }
-const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); } // of any communicator, or none
+const char *ncclGetLastError(ncclComm_t) { return last_error.c_str(); } // of any communicator
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
                            cudaStream_t stream) {

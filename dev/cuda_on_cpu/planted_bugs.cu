@@ -1,13 +1,13 @@
 /*
-planted_bugs.cu: small kernels and launches, each with one bug of a class, and the same without it. The layer must catch
-the first, by the line that says which, and must let the second pass in every order of threads.
+planted_bugs.cu: small kernels and launches, each with one bug of a class, and the corrected version. The layer must
+detect the first with the expected message, and the second must pass in every order of threads.
 
   build/oncpu/planted_bugs           all; the last line is `N passed, N failed`
   build/oncpu/planted_bugs WORDS     those whose sentence contains WORDS
 
-Each runs in a child process, since being caught ends the program. A bug that changes results is caught when a result
-differs from the right one in one of the orders; the right one is computed on the host, in integers. What only a
-sanitizer sees is left out of builds that have none, and said so.
+Each runs in a child process, since detection ends the program. A bug that changes results is detected if a result
+differs from the correct one, computed on the host in integers, in one of the orders. Builds without sanitizers skip the
+bugs that only a sanitizer detects.
 */
 #include "../../llmc/cuda/launch.cuh"
 #ifdef USE_NCCL
@@ -41,7 +41,7 @@ template <class F> static void expect_device(const int *device, int n, F wanted)
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
-// order: races between threads, which one order hides and another shows
+// order: races between threads, which some orders hide and others show
 
 template <bool bug> static __global__ void reverse_in_shared(int *out) {
     SHARED(int, x, 128);
@@ -96,10 +96,10 @@ template <bool bug> static void race_between_blocks(void) {
     expect_device(out, 1, [](int) { return 6; });
 }
 
-// What no order shows, since one thread runs at a time: ThreadSanitizer's part.
+// No order shows these, since one thread runs at a time: ThreadSanitizer detects them.
 
 template <bool bug> static __global__ void same_value(int *out) {
-    if (bug || threadIdx.x == 0) *out = 7; // whoever writes, it is the same
+    if (bug || threadIdx.x == 0) *out = 7; // every thread writes the same value
 }
 template <bool bug> static void many_threads_write_one_value(void) {
     int *out = device_array<int>(1);
@@ -575,23 +575,23 @@ static const Bug bugs[] = {
     {"a misaligned vector load", "misaligned address", BUG(misaligned_vector_access), ADDRESS},
     {"a vector store to a shared array of a plain type", "misaligned address",
      BUG(vector_access_to_a_plain_shared_array), ADDRESS},
-    {"an output that is not all written", nullptr, BUG(output_that_is_not_all_written), EVERY},
-    {"shared memory that is not initialised", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
+    {"an output that is partly written", nullptr, BUG(output_that_is_not_all_written), EVERY},
+    {"uninitialized shared memory", nullptr, BUG(shared_memory_that_is_not_initialised), EVERY},
     {"a kernel that reads freed memory", "heap-use-after-free|use of freed memory", BUG(freed_memory_in_a_kernel),
      SCHEDULER},
     {"freed memory as an argument", "is freed memory", BUG(freed_memory_as_an_argument), SCHEDULER},
     {"an integer division by zero", "division by zero", BUG(integer_division_by_zero), SCHEDULER},
-    {"a stack that is full", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
+    {"a stack overflow", "stack-overflow|stack is full", BUG(a_stack_that_is_full), SCHEDULER},
     {"one barrier reached on two lines", "divergent barrier", BUG(barrier_on_two_lines), SCHEDULER},
-    {"a barrier behind an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
+    {"a barrier after an early return", "divergent barrier", BUG(barrier_after_an_early_return), SCHEDULER},
     {"a barrier and a shuffle that wait for each other", "deadlock", BUG(deadlock_of_barrier_and_shuffle), SCHEDULER},
-    {"a lane mask with lanes that do not come", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come),
+    {"a lane mask with lanes that do not arrive", "a lane mask is not met", BUG(mask_with_lanes_that_do_not_come),
      SCHEDULER},
     {"a lane mask without the calling lane", "wrong lane mask", BUG(mask_without_the_calling_lane), SCHEDULER},
     {"different operations in one warp", "meet at different operations", BUG(different_operations_in_one_warp),
      SCHEDULER},
-    {"a shuffle that reads lanes which have left", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
-    {"a loop without an end", "does not end", BUG(loop_without_an_end), PLAIN},
+    {"a shuffle that reads lanes that have exited", nullptr, BUG(shuffle_with_lanes_that_left), EVERY},
+    {"an endless loop", "does not end", BUG(loop_without_an_end), PLAIN},
     {"a block of more than 1024 threads", "a block of 1056 threads", BUG_OF(illegal_launch, 0), SCHEDULER},
     {"a grid of 0 blocks", "its grid is (0,1,1)", BUG_OF(illegal_launch, 1), SCHEDULER},
     {"a grid that does not fit 32 bits", "its grid is (4294967297,1,1)", BUG_OF(illegal_launch, 2), SCHEDULER},
@@ -608,12 +608,12 @@ static const Bug bugs[] = {
     {"memory freed twice", "cudaFree", BUG(freed_twice), SCHEDULER},
     {"a result read without waiting for it", nullptr, BUG(result_read_without_waiting), SCHEDULER},
     {"two streams without an event between them", nullptr, BUG(streams_without_an_event), SCHEDULER},
-    {"a second stream that is early", nullptr, BUG(a_second_stream_that_is_early), SCHEDULER},
+    {"a second stream that runs too early", nullptr, BUG(a_second_stream_that_is_early), SCHEDULER},
 #ifdef USE_NCCL
     {"ranks that do not make the same calls of NCCL", "collective 0 is ncclAllGather of",
      BUG(ranks_that_do_not_make_the_same_calls), SCHEDULER},
 #endif
-    {"a thread that does not choose its device", "cudaMalloc by a thread whose device is 0",
+    {"a thread that does not select its device", "cudaMalloc by a thread whose device is 0",
      BUG(a_thread_that_does_not_choose_its_device), EVERY},
     {"a plan of cuDNN before it is opened", "before it is opened", BUG_OF(wrong_order_of_cudnn, 0), SCHEDULER},
     {"a run of a plan of cuDNN after its end", "a plan that does not exist", BUG_OF(wrong_order_of_cudnn, 1),

@@ -1,13 +1,13 @@
 /*
-races.h: what ThreadSanitizer is told, in builds with it; nothing otherwise.
+races.h: annotations for ThreadSanitizer, in builds with it; empty otherwise.
 
-Each thread of a block runs as a TSan fiber of its own, so that two threads are ordered only by what CUDA orders:
-__syncthreads and __syncwarp, and a fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after
-the host's launch and before its end, not with each other. Making a fiber takes a millisecond, and TSan is fast with up
-to 255 of them, so they are used again, each with a stack of its own, block after block by other threads: a race between
-two blocks is missed where both threads had the same fiber.
+Each thread of a block is a fiber of TSan, so that two threads are ordered only by __syncthreads, __syncwarp, and a
+fence before an atomic. Shuffles and votes order nothing. Blocks are ordered after the launch and before its end, but
+not among each other. To create a fiber takes a millisecond, and TSan is fast with up to 255 of them. Therefore the
+threads of later blocks reuse fibers, each with its own stack: a race between two blocks is not detected if both threads
+had the same fiber.
 
-The layer itself is compiled without instrumentation; what its calls into the C library touch is hidden by Unseen.
+The layer itself is compiled without instrumentation; Unseen hides the accesses of its calls into the C library.
 */
 #ifndef CUDA_ON_CPU_RACES_H
 #define CUDA_ON_CPU_RACES_H
@@ -41,10 +41,10 @@ struct Unseen {
     }
 };
 
-// Places that hold orderings; their history goes when they are freed.
+// Synchronization objects of TSan; freeing them deletes their history.
 struct BlockTokens {
-    uint64_t barrier[2];         // in turns: one may still be left while the next is entered
-    uint64_t warp_group[32][64]; // of each warp, in turns
+    uint64_t barrier[2];         // two, used in turn: threads can enter the next while others leave the first
+    uint64_t warp_group[32][64]; // of each warp, used in turn
 };
 struct GridTokens {
     uint64_t start, end;

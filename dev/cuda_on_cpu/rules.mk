@@ -1,5 +1,5 @@
 # CUDA programs compiled for the CPU: make build/oncpu/NAME builds NAME.cu, or dev/cuda_on_cpu/NAME.cu, with g++.
-# make oncpu runs the layer's own tests.
+# make oncpu runs the tests of the layer.
 # Variables besides those of the Makefile: CUDA (where its headers are), PRECISION (bf16 or fp32), UCONTEXT=yes (fibers
 # by swapcontext, as on CPUs other than x86-64).
 
@@ -10,19 +10,20 @@ ONCPU = $(BUILD)/oncpu
 ONCPU_PRECISION_bf16 = -DPRECISION_BF16
 ONCPU_PRECISION_fp32 = -DPRECISION_FP32
 ONCPU_PRECISION = $(or $(ONCPU_PRECISION_$(PRECISION)),$(error PRECISION is '$(PRECISION)': bf16 or fp32 is expected))
-# kernels view memory as other types (16-byte vectors), which nvcc allows
+# kernels access memory as other types (16-byte vectors), which nvcc allows
 ONCPU_CFLAGS = -O2 $(ARCH) -g -fno-math-errno -fno-trapping-math -ffp-contract=fast
 ifdef SANITIZE
   ONCPU_CFLAGS = $(CFLAGS) -fno-math-errno
 endif
-ifneq ($(findstring thread,$(SANITIZE)),) # the layer tells ThreadSanitizer what it does, and is not watched itself
+ifneq ($(findstring thread,$(SANITIZE)),) # the layer annotates itself for ThreadSanitizer, and is not instrumented
   ONCPU_CFLAGS += -DCUDA_ON_CPU_TSAN
   ONCPU_LAYER_FLAGS = -fno-sanitize=thread
 endif
 ifdef UCONTEXT
   ONCPU_CFLAGS += -DCUDA_ON_CPU_UCONTEXT
 endif
-ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -Idev -DDEVICE_OPS -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
+ONCPU_FLAGS = -std=c++17 $(CPPFLAGS) $(ONCPU_CFLAGS) -fno-strict-aliasing $(COMMON) -DCUDA_ON_CPU -Idev -DDEVICE_OPS \
+  -DUSE_CUDNN $(ONCPU_NCCL) $(ONCPU_PRECISION) -isystem $(CUDA_HEADERS)
 ONCPU_LAYER = $(patsubst dev/cuda_on_cpu/%.cpp,$(ONCPU)/%.o,$(wildcard dev/cuda_on_cpu/*.cpp))
 
 ifneq ($(filter oncpu $(ONCPU)/%,$(MAKECMDGOALS)),)
@@ -31,7 +32,7 @@ endif
 
 $(ONCPU)/%: $(ONCPU)/%.cu.o $(ONCPU_LAYER) $(BUILD)/revision.o
 	$(CXX) $(ONCPU_CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-# for the tests of many ranks: a trainer that knows no others
+# for the tests of several ranks: a trainer without NCCL and MPI
 $(ONCPU)/single_diffv2.cu.o: train_diffv2.cu $(ONCPU)/flags
 	$(CXX) $(ONCPU_FLAGS) -UUSE_NCCL -UUSE_MPI -O0 -x c++ -c -o $@ $<
 $(ONCPU)/%.cu.o: %.cu $(ONCPU)/flags

@@ -1,6 +1,6 @@
 /*
-runtime.cpp: launches as the host sees them, and the CUDA runtime calls that are neither memory nor streams. CUDA's own
-header declares them all, so a signature that differs from NVIDIA's does not compile.
+runtime.cpp: the host side of launches, and the CUDA runtime calls for neither memory nor streams. CUDA's header
+declares them, so that a signature that differs from NVIDIA's does not compile.
 */
 #include "internal.h"
 #include <atomic>
@@ -10,14 +10,14 @@ header declares them all, so a signature that differs from NVIDIA's does not com
 namespace cuda_on_cpu {
 namespace {
 
-std::map<const void *, size_t> allowed_shared; // by cudaFuncSetAttribute
+std::map<const void *, size_t> allowed_shared; // set by cudaFuncSetAttribute
 
 thread_local cudaError_t last_error = cudaSuccess;
-thread_local int chosen_device;               // 0 until the thread says otherwise, as in CUDA
-std::atomic<int> used_device{-1};             // whose memory and streams there are: a process uses one
-std::atomic<cudaError_t> failed{cudaSuccess}; // a kernel has: until a reset every call says so
+thread_local int chosen_device;               // 0 until the thread selects another, as in CUDA
+std::atomic<int> used_device{-1};             // the owner of memory and streams: a process uses one
+std::atomic<cudaError_t> failed{cudaSuccess}; // the error of a kernel: every call returns it until a reset
 
-// Of the machine's: CUDA_ON_CPU_DEVICES (1) of them, or those that CUDA_ON_CPU_VISIBLE names, up to its first mistake.
+// The visible devices: CUDA_ON_CPU_DEVICES (1), or those that CUDA_ON_CPU_VISIBLE lists, up to its first invalid entry.
 std::vector<int> visible_devices() {
     const char *text = getenv("CUDA_ON_CPU_DEVICES"), *named = getenv("CUDA_ON_CPU_VISIBLE");
     int count = text && *text ? atoi(text) : 1;
@@ -32,12 +32,12 @@ std::vector<int> visible_devices() {
 }
 int device_count() { return (int)visible_devices().size(); }
 
-const char *device_name() { // CUDA_ON_CPU_NAME: of a device to pass for
+const char *device_name() { // CUDA_ON_CPU_NAME, or the default
     const char *name = getenv("CUDA_ON_CPU_NAME");
     return name ? name : "CUDA on the CPU";
 }
 
-std::string fault_kernel; // whose launches fail, from number `fault_launch` on
+std::string fault_kernel; // the kernel whose launches fail, from number `fault_launch` on
 int fault_launch;
 
 void check_extent(const Launch &l, const char *what, Extent e, long long x, long long y, long long z) {
@@ -65,7 +65,7 @@ cudaError_t enter(const char *call) {
 }
 
 int current_device() { return chosen_device; }
-DeviceIdentity device_identity(int device) { // slices of a GPU (MIG) are on its bus
+DeviceIdentity device_identity(int device) { // MIG slices have the bus of their GPU
     int number = visible_devices()[(size_t)device];
     return {number, strstr(device_name(), "MIG") ? 0 : number};
 }
@@ -189,7 +189,7 @@ cudaError_t cudaRuntimeGetVersion(int *version) {
     return cudaSuccess;
 }
 cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
-cudaError_t cudaDeviceReset(void) { // what there was of memory and streams is left as it is
+cudaError_t cudaDeviceReset(void) { // memory and streams stay as they are
     cudaDeviceSynchronize();
     failed = last_error = cudaSuccess;
     used_device = -1;

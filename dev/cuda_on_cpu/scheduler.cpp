@@ -1,14 +1,14 @@
 /*
 scheduler.cpp: the threads of a block as fibers.
 
-A thread that finishes goes on as the next fresh thread on the same stack, so a kernel without barriers never switches.
-A thread that waits switches to the next one that can run: lanes of its own warp first (a warp runs until it blocks),
-then the next warp in order; when nothing can run, either all threads are at the barrier, which then opens, or the
-kernel hangs. The lanes of a warp that can run are a mask, bit i for the lane that is i-th in the order, so that the
-next one is the lowest bit in any order.
+A fiber whose thread finishes runs the next thread that has not started, on the same stack, so that a kernel without
+barriers never switches. A fiber whose thread waits switches to the next thread that can run: lanes of its own warp
+first (a warp runs until it blocks), then the next warp in order. If no thread can run, either all threads are at the
+barrier, which then opens, or the kernel is in a deadlock. The lanes of a warp that can run are a mask with bit i for
+the i-th lane in the order, so that the lowest bit is the next lane in any order.
 
-A warp operation waits for all lanes of its mask; the last one to arrive computes every lane's result. A lane that reads
-one that has exited, or that is not in the mask, gets 0xFF bytes: a NaN.
+A warp operation waits for all lanes of its mask; the last lane to arrive computes the results of all. A lane that reads
+from a lane that has exited or is not in the mask gets 0xFF bytes, a NaN.
 */
 #include "internal.h"
 #include "fiber.h"
@@ -37,7 +37,7 @@ struct Thread {
     unsigned mask;
     int argument, width;
     uint64_t value; // in: the operand; out: the result
-    Place place;    // of what it waits in
+    Place place;    // where it waits
 };
 struct Group { // lanes that wait with the same mask
     unsigned mask, arrived, number;
@@ -51,7 +51,7 @@ struct Warp {
     Group groups[32];
 };
 
-// the launch and the block that run
+// the running launch and block
 const Launch *launch;
 const std::function<void()> *body;
 int thread_count, warp_count;
@@ -141,7 +141,7 @@ std::string waits_in(const Thread &t) {
     }
 }
 
-// One line of who waits where: equal ones together, with the first thread of each.
+// One line with the places where threads wait: threads of one place together, with the first thread of each.
 std::string who_waits_where() {
     std::vector<std::pair<std::string, std::pair<int, int>>> kinds; // what, how many, first thread
     for (int t = 0; t < thread_count; t++) {
@@ -228,7 +228,7 @@ void become(int t) {
 
 void fiber_main();
 
-// Where thread t is to run: its own fiber, or a fresh one.
+// The fiber of thread t: its own, or a new one.
 Fiber *fiber_of(int t) {
     if (threads[t].fiber) return threads[t].fiber;
     Unseen unseen;
@@ -246,7 +246,7 @@ void go_to(Fiber *to) {
     fiber_arrived(self, came_from);
 }
 
-// The current thread waits; returns when it may go on.
+// Blocks the current thread; returns when it can continue.
 void wait() {
     threads[current].fiber = running;
     int next = next_thread();
@@ -275,7 +275,7 @@ void exit_thread() {
         if (!(w.groups[i].mask & w.present & ~w.groups[i].arrived)) meet(w, warp_index, w.groups[i--]);
 }
 
-// Runs fresh threads one after another on its stack; between two that had to wait it is idle.
+// Runs threads one after another on its stack; idle while one of them waits.
 void fiber_main() {
     fiber_arrived(running, came_from);
     for (;;) {
@@ -299,7 +299,7 @@ void fiber_main() {
 // ---------------------------------------------------------------------------------------------------------------------
 // warp operations
 
-// Lane that PTX's shfl reads for this one; itself where the source is out of its segment.
+// The source lane of PTX's shfl for this lane; the lane itself if the source is outside of its segment.
 int source_lane(WarpOp op, int lane, int argument, int width) {
     int first = lane & ~(width - 1), last = first + width - 1, by = argument & 31, from;
     switch (op) {
@@ -346,7 +346,7 @@ void compute(Warp &w, int warp_index, Group group) {
 // blocks
 
 void *poisoned(size_t bytes, size_t alignment) {
-    // 16-byte memory, moved so that an array is not better aligned than its type demands
+    // 16-byte aligned memory, offset so that an array has the alignment of its type and no more
     size_t shift = alignment < 16 ? alignment : 0, around = alignment > 16 ? alignment : 16;
     void *p = nullptr;
     Unseen unseen;
@@ -394,7 +394,7 @@ void run_block() {
     dynamic_memory = nullptr;
 }
 
-// A number that has no divisor in common with n: its multiples visit all blocks.
+// A number coprime to n: its multiples modulo n visit all blocks.
 uint64_t coprime_below(uint64_t n) {
     for (;;) {
         uint64_t a = 1 + random_below((uint32_t)(n < 1u << 30 ? n : 1u << 30)), x = a, y = n;

@@ -1,15 +1,15 @@
 /*
 streams.cpp: streams and events.
 
-What is put on a stream runs as late as CUDA allows: when the host waits for it. So a host that reads a result without
-waiting reads the old value, and work on one stream that should wait for another and does not, runs without it.
-CUDA_ON_CPU_STREAMS=eager runs everything at once instead, which is easier to step through. CUDA_ON_CPU_STREAMS=hasty is
-late for the first stream that a program creates and runs the others as soon as they can: work of theirs that should
-wait for the first stream and does not, runs before it.
+Work on a stream runs as late as CUDA allows: when the host waits for it. Therefore a host that reads a result without
+waiting reads the old value, and work that lacks a wait for another stream runs without that stream's work.
+CUDA_ON_CPU_STREAMS=eager runs everything at once, for debuggers. CUDA_ON_CPU_STREAMS=hasty runs the first stream that a
+program creates late, and the others as early as possible: their work that lacks a wait for the first stream runs before
+it.
 
-Waiting for an event runs its stream up to the record. The null stream and blocking streams wait for each other as
-CUDA's do. Work may have to wait for another process (a collective): until then nothing behind it in its stream runs,
-and a query says so.
+A wait for an event runs its stream up to the record. The null stream and blocking streams wait for each other as in
+CUDA. Work can wait for another process (a collective): until then no later work of its stream runs, and queries return
+"not ready".
 */
 #include "internal.h"
 #include <atomic>
@@ -30,7 +30,7 @@ struct CUstream_st {
     std::deque<Item> queue;
     uint64_t queued;
     std::atomic<uint64_t> done; // other threads ask
-    bool running;               // an item of it is being asked or is at work
+    bool running;               // one of its items is being polled or runs
 };
 struct CUevent_st {
     std::atomic<CUstream_st *> stream; // of the last record, or nullptr
@@ -43,8 +43,8 @@ namespace {
 
 CUstream_st null_stream = {true, {}, 0, {0}, false};
 std::vector<CUstream_st *> streams = {&null_stream};
-CUstream_st *first_stream;      // that the program has created
-std::thread::id streams_thread; // that runs them
+CUstream_st *first_stream;      // that the program created
+std::thread::id streams_thread; // the thread that runs them
 
 enum class Order { late, eager, hasty };
 Order order() {
@@ -64,7 +64,7 @@ CUstream_st *find(cudaStream_t stream) {
     fail("stream %p does not exist, or no longer", (void *)stream);
 }
 
-// Runs a stream up to `number` as far as it can; whether it could.
+// Runs a stream up to `number`, as far as possible. Returns whether it reached it.
 bool try_run(CUstream_st *s, uint64_t number) {
     while (s->done < number) {
         if (s->running) return false; // its own item asks
@@ -110,7 +110,7 @@ Item wait_for(CUstream_st *other, uint64_t number) {
     return {[other, number] { return try_run(other, number); }, {}};
 }
 
-// The null stream waits for blocking streams, and they for it.
+// The null stream and blocking streams wait for each other.
 void wait_as_null_stream_does(CUstream_st *s) {
     for (CUstream_st *other : streams) {
         if (other == s || !other->blocking || (s != &null_stream && other != &null_stream)) continue;
@@ -190,7 +190,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWith
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
     return cudaStreamCreateWithFlags(stream, flags);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { // what is queued still runs
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { // queued work still runs
     CUstream_st *s = find(stream);
     if (s == &null_stream) fail("cudaStreamDestroy of the null stream");
     drain_one(s);
@@ -256,7 +256,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     close_device_memory();
     return device_error();
 }
-// Another thread than the one that works for the device only looks.
+// A thread that does not run the streams only reads the state.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     CUstream_st *s = event->stream;
     if (device_error() != cudaSuccess || !s) return device_error();

@@ -1,6 +1,6 @@
 /*
-test_layer.cu: what the layer computes is what CUDA defines: shuffles, votes and masks, barriers, shared memory, grids,
-atomics, streams and copies. Every kernel runs in all orders of threads.
+test_layer.cu: the layer has the semantics of CUDA: shuffles, votes and masks, barriers, shared memory, grids, atomics,
+streams and copies. Every kernel runs in all orders of threads.
 
   build/oncpu/test_layer           all tests; the last line is `N passed, N failed`
   build/oncpu/test_layer WORDS     those whose sentence contains WORDS
@@ -73,7 +73,7 @@ template <class T> static void expect_shuffles(void) {
             }
     cudaFree(out);
 }
-static void shuffles_read_the_lanes_that_ptx_says(void) {
+static void test_shuffles(void) {
     expect_shuffles<float>();
     expect_shuffles<long long>();
 }
@@ -92,7 +92,7 @@ static __global__ void vote_kernel(unsigned *out) {
     __syncwarp();
     row[7] = __shfl_sync(everyone, row[6], 20);
 }
-static void votes_count_the_lanes_of_their_mask(void) {
+static void test_votes(void) {
     unsigned *out = device_array<unsigned>(64 * 8), host[64 * 8];
     LAUNCH(vote_kernel, 1, 64, 0, out);
     download(host, out, 64 * 8);
@@ -123,7 +123,7 @@ static __global__ void exited_lanes_kernel(float *out, int *rounds) {
     for (int left = lane; __any_sync(mask, left > 0); left--) count++;
     rounds[lane] = count;
 }
-static void lanes_that_exited_read_as_nan(void) {
+static void test_exited_lanes(void) {
     float *out = device_array<float>(24), host[24];
     int *rounds = device_array<int>(24), host_rounds[24];
     LAUNCH(exited_lanes_kernel, 1, 24, 0, out, rounds);
@@ -167,7 +167,7 @@ static __global__ void block_sum_kernel(long long *out, const int *in, int count
         out[2 * block + 1] = by_warps;
     }
 }
-static void block_sums_over_grids_of_three_dimensions_are_exact(void) {
+static void test_block_sums(void) {
     enum { COUNT = 10000 };
     static int host_in[COUNT];
     int *in = device_array<int>(COUNT);
@@ -197,7 +197,7 @@ static __global__ void block_votes_kernel(int *out) {
         none = __syncthreads_or(t > 70);
     out[t] = count + 1000 * all + 10000 * some + 100000 * none;
 }
-static void barriers_with_votes_count_the_block(void) {
+static void test_barrier_votes(void) {
     int *out = device_array<int>(70), host[70];
     LAUNCH(block_votes_kernel, 1, 70, 0, out);
     download(host, out, 70);
@@ -213,7 +213,7 @@ static __global__ void fresh_shared_kernel(unsigned *out) {
     out[2 * blockIdx.x + 1] = dynamic[5];
     words[3] = dynamic[5] = blockIdx.x;
 }
-static void shared_memory_is_poisoned_for_every_block(void) {
+static void test_shared_poison(void) {
     unsigned *out = device_array<unsigned>(8), host[8];
     LAUNCH(fresh_shared_kernel, 4, 1, 32, out);
     download(host, out, 8);
@@ -237,7 +237,7 @@ template <class T> static __global__ void shared_sites_kernel(int *out) {
     unsigned other = 3 - threadIdx.x;
     out[threadIdx.x] = (int)a[other] + (int)b[other] + again[other] + (int)(1000 * sizeof(a));
 }
-static void shared_arrays_are_one_per_declaration_and_block(void) {
+static void test_shared_arrays(void) {
     int *out = device_array<int>(4), host[4];
     LAUNCH((shared_sites_kernel<double>), 1, 4, 0, out);
     download(host, out, 4);
@@ -266,7 +266,7 @@ static __global__ void last_block_kernel(int *total, int *parts, unsigned *finis
     sum = (int)__reduce_add_sync(everyone, (unsigned)sum);
     if (threadIdx.x == 0) *total = sum;
 }
-static void the_last_block_finds_the_work_of_all_others(void) {
+static void test_last_block(void) {
     int *total = device_array<int>(1), *parts = device_array<int>(100), host = 0;
     unsigned *finished = device_array<unsigned>(1);
     for (int blocks = 1; blocks <= 100; blocks += 33) {
@@ -294,7 +294,7 @@ static __global__ void atomics_kernel(int *ints, float *f, unsigned *u) {
         seen = atomicCAS(&u[2], expected, expected + 2);
     } while (seen != expected);
 }
-static void atomics_of_many_threads_add_up(void) {
+static void test_atomics(void) {
     int *ints = device_array<int>(3), host_ints[3];
     float *f = device_array<float>(1), host_f;
     unsigned *u = device_array<unsigned>(3), host_u[3];
@@ -322,7 +322,7 @@ static __global__ void order_kernel(int *out, int *turn) {
     __syncthreads();
     out[128 + t] = atomicAdd(turn, 1);
 }
-static void orders_are_what_they_are_called(void) {
+static void test_orders(void) {
     int *out = device_array<int>(256), *turn = device_array<int>(1), host[256];
     cudaMemset(turn, 0, sizeof(int));
     LAUNCH(order_kernel, 2, 64, 0, out, turn);
@@ -350,7 +350,7 @@ static void orders_are_what_they_are_called(void) {
 static __global__ void add_kernel(int *x, int n) {
     if (threadIdx.x == 0) *x += n;
 }
-static void streams_keep_their_order_and_events_join_them(void) {
+static void test_streams(void) {
     int *x = device_array<int>(1), *pinned = nullptr;
     cudaStream_t other;
     cudaEvent_t event, late;
@@ -371,7 +371,7 @@ static void streams_keep_their_order_and_events_join_them(void) {
     EXPECT(*pinned == 12, "%s: %d instead of 12", order_name, *pinned);
     EXPECT(cudaEventElapsedTime(&ms, event, late) == cudaSuccess && ms >= 0, "%s: %g ms between the events", order_name,
            (double)ms);
-    // what stands in for a library takes its turn among the kernels
+    // an emulated library runs in stream order
     cuda_on_cpu::on_stream(main_stream, "double", [x] { *x *= 2; });
     LAUNCH(add_kernel, 1, 32, 0, x, 1);
     int host = 0; // pageable: the call returns when the copy is done
@@ -385,7 +385,7 @@ static void streams_keep_their_order_and_events_join_them(void) {
 }
 
 // A collective: until the others have come, its stream stands still, and neither the host nor another stream does.
-static void work_that_waits_for_others_holds_up_its_stream_alone(void) {
+static void test_waiting_work(void) {
     int *x = device_array<int>(1), *y = device_array<int>(1);
     cudaStream_t other;
     cudaEvent_t begun, ended;
@@ -423,7 +423,7 @@ static void work_that_waits_for_others_holds_up_its_stream_alone(void) {
     cudaFree(y);
 }
 
-static void memory_that_does_not_fit_is_an_error_and_not_an_end(void) {
+static void test_out_of_memory(void) {
     size_t available = 0, total = 0, after = 0;
     cudaMemGetInfo(&available, &total);
     void *p = &p;
@@ -441,7 +441,7 @@ static void memory_that_does_not_fit_is_an_error_and_not_an_end(void) {
 }
 
 // A sanitizer may keep some of it, but not all that was ever allocated: the tests allocate for hours.
-static void freed_memory_is_given_back(void) {
+static void test_freed_memory(void) {
     long pages[2] = {0, 0}, size;
     for (int i = 0; i < 20; i++) {
         FILE *f = fopen("/proc/self/statm", "r");
@@ -456,7 +456,7 @@ static void freed_memory_is_given_back(void) {
     EXPECT(mib < 400, "%s: %ld MiB are kept of 20 times 32 MiB", order_name, mib);
 }
 
-static void a_kernel_that_fails_fails_every_later_call(void) {
+static void test_failed_kernel(void) {
     int *x = device_array<int>(1), host = 7;
     cudaEvent_t event;
     cudaEventCreate(&event);
@@ -479,7 +479,7 @@ static void a_kernel_that_fails_fails_every_later_call(void) {
     cudaEventDestroy(event);
 }
 
-static void a_thread_has_the_first_device_until_it_chooses(void) {
+static void test_default_device(void) {
     int here = -1, there = -1;
     setenv("CUDA_ON_CPU_DEVICES", "3", 1);
     setenv("CUDA_ON_CPU_VISIBLE", "2,1,7,0", 1);
@@ -521,13 +521,13 @@ static void expect_two_ranks(const char *second, const char *name, ncclResult_t 
     unsetenv("CUDA_ON_CPU_NAME");
     unsetenv("CUDA_ON_CPU_DEVICES");
 }
-static void nccl_refuses_two_ranks_on_one_gpu(void) {
+static void test_nccl_shared_gpu(void) {
     expect_two_ranks("1", "A GPU", ncclSuccess);
     expect_two_ranks("0", "A GPU", ncclInvalidUsage);
     expect_two_ranks("1", "A GPU MIG 1g.5gb", ncclInvalidUsage);
 }
 
-static void a_collective_that_breaks_ends_by_an_abort(void) {
+static void test_nccl_failed_collective(void) {
     float *x = device_array<float>(2), host = 0;
     ncclUniqueId id;
     ncclComm_t comm;
@@ -610,29 +610,25 @@ static int bench(void) {
 }
 
 static const Test tests[] = {
-    {"shuffles up, down, xor and by index read the lanes that PTX says, for every width",
-     shuffles_read_the_lanes_that_ptx_says},
-    {"votes and reductions count the lanes of their mask, halves of a warp apart", votes_count_the_lanes_of_their_mask},
-    {"lanes that have exited, and memory nobody wrote, read as NaN", lanes_that_exited_read_as_nan},
-    {"block sums over grids and blocks of three dimensions are exact",
-     block_sums_over_grids_of_three_dimensions_are_exact},
-    {"barriers with votes count the block", barriers_with_votes_count_the_block},
-    {"shared memory is fresh and poisoned for every block", shared_memory_is_poisoned_for_every_block},
-    {"shared arrays are one per declaration and block, also in templates and functions",
-     shared_arrays_are_one_per_declaration_and_block},
-    {"the last block finds the work of all others", the_last_block_finds_the_work_of_all_others},
-    {"atomics of many threads add up", atomics_of_many_threads_add_up},
-    {"forward, reverse and shuffled orders are what they are called", orders_are_what_they_are_called},
-    {"streams keep their order, run late, and events join them", streams_keep_their_order_and_events_join_them},
-    {"work that waits for other processes holds up its stream alone",
-     work_that_waits_for_others_holds_up_its_stream_alone},
-    {"memory that does not fit is an error code, not the end", memory_that_does_not_fit_is_an_error_and_not_an_end},
-    {"freed device memory is given back", freed_memory_is_given_back},
-    {"after a kernel has failed every call fails, until a reset", a_kernel_that_fails_fails_every_later_call},
-    {"a thread has the first visible device until it chooses another", a_thread_has_the_first_device_until_it_chooses},
+    {"shuffles up, down, xor and by index read the lanes that PTX defines, for every width", test_shuffles},
+    {"votes and reductions count the lanes of their mask, halves of a warp apart", test_votes},
+    {"lanes that have exited and unwritten memory read as NaN", test_exited_lanes},
+    {"block sums over grids and blocks of three dimensions are exact", test_block_sums},
+    {"barriers with votes count the block", test_barrier_votes},
+    {"shared memory is new and poisoned for every block", test_shared_poison},
+    {"shared arrays are one per declaration and block, also in templates and functions", test_shared_arrays},
+    {"the last block reads the results of all others", test_last_block},
+    {"atomics of many threads are exact", test_atomics},
+    {"forward, reverse and shuffled orders are as documented", test_orders},
+    {"streams keep their order, run late, and events join them", test_streams},
+    {"work that waits for other processes blocks only its stream", test_waiting_work},
+    {"out of memory is an error code and does not end the program", test_out_of_memory},
+    {"freed device memory is available again", test_freed_memory},
+    {"after a kernel fails, every call fails until a reset", test_failed_kernel},
+    {"a thread has the first visible device until it selects another", test_default_device},
 #ifdef USE_NCCL
-    {"NCCL refuses two ranks on one GPU, and on two slices of one", nccl_refuses_two_ranks_on_one_gpu},
-    {"a collective that breaks has its error, and ends by an abort", a_collective_that_breaks_ends_by_an_abort},
+    {"two ranks on one GPU, or on two slices of one, are an error of NCCL", test_nccl_shared_gpu},
+    {"a collective that fails has its error, and an abort ends it", test_nccl_failed_collective},
 #endif
 };
 
