@@ -26,22 +26,19 @@ static void check_embedding_order(const Case *c) {
 }
 static const Check embedding_order_check = {"embedding_backward in order", check_embedding_order, "N V C"};
 
-// Also: the same bits as by the two operations that it stands for.
+// The sum is exact to one rounding; the norm is bitwise that of rmsnorm_forward on the stored sum.
 static void check_residual_rmsnorm(const Case *c) {
     int N = c->n[0], C = c->n[1];
     Operands o(c->shift);
     Tensor &sum = o.out("sum", product(N, C)), &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
-    Tensor &sum2 = o.out("sum by residual", product(N, C)), &y2 = o.out("y by rmsnorm", product(N, C)),
-           &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
+    Tensor &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
     Tensor &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
     o.run(0, [&] {
         residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f);
-        residual_forward(sum2.x(), a.x(), b.x(), product(N, C));
-        rmsnorm_forward(y2.x(), rstd2.f(), sum2.x(), weight.x(), N, C, 1e-5f);
+        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f);
     });
-    EXPECT(sum.result == sum2.result, "the sum has other bits than residual_forward gives");
     EXPECT(y.result == y2.result && rstd.result == rstd2.result, "the norm has other bits than rmsnorm_forward gives");
-    twin::residual_forward(sum.t(), a.t(), b.t(), product(N, C));
+    for (size_t k = 0; k < sum.count; k++) sum.twin[k] = a.twin[k] + b.twin[k];
     o.expect(sum, {1, 0});
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = sum.value(sum.result, k); // the norm is of the sum as stored
     twin::rmsnorm_forward(y.t(), rstd.t(), sum.t(), weight.t(), N, C, 1e-5);

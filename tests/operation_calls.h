@@ -62,7 +62,6 @@ static void op_forward(const OpCase *c) {
     case OP_SCALE: scale_inplace(OP_Y(0), (real)op_factor(c), (size_t)d[0]); break;
     case OP_GATE: gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4]); break;
     case OP_SWIGLU: swiglu_forward(OP_Y(0), OP_X(0), d[0], d[1]); break;
-    case OP_RESIDUAL: residual_forward(OP_Y(0), OP_X(0), OP_X(1), (size_t)d[0]); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_X(0), c->index, d[0], d[1], d[2], 0); break;
     case OP_KIND_COUNT: break;
     }
@@ -101,7 +100,6 @@ static void op_backward(const OpCase *c) {
     case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1]); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_DX(0), c->index, d[0], d[1], d[2], (real)c->dloss); break;
     case OP_FILL:
-    case OP_RESIDUAL:
     case OP_KIND_COUNT: break; // no backward
     }
 }

@@ -69,7 +69,6 @@ typedef enum {
     OP_SCALE,
     OP_GATE,
     OP_SWIGLU,
-    OP_RESIDUAL,
     OP_CROSS_ENTROPY,
     OP_KIND_COUNT
 } OpKindName;
@@ -431,18 +430,6 @@ static void swiglu_reference(OpCase *c) {
     }
 }
 
-// --- residual: x[0], x[1], y (count) ---
-
-static void residual_setup(OpCase *c) {
-    op_rows(&c->x[0], "a", 1, c->d[0], c->d[0]);
-    op_rows(&c->x[1], "b", 1, c->d[0], c->d[0]);
-    op_rows(&c->y[0], "y", 1, c->d[0], c->d[0]);
-    c->no_backward = true;
-}
-static void residual_reference(OpCase *c) {
-    for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x[0].ref[i] + c->x[1].ref[i];
-}
-
 // --- cross_entropy: x logits (N,V) with row stride Vp, y losses (N), which are added to ---
 
 static void cross_entropy_setup(OpCase *c) {
@@ -485,7 +472,6 @@ static const struct {
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},
-    {"residual", "count", residual_setup, residual_reference},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference},
 };
 

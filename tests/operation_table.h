@@ -166,11 +166,6 @@ static const OpRow op_cases[] = {
     {OP_SWIGLU, {3, 2568, 6}, BOTH, "two blocks of columns in a row and part of a third"},
     {OP_SWIGLU, {2, 300, 6}, BOTH, "two blocks of columns without packs"},
 
-    {OP_RESIDUAL, {1}, BOTH, "the smallest"},
-    {OP_RESIDUAL, {13}, BOTH, "less than a vector"},
-    {OP_RESIDUAL, {4097}, BOTH, "one past a page"},
-    {OP_RESIDUAL, {4999}, BOTH, "packs, the last block of them partial, and a remainder of 7"},
-
     {OP_CROSS_ENTROPY, {1, 1, 64}, BOTH, "one class: loss 0, gradient 0"},
     {OP_CROSS_ENTROPY, {7, 3, 64}, BOTH, "mostly padding"},
     {OP_CROSS_ENTROPY, {13, 257, 320}, BOTH, "bytes and a separator, padded to a multiple of 64"},

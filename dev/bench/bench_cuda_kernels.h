@@ -200,8 +200,6 @@ static void kernels_of_rows(const Model *m, int N) {
     tensors(k, "xxfxxx", NC, NC, n, NC, NC, C);
     kernel_measure(k,
                    [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5); });
-    k = kernel_case("residual_forward", (double)residual_forward_bytes(NC), 0, "N %d C %d", N, c);
-    kernel_measure(tensors(k, "xxx", NC, NC, NC), [=](void **t) { residual_forward(X(0), X(1), X(2), NC); });
     k = kernel_case("scale_inplace", (double)scale_bytes(NC), 0, "N %d C %d", N, c);
     kernel_measure(tensors(k, "x", NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
     k = kernel_case("swiglu_forward", (double)swiglu_forward_bytes(N, f), 0, "N %d F %d", N, f);

@@ -112,7 +112,6 @@ static double per_layer(const Shape *s) { return s->L; }
 static double twice_per_layer(const Shape *s) { return 2.0 * s->L; }
 static double norms(const Shape *s) { return 2.0 * s->L + 1; }
 static double once(const Shape *s) { return (void)s, 1; }
-static double never(const Shape *s) { return (void)s, 0; }
 static double pairs(const Shape *s) { return s->NQ == 2 * s->NH ? s->L : 0; }
 
 static double op_embedding(const Shape *s, real *const *x) {
@@ -142,17 +141,6 @@ static double op_combine(const Shape *s, real *const *x) {
 static double op_combine_b(const Shape *s, real *const *x) {
     if (x) diff_combine_backward(x[0], x[1], x[2], x[3], x[4], s->N, s->NH, s->D, s->ld, 1, true);
     return 4.0 * s->N * s->NH * s->D;
-}
-static double op_residual(const Shape *s, real *const *x) {
-    if (x) residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
-    return 3.0 * s->N * s->C;
-}
-static double op_residual_norm(const Shape *s, real *const *x) {
-    if (x) {
-        residual_forward(x[0], x[1], x[2], (size_t)s->N * (size_t)s->C);
-        rmsnorm_forward(x[3], x[5], x[0], x[4], s->N, s->C, (real)1e-5);
-    }
-    return 4.0 * s->N * s->C;
 }
 static double op_fused_norm(const Shape *s, real *const *x) {
     if (x) residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5);
@@ -190,9 +178,7 @@ static const MemoryOperation memory_operations[] = {
     {"rope",                    UPDATE,  twice_per_layer, op_rope},
     {"diff_combine",            ADD,     pairs,           op_combine},
     {"diff_combine backward",   COPY,    pairs,           op_combine_b},
-    {"residual",                ADD,     never,           op_residual},
     {"residual and rmsnorm",    ADD,     twice_per_layer, op_fused_norm},
-    {"residual, then rmsnorm",  ADD,     never,           op_residual_norm}, // the same in two operations
     {"swiglu",                  ADD,     per_layer,       op_swiglu},
     {"swiglu backward",         ADD,     per_layer,       op_swiglu_b},
     {"cross_entropy",           UPDATE,  once,            op_entropy},

@@ -65,14 +65,14 @@ static inline bool nccl_ending(void) { return __atomic_load_n(&device_ending, __
 static inline void nccl_call_begin(void) {
     NCCL_SET(inside, true);
     if (nccl_ending()) NCCL_SET(inside, false);
-    device_hold();
+    device_wait_if_ending();
 }
 static inline void nccl_call_end(const char *call, ncclResult_t status) {
     NCCL_SET(inside, false);
-    device_hold();
+    device_wait_if_ending();
     if (status != ncclSuccess) nccl_failed(call, status);
 }
-// Around the main thread's calls. While the program ends, device_hold does not return.
+// Around the main thread's calls. While the program ends, device_wait_if_ending does not return.
 #define NCCL_CHECK(call)              \
     do {                              \
         nccl_call_begin();            \

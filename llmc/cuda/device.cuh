@@ -15,19 +15,10 @@ device.cuh: the device of this process: its stream, errors, buffers and scratch 
 #include "device_types.cuh"
 #include "launch.cuh"
 
-#define CUDA_CHECK(call)                                                                                           \
-    do {                                                                                                           \
-        cudaError_t cuda_status = (call);                                                                          \
-        device_hold();                                                                                             \
-        if (cuda_status == cudaErrorMemoryAllocation) out_of_device_memory(0, #call);                              \
-        CHECK(cuda_status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)%s", cudaGetErrorString(cuda_status), #call, \
-              __FILE__, __LINE__, launch_remark(cuda_status));                                                     \
-    } while (0)
-
-// Set when the program ends and the collectives of this device are aborted. Threads that waited for a collective would
-// continue with undefined data, so CUDA_CHECK stops them here.
+// Set when the program ends and aborts the collectives of this device. A thread that waited for a collective would
+// continue with undefined data, so it waits here until the process exits.
 static bool device_ending;
-static inline void device_hold(void) {
+static inline void device_wait_if_ending(void) {
     while (__atomic_load_n(&device_ending, __ATOMIC_SEQ_CST)) pause();
 }
 
@@ -40,6 +31,15 @@ static inline void out_of_device_memory(size_t bytes, const char *what) {
         FORMAT(room, ", %.1f of %.1f MiB free", (double)free_bytes / 1048576, (double)total / 1048576);
     out_of_memory("device memory", bytes, what, room);
 }
+
+// Ends the program if a call of CUDA failed.
+static inline void cuda_check(cudaError_t status, const char *call, const char *file, int line) {
+    device_wait_if_ending();
+    if (status == cudaErrorMemoryAllocation) out_of_device_memory(0, call);
+    CHECK(status == cudaSuccess, "CUDA failed: %s (%s, %s:%d)%s", cudaGetErrorString(status), call, file, line,
+          launch_remark(status));
+}
+#define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
 
 static cudaStream_t main_stream; // created by device_start
 

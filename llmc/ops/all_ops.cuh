@@ -14,7 +14,6 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "gate.cuh"
 #include "scale.cuh"
 #include "swiglu.cuh"
-#include "residual.cuh"
 #include "cross_entropy.cuh"
 #include "adamw.cuh"
 #include "sum_of_squares.cuh"

@@ -22,7 +22,6 @@ all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins
 #include "gate.h"
 #include "scale.h"
 #include "swiglu.h"
-#include "residual.h"
 #include "cross_entropy.h"
 #include "adamw.h"
 #include "sum_of_squares.h"

@@ -156,9 +156,6 @@ static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
 
-// y = a + b, elementwise
-static inline void residual_forward(floatX *y, const floatX *a, const floatX *b, size_t count);
-
 // losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
 // if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0
 static inline void cross_entropy(real *losses, floatX *logits, const int *targets, int N, int V, int Vp, real dloss);

@@ -2,8 +2,8 @@
 stats.cuh: statistics of a layer's activations, for the log. Equations in stats.h; attention in attention_stats.cuh.
 
   mapping     ranges: STATS_PARTS blocks, each for a part of the rows, (sum, min, max) in double; the host combines
-              them. magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the
-              counts.
+              them.
+              magnitudes: blocks count the digits of their parts in shared memory; a second kernel adds the counts.
   numerics    as on the CPU: all but the products q.k in double; integer counts, so the median is exact
   atomics     of integers within a block: the counts do not depend on the order
   reads       wait for the device, a few KiB per call. Statistics are not computed in every step.

@@ -94,7 +94,6 @@ static inline size_t gate_backward_bytes(size_t N, size_t heads, size_t D, size_
 static inline size_t scale_bytes(size_t count) { return 2 * count * FLOATX_BYTES; }
 static inline size_t swiglu_forward_bytes(size_t N, size_t F) { return 3 * N * F * FLOATX_BYTES; }
 static inline size_t swiglu_backward_bytes(size_t N, size_t F) { return 5 * N * F * FLOATX_BYTES; }
-static inline size_t residual_forward_bytes(size_t count) { return 3 * count * FLOATX_BYTES; }
 static inline size_t cross_entropy_bytes(size_t N, size_t V, size_t Vp, bool gradient) {
     return N * (gradient ? 2 * V + Vp : V) * FLOATX_BYTES;
 }
