@@ -18,15 +18,16 @@ three layers: with a shorter one the trainer would wait for late data when it be
 #include "planned_faults.h"
 #include <sys/resource.h>
 
-static void report_peak_memory(const char *path) {
+static void report_peak_memory(void) {
+    const char *path = getenv("PEAK");
     struct rusage usage;
-    CHECK(getrusage(RUSAGE_SELF, &usage) == 0, "getrusage: %s", strerror(errno));
-    FILE *f = fopen(path, "a");
-    CHECK(f && fprintf(f, "%ld\n", usage.ru_maxrss) > 0 && fclose(f) == 0, "cannot write %s", path);
+    FILE *f = path && getrusage(RUSAGE_SELF, &usage) == 0 ? fopen(path, "a") : NULL;
+    if (!f) return; // the test misses the number
+    fprintf(f, "%ld\n", usage.ru_maxrss);
+    fclose(f);
 }
 
 int main(int argc, char **argv) {
-    int status = trainer_main(argc, argv);
-    if (getenv("PEAK")) report_peak_memory(getenv("PEAK"));
-    return status;
+    atexit(report_peak_memory); // the trainer ends in program_exit
+    return trainer_main(argc, argv);
 }

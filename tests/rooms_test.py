@@ -11,7 +11,8 @@ import rooms
 GOOD = {
     "llmc/base/common.h": "typedef int Number;\n",
     "llmc/ops/ops.h": '#include "../base/common.h"\nstatic inline Number one(void) { return 1; }\n',
-    "llmc/ops/calls.h": "static int by_table(int x) {\n    return x;\n}\nstatic int (*const table[])(int) = {by_table};\n",
+    "llmc/ops/calls.h": "static int by_table(int x) {\n    return x;\n}\n"
+    "static int (*const table[])(int) = {by_table};\n",
     "train_diffv2.c": '#include "llmc/ops/ops.h"\n#include "llmc/ops/calls.h"\n'
     "#define CALL one\nint main(void) { return table[0](CALL()); }\n",
 }
