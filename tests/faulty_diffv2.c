@@ -18,7 +18,8 @@ three layers: with a shorter one the trainer would wait for late data when it be
 #include "planned_faults.h"
 #include <sys/resource.h>
 
-static void report_peak_memory(const char *path) {
+static void report_peak_memory(void) {
+    const char *path = getenv("PEAK");
     struct rusage usage;
     CHECK(getrusage(RUSAGE_SELF, &usage) == 0, "getrusage: %s", strerror(errno));
     FILE *f = fopen(path, "a");
@@ -26,7 +27,6 @@ static void report_peak_memory(const char *path) {
 }
 
 int main(int argc, char **argv) {
-    int status = trainer_main(argc, argv);
-    if (getenv("PEAK")) report_peak_memory(getenv("PEAK"));
-    return status;
+    if (getenv("PEAK")) atexit(report_peak_memory); // the trainer's main does not return
+    return trainer_main(argc, argv);
 }
