@@ -680,7 +680,8 @@ static const struct {
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=96", NULL}, 0, ""},
     {{"x", "--init=m", "--dry-run", "--match-params", "--ffn=95", NULL}, 1, "--ffn 95 requires an MLP width of 95; "
      "the loaded model has 96"},
-    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3", "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
+    {{"x", "--init=m", "--dry-run", "--match-params", "--preset=tiny", "--hidden=64", "--layers=3",
+      "--head-dim=16", "--vocab=1000", NULL}, 2, "--ffn 352 requires an MLP width of 352; the loaded"},
     // tiny differs in layers, hidden, head-dim, ffn, vocab and tied; heads and key/value heads agree
     {{"x", "--init=m", "--dry-run", "--preset=tiny", NULL}, 6, "--preset tiny, with --layers 4, contradicts"},
     {{"x", "--init=m", "--dry-run", "--preset=tiny", "--layers=3", "--no-tie-embeddings", NULL}, 4, "--hidden 128"},
@@ -771,7 +772,8 @@ static const Test options_tests[] = {
     {"a learning rate never rises after the warmup", test_monotone},
     {"schedules have the sums and the values of their closed forms", test_closed_forms},
     {"presets have the parameter counts that they state", test_presets},
-    {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel", test_comparison_presets},
+    {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel",
+     test_comparison_presets},
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
     {"every wrong option ends the program with status 2 and one line that says what is accepted", test_wrong_options},
     {"everything wrong on a command line is reported at once", test_all_at_once},
