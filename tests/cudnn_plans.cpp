@@ -1,8 +1,9 @@
 /*
-cudnn_plans.cpp: what cuDNN itself says of the attention that llmc/cuda/attention_cudnn.cpp describes, for devices that need
-not be here. cuDNN plans for a device from a description of it; heuristics, compilation of the kernels and the size of
-the workspace are real, only their loading goes to a driver that forgets them (tests/cudnn_driver.c, which must come
-first in LD_LIBRARY_PATH).
+cudnn_plans.cpp: asks cuDNN for the plans of llmc/cuda/attention_cudnn.cpp for GPUs that this machine does not have.
+
+cuDNN plans for a device from a description of it. Its heuristics, the compilation of its kernels and the workspace sizes
+are real; only loading a kernel calls a driver that does nothing (tests/cudnn_driver.c, which must come first in
+LD_LIBRARY_PATH).
 
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS
 
