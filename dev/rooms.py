@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""rooms.py: checks the structure of the product: includes, headers, ends of the program, functions that nothing calls.
+"""rooms.py: checks the structure of the product: includes, headers, ends of the program, functions that nothing calls,
+operations.
 
 Usage: dev/rooms.py [--root DIRECTORY] [--counts]
 Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
@@ -10,6 +11,7 @@ Prints one line per offender. Exit status: 0 none, 1 some, 2 usage.
   alone     each .h of llmc/ compiles as C without CUDA's headers, each .cuh as C++ with them (where they are installed)
   exit      only program_exit of llmc/base/common.h calls exit, and nothing registers a handler for it
   dead      each function of the product is called (rooms_calls.py)
+  tested    each operation of llmc/ops/ops.h is called in tests/*.h, and its CUDA version begins with OPERATION();
 """
 
 import argparse
@@ -97,8 +99,27 @@ def dead(root):
     return [f"{file}: nothing calls {name}" for file, name in found]
 
 
+def all_code(paths):
+    """Their text without comments."""
+    return "\n".join(rooms_calls.without_comments(path) for path in sorted(paths))
+
+
+def untested_operations(root):
+    """An operation is a function of ops.h with a buffer among its arguments. Those that return statistics need no
+    OPERATION();."""
+    declared = re.findall(r"static inline (\w+) (\w+)\(([^;{]*?)\);", all_code([root / "llmc/ops/ops.h"]))
+    tests, cuda = all_code((root / "tests").glob("*.h")), all_code((root / "llmc/ops").glob("*.cuh"))
+    for result, name, arguments in declared:
+        if not re.search(r"\b(floatX|grad_t|real|double) \*", arguments):
+            continue
+        if not re.search(rf"\b{name}\(", tests):
+            yield f"llmc/ops/ops.h: no test calls {name} (tests/operation_calls.h)"
+        if result == "void" and not re.search(rf"\b{name}\([^;{{]*\) {{\s*OPERATION\(\);", cuda):
+            yield f"llmc/ops/*.cuh: {name} does not begin with OPERATION();"
+
+
 def offenders(root):
-    return [*wrong_includes(root), *hidden_exits(root), *not_alone(root), *dead(root)]
+    return [*wrong_includes(root), *hidden_exits(root), *not_alone(root), *dead(root), *untested_operations(root)]
 
 
 def print_counts(root):
@@ -133,7 +154,8 @@ def main():
         print_counts(args.root.resolve())
         return 0
     found = offenders(args.root.resolve())
-    print("\n".join(found) if found else "includes point downwards, headers compile alone, every function is called")
+    good = "includes point downwards, headers compile alone, functions are called, operations are tested"
+    print("\n".join(found) or good)
     return 1 if found else 0
 
 

@@ -10,7 +10,11 @@ import rooms
 
 GOOD = {
     "llmc/base/common.h": "typedef int Number;\n",
-    "llmc/ops/ops.h": '#include "../base/common.h"\nstatic inline Number one(void) { return 1; }\n',
+    "llmc/ops/ops.h": '#include "../base/common.h"\ntypedef float real;\n'
+    "static inline Number one(void) { return 1; }\nstatic inline void clear(real *x);\n",
+    "llmc/ops/clear.cuh": '#include "ops.h"\n#define OPERATION() ((void)0)\n'
+    "static inline void clear(real *x) {\n    OPERATION();\n    x[0] = 0;\n}\n",
+    "tests/calls.h": "static void call(real *x) { clear(x); }\n",
     "llmc/ops/calls.h": "static int by_table(int x) {\n    return x;\n}\n"
     "static int (*const table[])(int) = {by_table};\n",
     "train_diffv2.c": '#include "llmc/ops/ops.h"\n#include "llmc/ops/calls.h"\n'
@@ -62,6 +66,12 @@ PLANTED = [
             "#define CALL_LEAF leaf(0)\nstatic inline void *stem(void) {\n    return CALL_LEAF;\n}\n"
         },
         "llmc/ops/ops.h: nothing calls leaf; llmc/ops/ops.h: nothing calls stem",
+    ),
+    ("an operation that no test calls", {"tests/calls.h": "// clear(x)\n"}, "no test calls clear"),
+    (
+        "a CUDA operation without OPERATION()",
+        {"llmc/ops/clear.cuh": GOOD["llmc/ops/clear.cuh"].replace("OPERATION();", "real y; (void)y;")},
+        "clear does not begin with OPERATION();",
     ),
 ]
 
