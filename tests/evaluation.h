@@ -273,16 +273,16 @@ static void test_evaluation_batch_sizes(void) {
 }
 
 static const Test evaluation_tests[] = {
-    {"a recall sequence asks for every key once", test_recall_sequence},
-    {"recall takes the most frequent tokens and what fits", test_recall_tokens},
-    {"a recall score is what one counts by hand", test_recall_score},
-    {"attention maps times values are the heads' outputs", test_attention_maps},
-    {"first mass of known maps", test_attention_map_first_mass},
+    {"a recall sequence queries every key once", test_recall_sequence},
+    {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
+    {"a recall score equals a count by hand", test_recall_score},
+    {"attention maps times values equal the outputs of the heads", test_attention_maps},
+    {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 static const Test evaluation_program_tests[] = {
-    {"--eval writes what it measured, the same twice", test_eval_output},
-    {"an evaluation is the same in batches and pieces of any size", test_evaluation_batch_sizes},
+    {"--eval writes its measurements, and a second --eval writes the same", test_eval_output},
+    {"an evaluation does not depend on the sizes of its batches and pieces", test_evaluation_batch_sizes},
 };
 enum { EVALUATION_PROGRAM_TEST_COUNT = sizeof(evaluation_program_tests) / sizeof(evaluation_program_tests[0]) };
 #endif

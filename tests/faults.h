@@ -425,21 +425,23 @@ static void test_full_or_read_only_disk(void) {
 }
 
 static const Test faults_tests[] = {
-    {"a run resumes bitwise at every step, with accumulation and across an epoch's end", test_resume_at_every_step},
-    {"old checkpoints are removed, foreign files are left", test_old_checkpoints_removed},
-    {"a signal saves, and a resume continues bitwise", test_signal_saves},
-    {"a signal in the middle of a product harms nothing, nor does it when it is sent twice",
+    {"a run resumes bitwise at every step, with accumulation and across the end of an epoch",
+     test_resume_at_every_step},
+    {"old checkpoints are removed, and files of other programs are kept", test_old_checkpoints_removed},
+    {"a signal causes a checkpoint, and a resume continues bitwise", test_signal_saves},
+    {"a signal during a matrix product stops the run with a checkpoint, even if it is repeated",
      test_signal_during_product},
-    {"the first signal is answered at once, and a second ends the run", test_second_signal},
-    {"a hangup is ignored where nohup said so", test_hangup_under_nohup},
-    {"a run whose stdout nobody reads any more trains on", test_stdout_closed},
-    {"a terminal that is closed stops the run with a checkpoint", test_terminal_closed},
-    {"kill -9 never leaves half a checkpoint", test_kill_while_saving},
-    {"a broken checkpoint is passed over by name, and an older one continues bitwise", test_broken_checkpoint_skipped},
-    {"a damaged checkpoint is no start for anything, and a foreign one is", test_damaged_checkpoint_rejected},
-    {"two processes do not share a run", test_run_lock},
-    {"a shard that changes during the run stops it with one line", test_changed_shard},
-    {"a full or read-only disk ends in one line and loses nothing", test_full_or_read_only_disk},
+    {"the first signal is acknowledged at once, and a second ends the run", test_second_signal},
+    {"SIGHUP is ignored under nohup", test_hangup_under_nohup},
+    {"a run continues after the reader of its stdout has closed it", test_stdout_closed},
+    {"closing the terminal stops the run with a checkpoint", test_terminal_closed},
+    {"kill -9 never leaves a partial checkpoint under its final name", test_kill_while_saving},
+    {"a damaged checkpoint is reported, and the run resumes bitwise from an older one", test_broken_checkpoint_skipped},
+    {"--init rejects a damaged checkpoint in every mode, and accepts weights of other programs",
+     test_damaged_checkpoint_rejected},
+    {"two processes cannot use the same run", test_run_lock},
+    {"a shard that changes during the run stops it with a one-line error", test_changed_shard},
+    {"a full or read-only disk is a one-line error, and the run can be resumed", test_full_or_read_only_disk},
 };
 enum { FAULTS_TEST_COUNT = sizeof(faults_tests) / sizeof(faults_tests[0]) };
 #endif

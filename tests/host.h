@@ -146,13 +146,13 @@ static void test_insufficient_memory(void) {
 
 static const Test host_tests[] = {
     {"available memory is the minimum over all cgroup levels", test_cgroup_memory},
-    {"the number of cores is that of the affinity mask, at most the CPU quota", test_core_count},
+    {"the number of cores is that of the affinity mask, limited by the CPU quota", test_core_count},
 };
 enum { HOST_TEST_COUNT = sizeof(host_tests) / sizeof(host_tests[0]) };
 
 static const Test host_program_tests[] = {
     {"more threads than cores cause a warning, more than 4096 an error", test_too_many_threads},
-    {"a run that exceeds this machine's memory is refused before it allocates or writes anything",
+    {"a run that exceeds this machine's memory is rejected before it allocates or writes anything",
      test_insufficient_memory},
 };
 enum { HOST_PROGRAM_TEST_COUNT = sizeof(host_program_tests) / sizeof(host_program_tests[0]) };

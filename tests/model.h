@@ -730,7 +730,7 @@ static const Test model_tests[] = {
     {"the heads of a pair share keys and values", test_head_pairs},
     {"variants with equivalent sinks, gates or lambdas have equal losses and gradients", test_equivalent_variants},
     {"logits with a cache equal logits without it", test_cached_logits},
-    {"generation continues from the last half of a full context, and reads all of a prompt that fills it",
+    {"generation keeps the last half of a full context, and reads all of a prompt that fills it",
      test_generation_full_context},
     {"generation continues beyond the context, and depends on its key", test_generation_beyond_context},
     {"clipping scales the gradient norm to the limit", test_gradient_clipping},

@@ -117,11 +117,12 @@ static void test_progress_under_mpirun(void) {
 static const Test progress_tests[] = {
     {"a line of progress is narrower than the terminal", test_progress_width},
     {"a terminal of 80 columns has no fragments of lines", test_progress_80_columns},
-    {"a file and a terminal without control sequences have whole lines", test_progress_in_file},
+    {"a file, and a terminal without control sequences, get whole lines", test_progress_in_file},
     {"a number is never printed as -nan", test_progress_nan},
-    {"a directory that cannot be made has the reason of mkdir, before any list of options", test_directory_error},
+    {"a directory that cannot be created is reported with the reason of mkdir, before other output",
+     test_directory_error},
     {"an early failure leaves no directory and prints no list of options", test_early_failure},
-    {"a program under mpirun writes whole lines, whatever terminal mpirun gives it", test_progress_under_mpirun},
+    {"a program under mpirun writes whole lines, with any terminal", test_progress_under_mpirun},
 };
 #ifdef USE_MPI
 enum { PROGRESS_TEST_COUNT = sizeof(progress_tests) / sizeof(progress_tests[0]) };

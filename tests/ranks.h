@@ -126,9 +126,9 @@ static void test_checkpoint_minutes(void) {
 
 static const Test ranks_tests[] = {
     {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
-    {"every element has one owner, for any ranks, level and buckets", test_shard_owners},
+    {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
     {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
-    {"a rollback is due when enough of the last steps are bad", test_rollback_condition},
+    {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };
 enum { RANKS_TEST_COUNT = sizeof(ranks_tests) / sizeof(ranks_tests[0]) };
 
@@ -937,7 +937,7 @@ static void test_memory_of_ranks(void) {
 static const Test ranks_program_tests[] = {
     {"ranks, micro-batches and --zero give the losses of one rank", test_ranks_and_micro_batches},
     {"--zero 0, 1 and 2 give the same bits", test_zero_levels},
-    {"bits do not depend on the size of buckets", test_bucket_bits},
+    {"results are bitwise equal for all bucket sizes", test_bucket_bits},
     {"validation is the same for any number of ranks", test_validation_of_ranks},
     {"a resume keeps the total batch for any number of ranks", test_total_batch_of_ranks},
     {"a checkpoint can be resumed with any number of ranks", test_resume_with_other_ranks},

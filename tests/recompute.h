@@ -222,7 +222,7 @@ enum { RECOMPUTE_TEST_COUNT = sizeof(recompute_tests) / sizeof(recompute_tests[0
 
 static const Test recompute_program_tests[] = {
     {"--recompute reduces the memory of the process by the difference that --dry-run prints", test_recompute_memory},
-    {"runs are equal at every level, which a resume may change", test_recompute_runs},
+    {"runs are equal at every level, and a resume may change the level", test_recompute_runs},
 };
 enum { RECOMPUTE_PROGRAM_TEST_COUNT = sizeof(recompute_program_tests) / sizeof(recompute_program_tests[0]) };
 #endif

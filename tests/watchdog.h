@@ -537,11 +537,11 @@ static void test_start_timeout_option(void) {
 }
 
 static const Test watchdog_tests[] = {
-    {"intruders cannot join a start, delay it, or connect after it", test_start_intruders},
+    {"unauthenticated processes cannot join a start, delay it, or connect after it", test_start_intruders},
     {"a start without all ranks fails after --start-timeout", test_start_timeout},
     {"a connection that does not authenticate is closed", test_connection_unauthenticated},
-    {"a process with an invalid rank number is refused", test_connection_invalid_rank},
-    {"a process that listens on the port of rank 0 cannot act as rank 0", test_connection_false_rank_0},
+    {"a process with an invalid rank number is rejected", test_connection_invalid_rank},
+    {"a process that listens at rank 0's address without the secret is rejected", test_connection_false_rank_0},
     {"a recorded handshake cannot be replayed", test_handshake_replay},
     {"every field of a message is checked", test_message_fields},
     {"changed and incomplete messages are detected", test_message_damage},
