@@ -536,7 +536,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
     EXPECT_ONE_LINE(r, 2, "not a multiple");
     run_command(&r, "cd '%s' && %s && mpirun -q -n 2 %s %s --dump-grads x %s", d.dir.path, ranks_environment, trainer,
                 common, ranks_filter);
-    EXPECT_ONE_LINE(r, 2, "require a single process, not 2 ranks");
+    EXPECT_ONE_LINE(r, 2, "requires a single process, not 2 ranks");
     // a build without MPI, and a launcher that MPI does not support
     run_command(&r, "cd '%s' && OMPI_COMM_WORLD_SIZE=2 %s %s", d.dir.path, ranks_program("single_diffv2"), common);
     EXPECT_ONE_LINE(r, 1, "built without MPI");
