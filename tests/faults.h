@@ -107,7 +107,7 @@ static void test_signal_saves(void) {
                             fault);
         EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i],
                r.status, r.err);
-        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "a checkpoint is saved"), "SIG%s: stderr %.300s", signals[i],
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "saves a checkpoint"), "SIG%s: stderr %.300s", signals[i],
                r.err);
         double step = 0, after = 0;
         log_records(&d, "run", "train", "step", &step);

@@ -365,8 +365,8 @@ static void test_wrong_options(void) {
 
 static void test_all_at_once(void) {
     static const char *const want[] = {
-        "unknown option --bogus", "--lr '1e'",  "'file'", "--seed is specified more than once", "--beta1 '1'",
-        "--init and --resume",    "--out needs"};
+        "unknown option --bogus", "--lr '1e'",     "'file'", "--seed is specified more than once", "--beta1 '1'",
+        "--init and --resume",    "--out requires"};
     enum { WANT_COUNT = sizeof(want) / sizeof(want[0]) };
     run_command(&program, "%s --bogus 1 --lr 1e file --seed 1 --seed 2 --beta1=1 --init x --resume --out",
                 test_program());
