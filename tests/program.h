@@ -131,6 +131,23 @@ static void the_same_seed_gives_the_same_bits(void) {
     test_remove_directory(&d.dir);
 }
 
+static void test_dump_grads_of_checkpoint(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && %s --out run --resume --dump-grads resumed.safetensors", d.dir.path, test_program());
+    EXPECT_STATUS(r, 0);
+    run_command(&r,
+                "cd '%s' && %s --train-data train.bin %s --init run/checkpoints/step_00000002 "
+                "--dump-grads init.safetensors",
+                d.dir.path, test_program(), small_model);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", d.dir.path);
+    EXPECT(r.status == 0, "other gradients: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void a_resumed_run_is_the_uninterrupted_one(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -1077,6 +1094,7 @@ static const Test program_tests[] = {
     {"200 steps of tiny learn a grammar to near its entropy and not below",
      tiny_learns_a_grammar_down_to_near_its_entropy},
     {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
+    {"--dump-grads --resume uses the weights of the newest checkpoint", test_dump_grads_of_checkpoint},
     {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
     {"what generation begins with is what was asked for", what_generation_begins_with_is_what_was_asked_for},
     {"a text prompt follows the separator, exact tokens do not",
