@@ -136,14 +136,15 @@ static void test_dump_grads_of_checkpoint(void) {
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2");
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && %s --out run --resume --dump-grads resumed.safetensors", d.dir.path, test_program());
+    const char *dir = d.dir.path;
+    run_command(&r, "%s --out '%s/run' --resume --dump-grads '%s/resumed.safetensors'", test_program(), dir, dir);
     EXPECT_STATUS(r, 0);
     run_command(&r,
-                "cd '%s' && %s --train-data train.bin %s --init run/checkpoints/step_00000002 "
-                "--dump-grads init.safetensors",
-                d.dir.path, test_program(), small_model);
+                "%s --train-data '%s/train.bin' %s --init '%s/run/checkpoints/step_00000002' "
+                "--dump-grads '%s/init.safetensors'",
+                test_program(), dir, small_model, dir, dir);
     EXPECT_STATUS(r, 0);
-    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", d.dir.path);
+    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", dir);
     EXPECT(r.status == 0, "other gradients: %.200s", r.out);
     test_remove_directory(&d.dir);
 }
