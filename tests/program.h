@@ -131,6 +131,24 @@ static void test_seed(void) {
     test_remove_directory(&d.dir);
 }
 
+static void test_dump_grads_of_checkpoint(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    const char *dir = d.dir.path;
+    run_command(&r, "%s --out '%s/run' --resume --dump-grads '%s/resumed.safetensors'", test_program(), dir, dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r,
+                "%s --train-data '%s/train.bin' %s --init '%s/run/checkpoints/step_00000002' "
+                "--dump-grads '%s/init.safetensors'",
+                test_program(), dir, small_model, dir, dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", dir);
+    EXPECT(r.status == 0, "other gradients: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
 static void test_resume_equals_uninterrupted(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -1071,6 +1089,7 @@ static const Test program_tests[] = {
     {"the speed of a step includes all its micro-steps", test_speed_of_micro_steps},
     {"200 steps of tiny learn a grammar to near its entropy and not below", test_tiny_learns_grammar},
     {"--dump-grads writes the gradients of the reference", test_dump_grads},
+    {"--dump-grads --resume uses the weights of the newest checkpoint", test_dump_grads_of_checkpoint},
     {"generation prints text that depends only on the seed", test_generation_seed},
     {"generation begins with the specified prompt, or the separator", test_generation_prompt},
     {"a text prompt follows the separator, and a prompt of tokens does not", test_prompt_separator},
