@@ -775,7 +775,7 @@ static const Test options_tests[] = {
     {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel",
      test_comparison_presets},
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
-    {"every invalid option ends the program with status 2 and one line that states what is accepted", test_wrong_options},
+    {"every invalid option ends the program with status 2 and a line that states what is accepted", test_wrong_options},
     {"all errors of a command line are reported together", test_all_at_once},
     {"values at the edges of their ranges are accepted", test_accepted_edges},
     {"the defaults of options follow from the preset, the steps, the batch and the ranks", test_derived_defaults},
