@@ -100,11 +100,11 @@ static void model_alloc(Model *model, const Model *shared) {
     const ModelPlan *plan = &model->plan;
     const Sharding *s = &plan->sharding;
     size_t groups = (size_t)s->groups;
-    model->acts.layers = (LayerActivations *)checked_calloc((size_t)plan->config.L, sizeof(LayerActivations));
+    model->acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     model->group_grads = (grad_t **)checked_calloc(groups, sizeof(grad_t *));
     model->reduced = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
     model->gathered = (uint64_t *)checked_calloc(groups, sizeof(uint64_t));
-    model->squares = (double *)checked_calloc((size_t)s->count * (size_t)s->ranks, sizeof(double));
+    model->squares = (double *)checked_calloc((size_t)s->count * s->ranks, sizeof(double));
     model->params = shared ? shared->params : (floatX *)buffer_alloc(plan->params_bytes, "parameters");
     if (plan->purpose == FOR_TRAINING) {
         model->grads = (grad_t *)buffer_alloc(plan->grads_bytes, "gradients");
@@ -117,7 +117,7 @@ static void model_alloc(Model *model, const Model *shared) {
     Arena arena = {model->activations_memory, 0, own_elements};
     activations_carve(&model->acts, plan, &arena);
 
-    size_t count = (size_t)plan->config.T * (size_t)plan->dims.QD;
+    size_t count = (size_t)plan->config.T * plan->dims.QD;
     real *table = (real *)checked_calloc(count, sizeof(real));
     rope_table(table, plan->config.T, plan->dims.QD, plan->config.rope_theta);
     buffer_upload(model->acts.rope, table, count * sizeof(real));
@@ -144,7 +144,7 @@ static void model_free(Model *model, bool owns_params) {
 
 // Lambda, the factor of the second map, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
-    size_t count = (size_t)N * (size_t)model->plan.dims.OH;
+    size_t count = (size_t)N * model->plan.dims.OH;
     floatX *rows = model->acts.layers[l].lambda;
     switch (model->plan.config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_forward(rows, param(model, T_LAYER_LAMBDA, l), count); break;
@@ -166,8 +166,7 @@ static void subnorm_forward(Model *model, int l, int N) {
     if (d->norm_count)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
                         (real)eps);
-    if (variant->norm == NORM_HEAD)
-        scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (size_t)(d->OH * d->DV));
+    if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
 // From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
@@ -213,8 +212,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
-    floatX *fused =
-        a->fused + (size_t)first * (size_t)ld; // the rows of this call; earlier rows are the key/value cache
+    floatX *fused = a->fused + (size_t)first * ld; // the rows of this call; earlier rows are the key/value cache
     matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     attention_heads_forward(model, l, fused, B, T, first);
@@ -279,7 +277,7 @@ static void model_classify(Model *model, int N, real dloss) {
     const floatX *head = param(model, head_kind(model), 0);
     for (int n = 0; n < N; n += model->plan.logit_rows) {
         int rows = min_int(model->plan.logit_rows, N - n);
-        size_t at = (size_t)n * (size_t)C;
+        size_t at = (size_t)n * C;
         matmul_forward(a->logits, a->norm_final + at, head, rows, C, model->plan.Vw, Vp);
         cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, Vp, dloss);
         if (dloss != 0)
@@ -311,7 +309,7 @@ static void model_gather_stats(Model *model, int l, int B, int T) {
 // Backward: the lines of the forward in reverse order; each comment quotes what it inverts
 
 static void lambda_backward(Model *model, int l, int N) {
-    size_t count = (size_t)N * (size_t)model->plan.dims.OH;
+    size_t count = (size_t)N * model->plan.dims.OH;
     const floatX *drows = model->acts.dlambda;
     switch (model->plan.config.attention->lambda) {
     case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
@@ -482,7 +480,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
 
 // Sum of acts.losses, which model_classify adds to.
 static double model_loss_sum(const Model *model, int N) {
-    real *host = (real *)checked_calloc((size_t)N, sizeof(real));
+    real *host = (real *)checked_calloc(N, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)N * sizeof(real));
     double sum = 0;
     for (int n = 0; n < N; n++) sum += (double)host[n];
@@ -492,7 +490,7 @@ static double model_loss_sum(const Model *model, int N) {
 
 // Adds the losses of `rows` rows to means [T], the mean loss at each position over `windows` windows.
 static void model_losses_by_position(const Model *model, double *means, int rows, int T, double windows) {
-    real *host = (real *)checked_calloc((size_t)rows, sizeof(real));
+    real *host = (real *)checked_calloc(rows, sizeof(real));
     buffer_download(host, model->acts.losses, (size_t)rows * sizeof(real));
     for (int n = 0; n < rows; n++) means[n % T] += (double)host[n] / windows;
     free(host);
@@ -559,9 +557,9 @@ static void model_next_logits(void *sampling_model, const int *tokens, int count
     int C = model->plan.config.C, V = model->plan.config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
     model_forward(model, 1, count, first);
-    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * (size_t)C, param(model, head_kind(model), 0), 1, C,
+    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * C, param(model, head_kind(model), 0), 1, C,
                    model->plan.Vw, model->plan.Vp);
-    floatX *host = (floatX *)checked_calloc((size_t)V, sizeof(floatX));
+    floatX *host = (floatX *)checked_calloc(V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];
     free(host);
@@ -703,7 +701,7 @@ static void run_log_validation(Run *run) {
 static void run_evaluate(Run *run) {
     Model *model = &run->model;
     const Options *o = &run->options;
-    double *by_position = (double *)checked_calloc((size_t)model->plan.T, sizeof(double));
+    double *by_position = (double *)checked_calloc(model->plan.T, sizeof(double));
     double loss = run_validate(run, by_position);
     Evaluation e = {{&model->plan, &model->acts, param(model, head_kind(model), 0), model, model_forward_tokens},
                     &run->val,
@@ -1004,7 +1002,7 @@ static void run_alloc(Run *run) {
     const Options *o = &run->options;
     const ModelPlan *plan = &run->model.plan;
     int ranks = plan->sharding.ranks;
-    size_t N = (size_t)o->batch_size * (size_t)o->seq_len, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
+    size_t N = (size_t)o->batch_size * o->seq_len, agreed = (size_t)(AGREED_NUMBERS + plan->sharding.count);
     model_alloc(&run->model, NULL);
     ops_init(plan->workspace_bytes);
     comm_alloc(plan->sharding.largest * sizeof(grad_t), plan->sharding.level);
@@ -1014,7 +1012,7 @@ static void run_alloc(Run *run) {
     run->targets = (int *)checked_calloc(N, sizeof(int));
     if (o->doc_mask) run->starts = (int *)checked_calloc(N, sizeof(int));
     if (run->mode == MODE_TRAIN && o->stats_every && o->out && is_rank0())
-        run->stats = (LayerStats *)checked_calloc((size_t)plan->config.L, sizeof(LayerStats));
+        run->stats = (LayerStats *)checked_calloc(plan->config.L, sizeof(LayerStats));
     run->micro_steps = (int)(o->total_batch / ((int64_t)N * ranks));
 }
 
@@ -1097,7 +1095,7 @@ static void dump_gradients(Run *run) {
     const Options *o = &run->options;
     Model *model = &run->model;
     int B = model->plan.B, T = model->plan.T;
-    size_t N = (size_t)B * (size_t)T;
+    size_t N = (size_t)B * T;
     const Corpus *first = &run->train.corpora[0];
     int *tokens = (int *)checked_calloc(N + 1, sizeof(int));
     dataloader_read_first_tokens(&run->train, tokens, N + 1);
@@ -1105,7 +1103,7 @@ static void dump_gradients(Run *run) {
           "--dump-grads --doc-mask: the first corpus has %zu tokens, and %zu are read: give one corpus",
           first->token_count, N + 1);
     for (int b = 0; run->starts && b < B; b++) {
-        size_t at = (size_t)b * (size_t)T;
+        size_t at = (size_t)b * T;
         document_starts(run->starts + at, tokens + at, T, first->separator);
     }
     model_micro_step(model, tokens, tokens + 1, run->starts, B, T, (double)N);

@@ -162,7 +162,7 @@ def the_number_of_workers_does_not_change_the_corpus(d):
     check(plain(1) == plain(2) == plain(5) and len(plain(1)) > 4, plain(1), plain(2))
 
 
-def a_killed_run_continues_to_the_same_corpus(d):
+def a_killed_run_resumes_to_the_same_corpus(d):
     write_jsonl(d / "a.jsonl", make_documents(6000))
     write_parquet(d / "b.parquet", make_documents(3000, 2))
     options = "--tokenizer bytes --val-tokens 3000 --shard-tokens 100000 --out".split()
@@ -274,7 +274,7 @@ def invalid_input_is_a_one_line_error(d):
     expect_error(prepare(d / "good.jsonl", "--out", d / "good.jsonl", *SMALL), d / "o7", "good.jsonl")
 
 
-def a_small_corpus_has_one_percent_for_validation(d):
+def a_small_corpus_has_one_percent_of_validation_documents(d):
     documents = make_documents(2000)
     write_jsonl(d / "in.jsonl", documents)
     r = prepare(d / "in.jsonl", "--out", d / "o", "--tokenizer", "bytes")
@@ -351,7 +351,7 @@ def disk_space_is_checked_before_reading(d):
     check(r.returncode == 0 and json.loads((d / "p/corpus.json").read_text())["vocab_size"] == 280, r.stderr)
 
 
-def a_full_disk_leaves_complete_shards_to_continue_from(d):
+def a_run_resumes_from_its_complete_shards_after_a_full_disk(d):
     write_jsonl(d / "in.jsonl", make_documents(3000))
 
     def limit():
@@ -480,13 +480,13 @@ TESTS = (
     all_formats_give_the_same_documents,
     corpora_of_the_hub_are_read_by_their_layout,
     the_number_of_workers_does_not_change_the_corpus,
-    a_killed_run_continues_to_the_same_corpus,
+    a_killed_run_resumes_to_the_same_corpus,
     invalid_input_is_a_one_line_error,
-    a_small_corpus_has_one_percent_for_validation,
+    a_small_corpus_has_one_percent_of_validation_documents,
     skipped_files_are_listed,
     a_line_of_a_gigabyte_requires_little_memory,
     disk_space_is_checked_before_reading,
-    a_full_disk_leaves_complete_shards_to_continue_from,
+    a_run_resumes_from_its_complete_shards_after_a_full_disk,
     special_tokens_in_documents_are_text,
     the_trainer_reads_a_corpus_and_generates_its_text,
     shards_are_printed_and_verified,

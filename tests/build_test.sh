@@ -464,7 +464,7 @@ test_make_compiles_cuda_after_a_change_of_toolkit_architecture_precision_or_libr
 }
 # The flags of OpenBLAS 0.3.21 (Debian 12), of 0.3.26 and newer with OpenMP (Ubuntu 24.04, Debian 13), and of an OpenMPI
 # with threads. nvcc does not accept -fopenmp and -pthread.
-test_nvcc_gets_directories_and_macros_and_its_host_compiler_all_other_flags() {
+test_nvcc_gets_directories_and_macros_and_the_host_compiler_gets_other_flags() {
     source_tree
     local packages=$tree/site-packages cflags word object=$tree/source/build/cuda_bf16/train_diffv2.cu.o
     home=$tree/usr/local/cuda

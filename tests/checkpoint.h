@@ -221,7 +221,7 @@ static double ckpt_half_value(unsigned h, int exponent_bits) {
     return copysign(x, h & 0x8000 ? -1 : 1);
 }
 
-static void ckpt_test_halves_come_back(void) {
+static void test_half_round_trip(void) {
     const DType halves[] = {DTYPE_BF16, DTYPE_F16}, wide[] = {DTYPE_F32, DTYPE_F64};
     uint16_t *h = (uint16_t *)checked_calloc(2 * CKPT_HALVES, 2), *back = h + CKPT_HALVES;
     void *x = checked_calloc(CKPT_HALVES, 8);
@@ -247,7 +247,7 @@ static void ckpt_test_halves_come_back(void) {
     free(value);
 }
 
-static void ckpt_test_halves_round(void) {
+static void test_half_rounding(void) {
     const DType halves[] = {DTYPE_BF16, DTYPE_F16}, wide[] = {DTYPE_F32, DTYPE_F64};
     const int exponents[] = {8, 5};
     for (int t = 0; t < 2; t++)
@@ -271,7 +271,7 @@ static void ckpt_test_halves_round(void) {
             }
 }
 
-static void ckpt_test_one_rounding(void) {
+static void test_half_single_rounding(void) {
     // just above a tie of F16 and of BF16; the nearest F32 is the tie itself, which would go down
     const double x[] = {1 + 0x1p-11 + 0x1p-40, 1 + 0x1p-8 + 0x1p-40, 1e300, -1e-300, 0x1.fffffffp127, -NAN};
     uint16_t h[6], b[6];
@@ -295,7 +295,7 @@ static void ckpt_test_one_rounding(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // json.h
 
-static void ckpt_test_json_exact(void) {
+static void test_json_numbers(void) {
     TestRandom random = {3};
     for (int i = 0; i < 3000; i++) {
         uint64_t bits = test_random_bits(&random), u = bits >> test_random_int(&random, 64), back = 0;
@@ -336,7 +336,7 @@ static void ckpt_test_json_exact(void) {
            "not one JSON value, and parsed");
 }
 
-static void ckpt_test_json_strings(void) {
+static void test_json_strings(void) {
     static const struct {
         const char *from, *to;
     } cases[] = {
@@ -372,7 +372,7 @@ static SafeTensorSpec ckpt_spec(const char *name, DType dtype, int ndim, size_t 
     return s;
 }
 
-static void ckpt_test_safetensors_round_trip(void) {
+static void test_safetensors_round_trip(void) {
     enum { COUNT = 3 * 7 };
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/x.safetensors", d.path);
@@ -438,7 +438,7 @@ static void ckpt_write_safetensors(const char *path, const char *header, size_t 
     free(file);
 }
 
-static void ckpt_test_safetensors_hostile(void) {
+static void test_safetensors_hostile_headers(void) {
 #define ENTRY(dtype, shape, begin, end) \
     "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" begin "," end "]}"
     static const struct {
@@ -509,7 +509,7 @@ static void ckpt_test_safetensors_hostile(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_safetensors_unknown_type(void) {
+static void test_safetensors_unknown_type(void) {
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/x.safetensors", d.path);
     ckpt_write_safetensors(path.text,
@@ -521,7 +521,7 @@ static void ckpt_test_safetensors_unknown_type(void) {
 }
 
 // Whatever a damaged file holds, opening it ends with a message or a list of tensors, not with a signal.
-static void ckpt_test_safetensors_damaged(void) {
+static void test_safetensors_damaged(void) {
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/x.safetensors", d.path);
     ckpt_write_safetensors(
@@ -547,7 +547,7 @@ static void ckpt_test_safetensors_damaged(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_safetensors_sharded(void) {
+static void test_safetensors_sharded(void) {
     TestDirectory d = test_make_directory();
     CkptPath index = ckpt_path("%s/model.safetensors.index.json", d.path);
     const char *names[] = {"b", "a", "c"};
@@ -589,7 +589,7 @@ static void ckpt_test_safetensors_sharded(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 // config_json.h
 
-static void ckpt_test_config_round_trip(void) {
+static void test_config_round_trip(void) {
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/config.json", d.path);
 #define SHAPES                                                                                                    \
@@ -642,7 +642,7 @@ static void ckpt_write_config(const char *directory, const char *without, const 
     ckpt_write_text(ckpt_path("%s/config.json", directory).text, text);
 }
 
-static void ckpt_test_config_defaults(void) {
+static void test_config_defaults(void) {
     static const struct {
         const char *without, *more, *want;
     } cases[] = {
@@ -672,7 +672,7 @@ static void ckpt_test_config_defaults(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_config_refusals(void) {
+static void test_config_refusals(void) {
     static const struct {
         const char *without, *more, *word;
     } cases[] = {
@@ -739,7 +739,7 @@ static void ckpt_test_config_refusals(void) {
 static const char *const ckpt_files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                          "trainer_state.json"};
 
-static void ckpt_test_round_trip(void) {
+static void test_checkpoint_round_trip(void) {
     TestDirectory d = test_make_directory();
     for (int i = 0; i < 3; i++) {
         ModelConfig config = ckpt_config(i == 1 ? "diff_v2" : "baseline", i > 0);
@@ -781,7 +781,7 @@ static void ckpt_test_round_trip(void) {
 }
 
 // One weight at a time, so in every piece of every chunk, the last ones too.
-static void ckpt_test_finite(void) {
+static void test_checkpoint_not_finite(void) {
     ModelConfig config = ckpt_config("diff_v1", false);
     config.V = 61;
     CkptModel m = ckpt_model_of(config, 10);
@@ -804,7 +804,7 @@ static void ckpt_test_finite(void) {
     ckpt_model_free(&m);
 }
 
-static void ckpt_test_same_bytes(void) {
+static void test_checkpoint_same_bytes(void) {
     TestDirectory d = test_make_directory(), e = test_make_directory();
     ckpt_save(d.path, 7, 1);
     omp_set_num_threads(1);
@@ -818,7 +818,7 @@ static void ckpt_test_same_bytes(void) {
     test_remove_directory(&e);
 }
 
-static void ckpt_test_state_format(void) {
+static void test_trainer_state_format(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 7, 1);
     size_t size = 0;
@@ -852,7 +852,7 @@ static void ckpt_test_state_format(void) {
 }
 
 // Chunks of a sparse file of more than one chunk, against the digests of its parts.
-static void ckpt_test_digests_of_chunks(void) {
+static void test_checkpoint_chunk_digests(void) {
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/big", d.path);
     size_t bytes = (size_t)CHECKSUM_CHUNK + 100001, count = 0;
@@ -871,7 +871,7 @@ static void ckpt_test_digests_of_chunks(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_flipped_bytes(void) {
+static void test_checkpoint_flipped_bits(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 7, 1);
     CkptPath dir = ckpt_path("%s/checkpoints/step_00000007", d.path);
@@ -914,7 +914,7 @@ static void ckpt_test_flipped_bytes(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_newest(void) {
+static void test_checkpoint_newest(void) {
     TestDirectory d = test_make_directory();
     static ProgramResult r;
     char found[PATH_SIZE];
@@ -953,7 +953,7 @@ static int ckpt_count_entries(const char *path) {
     return n - 2;
 }
 
-static void ckpt_test_leftovers(void) {
+static void test_checkpoint_leftovers(void) {
     TestDirectory d = test_make_directory();
     static ProgramResult r;
     Reason why;
@@ -971,7 +971,7 @@ static void ckpt_test_leftovers(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_killed_while_saving(void) {
+static void test_checkpoint_killed_while_saving(void) {
     TestDirectory d = test_make_directory();
     int64_t reached = 0;
     for (int i = 0; i < 6; i++) {
@@ -1012,7 +1012,7 @@ static CkptPath ckpt_left(const char *run_dir) {
     return left;
 }
 
-static void ckpt_test_prune(void) {
+static void test_checkpoint_prune(void) {
     static const struct {
         int64_t keep, step; // of the steps 10, 20, 30, 40 and some foreign names
         const char *left;
@@ -1052,7 +1052,7 @@ static void ckpt_test_prune(void) {
 }
 
 // A broken checkpoint is not one of those that are kept; it goes when enough newer ones are whole.
-static void ckpt_test_prune_broken(void) {
+static void test_checkpoint_prune_broken(void) {
     static const char *const damages[] = {
         "truncate -s -1 model.safetensors",         "rm optimizer.safetensors", "rm trainer_state.json",
         "truncate -s -1 trainer_state.json",        "printf x >> config.json",
@@ -1091,7 +1091,7 @@ static void ckpt_busy(const TestDirectory *d, const char *busy, const char *acti
            leftovers);
 }
 
-static void ckpt_test_removal_fails(void) {
+static void test_checkpoint_removal_failure(void) {
     TestDirectory d = ckpt_four();
     static ProgramResult r;
     ckpt_busy(&d, "step_00000010", "prune", "3", 1, "20 30 40 ", "step_00000010.old.tmp ");
@@ -1109,7 +1109,7 @@ static void ckpt_test_removal_fails(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_wrong_tensors(void) {
+static void test_checkpoint_wrong_tensors(void) {
     TestDirectory d = test_make_directory();
     ckpt_save(d.path, 1, 3); // diff_v2, tied
     CkptPath dir = ckpt_path("%s/checkpoints/step_00000001", d.path), other = ckpt_path("%s/other", d.path);
@@ -1168,7 +1168,7 @@ static void ckpt_test_wrong_tensors(void) {
 }
 
 // Weights alone, of every type, in shards: what a directory of the Hub may be.
-static void ckpt_test_weights_of_all_types(void) {
+static void test_checkpoint_weight_types(void) {
     TestDirectory d = test_make_directory();
     CkptModel a = ckpt_model("baseline", false, 21), b = ckpt_model("baseline", false, 0);
     b.b.master = (real *)buffer_alloc(b.list.buffer_count * sizeof(real), "a test");
@@ -1209,7 +1209,7 @@ static void ckpt_test_weights_of_all_types(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_dump(void) {
+static void test_gradient_dump(void) {
     TestDirectory d = test_make_directory();
     CkptPath path = ckpt_path("%s/grads.safetensors", d.path);
     CkptModel m = ckpt_model("diff_v2", true, 5);
@@ -1263,7 +1263,7 @@ static void ckpt_log_record(Log *log, const char *kind, int64_t step) {
     log_end(log);
 }
 
-static void ckpt_test_log_records(void) {
+static void test_log_records(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/a/b", d.path); // parents are made
     Log *log = ckpt_log_open(dir.text);
@@ -1321,7 +1321,7 @@ static void ckpt_test_log_records(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_log_resume(void) {
+static void test_log_resume(void) {
     static const struct {
         const char *add, *left; // behind the records of steps 1 to 4, with a checkpoint at step 2
         int warnings;
@@ -1363,7 +1363,7 @@ static void ckpt_test_log_resume(void) {
     }
 }
 
-static void ckpt_test_run_directories(void) {
+static void test_run_directories(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/run", d.path), log_file = ckpt_path("%s/run/log.jsonl", d.path);
     ckpt_refused("resume", dir.text, "", "has no run.json: it is not a run");
@@ -1389,7 +1389,7 @@ static void ckpt_test_run_directories(void) {
 }
 
 // The one that the log names by its first record has written run.json, and the other has changed nothing.
-static void ckpt_test_simultaneous_starts(void) {
+static void test_run_simultaneous_starts(void) {
     enum { TRIES = 60 };
     TestDirectory d = test_make_directory();
     static ProgramResult r;
@@ -1425,7 +1425,7 @@ static void ckpt_test_simultaneous_starts(void) {
     test_remove_directory(&d);
 }
 
-static void ckpt_test_start_that_is_locked_out(void) {
+static void test_run_locked_out(void) {
     TestDirectory d = test_make_directory();
     CkptPath dir = ckpt_path("%s/run", d.path), temporary = ckpt_path("%s/run/run.json.tmp", d.path);
     directory_create(dir.text);
@@ -1457,7 +1457,7 @@ static void ckpt_test_start_that_is_locked_out(void) {
 // ---------------------------------------------------------------------------------------------------------------------
 
 // Far more than a model has that is read here, and less than the limit of a header's values.
-static void a_file_of_100000_tensors_is_read(void) {
+static void test_safetensors_many_tensors(void) {
     enum { TENSORS = 100000 };
     TestDirectory d = test_make_directory();
     char path[600];
@@ -1483,43 +1483,43 @@ static void a_file_of_100000_tensors_is_read(void) {
 }
 
 static const Test checkpoint_tests[] = {
-    {"a file of 100,000 tensors is read", a_file_of_100000_tensors_is_read},
-    {"every 16-bit pattern is the number that its format says, and comes back", ckpt_test_halves_come_back},
-    {"a conversion to 16 bits goes to the nearest, ties to even, beyond the largest to infinity",
-     ckpt_test_halves_round},
-    {"a double is rounded once, not by way of a float", ckpt_test_one_rounding},
-    {"numbers in JSON come back bit for bit", ckpt_test_json_exact},
-    {"strings in JSON are escaped and are UTF-8", ckpt_test_json_strings},
-    {"tensors of every type come back from a safetensors file with the expected header",
-     ckpt_test_safetensors_round_trip},
-    {"a hostile safetensors header is refused with one line", ckpt_test_safetensors_hostile},
-    {"a tensor of an unknown type is refused when it is asked for, not before", ckpt_test_safetensors_unknown_type},
-    {"a damaged safetensors file ends with a message, never with a signal", ckpt_test_safetensors_damaged},
-    {"shards with an index read as one file, and an index that lies is refused", ckpt_test_safetensors_sharded},
-    {"config.json has the fixed keys in their order and comes back", ckpt_test_config_round_trip},
-    {"a Llama's config.json is read with Llama's defaults", ckpt_test_config_defaults},
-    {"what the model does not have is refused by key and value", ckpt_test_config_refusals},
-    {"a checkpoint comes back bit for bit", ckpt_test_round_trip},
-    {"a weight that is not finite is seen wherever it is", ckpt_test_finite},
-    {"two checkpoints of the same are the same bytes", ckpt_test_same_bytes},
-    {"trainer_state.json ends in the checksums of all files and its own", ckpt_test_state_format},
-    {"a file of more than one chunk has a digest of each", ckpt_test_digests_of_chunks},
-    {"a flipped bit, a lost or an added byte in any file is noticed", ckpt_test_flipped_bytes},
-    {"the newest checkpoint that verifies is found, and broken ones are named", ckpt_test_newest},
-    {"a checkpoint replaces what an interrupted or broken one left", ckpt_test_leftovers},
-    {"a process killed while saving leaves only whole checkpoints", ckpt_test_killed_while_saving},
-    {"pruning keeps the newest, and everything when it should keep more than there is", ckpt_test_prune},
-    {"pruning does not count a broken checkpoint as kept", ckpt_test_prune_broken},
-    {"a checkpoint that cannot be removed is a warning and goes later", ckpt_test_removal_fails},
-    {"a missing, extra or misshaped tensor is named", ckpt_test_wrong_tensors},
-    {"weights of all types are read from shards", ckpt_test_weights_of_all_types},
-    {"a gradient dump has the loss and every gradient, to a file, a device or a pipe", ckpt_test_dump},
-    {"a log record is one line of valid JSON", ckpt_test_log_records},
-    {"a resumed log drops a torn line and the records after its checkpoint", ckpt_test_log_resume},
-    {"a directory that is a run is not started anew, and one that is none is not resumed", ckpt_test_run_directories},
-    {"of two simultaneous first starts one has the run, and the other changes nothing", ckpt_test_simultaneous_starts},
-    {"a start that is locked out changes nothing, and a new run.json keeps the lock",
-     ckpt_test_start_that_is_locked_out},
+    {"a file of 100,000 tensors is read", test_safetensors_many_tensors},
+    {"every 16-bit pattern converts to the number that its format defines, and back to the same bits",
+     test_half_round_trip},
+    {"a conversion to 16 bits rounds to nearest, ties to even, and overflows to infinity", test_half_rounding},
+    {"a double is converted to 16 bits with one rounding, not through a float", test_half_single_rounding},
+    {"numbers written to JSON are read back bit for bit", test_json_numbers},
+    {"strings in JSON are escaped and are UTF-8", test_json_strings},
+    {"tensors of every type are read back from a safetensors file with the expected header",
+     test_safetensors_round_trip},
+    {"a malicious safetensors header is rejected with a one-line error", test_safetensors_hostile_headers},
+    {"a tensor of an unknown type is rejected when it is read, not before", test_safetensors_unknown_type},
+    {"a damaged safetensors file causes an error message, never a signal", test_safetensors_damaged},
+    {"shards with an index are read as one file, and an incorrect index is rejected", test_safetensors_sharded},
+    {"config.json has its keys in a fixed order and is read back unchanged", test_config_round_trip},
+    {"a Llama's config.json is read with Llama's defaults", test_config_defaults},
+    {"a config.json of an unsupported model is rejected with the key and value", test_config_refusals},
+    {"a checkpoint is read back bit for bit", test_checkpoint_round_trip},
+    {"a weight that is not finite is detected at any position", test_checkpoint_not_finite},
+    {"two checkpoints of the same state have the same bytes", test_checkpoint_same_bytes},
+    {"trainer_state.json ends in the checksums of all files and its own", test_trainer_state_format},
+    {"a file of several chunks has one digest per chunk", test_checkpoint_chunk_digests},
+    {"a flipped bit or a missing or additional byte in any file is detected", test_checkpoint_flipped_bits},
+    {"the newest valid checkpoint is found, and damaged ones are reported", test_checkpoint_newest},
+    {"a checkpoint replaces the files of an interrupted or damaged one", test_checkpoint_leftovers},
+    {"a process killed while saving leaves only complete checkpoints", test_checkpoint_killed_while_saving},
+    {"pruning keeps the newest checkpoints, and all if there are fewer than it should keep", test_checkpoint_prune},
+    {"pruning does not count a damaged checkpoint as kept", test_checkpoint_prune_broken},
+    {"a checkpoint that cannot be removed causes a warning and is removed later", test_checkpoint_removal_failure},
+    {"a missing tensor, an unknown tensor and a wrong shape are reported by name", test_checkpoint_wrong_tensors},
+    {"weights of all types are read from shards", test_checkpoint_weight_types},
+    {"a gradient dump to a file, a device or a pipe contains the loss and every gradient", test_gradient_dump},
+    {"a log record is one line of valid JSON", test_log_records},
+    {"a resume removes an incomplete line and the records after its checkpoint from the log", test_log_resume},
+    {"a directory that contains a run is not started again, and one without a run is not resumed",
+     test_run_directories},
+    {"of two simultaneous first starts one locks the run, and the other changes nothing", test_run_simultaneous_starts},
+    {"a start without the lock changes nothing, and a replaced run.json stays locked", test_run_locked_out},
 };
 enum { CHECKPOINT_TEST_COUNT = sizeof(checkpoint_tests) / sizeof(checkpoint_tests[0]) };
 #endif

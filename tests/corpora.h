@@ -39,7 +39,7 @@ static void corpora_windows(int *starts, const char *text, uint64_t seed, int co
 
 // At the end of each block the numbers of windows deviate from the weights by less than one, and the windows of a
 // corpus are the next in its own order.
-static void a_mixture_keeps_its_weights_in_every_block_and_each_order(void) {
+static void test_mixture_weights_and_order(void) {
     TestDirectory d = test_make_directory();
     char text[2000], path[700];
     enum { BLOCKS = 3, COUNT = BLOCKS * MIXTURE_BLOCK, SOURCES = 3 };
@@ -101,7 +101,7 @@ static DataLoader corpora_bare(const double *weights, int count, uint64_t window
 }
 
 // Simulates which corpus each index of a block belongs to, and which window of the corpus is next.
-static void a_mixture_is_what_a_simulation_gives(void) {
+static void test_mixture_simulation(void) {
     enum { SOURCES = 64, BLOCKS = 40, WINDOWS = 500 };
     TestRandom r = {21};
     for (int round = 0; round < 4; round++) {
@@ -181,7 +181,7 @@ static void corpora_gather(int *inputs, int *starts, const char *text, int B, in
 }
 
 // The corpora have different separators: 3 begins a document of one, 12 ends a document of the other.
-static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(void) {
+static void test_mixture_resume_and_separators(void) {
     enum { COUNT = MIXTURE_BLOCK + 240 };
     TestDirectory d = test_make_directory();
     char text[1500], path[700];
@@ -232,7 +232,7 @@ static void a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator(vo
     test_remove_directory(&d);
 }
 
-static void one_corpus_is_read_as_its_shards_are(void) {
+static void test_corpus_directory_and_pattern(void) {
     TestDirectory d = test_make_directory();
     char directory[700], pattern[700], weighted[700];
     enum { COUNT = 200 };
@@ -257,7 +257,7 @@ static void one_corpus_is_read_as_its_shards_are(void) {
     test_remove_directory(&d);
 }
 
-static void document_starts_are_those_of_a_search_backwards(void) {
+static void test_document_starts(void) {
     enum { T = 40 };
     TestRandom r = {8};
     int tokens[T], start[T];
@@ -285,7 +285,7 @@ static void document_starts_are_those_of_a_search_backwards(void) {
 }
 
 // The loss and gradients of packed documents equal those of separate documents.
-static void packed_documents_train_as_each_alone(void) {
+static void test_packed_documents(void) {
     enum { T = 24, DOCUMENTS = 3 };
     const int begin[DOCUMENTS + 1] = {0, 7, 8, T};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
@@ -401,7 +401,7 @@ static void corpora_refuse_directories(const TestDirectory *d) {
 }
 
 // --init and --vocab, then the data, then the preset, which is also used for data that do not state a vocabulary.
-static void the_vocabulary_is_that_of_the_data(void) {
+static void test_vocabulary_sources(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     corpora_make(d.path, "a", 1, 1, "{\"format\": 1, \"vocab_size\": 203}");
@@ -536,7 +536,7 @@ static void corpora_refuse_descriptions(const TestDirectory *d) {
     }
 }
 
-static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
+static void test_corpus_vocabulary_and_separator(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     corpora_make(d.path, "a", 3, 1,
@@ -569,7 +569,7 @@ static void a_run_takes_its_vocabulary_and_separator_from_the_corpus(void) {
 }
 
 // A corpus of text_to_shards states its vocabulary and separator, so it requires no options.
-static void a_corpus_of_bytes_needs_no_options(void) {
+static void test_corpus_of_bytes(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     run_command(
@@ -595,24 +595,20 @@ static void a_corpus_of_bytes_needs_no_options(void) {
 }
 
 static const Test corpora_tests[] = {
-    {"a mixture keeps its weights in every block, and each corpus its order",
-     a_mixture_keeps_its_weights_in_every_block_and_each_order},
-    {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete",
-     a_mixture_is_what_a_simulation_gives},
+    {"a mixture keeps its weights in every block, and each corpus its order", test_mixture_weights_and_order},
+    {"a mixture equals a step-by-step simulation, and every epoch of a corpus is complete", test_mixture_simulation},
     {"a mixture resumes at any window, batch size and rank count, with the separator of each corpus",
-     a_mixture_resumes_anywhere_and_knows_each_corpus_by_its_separator},
-    {"a corpus directory and a pattern of its shards give the same data", one_corpus_is_read_as_its_shards_are},
-    {"document starts equal those of a backward search", document_starts_are_those_of_a_search_backwards},
-    {"the vocabulary comes from the model, --vocab, the data or the preset, in this order",
-     the_vocabulary_is_that_of_the_data},
+     test_mixture_resume_and_separators},
+    {"a corpus directory and a pattern of its shards give the same data", test_corpus_directory_and_pattern},
+    {"document starts equal those of a backward search", test_document_starts},
+    {"the vocabulary comes from the model, --vocab, the data or the preset, in this order", test_vocabulary_sources},
     {"a run uses the vocabulary and separator of the corpus, and rejects invalid ones",
-     a_run_takes_its_vocabulary_and_separator_from_the_corpus},
-    {"a corpus of text_to_shards requires no options", a_corpus_of_bytes_needs_no_options},
+     test_corpus_vocabulary_and_separator},
+    {"a corpus of text_to_shards requires no options", test_corpus_of_bytes},
 };
 enum { CORPORA_TEST_COUNT = sizeof(corpora_tests) / sizeof(corpora_tests[0]) };
 static const Test documents_tests[] = {
-    {"packed documents give the loss and gradients of separate documents, in every variant",
-     packed_documents_train_as_each_alone},
+    {"packed documents give the loss and gradients of separate documents, in every variant", test_packed_documents},
 };
 enum { DOCUMENTS_TEST_COUNT = sizeof(documents_tests) / sizeof(documents_tests[0]) };
 #endif

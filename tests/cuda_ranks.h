@@ -526,12 +526,14 @@ static const CudaTest cuda_ranks_tests[] = {
     {BF16_ALONE, {"a communicator of one rank sums and gathers", test_one_rank_collectives}},
     {BF16_ALONE, {"the lists that srun sets are parsed", test_slurm_lists}},
 #ifdef CUDA_ON_CPU
-    {SANITIZED, {"two devices succeed, and one ends when its peer is killed", test_ranks_sanitized}},
+    {SANITIZED, {"a run on two devices succeeds, and a rank ends when its peer is killed", test_ranks_sanitized}},
     {BF16_ALONE, {"a missing wait between streams is detected", test_ranks_missing_waits}},
-    {BF16_ALONE, {"a lost process or device is named by rank, and the run resumes", test_ranks_lost}},
+    {BF16_ALONE, {"a lost process or device is reported by rank, and the run resumes", test_ranks_lost}},
     {BOTH_PRECISIONS, {"--help and --version need neither a device nor other ranks", test_help_without_device}},
-    {BF16_ALONE, {"strangers do not disturb a start by srun, and a wrong secret is rejected", test_ranks_strangers}},
-    {BF16_ALONE, {"wrong variables of a launcher are named", test_launcher_variables}},
+    {BF16_ALONE,
+     {"unauthenticated processes do not disturb a start by srun, and a wrong secret is rejected",
+      test_ranks_strangers}},
+    {BF16_ALONE, {"invalid variables of a launcher are reported by name", test_launcher_variables}},
     {BF16_ALONE, {"the result of an aborted collective is not used", test_ranks_aborted_collective}},
     {BF16_ALONE, {"an error of a device or of NCCL during a run prints one line", test_ranks_device_errors}},
     {BF16_ALONE, {"ranks that cannot start print one line", test_ranks_refused}},
@@ -545,7 +547,7 @@ enum { CUDA_RANKS_TEST_COUNT = sizeof(cuda_ranks_tests) / sizeof(cuda_ranks_test
 #else
 static void test_without_nccl(void) { test_skip("this build has no NCCL"); }
 static const CudaTest cuda_ranks_tests[] = {
-    {BOTH_PRECISIONS, {"several devices compute what one computes", test_without_nccl}}};
+    {BOTH_PRECISIONS, {"several devices compute the same as one", test_without_nccl}}};
 enum { CUDA_RANKS_TEST_COUNT = 1 };
 #endif
 #endif

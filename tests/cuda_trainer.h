@@ -925,7 +925,7 @@ static void test_gemm_table(void) {
            TRAIN_ODD " --sdpa own --tune-gemm table.json --steps 2 --stop-after 1 --out run");
     EXPECT(r.err[0] == 0, "%.300s", r.err);
     run_in(&r, &d, device_trainer(), 0, "--out run --resume --batch-size 1 --total-batch 39");
-    EXPECT(strstr(r.err, "--tune-gemm table.json does not have "), "%.300s", r.err);
+    EXPECT(strstr(r.err, "--tune-gemm table.json lacks "), "%.300s", r.err);
     run_command(&r, "cd '%s' && grep -c 'gemm_table_xxh3_64\": \"[0-9a-f]{16}' run/run.json -E", d.path);
     EXPECT(r.status == 0 && atoi(r.out) >= 2, "run.json says it %.20s times", r.out);
     run_in(&r, &d, cpu_trainer(), 1, TRAIN_ODD " --tune-gemm table.json");
@@ -975,23 +975,28 @@ static const CudaTest cuda_trainer_tests[] = {
      {"activation recomputation does not change a bit of the gradients of any variant", test_recompute_bits}},
 #ifdef CUDA_ON_CPU
     {BF16_ALONE, {"gradients do not depend on the order of threads", test_thread_orders}},
-    {BOTH_PRECISIONS, {"a run prints what computes attention, and all implementations agree", test_attention_line}},
     {BOTH_PRECISIONS,
-     {"a run warns where attention falls back to the built-in kernel, with a remedy that works",
+     {"a run prints its implementation of attention, and all implementations agree", test_attention_line}},
+    {BOTH_PRECISIONS,
+     {"a run warns if attention falls back to the built-in kernel, and the suggested option works",
       test_attention_warnings}},
     {BF16_ALONE, {"the workspace of attention depends on the device memory", test_attention_workspace}},
-    {BF16_ALONE, {"a run that requires cuDNN ends where cuDNN does not support its shapes", test_cudnn_errors}},
-    {BF16_ALONE, {"cuDNN computes the last, partial batch of a validation too", test_validation_remainder}},
-    {BF16_ALONE, {"out of device memory names the buffer and options that need less", test_out_of_memory}},
+    {BF16_ALONE, {"a run that requires cuDNN fails if cuDNN does not support its shapes", test_cudnn_errors}},
+    {BF16_ALONE, {"cuDNN also computes the last, partial batch of a validation", test_validation_remainder}},
     {BF16_ALONE,
-     {"memory of other processes is not free, and advice calls no library", test_memory_of_other_processes}},
-    {BF16_ALONE, {"out of device memory in a library names the library", test_out_of_memory_in_library}},
-    {BOTH_PRECISIONS, {"the peak of a listed device is the vendor's, of another it is measured", test_device_peak}},
+     {"an out-of-memory error of the device names the buffer and options that require less", test_out_of_memory}},
+    {BF16_ALONE,
+     {"memory of other processes does not count as free, and the advice calls no library",
+      test_memory_of_other_processes}},
+    {BF16_ALONE, {"an out-of-memory error in a library names the library", test_out_of_memory_in_library}},
+    {BOTH_PRECISIONS,
+     {"the peak of a listed device is the vendor's, and that of another device is measured", test_device_peak}},
     {BOTH_PRECISIONS,
      {"every mode runs on a device that is not listed, and on a MIG slice", test_modes_on_unlisted_devices}},
     {BOTH_PRECISIONS, {"a dry run predicts the allocated memory to the byte", test_dry_run_memory}},
     {BOTH_PRECISIONS, {"matrix products fall back to the built-in kernel with a warning", test_gemm_fallback}},
-    {BOTH_PRECISIONS, {"a table of --tune-gemm selects the algorithms, or is an error", test_gemm_table}},
+    {BOTH_PRECISIONS,
+     {"a table of --tune-gemm selects the algorithms, and an invalid table is an error", test_gemm_table}},
     {BF16_ALONE, {"a dry run prints the same with and without a device", test_dry_run_without_device}},
 #else
     {BOTH_PRECISIONS, {"a dry run predicts the memory in use to two percent", test_dry_run_accuracy}},

@@ -1,8 +1,8 @@
 /*
 cudnn_plans.cpp: asks cuDNN for the plans of llmc/cuda/attention_cudnn.cpp for GPUs that this machine does not have.
 
-cuDNN plans for a device from a description of it. Its heuristics, the compilation of its kernels and the workspace sizes
-are real; only loading a kernel calls a driver that does nothing (tests/cudnn_driver.c, which must come first in
+cuDNN plans for a device from a description of it. Its heuristics, the compilation of its kernels and the workspace
+sizes are real; only loading a kernel calls a driver that does nothing (tests/cudnn_driver.c, which must come first in
 LD_LIBRARY_PATH).
 
   LD_LIBRARY_PATH=build/cuda_bf16/no_gpu build/cuda_bf16/cudnn_plans [WORDS]     all rows, or those that contain WORDS

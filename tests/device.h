@@ -8,7 +8,7 @@ device.h: tests of the table of device peaks and the matching of names, and of t
 
 // Compares the rates in the table, which are those of the documents, with multiprocessors times boost clock from
 // NVIDIA's product pages.
-static void peaks_agree_with_boost_clocks(void) {
+static void test_device_peaks(void) {
     static const struct {
         const char *name;
         int multiprocessors, boost_mhz, flops; // per multiprocessor and cycle
@@ -63,7 +63,7 @@ static void peaks_agree_with_boost_clocks(void) {
 }
 
 // Names as CUDA reports them.
-static void a_device_matches_its_full_name_only(void) {
+static void test_device_full_names(void) {
     static const struct {
         const char *name;
         int multiprocessors;
@@ -116,7 +116,7 @@ static void a_device_matches_its_full_name_only(void) {
 }
 
 // Under a limit of the address space, which AddressSanitizer exceeds. cuda_trainer.h has the same test for a device.
-static void a_failed_allocation_reports_memory_and_options(void) {
+static void test_failed_allocation(void) {
 #ifndef __SANITIZE_ADDRESS__
     ProgramData d = program_data();
     ProgramResult r;
@@ -136,10 +136,10 @@ static void a_failed_allocation_reports_memory_and_options(void) {
 }
 
 static const Test device_tests[] = {
-    {"the peaks agree with the boost clocks", peaks_agree_with_boost_clocks},
-    {"a device matches a row by its full name only", a_device_matches_its_full_name_only},
+    {"the peaks agree with the boost clocks", test_device_peaks},
+    {"a device matches a row by its full name only", test_device_full_names},
     {"a failed allocation on the CPU reports the memory of the run and the options that reduce it",
-     a_failed_allocation_reports_memory_and_options},
+     test_failed_allocation},
 };
 enum { DEVICE_TEST_COUNT = sizeof(device_tests) / sizeof(device_tests[0]) };
 #endif

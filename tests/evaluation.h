@@ -9,7 +9,7 @@ computes, and what the program writes.
 #include "program.h"
 #include "ranks.h"
 
-static void a_recall_sequence_asks_for_every_key_once(void) {
+static void test_recall_sequence(void) {
     int symbols[90], tokens[256], again[256], other[256];
     for (int i = 0; i < 90; i++) symbols[i] = 1000 + 3 * i;
     static const RecallCell cells[] = {{4, 0}, {4, 240}, {32, 128}, {45, 0}};
@@ -44,7 +44,7 @@ static void a_recall_sequence_asks_for_every_key_once(void) {
     }
 }
 
-static void recall_takes_the_most_frequent_tokens_and_what_fits(void) {
+static void test_recall_tokens(void) {
     int64_t counts[600] = {0};
     int symbols[RECALL_SYMBOLS];
     counts[7] = 5, counts[3] = 9, counts[500] = 5, counts[2] = 1;
@@ -63,7 +63,7 @@ static void recall_takes_the_most_frequent_tokens_and_what_fits(void) {
            "1024 positions");
 }
 
-static void a_recall_score_is_what_one_counts_by_hand(void) {
+static void test_recall_score(void) {
     // pairs (0,1) (2,3) (4,5) (6,7); the query at 8 is key 2, whose answer is 3, of a vocabulary of 10
     const RecallCell cell = {4, 0};
     const int tokens[16] = {0, 1, 2, 3, 4, 5, 6, 7, 2, 3, 0, 1, 4, 5, 6, 7};
@@ -88,7 +88,7 @@ static void a_recall_score_is_what_one_counts_by_hand(void) {
 }
 
 // For every variant: what a query head's map takes from the values is what attention gave that head.
-static void attention_maps_times_values_are_the_heads_outputs(void) {
+static void test_attention_maps(void) {
     const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&mc, &attention_variants[v]);
@@ -142,7 +142,7 @@ static void attention_maps_times_values_are_the_heads_outputs(void) {
     }
 }
 
-static void first_mass_of_known_maps(void) {
+static void test_attention_map_first_mass(void) {
     enum { T = 4 };
     float uniform[T * T] = {0}, first[T * T] = {0};
     for (int t = 0; t < T; t++) {
@@ -166,7 +166,7 @@ static void first_mass_of_known_maps(void) {
     EXPECT(fabs(got - wanted) < 1e-6, "uniform minus first: %g, wanted %g", got, wanted);
 }
 
-static void eval_writes_what_it_measured(void) {
+static void test_eval_output(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2 --attention diff_v2");
@@ -243,7 +243,7 @@ static cJSON *evaluate_in_batches(const ProgramData *d, const char *trainer, int
 
 // 20 windows and 128 recall sequences: a batch of all, of one, and two that leave a smaller last one, of which the
 // faulty trainer computes seven rows of logits at a time.
-static void an_evaluation_is_the_same_in_batches_and_pieces_of_any_size(void) {
+static void test_evaluation_batch_sizes(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char path[600], what[100];
@@ -273,17 +273,16 @@ static void an_evaluation_is_the_same_in_batches_and_pieces_of_any_size(void) {
 }
 
 static const Test evaluation_tests[] = {
-    {"a recall sequence asks for every key once", a_recall_sequence_asks_for_every_key_once},
-    {"recall takes the most frequent tokens and what fits", recall_takes_the_most_frequent_tokens_and_what_fits},
-    {"a recall score is what one counts by hand", a_recall_score_is_what_one_counts_by_hand},
-    {"attention maps times values are the heads' outputs", attention_maps_times_values_are_the_heads_outputs},
-    {"first mass of known maps", first_mass_of_known_maps},
+    {"a recall sequence queries every key once", test_recall_sequence},
+    {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
+    {"a recall score equals a count by hand", test_recall_score},
+    {"attention maps times values equal the outputs of the heads", test_attention_maps},
+    {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 static const Test evaluation_program_tests[] = {
-    {"--eval writes what it measured, the same twice", eval_writes_what_it_measured},
-    {"an evaluation is the same in batches and pieces of any size",
-     an_evaluation_is_the_same_in_batches_and_pieces_of_any_size},
+    {"--eval writes its measurements, and a second --eval writes the same", test_eval_output},
+    {"an evaluation does not depend on the sizes of its batches and pieces", test_evaluation_batch_sizes},
 };
 enum { EVALUATION_PROGRAM_TEST_COUNT = sizeof(evaluation_program_tests) / sizeof(evaluation_program_tests[0]) };
 #endif

@@ -44,7 +44,7 @@ static void expect_whole(const ProgramData *d, const char *out) {
     EXPECT(r.status == 0, "the records of %s are not those of the uninterrupted run: %s%s", out, r.out, r.err);
 }
 
-static void a_run_resumes_bitwise_at_every_step(void) {
+static void test_resume_at_every_step(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     fault_run(&r, &d, "whole", "");
@@ -62,7 +62,7 @@ static void a_run_resumes_bitwise_at_every_step(void) {
     test_remove_directory(&d.dir);
 }
 
-static void old_checkpoints_are_removed_and_foreign_files_are_left(void) {
+static void test_old_checkpoints_removed(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     fault_run(&r, &d, "run", "--checkpoint-every 2 --keep 2 --stop-after 5");
@@ -95,7 +95,7 @@ static void fault_in_background(ProgramResult *r, const ProgramData *d, const ch
 }
 #define WAIT_FOR_STEP "until grep -qs '\"step\": *3,' run/log.jsonl; do sleep 0.01; done"
 
-static void a_signal_saves_and_a_resume_continues_bitwise(void) {
+static void test_signal_saves(void) {
     static const char *const signals[] = {"TERM", "INT", "USR1", "HUP"};
     for (int i = 0; i < 4; i++) {
         ProgramData d = fault_data();
@@ -107,7 +107,7 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
                             fault);
         EXPECT(r.status == EXIT_SIGNALLED && strstr(r.out, "--resume"), "SIG%s: status %d, stderr %.200s", signals[i],
                r.status, r.err);
-        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "a checkpoint is saved"), "SIG%s: stderr %.300s", signals[i],
+        EXPECT(count_lines(r.err) == 1 && strstr(r.err, "saves a checkpoint"), "SIG%s: stderr %.300s", signals[i],
                r.err);
         double step = 0, after = 0;
         log_records(&d, "run", "train", "step", &step);
@@ -132,7 +132,7 @@ static void a_signal_saves_and_a_resume_continues_bitwise(void) {
     }
 }
 
-static void the_first_signal_is_answered_at_once_and_a_second_ends_the_run(void) {
+static void test_second_signal(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // one step that takes long: many micro-steps, so that the first signal is still waiting for its end
@@ -146,7 +146,7 @@ static void the_first_signal_is_answered_at_once_and_a_second_ends_the_run(void)
     test_remove_directory(&d.dir);
 }
 
-static void a_hangup_is_ignored_where_nohup_said_so(void) {
+static void test_hangup_under_nohup(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     run_command(&r,
@@ -157,7 +157,7 @@ static void a_hangup_is_ignored_where_nohup_said_so(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_run_whose_reader_goes_away_trains_on(void) {
+static void test_stdout_closed(void) {
     static const char *const readers[] = {"true", "head -n 1",
                                           "sed /step..*2.12/q"}; // before the start, and during the run
     ProgramData d = fault_data();
@@ -205,7 +205,7 @@ static pid_t start_on_terminal(const ProgramData *d, const char *options, int *m
     return pid;
 }
 
-static void a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(void) {
+static void test_terminal_closed(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     char c[256];
@@ -229,7 +229,7 @@ static void a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(void) {
 // Products of a width at which oneDNN computes with its stack pointer in a buffer on the heap, where a signal handler
 // must not run; and a signal comes more than once, as when a launcher passes on what a scheduler has sent to all
 // processes.
-static void a_signal_in_the_middle_of_a_product_harms_nothing(void) {
+static void test_signal_during_product(void) {
 #ifdef __SANITIZE_ADDRESS__
     enum { ROUNDS = 2 }; // each takes ten times as long
 #else
@@ -252,7 +252,7 @@ static void a_signal_in_the_middle_of_a_product_harms_nothing(void) {
 
 // Killed at moments spread over a run that saves after every step, and resumed each time; once it is done, another
 // begins.
-static void kill_9_never_leaves_half_a_checkpoint(void) {
+static void test_kill_while_saving(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     struct timespec begin, end;
@@ -290,7 +290,7 @@ static void kill_9_never_leaves_half_a_checkpoint(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_broken_checkpoint_is_passed_over_by_name(void) {
+static void test_broken_checkpoint_skipped(void) {
     static const char *const files[] = {"config.json", "model.safetensors", "optimizer.safetensors",
                                         "trainer_state.json"};
     ProgramData d = fault_data();
@@ -322,7 +322,7 @@ static void a_broken_checkpoint_is_passed_over_by_name(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_damaged_checkpoint_is_no_start_for_anything(void) {
+static void test_damaged_checkpoint_rejected(void) {
     static const char *const modes[] = {"--train-data train.bin --steps 1 --seq-len 16", "--generate 5",
                                         "--eval --val-data train.bin --seq-len 16",
                                         "--dump-grads dump --train-data train.bin --seq-len 16"};
@@ -364,7 +364,7 @@ static void a_damaged_checkpoint_is_no_start_for_anything(void) {
     test_remove_directory(&d.dir);
 }
 
-static void two_processes_do_not_share_a_run(void) {
+static void test_run_lock(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     char fault[300];
@@ -375,7 +375,7 @@ static void two_processes_do_not_share_a_run(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_shard_that_changes_during_the_run_stops_it_with_one_line(void) {
+static void test_changed_shard(void) {
     static const char *const faults[] = {
         "rm train.bin",                                                  // vanishes
         "truncate -s 1100 train.bin",                                    // shrinks
@@ -394,7 +394,7 @@ static void a_shard_that_changes_during_the_run_stops_it_with_one_line(void) {
 }
 
 // A file system of 400 KB in a mount namespace of its own.
-static void a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing(void) {
+static void test_full_or_read_only_disk(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     run_command(&r, "unshare -rm true");
@@ -425,28 +425,23 @@ static void a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing(void) {
 }
 
 static const Test faults_tests[] = {
-    {"a run resumes bitwise at every step, with accumulation and across an epoch's end",
-     a_run_resumes_bitwise_at_every_step},
-    {"old checkpoints are removed, foreign files are left", old_checkpoints_are_removed_and_foreign_files_are_left},
-    {"a signal saves, and a resume continues bitwise", a_signal_saves_and_a_resume_continues_bitwise},
-    {"a signal in the middle of a product harms nothing, nor does it when it is sent twice",
-     a_signal_in_the_middle_of_a_product_harms_nothing},
-    {"the first signal is answered at once, and a second ends the run",
-     the_first_signal_is_answered_at_once_and_a_second_ends_the_run},
-    {"a hangup is ignored where nohup said so", a_hangup_is_ignored_where_nohup_said_so},
-    {"a run whose stdout nobody reads any more trains on", a_run_whose_reader_goes_away_trains_on},
-    {"a terminal that is closed stops the run with a checkpoint",
-     a_terminal_that_is_closed_stops_the_run_with_a_checkpoint},
-    {"kill -9 never leaves half a checkpoint", kill_9_never_leaves_half_a_checkpoint},
-    {"a broken checkpoint is passed over by name, and an older one continues bitwise",
-     a_broken_checkpoint_is_passed_over_by_name},
-    {"a damaged checkpoint is no start for anything, and a foreign one is",
-     a_damaged_checkpoint_is_no_start_for_anything},
-    {"two processes do not share a run", two_processes_do_not_share_a_run},
-    {"a shard that changes during the run stops it with one line",
-     a_shard_that_changes_during_the_run_stops_it_with_one_line},
-    {"a full or read-only disk ends in one line and loses nothing",
-     a_full_or_read_only_disk_ends_in_one_line_and_loses_nothing},
+    {"a run resumes bitwise at every step, with accumulation and across the end of an epoch",
+     test_resume_at_every_step},
+    {"old checkpoints are removed, and files of other programs are kept", test_old_checkpoints_removed},
+    {"a signal causes a checkpoint, and a resume continues bitwise", test_signal_saves},
+    {"a signal during a matrix product stops the run with a checkpoint, even if it is repeated",
+     test_signal_during_product},
+    {"the first signal is acknowledged at once, and a second ends the run", test_second_signal},
+    {"SIGHUP is ignored under nohup", test_hangup_under_nohup},
+    {"a run continues after the reader of its stdout has closed it", test_stdout_closed},
+    {"closing the terminal stops the run with a checkpoint", test_terminal_closed},
+    {"kill -9 never leaves a partial checkpoint under its final name", test_kill_while_saving},
+    {"a damaged checkpoint is reported, and the run resumes bitwise from an older one", test_broken_checkpoint_skipped},
+    {"--init rejects a damaged checkpoint in every mode, and accepts weights of other programs",
+     test_damaged_checkpoint_rejected},
+    {"two processes cannot use the same run", test_run_lock},
+    {"a shard that changes during the run stops it with a one-line error", test_changed_shard},
+    {"a full or read-only disk is a one-line error, and the run can be resumed", test_full_or_read_only_disk},
 };
 enum { FAULTS_TEST_COUNT = sizeof(faults_tests) / sizeof(faults_tests[0]) };
 #endif

@@ -89,34 +89,34 @@ state 'len([x for x in p["gradients"]["records"] if x["build"] == "fp32" and 0 <
 ok "the results contain the errors of gradients and the five models" $?
 state '{"fp32", "measured peak", "first", "second", "resumed"} <= {*p["train"]["done"]} and
     "products" in open(sys.argv[1] + "/log.txt").read()'
-ok "it trains in fp32 and with a measured peak, and compares operations at the shapes of a model" $?
+ok "the parts train in fp32 and with a measured peak, and compare operations at the shapes of a model" $?
 results '^targets:' && results 'attention_backward' \
     && tail -n 1 "$folder/results.txt" | grep -q '^[0-9]* passed, 0 failed$'
 ok "results.txt has the same tables, the targets, and the counts in its last line" $?
 state 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
     for x in p["profile"]["records"])' && results "class of work.*measured/predicted"
-ok "predicted times of a step are beside the measured times, by class of work" $?
+ok "the results compare predicted and measured times of a step, by class of work" $?
 check a "${bundle[@]}" --parts "$parts"
 found 0 && ! found 0 starts
-ok "running it again repeats nothing" $?
+ok "a second run repeats no part" $?
 
 TEST_DIFFV2CU="$fakes/wrong" TEST_DIFFV2CU_FP32="$fakes/crash" check b --parts ops
 found 1 'FAIL operations.*bf16: 71 passed, 1 failed: rope N=3 is off' 'FAIL operations.*fp32: no output'
-ok "wrong operations, and a test program without output, fail by name" $?
+ok "incorrect operations, and a test program without output, are reported by name" $?
 TEST_DIFFV2CU="$fakes/refused" check b --parts ops --again
 found 1 'ok   operations.*fp32' \
     'bf16: 71 passed, 1 failed: attention T=33: its process ended, exit status 1: diffv2: cuDNN: no plan for T=33'
 ok "a shape that a library rejects is one failed case, with the reason" $?
 TRAIN_DIFFV2CU_FP32="$fakes/crash" check c "${bundle[@]}" --parts gradients
 found 1 'FAIL diff_v2: the fp32 build computes gradients' && state 'p["gradients"]["done"] == ["diff_v2", "baseline"]'
-ok "a build that does not run fails its gradients, and the next variant follows" $?
+ok "a build that does not run fails its gradient comparison, and the next variant is compared" $?
 fake other <<'END' # gradients of other data stand for wrong gradients
 case "$*" in *dump-grads*) set -- $(echo "$@" --seed 1 | sed 's/--batch-size 1/--batch-size 2/') ;; esac
 exec build/fp32/oncpu/test_trainer --trainer "$@"
 END
 TRAIN_DIFFV2CU_FP32="$fakes/other" check d "${bundle[@]}" --parts gradients
 found 1 'FAIL gradients of diff_v2, fp32 .*weight: error' 'ok   gradients of diff_v2, bf16'
-ok "gradients of other data fail" $?
+ok "gradients of different data fail the comparison" $?
 # constructed gradients: the device's vectors are the CPU's times a factor
 python3 - "$work" >"$work/output" 2>&1 <<'END'
 import json, struct, sys
@@ -167,7 +167,7 @@ BENCH_CUDA="$fakes/bench" check i --parts models
 found 1 "FAIL bench_cuda model.* attention's backward: no plan" 'all models run: 4 of 5' \
     && state '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] ==
         ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
-ok "a model that fails does not prevent the others" $?
+ok "the other models are tested after a model fails" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
 found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
     '14 passed, 1 failed'
@@ -195,7 +195,7 @@ found 3 'ops: unfinished: out of time' && [ $((SECONDS - start)) -lt 20 ] && sta
 ok "a program that hangs is stopped at the time limit, and earlier results are kept" $?
 check f --parts ops
 found 0 'ops: continues' && state 'p["ops"]["done"] == ["bf16", "fp32"] and len(p["ops"]["checks"]) == 2'
-ok "the next run completes the rest, once" $?
+ok "the next run completes the remaining parts, each once" $?
 
 setsid dev/gpu_check.sh --pretend --out "$work/g" "${bundle[@]}" --parts gradients >"$work/output" 2>&1 &
 victim=$!
@@ -208,15 +208,15 @@ wait "$victim" 2>/dev/null
 check g "${bundle[@]}" --parts gradients
 found 0 'gradients: continues' \
     && state 'p["gradients"]["done"] == ["diff_v2", "baseline"] and len(p["gradients"]["checks"]) == 6'
-ok "after a kill inside a part it continues after the last case" $?
+ok "after a kill during a part, the next run continues after the last completed case" $?
 sed -i 's/"commit": "[^"]*"/"commit": "another"/' "$work/g/results.json"
 check g --parts ops
 found 1 "has results of commit another, and this is .*: choose another --out" && one_line
-ok "results of another commit are an error: one line" $?
+ok "results of another commit cause a one-line error" $?
 echo '{"format": 1, "comm' >"$work/g/results.json"
 check g --parts ops
 found 1 'has an invalid format' && one_line
-ok "a truncated results.json is an error: one line" $?
+ok "a truncated results.json causes a one-line error" $?
 
 # a copy of the sources without git and without programs, as on a rented machine; make links the programs of this tree
 tree=$work/tree here=$PWD
@@ -239,11 +239,11 @@ rented --parts probe,build
 found 0 && [ "$(builds)" = 3 ] \
     && state '"CUDA on the CPU" in r["device"] and
         r["commit"] == open(sys.argv[1] + "/../bundle/revision").read().strip()'
-ok "without git the commit is the bundle's; the results name the device" $?
+ok "without git the commit is that of the bundle, and the results name the device" $?
 rm -rf "$tree/build"
 rented --parts ops
 found 0 'build: passed' 'ops: passed' && [ "$(builds)" = 6 ]
-ok "on another machine the programs are built again, and finished parts are not repeated" $?
+ok "on another machine the programs are rebuilt, and completed parts are not repeated" $?
 cp "$fakes/make" "$fakes/link"
 fake make <<END
 case "\$*" in *STRICT=no*) exec "$fakes/link" "\$@" ;; esac
@@ -270,13 +270,13 @@ echo 0 >"$work/bundle/sources"
 rented --parts build --again
 found 1 'FAIL build of fp32 without warnings' && [ -s "$work/made" ] \
     && results 'programs of the bundle.*not used: compiled from other sources'
-ok "programs of other sources are built again" $?
+ok "programs that were built from other sources are rebuilt" $?
 digest
 rm "$work/bundle/bin/train_diffv2"
 printf '#!/bin/sh\nexit 127\n' >"$work/bundle/bin/train_diffv2"
 rented --parts build --again
 [ -s "$work/made" ] && results 'programs of the bundle.*not used: .*bin/train_diffv2 does not start on this machine'
-ok "programs that do not start on this machine are built there" $?
+ok "programs that do not start on this machine are rebuilt on it" $?
 rm -r "$work/bundle/bin"
 fake make <<'END'
 echo "x.cu(3): error: this is no CUDA"
@@ -285,10 +285,10 @@ END
 rm -rf "$tree/build"
 rented --parts kernels
 found 1 'FAIL build of bf16: x.cu(3): error: this is no CUDA' 'kernels: unfinished: not built: .*BENCH_CUDA'
-ok "a failed build has its reason, and names the parts that it prevents" $?
+ok "a failed build is reported with its reason and the parts that it prevents" $?
 
 check l --parts speed
 found 2 "the parts are probe, build" && one_line && check l --bundle "$work" && found 2 'not a bundle' && one_line
-ok "unknown parts and directories that are not bundles are usage errors: one line" $?
+ok "unknown parts and directories that are not bundles are one-line usage errors" $?
 
 finish

@@ -67,7 +67,7 @@ static void host_write_files(const TestDirectory *d, const HostFile *files, int 
     }
 }
 
-static void available_memory_is_the_minimum_over_cgroup_levels(void) {
+static void test_cgroup_memory(void) {
     for (size_t i = 0; i < sizeof(host_memory_cases) / sizeof(host_memory_cases[0]); i++) {
         TestDirectory d = test_make_directory();
         HostMemory m = {0, ""};
@@ -85,7 +85,7 @@ static void available_memory_is_the_minimum_over_cgroup_levels(void) {
     EXPECT(host_memory("", &m) && m.available > 1 << 20, "this machine has %" PRIu64 " bytes", m.available);
 }
 
-static void cores_follow_from_the_affinity_mask_and_the_quota(void) {
+static void test_core_count(void) {
     static const struct {
         HostFile files[3];
         int cores;
@@ -111,7 +111,7 @@ static void cores_follow_from_the_affinity_mask_and_the_quota(void) {
     }
 }
 
-static void more_threads_than_cores_cause_a_warning(void) {
+static void test_too_many_threads(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && taskset -c 0 '%s' --train-data train.bin --steps 2 --threads 1000 --out run",
@@ -125,7 +125,7 @@ static void more_threads_than_cores_cause_a_warning(void) {
 }
 
 // tests/ranks.h tests the sum over the ranks of a machine.
-static void a_run_that_exceeds_the_memory_is_refused(void) {
+static void test_insufficient_memory(void) {
     ProgramData d = program_data();
     ProgramResult r;
     const char *large = "--preset 13.1b --layers 4096 --vocab 256 --batch-size 1 --train-data train.bin";
@@ -145,16 +145,15 @@ static void a_run_that_exceeds_the_memory_is_refused(void) {
 }
 
 static const Test host_tests[] = {
-    {"available memory is the minimum over all cgroup levels", available_memory_is_the_minimum_over_cgroup_levels},
-    {"the number of cores is that of the affinity mask, at most the CPU quota",
-     cores_follow_from_the_affinity_mask_and_the_quota},
+    {"available memory is the minimum over all cgroup levels", test_cgroup_memory},
+    {"the number of cores is that of the affinity mask, limited by the CPU quota", test_core_count},
 };
 enum { HOST_TEST_COUNT = sizeof(host_tests) / sizeof(host_tests[0]) };
 
 static const Test host_program_tests[] = {
-    {"more threads than cores cause a warning, more than 4096 an error", more_threads_than_cores_cause_a_warning},
-    {"a run that exceeds this machine's memory is refused before it allocates or writes anything",
-     a_run_that_exceeds_the_memory_is_refused},
+    {"more threads than cores cause a warning, more than 4096 an error", test_too_many_threads},
+    {"a run that exceeds this machine's memory is rejected before it allocates or writes anything",
+     test_insufficient_memory},
 };
 enum { HOST_PROGRAM_TEST_COUNT = sizeof(host_program_tests) / sizeof(host_program_tests[0]) };
 #endif

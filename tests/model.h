@@ -118,7 +118,7 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
 // The derivative of the loss along a random direction d of each tensor is <gradient, d>. The difference quotient
 // (8 D(h) - D(2h)) / 12h with D(h) = loss(w + h d) - loss(w - h d) has a truncation error of order h^4 and a rounding
 // error of order 1e-16/h. For h = 1e-5 both are far below the tolerance.
-static void gradients_equal_finite_differences(void) {
+static void test_finite_differences(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
             const ModelCase *mc = &model_cases[m];
@@ -211,7 +211,7 @@ static inline ModelConfig check_fixture(const char *variant, const char *size) {
     return config;
 }
 
-static void gradients_equal_the_reference(void) {
+static void test_gradients_equal_reference(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         check_fixture(attention_variants[v].name, "a");
         check_fixture(attention_variants[v].name, "b");
@@ -219,7 +219,7 @@ static void gradients_equal_the_reference(void) {
 }
 
 // Fixtures with rms_norm_eps far from 1e-5: the norm before o_proj uses it in diff_scalar, and 1e-5 in diff_v1.
-static void the_norm_before_o_proj_has_the_epsilon_of_its_variant(void) {
+static void test_head_norm_epsilon(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         if (attention_variants[v].norm == NORM_NONE) continue;
         ModelConfig config = check_fixture(attention_variants[v].name, "c");
@@ -238,7 +238,7 @@ static double gradient_distance(const grad_t *a, const grad_t *b, size_t count) 
     return norm > 0 ? sqrt(error / norm) : INFINITY;
 }
 
-static void gradients_add_up_over_micro_steps(void) {
+static void test_gradient_accumulation(void) {
     const ModelCase *mc = &model_cases[1];
     Model model;
     int *tokens = case_start(&model, mc, variant_find("diff_v2"), FOR_TRAINING);
@@ -272,7 +272,7 @@ static void expect_zero_rows(const Model *m, TensorKind kind, int rows, int widt
                (double)m->params[e], (double)m->grads[e]);
 }
 
-static void matrix_products_have_widths_of_whole_16_bytes(void) {
+static void test_padded_widths(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int i = 0; i < MODEL_CASE_COUNT; i++) {
             const ModelCase *mc = &model_cases[i];
@@ -288,7 +288,7 @@ static void matrix_products_have_widths_of_whole_16_bytes(void) {
 }
 
 // Changing a token leaves all earlier positions unchanged, bit for bit.
-static void no_position_attends_to_a_later_one(void) {
+static void test_model_is_causal(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &model_cases[2];
         Model model;
@@ -314,7 +314,7 @@ static void no_position_attends_to_a_later_one(void) {
 }
 
 // With equal queries, both heads of a pair give the same map, because they share keys and values: o = (1 - s) a.
-static void the_heads_of_a_pair_share_keys_and_values(void) {
+static void test_head_pairs(void) {
     const ModelCase *mc = &model_cases[1];
     Model model;
     int *tokens = case_start(&model, mc, variant_find("diff_v2"), FOR_EVALUATION);
@@ -465,7 +465,7 @@ static const struct {
 };
 
 // Compares loss and gradients of two variants whose parameters make them the same function.
-static void variants_with_equivalent_parameters_are_equal(void) {
+static void test_equivalent_variants(void) {
     const ModelCase *mc = &model_cases[1];
     double epsilon = sizeof(real) == 8 ? 0x1p-52 : 0x1p-23;
     for (size_t i = 0; i < sizeof(identities) / sizeof(identities[0]); i++) {
@@ -502,7 +502,7 @@ static void variants_with_equivalent_parameters_are_equal(void) {
 }
 
 // Compares a prompt in one forward, then token by token, with a forward over the whole prefix.
-static void cached_logits_equal_uncached_logits(void) {
+static void test_cached_logits(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase *mc = &model_cases[2];
         ModelConfig config = case_config(mc, &attention_variants[v]);
@@ -540,7 +540,7 @@ static inline int draw_uncached(Model *model, const int *tokens, int begin, int 
 
 // The context begins with the last T tokens of the prompt. When it is full, its last T/2 tokens remain. Compares every
 // token with the one drawn from exactly that context. Half of that context must often give a different token.
-static void generation_continues_from_the_last_half_of_a_full_context(void) {
+static void test_generation_full_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model, fresh;
@@ -570,7 +570,7 @@ static void generation_continues_from_the_last_half_of_a_full_context(void) {
     case_close(&model);
 }
 
-static void generation_continues_beyond_the_context(void) {
+static void test_generation_beyond_context(void) {
     const ModelCase *mc = &model_cases[1];
     ModelConfig config = case_config(mc, variant_find("diff_v2"));
     Model model;
@@ -594,7 +594,7 @@ static void generation_continues_beyond_the_context(void) {
 }
 
 // The factor is clip/norm, neither clip/norm^2 nor always 1.
-static void clipping_scales_to_the_limit(void) {
+static void test_gradient_clipping(void) {
     EXPECT(clip_factor(4, 1) == 0.25 && clip_factor(4, 8) == 1 && clip_factor(4, 0) == 1 && clip_factor(4, 2) == 0.5,
            "factors %g %g %g %g", clip_factor(4, 1), clip_factor(4, 8), clip_factor(4, 0), clip_factor(4, 2));
 }
@@ -637,7 +637,7 @@ static void expect_decay_of_matrices_only(const AttentionVariant *variant) {
     case_close(&model);
 }
 
-static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void) {
+static void test_update_decay_and_clipping(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) expect_decay_of_matrices_only(&attention_variants[v]);
     for (int r = 0; r < TENSOR_ROW_COUNT; r++) // including tensors that no variant here has
         EXPECT(tensor_rows[r].decay == (tensor_rows[r].shape[1] != DIM_NONE), "decay is %d for %s",
@@ -645,7 +645,7 @@ static void an_update_decays_matrices_only_and_applies_the_clipped_gradient(void
 }
 
 // Computes each value by itself: it does not depend on chunks or on other tensors.
-static void an_initial_value_depends_on_seed_name_and_element_only(void) {
+static void test_initial_values(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         ModelConfig config = case_config(&model_cases[1], &attention_variants[v]);
         Model model;
@@ -673,7 +673,7 @@ static void an_initial_value_depends_on_seed_name_and_element_only(void) {
 }
 
 // Counts the products one by one, and attention query by query.
-static void a_step_has_the_flops_of_its_products(void) {
+static void test_step_flops(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int m = 0; m < MODEL_CASE_COUNT; m++) {
             const ModelCase *mc = &model_cases[m];
@@ -693,7 +693,7 @@ static void a_step_has_the_flops_of_its_products(void) {
         }
 }
 
-static void variants_have_equal_initial_values_of_equal_tensors(void) {
+static void test_initial_values_of_variants(void) {
     Model models[2];
     for (int v = 0; v < 2; v++) {
         ModelConfig config = case_config(&model_cases[1], variant_find(v ? "diff_v2" : "baseline"));
@@ -722,32 +722,28 @@ static void variants_have_equal_initial_values_of_equal_tensors(void) {
 }
 
 static const Test model_tests[] = {
-    {"gradients equal those of the float64 reference", gradients_equal_the_reference},
-    {"the norm before o_proj has the epsilon of its variant", the_norm_before_o_proj_has_the_epsilon_of_its_variant},
-    {"gradients add up over micro-steps", gradients_add_up_over_micro_steps},
-    {"zero rows pad matrices so that products have widths of whole 16 bytes",
-     matrix_products_have_widths_of_whole_16_bytes},
-    {"no position attends to a later one", no_position_attends_to_a_later_one},
-    {"the heads of a pair share keys and values", the_heads_of_a_pair_share_keys_and_values},
-    {"variants with equivalent sinks, gates or lambdas have equal losses and gradients",
-     variants_with_equivalent_parameters_are_equal},
-    {"logits with a cache equal logits without it", cached_logits_equal_uncached_logits},
-    {"generation continues from the last half of a full context, and reads all of a prompt that fills it",
-     generation_continues_from_the_last_half_of_a_full_context},
-    {"generation continues beyond the context, and depends on its key", generation_continues_beyond_the_context},
-    {"clipping scales the gradient norm to the limit", clipping_scales_to_the_limit},
+    {"gradients equal those of the float64 reference", test_gradients_equal_reference},
+    {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
+    {"gradients add up over micro-steps", test_gradient_accumulation},
+    {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},
+    {"no position attends to a later one", test_model_is_causal},
+    {"the heads of a pair share keys and values", test_head_pairs},
+    {"variants with equivalent sinks, gates or lambdas have equal losses and gradients", test_equivalent_variants},
+    {"logits with a cache equal logits without it", test_cached_logits},
+    {"generation keeps the last half of a full context, and reads all of a prompt that fills it",
+     test_generation_full_context},
+    {"generation continues beyond the context, and depends on its key", test_generation_beyond_context},
+    {"clipping scales the gradient norm to the limit", test_gradient_clipping},
     {"an update decays matrices only and applies the clipped gradient; a NaN makes the norm NaN",
-     an_update_decays_matrices_only_and_applies_the_clipped_gradient},
-    {"a step has the FLOPs of its matrix products and attention", a_step_has_the_flops_of_its_products},
-    {"an initial value depends only on the seed, the tensor's name and the element",
-     an_initial_value_depends_on_seed_name_and_element_only},
-    {"variants have equal initial values of tensors with equal names and shapes",
-     variants_have_equal_initial_values_of_equal_tensors},
+     test_update_decay_and_clipping},
+    {"a step has the FLOPs of its matrix products and attention", test_step_flops},
+    {"an initial value depends only on the seed, the tensor's name and the element", test_initial_values},
+    {"variants have equal initial values of tensors with equal names and shapes", test_initial_values_of_variants},
 };
 enum { MODEL_TEST_COUNT = sizeof(model_tests) / sizeof(model_tests[0]) };
 
 static const Test model_fp64_tests[] = {
-    {"gradients of every tensor equal finite differences", gradients_equal_finite_differences},
+    {"gradients of every tensor equal finite differences", test_finite_differences},
 };
 enum { MODEL_FP64_TEST_COUNT = sizeof(model_fp64_tests) / sizeof(model_fp64_tests[0]) };
 #endif

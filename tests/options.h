@@ -365,8 +365,8 @@ static void test_wrong_options(void) {
 
 static void test_all_at_once(void) {
     static const char *const want[] = {
-        "unknown option --bogus", "--lr '1e'",  "'file'", "--seed is specified more than once", "--beta1 '1'",
-        "--init and --resume",    "--out needs"};
+        "unknown option --bogus", "--lr '1e'",     "'file'", "--seed is specified more than once", "--beta1 '1'",
+        "--init and --resume",    "--out requires"};
     enum { WANT_COUNT = sizeof(want) / sizeof(want[0]) };
     run_command(&program, "%s --bogus 1 --lr 1e file --seed 1 --seed 2 --beta1=1 --init x --resume --out",
                 test_program());
@@ -767,23 +767,23 @@ static void test_options_document(void) {
 
 // clang-format off
 static const Test options_tests[] = {
-    {"a warmup rises linearly and has exactly the learning rate at its last step", test_warmup},
-    {"a schedule that decays has exactly its floor at the last step and not before", test_floor},
+    {"a warmup rises linearly and reaches exactly the learning rate at its last step", test_warmup},
+    {"a decaying schedule reaches exactly its floor at the last step, not before", test_floor},
     {"a learning rate never rises after the warmup", test_monotone},
     {"schedules have the sums and the values of their closed forms", test_closed_forms},
     {"presets have the parameter counts that they state", test_presets},
     {"presets of 1.5 and 2 times the heads have DIFF V2's attention parameters and its kernel",
      test_comparison_presets},
     {"--match-params gives every variant of every preset the baseline's parameters to within 0.1%", test_match_params},
-    {"every wrong option ends the program with status 2 and one line that says what is accepted", test_wrong_options},
-    {"everything wrong on a command line is reported at once", test_all_at_once},
+    {"every invalid option ends the program with status 2 and a line that states what is accepted", test_wrong_options},
+    {"all errors of a command line are reported together", test_all_at_once},
     {"values at the edges of their ranges are accepted", test_accepted_edges},
-    {"options that are not given follow from the preset, the steps, the batch and the ranks", test_derived_defaults},
+    {"the defaults of options follow from the preset, the steps, the batch and the ranks", test_derived_defaults},
     {"options survive JSON exactly, in table order", test_json_round_trip},
-    {"a resumed run adopts the checkpoint's options, reports changes and refuses damaged ones", test_adopt},
-    {"a resumed run keeps its total batch and warmup whatever the batch size and rank count", test_adopt_then_finish},
-    {"what only the rank count or a checkpoint decides is refused later, all at once", test_finish_refuses},
-    {"architecture flags that contradict a loaded model are refused, the sequence length is free", test_contradictions},
+    {"a resumed run adopts the checkpoint's options, reports changes and rejects damaged ones", test_adopt},
+    {"a resumed run keeps its total batch and warmup for any batch size and rank count", test_adopt_then_finish},
+    {"errors that depend on the rank count or a checkpoint are reported together", test_finish_refuses},
+    {"architecture options that contradict a loaded model are rejected, a sequence length is not", test_contradictions},
     {"the help lists every option, in 100 columns, and is what the program prints", test_help},
     {"docs/options.md contains the text of the help", test_options_document},
 };

@@ -37,7 +37,7 @@ static void predicted_run_free(PredictedRun *run) {
 
 // The times were derived by hand for 1.4b, 8 key/value heads, B 16 x T 2048 on one H200 from instructions, bytes and
 // published rates; those of the head for 334 rows of logits at a time and for enough rows to fill the GPU.
-static void a_step_of_1_4b_has_the_times_derived_by_hand(void) {
+static void test_prediction_step_times(void) {
     static const struct {
         PredictionClass kind;
         double least, most;
@@ -74,7 +74,7 @@ static double predicted_sum(const Prediction *p, const char *name, bool flops) {
     return sum;
 }
 
-static void operations_have_the_trainers_flops_and_bf16_bytes(void) {
+static void test_prediction_flops_and_bytes(void) {
     for (int i = 0; i < PRESET_COUNT; i++)
         for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
             const char *variant = attention_variants[v].name;
@@ -94,7 +94,7 @@ static void operations_have_the_trainers_flops_and_bf16_bytes(void) {
         }
 }
 
-static void classes_and_operations_add_up_to_the_step(void) {
+static void test_prediction_sums(void) {
     static const int ranks[] = {1, 8, 4096};
     for (int i = 0; i < 3; i++)
         for (int d = 0; d < DEVICE_PEAK_COUNT; d++) {
@@ -116,7 +116,7 @@ static void classes_and_operations_add_up_to_the_step(void) {
         }
 }
 
-static void worse_assumptions_never_make_a_step_faster(void) {
+static void test_prediction_is_monotone(void) {
     static const char *const devices[] = {"H200", "A100", "B200", "RTX 5090"};
     for (size_t d = 0; d < sizeof(devices) / sizeof(devices[0]); d++) {
         double before = 0;
@@ -149,7 +149,7 @@ static void worse_assumptions_never_make_a_step_faster(void) {
 
 // By hand from NCCL's table for 32 MiB: 8 GPUs use Simple, 8.4 + 7 x 3.4 us and 7/8 of the bytes at 360 GB/s; 4096 use
 // LL, 6.6 + 3584 x 0.6 + 511 x 2.7 us and the bytes at 36 GB/s.
-static void rings_take_the_time_of_their_hops_and_bytes(void) {
+static void test_prediction_ring_times(void) {
     static const struct {
         int ranks;
         double ms;
@@ -164,7 +164,7 @@ static void rings_take_the_time_of_their_hops_and_bytes(void) {
     }
 }
 
-static void launches_limit_a_small_model_and_products_a_large_one(void) {
+static void test_prediction_launch_bound(void) {
     static const struct {
         const char *preset;
         Bound bound;
@@ -179,7 +179,7 @@ static void launches_limit_a_small_model_and_products_a_large_one(void) {
     }
 }
 
-static void device_names_may_be_abbreviated(void) {
+static void test_device_abbreviations(void) {
     static const char *const names[][2] = {{"H200", "H200"},
                                            {"a100", "A100-SXM4-80GB"},
                                            {"H100", "H100 * HBM3"},
@@ -199,7 +199,7 @@ static void device_names_may_be_abbreviated(void) {
     }
 }
 
-static void an_unknown_device_is_reported_with_the_known_ones(void) {
+static void test_unknown_device(void) {
     ProgramResult r;
     run_command(&r, "'%s' --dry-run --device H201", test_program_path());
     EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "--device 'H201' is unknown") &&
@@ -213,7 +213,7 @@ static void an_unknown_device_is_reported_with_the_known_ones(void) {
            r.err);
 }
 
-static void the_cpu_program_predicts_4096_gpus(void) {
+static void test_prediction_of_4096_gpus(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     char path[PATH_SIZE];
@@ -245,18 +245,15 @@ static void the_cpu_program_predicts_4096_gpus(void) {
 }
 
 static const Test prediction_tests[] = {
-    {"a step of 1.4b on an H200 has the times derived by hand", a_step_of_1_4b_has_the_times_derived_by_hand},
-    {"operations have the FLOPs that the trainer counts, and bytes of bf16",
-     operations_have_the_trainers_flops_and_bf16_bytes},
-    {"classes and operations add up to the step on every device", classes_and_operations_add_up_to_the_step},
-    {"worse assumptions never make a step faster, up to 4096 ranks", worse_assumptions_never_make_a_step_faster},
-    {"rings take the time of their hops and bytes", rings_take_the_time_of_their_hops_and_bytes},
-    {"kernel launches limit a small model, matrix products a large one",
-     launches_limit_a_small_model_and_products_a_large_one},
-    {"device names may be abbreviated", device_names_may_be_abbreviated},
-    {"an unknown device is reported on one line with the known ones",
-     an_unknown_device_is_reported_with_the_known_ones},
-    {"the CPU program predicts 4096 GPUs", the_cpu_program_predicts_4096_gpus},
+    {"a step of 1.4b on an H200 has the times derived by hand", test_prediction_step_times},
+    {"operations have the FLOPs that the trainer counts, and bytes of bf16", test_prediction_flops_and_bytes},
+    {"classes and operations add up to the step on every device", test_prediction_sums},
+    {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
+    {"rings take the time of their hops and bytes", test_prediction_ring_times},
+    {"kernel launches limit a small model, matrix products a large one", test_prediction_launch_bound},
+    {"device names may be abbreviated", test_device_abbreviations},
+    {"an unknown device is reported on one line with the known ones", test_unknown_device},
+    {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},
 };
 enum { PREDICTION_TEST_COUNT = sizeof(prediction_tests) / sizeof(prediction_tests[0]) };
 #endif

@@ -113,7 +113,7 @@ static void log_value_of_step(const ProgramData *d, const char *run, int step, c
     if (f) fclose(f);
 }
 
-static void the_same_seed_gives_the_same_bits(void) {
+static void test_seed(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "one", "--steps 6 --seed 5");
@@ -131,7 +131,25 @@ static void the_same_seed_gives_the_same_bits(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_resumed_run_is_the_uninterrupted_one(void) {
+static void test_dump_grads_of_checkpoint(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "run", "--steps 2");
+    EXPECT_STATUS(r, 0);
+    const char *dir = d.dir.path;
+    run_command(&r, "%s --out '%s/run' --resume --dump-grads '%s/resumed.safetensors'", test_program(), dir, dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r,
+                "%s --train-data '%s/train.bin' %s --init '%s/run/checkpoints/step_00000002' "
+                "--dump-grads '%s/init.safetensors'",
+                test_program(), dir, small_model, dir, dir);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "cd '%s' && cmp resumed.safetensors init.safetensors", dir);
+    EXPECT(r.status == 0, "other gradients: %.200s", r.out);
+    test_remove_directory(&d.dir);
+}
+
+static void test_resume_equals_uninterrupted(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "whole", "--steps 7 --total-batch 128");
@@ -160,7 +178,7 @@ static void a_resumed_run_is_the_uninterrupted_one(void) {
 }
 
 // The matched width is worked out once: a resume, which sees the width that was asked for again, gets the same model.
-static void matched_parameters_survive_a_resume(void) {
+static void test_match_params_resume(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char path[600];
@@ -195,7 +213,7 @@ static void matched_parameters_survive_a_resume(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) {
+static void test_wrong_run_directory(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2");
@@ -221,7 +239,7 @@ static void a_run_is_never_started_or_resumed_silently_in_the_wrong_place(void) 
 }
 
 // Else it could read a checkpoint, wait for the process that goes on from there, and take back what that has done.
-static void a_resume_locks_the_run_before_it_reads_it(void) {
+static void test_resume_locks_first(void) {
     ProgramData d = program_data();
     ProgramResult r;
     Log *log = (Log *)checked_calloc(1, sizeof(Log));
@@ -241,7 +259,7 @@ static void a_resume_locks_the_run_before_it_reads_it(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_run_without_a_checkpoint_starts_again_and_says_so(void) {
+static void test_resume_without_checkpoint(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "first", "--steps 2 --seed 3");
@@ -331,7 +349,7 @@ static void resume_with(const ProgramData *d, const char *run, const char *optio
     EXPECT_STATUS(r, 0);
 }
 
-static void run_json_and_the_log_say_what_was_in_force_at_each_step(void) {
+static void test_recorded_options(void) {
     static const double steps[] = {0, 4, 4, 8, 4};
     ProgramData d = program_data();
     ProgramResult r;
@@ -372,7 +390,7 @@ static void run_json_and_the_log_say_what_was_in_force_at_each_step(void) {
 }
 
 // 4 steps of 4 windows, then 3 of 320, of the 1249 of val.bin.
-static void the_epochs_of_a_resumed_run_are_those_of_all_its_steps(void) {
+static void test_epochs_after_resume(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "%s --train-data '%s/val.bin' %s --steps 4 --out '%s/run'", test_program(), d.dir.path, small_model,
@@ -383,7 +401,7 @@ static void the_epochs_of_a_resumed_run_are_those_of_all_its_steps(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_run_of_an_older_version_gets_the_entry_of_its_first_start(void) {
+static void test_run_of_older_version(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char path[600];
@@ -421,7 +439,7 @@ static void a_run_of_an_older_version_gets_the_entry_of_its_first_start(void) {
     cJSON_Delete(new_one);
 }
 
-static void the_log_has_a_record_of_every_step_and_validation(void) {
+static void test_log_is_complete(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char options[700];
@@ -485,7 +503,7 @@ static uint64_t fingerprint_in(const ProgramData *d, const char *name, bool of_r
 }
 
 // Validation losses compare only over the same windows of the same data: the report reads these fields.
-static void a_validation_says_what_it_has_read(void) {
+static void test_validation_data(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char options[700], said[64];
@@ -515,7 +533,7 @@ static void a_validation_says_what_it_has_read(void) {
 }
 
 // The same windows make the update, so only rounding may differ.
-static void losses_do_not_depend_on_the_micro_batch(void) {
+static void test_micro_batch_sizes(void) {
     ProgramData d = program_data();
     ProgramResult r;
     double loss[3] = {0, 0, 0};
@@ -607,7 +625,7 @@ static void reference_step(ReferenceRun *r, int step, double lr, double floor_ra
 }
 
 // The whole of a step, in the program: its windows, their sum over micro-steps, clipping, schedule and update.
-static void a_run_is_what_the_definitions_give(void) {
+static void test_run_equals_definitions(void) {
     ProgramData d = program_data();
     ProgramResult r;
     ReferenceRun reference;
@@ -657,7 +675,7 @@ static void a_run_is_what_the_definitions_give(void) {
 }
 
 // What the log says of a step's speed is that of all its micro-steps.
-static void the_speed_of_a_step_counts_all_its_micro_steps(void) {
+static void test_speed_of_micro_steps(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char path[600], text[65536];
@@ -684,7 +702,7 @@ static void the_speed_of_a_step_counts_all_its_micro_steps(void) {
 }
 
 // Rounded products change a run a little, from the first step on, and a resume goes on with them.
-static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
+static void test_gemm_bf16(void) {
     ProgramData d = program_data();
     ProgramResult r;
     if (sizeof(real) != sizeof(float)) {
@@ -714,7 +732,7 @@ static void gemm_bf16_trains_and_is_kept_by_a_resume(void) {
 }
 
 // 200 steps of tiny on a source of known entropy: learned, and not better than is possible (that would be a leak).
-static void tiny_learns_a_grammar_down_to_near_its_entropy(void) {
+static void test_tiny_learns_grammar(void) {
     ProgramData d = program_data();
     static const struct {
         const char *attention;
@@ -737,7 +755,7 @@ static void tiny_learns_a_grammar_down_to_near_its_entropy(void) {
     test_remove_directory(&d.dir);
 }
 
-static void the_program_dumps_the_gradients_of_the_reference(void) {
+static void test_dump_grads(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     Fixture f = fixture_open("diff_v2", "a");
@@ -774,7 +792,7 @@ static void the_program_dumps_the_gradients_of_the_reference(void) {
     test_remove_directory(&d);
 }
 
-static void generation_prints_text_and_depends_on_the_seed_alone(void) {
+static void test_generation_seed(void) {
     ProgramData d = program_data();
     ProgramResult a, b;
     run_trainer(&a, &d, "run", "--steps 2 --sample-every 1 --prompt 'The '");
@@ -819,7 +837,7 @@ static void expected_numbers(char line[4096], const char *checkpoint, const int 
     case_close(&model);
 }
 
-static void what_generation_begins_with_is_what_was_asked_for(void) {
+static void test_generation_prompt(void) {
     const char *corpus = "{\"format\": 1, \"vocab_size\": 37, \"separator\": {\"token\": 35, \"place\": \"after\"}}";
     static const struct {
         const char *options;
@@ -876,7 +894,7 @@ static void what_generation_begins_with_is_what_was_asked_for(void) {
 
 // A text follows byte 0, as in the corpora of bytes, or --separator; its tokens given as numbers follow nothing. Line
 // ends are left out, as a separator that is printed ends a paragraph.
-static void a_text_prompt_follows_the_separator_and_exact_tokens_do_not(void) {
+static void test_prompt_separator(void) {
     ProgramData d = program_data();
     ProgramResult text, with, exact;
     run_trainer(&text, &d, "run", "--steps 30 --lr 0.03");
@@ -900,7 +918,7 @@ static void a_text_prompt_follows_the_separator_and_exact_tokens_do_not(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_dry_run_of_the_largest_preset_allocates_nothing(void) {
+static void test_dry_run_allocates_nothing(void) {
     ProgramResult r;
 #ifdef __SANITIZE_ADDRESS__
     const char *limit = "true"; // the sanitizer's shadow alone is larger than any limit that would mean something
@@ -911,7 +929,7 @@ static void a_dry_run_of_the_largest_preset_allocates_nothing(void) {
     EXPECT(r.status == 0 && strstr(r.out, "13123015680"), "status %d: %.500s%.200s", r.status, r.out, r.err);
 }
 
-static void tokens_beyond_the_vocabulary_are_refused(void) {
+static void test_refused_input(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2 --vocab 100");
@@ -926,7 +944,7 @@ static void tokens_beyond_the_vocabulary_are_refused(void) {
 }
 
 // Otherwise a few bytes of config.json would take all memory of a machine before the weights are looked at.
-static void weights_are_compared_with_config_json_before_memory_is_allocated(void) {
+static void test_weights_checked_first(void) {
     Fixture f = fixture_open("diff_v2", "a");
     ProgramResult r;
     const char *d = f.dir.path;
@@ -938,7 +956,7 @@ static void weights_are_compared_with_config_json_before_memory_is_allocated(voi
     fixture_close(&f);
 }
 
-static void variables_that_change_products_are_refused_or_recorded(void) {
+static void test_library_variables(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char path[600];
@@ -973,7 +991,7 @@ static void variables_that_change_products_are_refused_or_recorded(void) {
 
 #ifndef __clang__
 // OMP_DISPLAY_ENV makes GCC's OpenMP print what it has read, before main: once for each start of the program.
-static void threads_do_not_spin_for_long_unless_the_user_says_so(void) {
+static void test_spin_count(void) {
     static const struct {
         const char *environment, *last;
         int starts;
@@ -1000,7 +1018,7 @@ static void threads_do_not_spin_for_long_unless_the_user_says_so(void) {
     }
 }
 
-static void the_program_that_is_started_again_has_its_arguments(void) {
+static void test_reexecution_arguments(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r,
@@ -1016,7 +1034,7 @@ static void the_program_that_is_started_again_has_its_arguments(void) {
     test_remove_directory(&d.dir);
 }
 
-static void the_program_that_is_started_again_keeps_its_name(void) {
+static void test_reexecution_name(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r,
@@ -1029,7 +1047,7 @@ static void the_program_that_is_started_again_keeps_its_name(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_program_that_cannot_be_started_again_goes_on(void) {
+static void test_reexecution_failure(void) {
     ProgramResult r;
 #ifndef __SANITIZE_ADDRESS__ // which does not start without /proc
     run_command(&r, "unshare -rm true");
@@ -1054,48 +1072,38 @@ static void a_program_that_cannot_be_started_again_goes_on(void) {
 #endif
 
 static const Test program_tests[] = {
-    {"the same seed gives the same bits, another does not", the_same_seed_gives_the_same_bits},
-    {"a resumed run is the uninterrupted one, and a finished one stays as it is",
-     a_resumed_run_is_the_uninterrupted_one},
-    {"parameters that were matched stay so through a resume, and are not matched twice",
-     matched_parameters_survive_a_resume},
-    {"a run is never started or resumed silently in the wrong place",
-     a_run_is_never_started_or_resumed_silently_in_the_wrong_place},
-    {"a resume locks the run before it reads it", a_resume_locks_the_run_before_it_reads_it},
-    {"a run without a checkpoint starts again and says so", a_run_without_a_checkpoint_starts_again_and_says_so},
-    {"run.json and the log say which options were in force at each step",
-     run_json_and_the_log_say_what_was_in_force_at_each_step},
-    {"the epochs of a resumed run are those of all its steps", the_epochs_of_a_resumed_run_are_those_of_all_its_steps},
-    {"a run of an older version gets the entry of its first start, and its tokens are computed",
-     a_run_of_an_older_version_gets_the_entry_of_its_first_start},
-    {"the log has a record of every step and validation, and --eval agrees with it",
-     the_log_has_a_record_of_every_step_and_validation},
-    {"a validation says which data and how many windows it has read", a_validation_says_what_it_has_read},
-    {"losses do not depend on the micro-batch", losses_do_not_depend_on_the_micro_batch},
-    {"a run is what the definitions of a step give", a_run_is_what_the_definitions_give},
-    {"the speed of a step counts all its micro-steps", the_speed_of_a_step_counts_all_its_micro_steps},
-    {"200 steps of tiny learn a grammar to near its entropy and not below",
-     tiny_learns_a_grammar_down_to_near_its_entropy},
-    {"--dump-grads writes the gradients of the reference", the_program_dumps_the_gradients_of_the_reference},
-    {"generation prints text and depends on the seed alone", generation_prints_text_and_depends_on_the_seed_alone},
-    {"what generation begins with is what was asked for", what_generation_begins_with_is_what_was_asked_for},
-    {"a text prompt follows the separator, exact tokens do not",
-     a_text_prompt_follows_the_separator_and_exact_tokens_do_not},
-    {"--gemm bf16 trains, close to fp32, and is kept by a resume", gemm_bf16_trains_and_is_kept_by_a_resume},
-    {"variables that change products silently are refused, or recorded in run.json",
-     variables_that_change_products_are_refused_or_recorded},
+    {"equal seeds give equal bits, and different seeds do not", test_seed},
+    {"a resumed run equals an uninterrupted one, and a finished run does not change", test_resume_equals_uninterrupted},
+    {"a resume keeps the parameters of --match-params and does not match them again", test_match_params_resume},
+    {"a start in an existing run, and a resume with a conflicting option or data, are errors",
+     test_wrong_run_directory},
+    {"a resume locks the run before it reads its files", test_resume_locks_first},
+    {"a run without a checkpoint is started again, with a message", test_resume_without_checkpoint},
+    {"run.json and the log record the options in force at each step", test_recorded_options},
+    {"the epochs of a resumed run include all its steps", test_epochs_after_resume},
+    {"a resume of a run of an older version adds the missing start and token count", test_run_of_older_version},
+    {"the log has a record of every step and validation, and --eval agrees with it", test_log_is_complete},
+    {"a validation records its data and its number of windows", test_validation_data},
+    {"losses do not depend on the micro-batch", test_micro_batch_sizes},
+    {"the log of a run agrees with the definitions of a step", test_run_equals_definitions},
+    {"the speed of a step includes all its micro-steps", test_speed_of_micro_steps},
+    {"200 steps of tiny learn a grammar to near its entropy and not below", test_tiny_learns_grammar},
+    {"--dump-grads writes the gradients of the reference", test_dump_grads},
+    {"--dump-grads --resume uses the weights of the newest checkpoint", test_dump_grads_of_checkpoint},
+    {"generation prints text that depends only on the seed", test_generation_seed},
+    {"generation begins with the specified prompt, or the separator", test_generation_prompt},
+    {"a text prompt follows the separator, and a prompt of tokens does not", test_prompt_separator},
+    {"--gemm bf16 trains with losses close to fp32, and a resume keeps it", test_gemm_bf16},
+    {"environment variables that change matrix products are rejected, or recorded in run.json", test_library_variables},
 #ifndef __clang__
-    {"threads do not spin for long, unless the user says so, for which the program starts again at most once",
-     threads_do_not_spin_for_long_unless_the_user_says_so},
-    {"the program that is started again has its arguments", the_program_that_is_started_again_has_its_arguments},
-    {"the program that is started again keeps its name", the_program_that_is_started_again_keeps_its_name},
-    {"a program that cannot be started again goes on", a_program_that_cannot_be_started_again_goes_on},
+    {"threads spin briefly unless the user sets otherwise, and the program re-executes at most once", test_spin_count},
+    {"a re-executed program has its arguments", test_reexecution_arguments},
+    {"a re-executed program keeps its name", test_reexecution_name},
+    {"a program that cannot re-execute continues", test_reexecution_failure},
 #endif
-    {"a dry run of the largest preset allocates nothing", a_dry_run_of_the_largest_preset_allocates_nothing},
-    {"weights are compared with config.json before memory is allocated",
-     weights_are_compared_with_config_json_before_memory_is_allocated},
-    {"tokens beyond the vocabulary, missing data and a full stdout are refused",
-     tokens_beyond_the_vocabulary_are_refused},
+    {"a dry run of the largest preset allocates nothing", test_dry_run_allocates_nothing},
+    {"weights are compared with config.json before memory is allocated", test_weights_checked_first},
+    {"tokens beyond the vocabulary, missing data and a full stdout are errors", test_refused_input},
 };
 enum { PROGRAM_TEST_COUNT = sizeof(program_tests) / sizeof(program_tests[0]) };
 #endif

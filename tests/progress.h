@@ -7,7 +7,7 @@ progress.h: the line of a step on a terminal, in a file and under a launcher; nu
 #include "program.h"
 #include "ranks.h"
 
-static void a_line_of_progress_is_narrower_than_the_terminal(void) {
+static void test_progress_width(void) {
     char line[PROGRESS_LINE_SIZE], whole[PROGRESS_LINE_SIZE];
     for (int columns = 0; columns <= 120; columns++) {
         char fields[PROGRESS_FIELDS][PROGRESS_FIELD_SIZE] = {"step  12345/1000000", "loss 10.1234", "norm   0.867",
@@ -31,7 +31,7 @@ static void a_line_of_progress_is_narrower_than_the_terminal(void) {
 }
 
 // Each rewriting of a line, or line, of what a program wrote on a terminal of 80 columns.
-static void a_terminal_of_80_columns_has_no_fragments(void) {
+static void test_progress_80_columns(void) {
     ProgramData d = program_data();
     ProgramResult r;
     char command[2000];
@@ -51,7 +51,7 @@ static void a_terminal_of_80_columns_has_no_fragments(void) {
 static const char *const progress_plain =
     "| tee out >/dev/null; grep -c '^step .*left' out; grep -c \"$(printf '\\033')\" out";
 
-static void a_file_has_whole_lines(void) {
+static void test_progress_in_file(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && %s --train-data train.bin %s --steps 50 %s", d.dir.path, test_program_path(),
@@ -63,7 +63,7 @@ static void a_file_has_whole_lines(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_number_is_never_printed_as_minus_nan(void) {
+static void test_progress_nan(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && %s --train-data train.bin --val-data train.bin %s --steps 4 --lr 1e30 2>&1", d.dir.path,
@@ -73,7 +73,7 @@ static void a_number_is_never_printed_as_minus_nan(void) {
 }
 
 // /sys takes no directories, even from root; the reason is that of mkdir, not of the look at what is there.
-static void a_directory_that_cannot_be_made_has_its_reason(void) {
+static void test_directory_error(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && %s --train-data train.bin %s --out /sys/diffv2_test/run", d.dir.path,
@@ -84,7 +84,7 @@ static void a_directory_that_cannot_be_made_has_its_reason(void) {
     test_remove_directory(&d.dir);
 }
 
-static void an_early_failure_leaves_nothing(void) {
+static void test_early_failure(void) {
     static const char *const failures[] = {
         "--train-data none.bin",
         "--train-data train.bin --val-data none.bin",
@@ -105,7 +105,7 @@ static void an_early_failure_leaves_nothing(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_launched_program_writes_whole_lines(void) {
+static void test_progress_under_mpirun(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_command(&r, "cd '%s' && %s && TERM=xterm mpirun -q -n 1 %s --train-data train.bin %s --steps 50 %s", d.dir.path,
@@ -115,15 +115,14 @@ static void a_launched_program_writes_whole_lines(void) {
 }
 
 static const Test progress_tests[] = {
-    {"a line of progress is narrower than the terminal", a_line_of_progress_is_narrower_than_the_terminal},
-    {"a terminal of 80 columns has no fragments of lines", a_terminal_of_80_columns_has_no_fragments},
-    {"a file and a terminal without control sequences have whole lines", a_file_has_whole_lines},
-    {"a number is never printed as -nan", a_number_is_never_printed_as_minus_nan},
-    {"a directory that cannot be made has the reason of mkdir, before any list of options",
-     a_directory_that_cannot_be_made_has_its_reason},
-    {"an early failure leaves no directory and prints no list of options", an_early_failure_leaves_nothing},
-    {"a program under mpirun writes whole lines, whatever terminal mpirun gives it",
-     a_launched_program_writes_whole_lines},
+    {"a line of progress is narrower than the terminal", test_progress_width},
+    {"a terminal of 80 columns has no fragments of lines", test_progress_80_columns},
+    {"a file, and a terminal without control sequences, get whole lines", test_progress_in_file},
+    {"a number is never printed as -nan", test_progress_nan},
+    {"a directory that cannot be created is reported with the reason of mkdir, before other output",
+     test_directory_error},
+    {"an early failure leaves no directory and prints no list of options", test_early_failure},
+    {"a program under mpirun writes whole lines, with any terminal", test_progress_under_mpirun},
 };
 #ifdef USE_MPI
 enum { PROGRESS_TEST_COUNT = sizeof(progress_tests) / sizeof(progress_tests[0]) };

@@ -12,7 +12,7 @@ mpirun starts the programs on this machine. Faults come from tests/faulty_diffv2
 
 // ---- sharding
 
-static void every_element_has_one_owner(void) {
+static void test_shard_owners(void) {
     static const int rank_counts[] = {1, 2, 3, 4, 7, 64};
     static const size_t limits[] = {1, 1000, 4096, 8 << 20};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
@@ -52,7 +52,7 @@ static void every_element_has_one_owner(void) {
             }
 }
 
-static void buckets_grow_with_the_number_of_ranks(void) {
+static void test_bucket_sizes(void) {
     for (int ranks = 1; ranks <= 65536; ranks++) {
         size_t n = bucket_elements(ranks), before = bucket_elements(max_int(1, ranks - 1)), bytes = n * sizeof(float);
         EXPECT(n >= before && bytes >= 32 << 20 && bytes <= 256 << 20,
@@ -71,7 +71,7 @@ static void buckets_grow_with_the_number_of_ranks(void) {
     }
 }
 
-static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
+static void test_rollback_condition(void) {
     Rollback r;
     memset(&r, 0, sizeof(r));
     EXPECT(rollback_parse("3:5", &r.count, &r.steps) && r.count == 3 && r.steps == 5, "3:5 is %" PRId64 ":%" PRId64,
@@ -101,7 +101,7 @@ static void rollback_is_due_when_enough_of_the_last_steps_are_bad(void) {
     EXPECT(rollback_restart_from(&r, 8), "another checkpoint does");
 }
 
-static void a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old(void) {
+static void test_checkpoint_minutes(void) {
     static const struct {
         const char *options;
         double minutes; // since the last one
@@ -125,11 +125,10 @@ static void a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old(void) {
 }
 
 static const Test ranks_tests[] = {
-    {"a checkpoint is due --checkpoint-minutes after the last one",
-     a_checkpoint_is_due_when_the_last_one_is_so_many_minutes_old},
-    {"every element has one owner, for any ranks, level and buckets", every_element_has_one_owner},
-    {"buckets grow with the number of ranks, between bounds", buckets_grow_with_the_number_of_ranks},
-    {"a rollback is due when enough of the last steps are bad", rollback_is_due_when_enough_of_the_last_steps_are_bad},
+    {"a checkpoint is due --checkpoint-minutes after the last one", test_checkpoint_minutes},
+    {"every element has one owner, for any number of ranks, level and bucket size", test_shard_owners},
+    {"buckets grow with the number of ranks, between bounds", test_bucket_sizes},
+    {"a rollback is due if enough of the last steps are bad", test_rollback_condition},
 };
 enum { RANKS_TEST_COUNT = sizeof(ranks_tests) / sizeof(ranks_tests[0]) };
 
@@ -222,7 +221,7 @@ static void expect_same_weights(const ProgramData *d, const char *a, const char 
 // fp32 sums in a different order; twelve Adam updates, which divide by the size of a gradient, amplify the difference
 static const double RANKS_TOLERANCE = 2e-4;
 
-static void ranks_and_micro_batches_give_the_same_losses(void) {
+static void test_ranks_and_micro_batches(void) {
     static const struct {
         const char *variant, *more;
     } cases[] = {{"diff_v2", ""},
@@ -252,7 +251,7 @@ static void ranks_and_micro_batches_give_the_same_losses(void) {
     }
 }
 
-static void zero_levels_give_the_same_bits(void) {
+static void test_zero_levels(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     for (int accumulate = 0; accumulate < 2; accumulate++) {
@@ -271,7 +270,7 @@ static void zero_levels_give_the_same_bits(void) {
 }
 
 // Without clipping: clipping divides by the norm, which is a sum over buckets in double precision.
-static void bits_do_not_depend_on_the_buckets(void) {
+static void test_bucket_bits(void) {
     static const char *const buckets[] = {"BUCKET=500", "BUCKET=3000", "BUCKET=1000000"};
     ProgramData d = fault_data();
     ProgramResult r;
@@ -289,7 +288,7 @@ static void bits_do_not_depend_on_the_buckets(void) {
     test_remove_directory(&d.dir);
 }
 
-static void validation_is_the_same_for_any_number_of_ranks(void) {
+static void test_validation_of_ranks(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     double first = 0, loss = 0;
@@ -309,7 +308,7 @@ static void validation_is_the_same_for_any_number_of_ranks(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
+static void test_resume_with_other_ranks(void) {
     static const struct {
         int ranks, zero;
     } plans[][3] = {{{4, 2}, {2, 0}, {1, 0}}, {{1, 0}, {3, 1}, {4, 2}}, {{2, 1}, {2, 2}, {4, 0}}};
@@ -356,7 +355,7 @@ static void a_checkpoint_is_resumed_by_any_number_of_ranks(void) {
 }
 
 // Without --total-batch a resume uses that of the checkpoint, which the first start derived from its single rank.
-static void a_resume_keeps_the_total_batch_whatever_the_ranks(void) {
+static void test_total_batch_of_ranks(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 1, "", "whole", "--steps 9 --schedule constant --batch-size 4");
@@ -400,7 +399,7 @@ static void expect_fault(const ProgramData *d, int ranks, const char *fault, con
     expect_same_weights(d, "whole", out, 12);
 }
 
-static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise(void) {
+static void test_rank_killed_or_stopped(void) {
     static const char *const places[] = {"data", "backward", "gradients", "update", "save", "write"};
     ProgramData d = fault_data();
     ProgramResult r;
@@ -425,7 +424,7 @@ static void a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitw
     test_remove_directory(&d.dir);
 }
 
-static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
+static void test_signal_to_ranks(void) {
     static const char *const kills[] = {"kill -TERM $(echo $pids | cut -d' ' -f2)",
                                         "kill -USR1 $(echo $pids | cut -d' ' -f1)",
                                         "kill -INT $pids",
@@ -464,7 +463,7 @@ static void a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step(void) {
 }
 
 // A few milliseconds, so that ranks that used their own clocks would disagree.
-static void all_ranks_save_when_the_clock_of_rank_0_says_so(void) {
+static void test_ranks_save_together(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 3, "", "whole", "--steps 60 --batch-size 2 --checkpoint-minutes 0");
@@ -481,7 +480,7 @@ static void all_ranks_save_when_the_clock_of_rank_0_says_so(void) {
 }
 
 // At whichever point of a step a signal arrives, the run ends with status 3 and a checkpoint of its last step.
-static void a_signal_at_any_point_of_a_step_loses_nothing(void) {
+static void test_signal_at_any_point(void) {
     for (int i = 0; i < 5; i++) {
         int ranks = i < 3 ? 1 : 2;
         ProgramData d = fault_data();
@@ -500,7 +499,7 @@ static void a_signal_at_any_point_of_a_step_loses_nothing(void) {
     }
 }
 
-static void ranks_that_are_not_alike_are_refused(void) {
+static void test_ranks_differ(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     char common[600];
@@ -546,7 +545,7 @@ static void ranks_that_are_not_alike_are_refused(void) {
     test_remove_directory(&d.dir);
 }
 
-static void help_is_printed_once_by_many_ranks_and_by_a_program_for_one(void) {
+static void test_help_of_ranks(void) {
     static const char *const programs[] = {"faulty_diffv2", "single_diffv2"};
     static const struct {
         const char *option, *text;
@@ -568,7 +567,7 @@ static void help_is_printed_once_by_many_ranks_and_by_a_program_for_one(void) {
         }
 }
 
-static void a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all(void) {
+static void test_nan_on_one_rank(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     for (int zero = 0; zero <= 2; zero++) {
@@ -583,7 +582,7 @@ static void a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all(void)
     test_remove_directory(&d.dir);
 }
 
-static void a_bit_that_flips_on_one_rank_is_found(void) {
+static void test_bit_flip_on_one_rank(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 3, "FAULT=flip:1:5", "run",
@@ -597,7 +596,7 @@ static void a_bit_that_flips_on_one_rank_is_found(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_weight_that_is_not_finite_is_not_saved_by_any_rank(void) {
+static void test_ranks_save_finite_weights(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 3, "FAULT=broken:0:6,broken:1:6,broken:2:6", "run",
@@ -632,7 +631,7 @@ static void print_samples(ProgramResult *r, const ProgramData *d, const char *ou
 
 // Code that reads data of other ranks must wait for them; without a delay they would arrive in time by chance. A sample
 // and a checkpoint wait for everything, so they are at different steps, and before step 2 only the forward waits.
-static void what_arrives_late_changes_nothing(void) {
+static void test_late_messages(void) {
     ProgramData d = fault_data();
     static ProgramResult whole, late;
     static const int zero[] = {0, 1, 2, 2};
@@ -650,7 +649,7 @@ static void what_arrives_late_changes_nothing(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_full_disk_on_one_rank_leaves_no_checkpoint(void) {
+static void test_full_disk_on_one_rank(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     char common[600];
@@ -697,7 +696,7 @@ static const char *const background_options =
     "--steps 9 --total-batch 192 --batch-size 2 --checkpoint-every 3 --keep 0";
 
 // Writing takes several steps, during which the whole state changes.
-static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
+static void test_background_checkpoint(void) {
     static const int ranks[] = {1, 2, 3, 3, 2}, zero[] = {0, 0, 1, 2, 1};
     for (int k = 0; k < 5; k++) {
         ProgramData d = fault_data();
@@ -718,7 +717,7 @@ static void a_checkpoint_is_of_its_step_though_training_goes_on(void) {
     }
 }
 
-static void a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing(void) {
+static void test_background_checkpoint_faults(void) {
     static const struct {
         const char *fault, *there; // the checkpoints afterwards
     } cases[] = {{"SLOW=150 FAULT=kill:0:6:write", "step_00000003\n"},
@@ -745,7 +744,7 @@ static void a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing(
     test_remove_directory(&d.dir);
 }
 
-static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
+static void test_checkpoints_not_removable(void) {
     for (int ranks = 1; ranks <= 2; ranks++) {
         ProgramData d = fault_data();
         ProgramResult r;
@@ -763,7 +762,7 @@ static void a_run_goes_on_when_old_checkpoints_cannot_be_removed(void) {
     }
 }
 
-static void ranks_verify_what_they_start_from(void) {
+static void test_ranks_verify_init(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     ranks_train(&r, &d, 1, "", "run", "--steps 2 --batch-size 2");
@@ -780,7 +779,7 @@ static void ranks_verify_what_they_start_from(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_rollback_goes_back_and_past_the_data_that_went_wrong(void) {
+static void test_rollback_skips_data(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // steps 7 and 8 are bad: from step 8 back to the checkpoint of step 6, then on with window 48
@@ -825,7 +824,7 @@ static void expect_newest(const ProgramData *d, const char *out, int step) {
 
 // Steps 135 and 137 are spikes, whose updates are applied. The checkpoint of step 135 includes the first one, so the
 // run returns to that of step 134, where the first start was stopped.
-static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
+static void test_rollback_reverts_updates(void) {
     static const char *const back =
         "back to the checkpoint of step 134, training continues with the data that follow (window 822)";
     ProgramData d = fault_data();
@@ -863,7 +862,7 @@ static void a_rollback_takes_back_all_bad_updates_and_their_checkpoints(void) {
     test_remove_directory(&d.dir);
 }
 
-static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
+static void test_dry_run_of_ranks(void) {
     ProgramData d = fault_data();
     ProgramResult r;
     // enough parameters that buffers dominate the memory, and enough layers that two of them are a small part
@@ -910,7 +909,7 @@ static void the_dry_run_of_many_ranks_says_what_a_rank_takes(void) {
 }
 
 // A model that takes about 60% of the available memory: one rank fits, two do not.
-static void the_memory_of_all_ranks_of_a_machine_counts(void) {
+static void test_memory_of_ranks(void) {
     ProgramData d = program_data();
     ProgramResult r;
     HostMemory host = {0, ""};
@@ -936,43 +935,35 @@ static void the_memory_of_all_ranks_of_a_machine_counts(void) {
 }
 
 static const Test ranks_program_tests[] = {
-    {"ranks, micro-batches and --zero give the losses of one rank", ranks_and_micro_batches_give_the_same_losses},
-    {"--zero 0, 1 and 2 give the same bits", zero_levels_give_the_same_bits},
-    {"bits do not depend on the size of buckets", bits_do_not_depend_on_the_buckets},
-    {"validation is the same for any number of ranks", validation_is_the_same_for_any_number_of_ranks},
-    {"a resume keeps the total batch for any number of ranks", a_resume_keeps_the_total_batch_whatever_the_ranks},
-    {"a checkpoint can be resumed with any number of ranks", a_checkpoint_is_resumed_by_any_number_of_ranks},
-    {"a killed or stopped rank is reported, and a restart resumes bitwise",
-     a_rank_that_is_killed_or_stopped_is_named_and_a_restart_resumes_bitwise},
-    {"a signal to one rank, to all or to the launcher leaves a checkpoint",
-     a_signal_to_one_rank_or_to_all_stops_all_at_the_same_step},
-    {"all ranks save at the step that the clock of rank 0 determines", all_ranks_save_when_the_clock_of_rank_0_says_so},
-    {"a signal at any point of a step loses no data", a_signal_at_any_point_of_a_step_loses_nothing},
-    {"--help and --version are printed once by many ranks, and by a program for one process",
-     help_is_printed_once_by_many_ranks_and_by_a_program_for_one},
-    {"ranks with different builds, options or data are rejected, with the difference",
-     ranks_that_are_not_alike_are_refused},
-    {"all ranks skip an update if a gradient of one rank is NaN",
-     a_gradient_that_is_not_a_number_on_one_rank_is_left_out_by_all},
-    {"a bit flip on one rank is detected", a_bit_that_flips_on_one_rank_is_found},
-    {"no rank saves weights that are not finite", a_weight_that_is_not_finite_is_not_saved_by_any_rank},
-    {"late messages of other ranks do not change results", what_arrives_late_changes_nothing},
-    {"a full disk on one rank leaves no checkpoint", a_full_disk_on_one_rank_leaves_no_checkpoint},
-    {"a background checkpoint has exactly the state of its step", a_checkpoint_is_of_its_step_though_training_goes_on},
-    {"a kill or signal during a background checkpoint loses no data",
-     a_fault_while_a_checkpoint_is_written_beside_training_loses_nothing},
-    {"a run continues if old checkpoints cannot be removed", a_run_goes_on_when_old_checkpoints_cannot_be_removed},
-    {"ranks verify the weights of --init", ranks_verify_what_they_start_from},
-    {"a rollback returns to a checkpoint and skips the data of the bad steps",
-     a_rollback_goes_back_and_past_the_data_that_went_wrong},
-    {"the memory check includes all ranks of a machine", the_memory_of_all_ranks_of_a_machine_counts},
-    {"a rollback reverts all bad updates and their checkpoints, also across a resume",
-     a_rollback_takes_back_all_bad_updates_and_their_checkpoints},
-    {"a dry run with ranks prints the memory and traffic of a rank", the_dry_run_of_many_ranks_says_what_a_rank_takes},
+    {"ranks, micro-batches and --zero give the losses of one rank", test_ranks_and_micro_batches},
+    {"--zero 0, 1 and 2 give the same bits", test_zero_levels},
+    {"results are bitwise equal for all bucket sizes", test_bucket_bits},
+    {"validation is the same for any number of ranks", test_validation_of_ranks},
+    {"a resume keeps the total batch for any number of ranks", test_total_batch_of_ranks},
+    {"a checkpoint can be resumed with any number of ranks", test_resume_with_other_ranks},
+    {"a killed or stopped rank is reported, and a restart resumes bitwise", test_rank_killed_or_stopped},
+    {"a signal to one rank, to all or to the launcher leaves a checkpoint", test_signal_to_ranks},
+    {"all ranks save at the step that the clock of rank 0 determines", test_ranks_save_together},
+    {"a signal at any point of a step loses no data", test_signal_at_any_point},
+    {"--help and --version are printed once by many ranks, and by a program for one process", test_help_of_ranks},
+    {"ranks with different builds, options or data are rejected, with the difference", test_ranks_differ},
+    {"all ranks skip an update if a gradient of one rank is NaN", test_nan_on_one_rank},
+    {"a bit flip on one rank is detected", test_bit_flip_on_one_rank},
+    {"no rank saves weights that are not finite", test_ranks_save_finite_weights},
+    {"late messages of other ranks do not change results", test_late_messages},
+    {"a full disk on one rank leaves no checkpoint", test_full_disk_on_one_rank},
+    {"a background checkpoint has exactly the state of its step", test_background_checkpoint},
+    {"a kill or signal during a background checkpoint loses no data", test_background_checkpoint_faults},
+    {"a run continues if old checkpoints cannot be removed", test_checkpoints_not_removable},
+    {"ranks verify the weights of --init", test_ranks_verify_init},
+    {"a rollback returns to a checkpoint and skips the data of the bad steps", test_rollback_skips_data},
+    {"the memory check includes all ranks of a machine", test_memory_of_ranks},
+    {"a rollback reverts all bad updates and their checkpoints, also across a resume", test_rollback_reverts_updates},
+    {"a dry run with ranks prints the memory and traffic of a rank", test_dry_run_of_ranks},
 };
 
-static void ranks_are_not_tried(void) { test_skip("this build has no MPI"); }
-static const Test no_ranks_tests[] = {{"many processes train one model", ranks_are_not_tried}};
+static void test_ranks_unavailable(void) { test_skip("this build has no MPI"); }
+static const Test no_ranks_tests[] = {{"many processes train one model", test_ranks_unavailable}};
 #ifdef USE_MPI
 enum {
     RANKS_PROGRAM_TEST_COUNT = sizeof(ranks_program_tests) / sizeof(ranks_program_tests[0]),

@@ -192,7 +192,7 @@ def test_links(report):
                 wrong.append(f"{path.relative_to(ROOT)}: {target} does not exist")
             elif anchor and anchor not in anchors(file.read_text(encoding="utf-8")):
                 wrong.append(f"{path.relative_to(ROOT)}: {target}: no such heading")
-    report("links between documents lead to files and headings that exist", not wrong, "; ".join(wrong))
+    report("links between documents refer to existing files and headings", not wrong, "; ".join(wrong))
 
 
 def test_paths(report):

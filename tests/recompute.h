@@ -25,7 +25,7 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     free(starts);
 }
 
-static void every_level_gives_bitwise_equal_gradients(void) {
+static void test_recompute_gradients(void) {
     static const ModelCase deep = {
         "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
@@ -69,7 +69,7 @@ static void every_level_gives_bitwise_equal_gradients(void) {
 // Bytes of an activation tensor, rounded up to the alignment of the arena.
 static size_t tensor_bytes(size_t N, size_t width) { return round_up(N * width * sizeof(real), 256); }
 
-static void recomputed_activations_take_no_memory(void) {
+static void test_recompute_allocations(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         const ModelCase mc = {"", 29, 24, 5, 4, 2, 8, 20, 2, 21, true};
         ModelConfig config = case_config(&mc, &attention_variants[v]);
@@ -150,7 +150,7 @@ static double recompute_peak(const ProgramData *d, const char *model, int level,
 }
 
 // Compares differences between levels, which the memory of libraries does not affect.
-static void recomputation_reduces_memory_as_planned(void) {
+static void test_recompute_memory(void) {
     const char *model = "--layers 8 --hidden 128 --heads 4 --kv-heads 2 --head-dim 32 --ffn 512 --seq-len 64 "
                         "--batch-size 32 --steps 1 --threads 2";
     ProgramData d = program_data();
@@ -172,7 +172,7 @@ static const char *const recompute_model =
     "--schedule constant --warmup 2 --threads 2";
 
 // A resume may change the level.
-static void runs_are_equal_at_every_level(void) {
+static void test_recompute_runs(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
@@ -215,16 +215,14 @@ static void runs_are_equal_at_every_level(void) {
 }
 
 static const Test recompute_tests[] = {
-    {"gradients and statistics of every variant are bitwise equal at every level",
-     every_level_gives_bitwise_equal_gradients},
-    {"recomputed activations take no memory", recomputed_activations_take_no_memory},
+    {"gradients and statistics of every variant are bitwise equal at every level", test_recompute_gradients},
+    {"recomputed activations take no memory", test_recompute_allocations},
 };
 enum { RECOMPUTE_TEST_COUNT = sizeof(recompute_tests) / sizeof(recompute_tests[0]) };
 
 static const Test recompute_program_tests[] = {
-    {"--recompute reduces the memory of the process by the difference that --dry-run prints",
-     recomputation_reduces_memory_as_planned},
-    {"runs are equal at every level, which a resume may change", runs_are_equal_at_every_level},
+    {"--recompute reduces the memory of the process by the difference that --dry-run prints", test_recompute_memory},
+    {"runs are equal at every level, and a resume may change the level", test_recompute_runs},
 };
 enum { RECOMPUTE_PROGRAM_TEST_COUNT = sizeof(recompute_program_tests) / sizeof(recompute_program_tests[0]) };
 #endif

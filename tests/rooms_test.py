@@ -21,9 +21,9 @@ GOOD = {
     "#define CALL one\nint main(void) { return table[0](CALL()); }\n",
 }
 PLANTED = [
-    ("an include that points upwards", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
+    ("an include of a higher room", {"llmc/base/up.h": '#include "../ops/ops.h"\n'}, "base does not lie above ops"),
     (
-        "an include of a room of the same layer",
+        "an include of another room of the same layer",
         {"llmc/data/a.h": '#include "../text/b.h"\n', "llmc/text/b.h": ""},
         "data does not lie above text",
     ),
@@ -44,22 +44,22 @@ PLANTED = [
         "llmc/ops/late.h does not compile alone",
     ),
     (
-        "an end of the program that is not program_exit",
+        "a call of exit outside program_exit",
         {"llmc/ops/ends.h": "#include <stdlib.h>\nstatic void end(void) { exit(1); } // exit(2)\n"},
         "llmc/ops/ends.h calls exit",
     ),
     (
-        "a handler of the end of the program",
+        "a call of atexit",
         {"train_diffv2.c": "#include <stdlib.h>\nvoid f(void);\nint main(void) { return atexit(f); }\n"},
         "train_diffv2.c calls atexit",
     ),
     (
-        "a function that nothing calls",
+        "a function that is never called",
         {"llmc/ops/ops.h": GOOD["llmc/ops/ops.h"] + "static inline void alone(void) {}\n"},
         "llmc/ops/ops.h: nothing calls alone",
     ),
     (
-        "a function that only a function that nothing calls uses",
+        "a function whose only caller is never called",
         {
             "llmc/ops/ops.h": GOOD["llmc/ops/ops.h"]
             + "__attribute__((unused)) static void *leaf(int (*f)(int)) {\n    return (void *)f;\n}\n"
@@ -86,10 +86,10 @@ def found_in(files):
 
 
 def main():
-    cases = [("a tree without violations has no offenders", found_in(GOOD), None)]
+    cases = [("a valid tree has no violations", found_in(GOOD), None)]
     cases += [(f"{what} is found", found_in({**GOOD, **files}), text) for what, files, text in PLANTED]
     cases.append(
-        ("this checkout has no offenders", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None)
+        ("this checkout has no violations", rooms.offenders(pathlib.Path(__file__).resolve().parent.parent), None)
     )
     failed = 0
     for what, found, expected in cases:

@@ -12,7 +12,7 @@ static void accept_series(SpikeDetector *d, int count, double even, double odd) 
 }
 
 // Mean (n-1)/2 and variance (n^2-1)/12 of 0 .. n-1, moved and stretched.
-static void the_z_of_a_ramp_is_its_closed_form(void) {
+static void test_spike_score_of_ramp(void) {
     static const struct {
         int n;
         double from, slope;
@@ -32,7 +32,7 @@ static void the_z_of_a_ramp_is_its_closed_form(void) {
     }
 }
 
-static void seven_deviations_are_a_spike_and_just_below_are_not(void) {
+static void test_spike_threshold(void) {
     static const int counts[] = {128, 500, 1000};
     for (int k = 0; k < 3; k++) {
         SpikeDetector d;
@@ -46,7 +46,7 @@ static void seven_deviations_are_a_spike_and_just_below_are_not(void) {
     }
 }
 
-static void a_z_needs_128_values(void) {
+static void test_spike_score_needs_128(void) {
     SpikeDetector d;
     memset(&d, 0, sizeof(d));
     accept_series(&d, 127, 2, 4);
@@ -58,7 +58,7 @@ static void a_z_needs_128_values(void) {
            "a value that is not finite was judged");
 }
 
-static void a_window_of_equal_values_gives_finite_scores(void) {
+static void test_spike_score_of_constants(void) {
     static const double values[] = {0, 0.1, 1e300, 5e-324};
     for (int k = 0; k < 4; k++) {
         SpikeDetector d;
@@ -71,7 +71,7 @@ static void a_window_of_equal_values_gives_finite_scores(void) {
 }
 
 // 1000 values stay, the oldest of 1001 goes.
-static void the_window_has_1000_values(void) {
+static void test_spike_window_size(void) {
     SpikeDetector d;
     memset(&d, 0, sizeof(d));
     spike_accept(&d, 1000);
@@ -84,7 +84,7 @@ static void the_window_has_1000_values(void) {
 }
 
 // A long series against the definition, from an array, in extended precision.
-static void a_long_series_agrees_with_the_definition(void) {
+static void test_spike_score_definition(void) {
     enum { COUNT = 3300 };
     static double x[COUNT];
     SpikeDetector d;
@@ -122,7 +122,7 @@ static bool same_windows(const SpikeGuard *a, const SpikeGuard *b) {
            a->grad_norm.oldest == b->grad_norm.oldest;
 }
 
-static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors(void) {
+static void test_spike_not_finite(void) {
     static const double bad[][2] = {{NAN, 1}, {-NAN, 1},     {INFINITY, 1}, {-INFINITY, 1},
                                     {3, NAN}, {3, INFINITY}, {NAN, NAN}};
     for (int count = 0; count <= 1000; count += 500) { // before there is a z, with one, and with a full window
@@ -146,7 +146,7 @@ static void what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors
     }
 }
 
-static void a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter(void) {
+static void test_spike_skip(void) {
     static const struct {
         double loss, grad_norm, skip_loss_z, skip_grad_z;
         bool apply;
@@ -183,7 +183,7 @@ static int judge_level(SpikeGuard *g, bool loss, double level, double noise, dou
     return skipped;
 }
 
-static void a_lasting_shift_ends_the_skipping_and_an_outlier_does_not(void) {
+static void test_spike_lasting_shift(void) {
     static const struct {
         double noise, z, to, more; // more: noise at the new level
     } cases[] = {{0.02, 7, 3.6, 0.02}, {0.02, 3, 3.6, 0.02}, {0, 7, 3.6, 0}, {0.02, 3, 1e30, 0}, {0.02, 3, 3.1, 0.05}};
@@ -212,7 +212,7 @@ static void a_lasting_shift_ends_the_skipping_and_an_outlier_does_not(void) {
            steps);
 }
 
-static void the_state_comes_back_bit_for_bit(void) {
+static void test_spike_state_round_trip(void) {
     static const int counts[] = {0, 1, 128, 1000, 1700};
     for (int k = 0; k < 5; k++) {
         TestRandom r = {5};
@@ -252,7 +252,7 @@ static void the_state_comes_back_bit_for_bit(void) {
 #define GUARD(in_row, loss, grad_norm)                                                       \
     "{\"skipped\": 1, \"not_finite\": 9, \"not_finite_in_row\": " in_row ", \"loss\": " loss \
     ", \"grad_norm\": " grad_norm "}"
-static void a_state_of_another_make_is_refused(void) {
+static void test_spike_state_invalid(void) {
     static const char good[] = DETECTOR("5", "2", "[1, 2.5]");
     static const char *const wrong[] = {
         "null",
@@ -366,7 +366,7 @@ static void fill_detectors(Run *run) {
 }
 
 // Three steps of which the second is left out are two updates on the first and the third batch.
-static void a_step_left_out_leaves_weights_moments_and_their_count_alone(void) {
+static void test_skipped_step(void) {
     static const struct {
         const char *options;
         bool poison, detectors, applied;
@@ -504,7 +504,7 @@ static void expect_z(const TrainRecord *records, int i, double logged, size_t fi
 #undef RECORD_FIELD
 }
 
-static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
+static void test_skip_options(void) {
     enum { STEPS = 260 };
     static TrainRecord records[STEPS];
     ProgramData d = program_data();
@@ -553,7 +553,7 @@ static void a_run_skips_what_its_options_say_and_the_log_tells_it(void) {
 }
 
 // Skipped values do not enter, so with a low limit ever more steps are skipped, until there are too many.
-static void too_many_skipped_steps_are_said_and_end(void) {
+static void test_skip_limit(void) {
     enum { STEPS = 260 };
     static TrainRecord records[STEPS];
     ProgramData d = program_data();
@@ -579,7 +579,7 @@ static void too_many_skipped_steps_are_said_and_end(void) {
     test_remove_directory(&d.dir);
 }
 
-static void detectors_survive_a_resume_bit_for_bit(void) {
+static void test_spike_resume(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const care = "--lr 1e-2 --skip-grad-z 1 --skip-loss-z 2";
@@ -633,7 +633,7 @@ static void expect_finite_weights(const ProgramData *d, const char *checkpoint) 
 // One update at this rate, and the next loss or gradient overflows. Of the weights themselves none does.
 #define DIVERGING_LR "1e30"
 
-static void a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint(void) {
+static void test_diverged_run(void) {
     static TrainRecord records[60];
     ProgramData d = program_data();
     ProgramResult r;
@@ -669,7 +669,7 @@ static void a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoi
 }
 
 // The row goes on over a resume, and a checkpoint within it is not called good.
-static void the_row_of_steps_that_are_not_finite_is_in_the_checkpoint(void) {
+static void test_divergence_count_saved(void) {
     static TrainRecord records[60];
     ProgramData d = program_data();
     ProgramResult r;
@@ -700,7 +700,7 @@ static const char *last_line(const char *text) {
     return last;
 }
 
-static void a_run_that_ends_far_above_its_start_says_so(void) {
+static void test_final_loss_warning(void) {
     static const struct {
         const char *options; // of a resume, where the run has begun
         int status;
@@ -725,7 +725,7 @@ static void a_run_that_ends_far_above_its_start_says_so(void) {
     test_remove_directory(&d.dir);
 }
 
-static void a_run_whose_end_is_not_finite_fails(void) {
+static void test_final_loss_not_finite(void) {
     static TrainRecord records[8];
     ProgramData d = program_data();
     ProgramResult r;
@@ -767,7 +767,7 @@ static void a_run_whose_end_is_not_finite_fails(void) {
     test_remove_directory(&d.dir);
 }
 
-static void weights_that_are_not_finite_are_never_saved(void) {
+static void test_finite_weights_saved(void) {
     ProgramData d = program_data();
     ProgramResult r;
     run_trainer(&r, &d, "run", "--steps 2");
@@ -783,33 +783,27 @@ static void weights_that_are_not_finite_are_never_saved(void) {
 }
 
 static const Test spikes_tests[] = {
-    {"the z of a ramp is its closed form", the_z_of_a_ramp_is_its_closed_form},
-    {"seven deviations are a spike and just below are not", seven_deviations_are_a_spike_and_just_below_are_not},
-    {"a z needs 128 values", a_z_needs_128_values},
-    {"a window of equal values gives finite scores", a_window_of_equal_values_gives_finite_scores},
-    {"the window has 1000 values, and then the oldest goes", the_window_has_1000_values},
-    {"a long series agrees with the definition", a_long_series_agrees_with_the_definition},
-    {"what is not finite is never applied and does not blind the detectors",
-     what_is_not_finite_is_never_applied_and_does_not_blind_the_detectors},
-    {"a step is skipped from the threshold on, and its values never enter",
-     a_step_is_skipped_from_the_threshold_on_and_its_values_never_enter},
-    {"a lasting shift ends the skipping, and an outlier does not",
-     a_lasting_shift_ends_the_skipping_and_an_outlier_does_not},
-    {"the state comes back bit for bit", the_state_comes_back_bit_for_bit},
-    {"a state that this program cannot have written is refused", a_state_of_another_make_is_refused},
-    {"a step left out leaves weights, moments and their count alone",
-     a_step_left_out_leaves_weights_moments_and_their_count_alone},
-    {"a run skips what its options say, and the log tells it", a_run_skips_what_its_options_say_and_the_log_tells_it},
-    {"too many skipped steps are said, and end", too_many_skipped_steps_are_said_and_end},
-    {"detectors survive a resume bit for bit", detectors_survive_a_resume_bit_for_bit},
-    {"a diverged run stops after 10 steps and names the last good checkpoint",
-     a_diverged_run_stops_after_10_steps_and_names_the_last_good_checkpoint},
-    {"the row of steps that are not finite is in the checkpoint",
-     the_row_of_steps_that_are_not_finite_is_in_the_checkpoint},
-    {"a run that ends far above its start says so in its last line", a_run_that_ends_far_above_its_start_says_so},
-    {"a run whose last step is not finite fails, and so do other modes whose loss is not",
-     a_run_whose_end_is_not_finite_fails},
-    {"weights that are not finite are never saved", weights_that_are_not_finite_are_never_saved},
+    {"the z-score of a ramp equals its closed form", test_spike_score_of_ramp},
+    {"a value seven deviations above the mean is a spike, and one just below is not", test_spike_threshold},
+    {"a z-score requires 128 values", test_spike_score_needs_128},
+    {"a window of equal values gives finite scores", test_spike_score_of_constants},
+    {"the window holds 1000 values, and a new value replaces the oldest", test_spike_window_size},
+    {"z-scores of a long series agree with the definition", test_spike_score_definition},
+    {"an update that is not finite is not applied and does not enter the detectors", test_spike_not_finite},
+    {"a step at or above the threshold is skipped, and its values do not enter the detectors", test_spike_skip},
+    {"after a lasting shift the new level is accepted, but not after an outlier", test_spike_lasting_shift},
+    {"the state of the detectors is read back bit for bit", test_spike_state_round_trip},
+    {"an invalid state of the detectors is rejected", test_spike_state_invalid},
+    {"a skipped step changes neither the weights nor the moments nor their step count", test_skipped_step},
+    {"a run skips steps as its options specify, and logs them", test_skip_options},
+    {"after too many skipped steps the new level is accepted, with a message", test_skip_limit},
+    {"a resume restores the detectors bit for bit", test_spike_resume},
+    {"a diverged run stops after 10 steps and names the last valid checkpoint", test_diverged_run},
+    {"a checkpoint contains the number of consecutive steps that are not finite", test_divergence_count_saved},
+    {"a run whose final loss is far above its first reports it in the last line", test_final_loss_warning},
+    {"a run fails if its last step is not finite, and other modes fail if their loss is not finite",
+     test_final_loss_not_finite},
+    {"weights that are not finite are never saved", test_finite_weights_saved},
 };
 enum { SPIKES_TEST_COUNT = sizeof(spikes_tests) / sizeof(spikes_tests[0]) };
 #endif

@@ -243,7 +243,7 @@ static void documents_step(Model *m, const int *tokens, int B, int T) {
 
 // After a forward and a backward, which does not change the activations. Every case runs twice: with one document per
 // sequence and with several.
-static void statistics_equal_a_direct_computation(void) {
+static void test_statistics_definition(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
         for (int c = 0; c < 2 * STATS_CASE_COUNT; c++) {
             const ModelCase *mc = &stats_cases[c / 2];
@@ -285,7 +285,7 @@ static void statistics_equal_a_direct_computation(void) {
         }
 }
 
-static void sampled_rows_are_distinct_and_evenly_distributed(void) {
+static void test_statistics_sampled_rows(void) {
     static const int shapes[][2] = {{1, 2},  {1, 65},    {64, 2}, {65, 2},     {3, 41},
                                     {8, 65}, {64, 1024}, {2, 13}, {1, 1 << 24}};
     for (int i = 0; i < 9; i++) {
@@ -310,7 +310,7 @@ static void sampled_rows_are_distinct_and_evenly_distributed(void) {
     }
 }
 
-static void magnitudes_equal_those_of_sorted_values(void) {
+static void test_statistics_magnitudes(void) {
     enum { COUNT = 1000 };
     floatX x[COUNT];
     TestRandom r = {11};
@@ -338,7 +338,7 @@ static void magnitudes_equal_those_of_sorted_values(void) {
 }
 
 // Comparisons must not drop a NaN at any position.
-static void a_nan_propagates(void) {
+static void test_statistics_nan(void) {
     floatX x[6];
     for (int at = 0; at < 6; at++) {
         for (int i = 0; i < 6; i++) x[i] = i == at ? (floatX)NAN : (floatX)(i + 1);
@@ -359,7 +359,7 @@ static void a_nan_propagates(void) {
     case_end(&m, tokens);
 }
 
-static void one_position_has_no_attention_statistics(void) {
+static void test_statistics_one_position(void) {
     const ModelCase *mc = &model_cases[0];
     Model m;
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
@@ -375,7 +375,7 @@ static void one_position_has_no_attention_statistics(void) {
     case_end(&m, tokens);
 }
 
-static void statistics_do_not_depend_on_the_number_of_threads(void) {
+static void test_statistics_threads(void) {
     const ModelCase *mc = &stats_cases[1];
     Model m;
     int before = omp_get_max_threads();
@@ -448,7 +448,7 @@ static const char *const stats_model =
     "--layers 2 --hidden 24 --heads 4 --kv-heads 2 --head-dim 8 --ffn 40 --seq-len 16 --batch-size 4 "
     "--total-batch 128 --schedule constant --warmup 2 --threads 2";
 
-static void the_program_logs_one_record_per_layer(void) {
+static void test_statistics_records(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const names[] = {"baseline", "diff_v2", "diff_v1"};
@@ -469,7 +469,7 @@ static void the_program_logs_one_record_per_layer(void) {
 }
 
 // Statistics do not change the run, and a validation in the same step does not change the statistics.
-static void statistics_do_not_change_the_run(void) {
+static void test_statistics_change_nothing(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const options[] = {"", "--stats-every 1",
@@ -501,7 +501,7 @@ static void statistics_do_not_change_the_run(void) {
 }
 
 // The learning rate is too small to change a weight, so the second micro-step of a step equals a step of its own.
-static void statistics_describe_the_last_micro_step(void) {
+static void test_statistics_last_micro_step(void) {
     static const char *const options[] = {"--total-batch 128 --steps 2 --stats-every 2",
                                           "--total-batch 64 --steps 4 --stats-every 4",
                                           "--total-batch 64 --steps 3 --stats-every 3"};
@@ -525,16 +525,15 @@ static void statistics_describe_the_last_micro_step(void) {
 }
 
 static const Test stats_tests[] = {
-    {"statistics of a layer equal a direct computation, for every variant", statistics_equal_a_direct_computation},
-    {"the sampled query rows are distinct and evenly distributed", sampled_rows_are_distinct_and_evenly_distributed},
-    {"magnitudes equal those of the sorted values", magnitudes_equal_those_of_sorted_values},
-    {"a NaN propagates to the statistics", a_nan_propagates},
-    {"a sequence of one position has no attention statistics", one_position_has_no_attention_statistics},
-    {"statistics do not depend on the number of threads", statistics_do_not_depend_on_the_number_of_threads},
-    {"--stats-every logs one record per layer with all its keys, also after a resume",
-     the_program_logs_one_record_per_layer},
-    {"statistics do not change the run, bit for bit", statistics_do_not_change_the_run},
-    {"statistics describe the last micro-step", statistics_describe_the_last_micro_step},
+    {"statistics of a layer equal a direct computation, for every variant", test_statistics_definition},
+    {"the sampled query rows are distinct and evenly distributed", test_statistics_sampled_rows},
+    {"magnitudes equal those of the sorted values", test_statistics_magnitudes},
+    {"a NaN propagates to the statistics", test_statistics_nan},
+    {"a sequence of one position has no attention statistics", test_statistics_one_position},
+    {"statistics do not depend on the number of threads", test_statistics_threads},
+    {"--stats-every logs one record per layer with all its keys, also after a resume", test_statistics_records},
+    {"statistics do not change the run, bit for bit", test_statistics_change_nothing},
+    {"statistics describe the last micro-step", test_statistics_last_micro_step},
 };
 enum { STATS_TEST_COUNT = sizeof(stats_tests) / sizeof(stats_tests[0]) };
 #endif

@@ -109,7 +109,7 @@ static int toy_encode(const ToyTable *t, const char *text, int *ids) {
     return count;
 }
 
-static void merges_are_done_in_the_order_of_their_ranks(void) {
+static void test_tokenizer_merges(void) {
     TestDirectory d = test_make_directory();
     char path[600], text[200];
     FORMAT(path, "%s/t.bin", d.path);
@@ -137,7 +137,7 @@ static void merges_are_done_in_the_order_of_their_ranks(void) {
     test_remove_directory(&d);
 }
 
-static void text_is_cut_as_the_expressions_say(void) {
+static void test_tokenizer_patterns(void) {
     TestDirectory d = test_make_directory();
     char path[600];
     FORMAT(path, "%s/t.bin", d.path);
@@ -195,7 +195,7 @@ static void text_is_cut_as_the_expressions_say(void) {
 }
 
 // Truncated tables and tables with a changed byte are rejected, with or without a valid checksum.
-static void damaged_tables_are_refused(void) {
+static void test_tokenizer_damaged_tables(void) {
     TestDirectory d = test_make_directory();
     static ToyTable tables[2], damaged;
     toy_make(&tables[0], 1, PATTERN_GPT2, TOKENIZER_IGNORE_MERGES, "");
@@ -235,7 +235,7 @@ static void damaged_tables_are_refused(void) {
 
 // Added tokens over two letters, many of them equal or prefixes of others, in random order and one listed twice. As in
 // a search through all of them, the longest match is found, and the first in the list of equal ones.
-static void the_longest_added_token_is_found(void) {
+static void test_tokenizer_added_tokens(void) {
     enum { ADDED = 60, TEXT = 400 };
     static ToyTable t;
     TestDirectory d = test_make_directory();
@@ -294,7 +294,7 @@ static void the_longest_added_token_is_found(void) {
 }
 
 // With such classes a pattern could match no piece or two pieces at the same position.
-static void classes_that_a_pattern_cannot_have_are_refused(void) {
+static void test_tokenizer_invalid_classes(void) {
     static const struct {
         Pattern pattern;
         uint32_t value;
@@ -324,7 +324,7 @@ static const struct {
     {"--vocab 300 --generate 5 --prompt a", "no tokenizer"},
 };
 
-static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
+static void test_tokenizer_of_run(void) {
     TestDirectory d = test_make_directory();
     ProgramResult r;
     static ToyTable table;
@@ -382,12 +382,12 @@ static void a_run_speaks_with_the_tokenizer_of_its_corpus(void) {
 }
 
 static const Test tokenizer_tests[] = {
-    {"merges are applied in the order of their ranks", merges_are_done_in_the_order_of_their_ranks},
-    {"text is split as by the regular expressions", text_is_cut_as_the_expressions_say},
-    {"damaged tables are rejected", damaged_tables_are_refused},
-    {"the longest added token is matched, and the first of equal ones", the_longest_added_token_is_found},
-    {"classes that are invalid for a pattern are rejected", classes_that_a_pattern_cannot_have_are_refused},
-    {"a run and its checkpoints use the tokenizer of the corpus", a_run_speaks_with_the_tokenizer_of_its_corpus},
+    {"merges are applied in the order of their ranks", test_tokenizer_merges},
+    {"text is split as by the regular expressions", test_tokenizer_patterns},
+    {"damaged tables are rejected", test_tokenizer_damaged_tables},
+    {"the longest added token is matched, and the first of equal ones", test_tokenizer_added_tokens},
+    {"classes that are invalid for a pattern are rejected", test_tokenizer_invalid_classes},
+    {"a run and its checkpoints use the tokenizer of the corpus", test_tokenizer_of_run},
 };
 enum { TOKENIZER_TEST_COUNT = sizeof(tokenizer_tests) / sizeof(tokenizer_tests[0]) };
 #endif

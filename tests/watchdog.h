@@ -153,7 +153,7 @@ static int intruder_comes(uint16_t port, IntruderKind kind) {
     return fd;
 }
 
-static void intruders_neither_enter_a_start_nor_hold_it_up(void) {
+static void test_start_intruders(void) {
     enum { INTRUDERS = WATCH_PENDING + 40 };
     int fds[INTRUDERS];
     RankGroup c;
@@ -178,7 +178,7 @@ static void intruders_neither_enter_a_start_nor_hold_it_up(void) {
     group_finish(&c);
 }
 
-static void a_start_that_lacks_a_rank_ends_after_its_timeout(void) {
+static void test_start_timeout(void) {
     RankGroup c;
     group_begin(&c, 3, 1);
     double begin = now_seconds();
@@ -194,7 +194,7 @@ static void a_start_that_lacks_a_rank_ends_after_its_timeout(void) {
     group_finish(&c);
 }
 
-static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
+static void test_connection_unauthenticated(void) {
     static const IntruderKind kinds[] = {INTRUDER_SILENT, INTRUDER_HALF};
     int fds[2];
     char bytes[100];
@@ -219,7 +219,7 @@ static void a_connection_that_proves_nothing_is_closed_after_a_while(void) {
 }
 
 // Processes of the run that were started with wrong numbers: rank 0 refuses them and continues.
-static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
+static void test_connection_invalid_rank(void) {
     static const struct {
         int rank, ranks;
         const char *words;
@@ -250,7 +250,7 @@ static void a_process_that_cannot_be_the_rank_it_says_is_refused(void) {
 }
 
 // A process listens on the port of rank 0 and sends nothing, random bytes, or the rank's own bytes.
-static void who_listens_in_rank_0s_place_is_not_believed(void) {
+static void test_connection_false_rank_0(void) {
     for (int kind = 0; kind < 3; kind++) {
         static unsigned char bytes[65536];
         RankGroup c;
@@ -278,7 +278,7 @@ static void who_listens_in_rank_0s_place_is_not_believed(void) {
 }
 
 // The bytes that a rank has sent to one listener do not authenticate to another.
-static void a_recorded_handshake_cannot_be_replayed(void) {
+static void test_handshake_replay(void) {
     const size_t bytes = sizeof(WatchNonce) + watch_bytes(WATCH_HELLO);
     char recorded[1000], more[1000];
     RankGroup c;
@@ -399,7 +399,7 @@ static void expect_forgery_is_noticed(const char *what, int forger, void (*tampe
     group_finish(&c);
 }
 
-static void every_field_of_a_message_is_checked(void) {
+static void test_message_fields(void) {
     for (size_t i = 0; i < sizeof(forgeries_by_rank_1) / sizeof(forgeries_by_rank_1[0]); i++)
         expect_forgery_is_noticed(forgeries_by_rank_1[i].what, 1, forge_by_rank_1, (int)i,
                                   ") has sent an invalid message");
@@ -422,7 +422,7 @@ static void send_raw(WatchPeer *p, int which) {
     if (send(p->fd, &m, n, MSG_NOSIGNAL) != (ssize_t)n) _exit(98);
     poll(NULL, 0, 10000);
 }
-static void changed_and_unfinished_messages_are_noticed(void) {
+static void test_message_damage(void) {
     expect_forgery_is_noticed("a changed byte", 1, send_raw, 0, "rank 1 (");
     expect_forgery_is_noticed("noise", 1, send_raw, 1, ") has sent an invalid message");
     expect_forgery_is_noticed("half a message", 1, send_raw, 2, ") has been unresponsive for 2 s");
@@ -435,7 +435,7 @@ static void fail_with_escapes(WatchPeer *p, int which) {
          "2J, \x9B and \xFF");
     program_exit(EXIT_USAGE);
 }
-static void what_a_rank_says_cannot_steer_the_terminal(void) {
+static void test_message_control_characters(void) {
     char text[16384];
     RankGroup c;
     group_begin(&c, 2, 10);
@@ -455,7 +455,7 @@ static void what_a_rank_says_cannot_steer_the_terminal(void) {
 }
 
 // A peer that was stopped for a long time finds complete messages when it reads again.
-static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
+static void test_heartbeats_skipped(void) {
     enum { SENT = 20000 };
     WatchAddress a;
     static WatchPeer sender, reader;
@@ -480,7 +480,7 @@ static void heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole(void) {
 
 // ---- parts
 
-static void the_keyed_hash_is_siphash(void) {
+static void test_siphash(void) {
     HashKey key, parsed;
     unsigned char bytes[16];
     for (int i = 0; i < 16; i++) bytes[i] = (unsigned char)i;
@@ -515,7 +515,7 @@ static void the_keyed_hash_is_siphash(void) {
         EXPECT(!hash_key_parse(&parsed, wrong[i]), "'%s' is accepted", wrong[i]);
 }
 
-static void the_start_timeout_is_known_before_other_options(void) {
+static void test_start_timeout_option(void) {
     static const struct {
         const char *arguments[4];
         double seconds;
@@ -537,19 +537,18 @@ static void the_start_timeout_is_known_before_other_options(void) {
 }
 
 static const Test watchdog_tests[] = {
-    {"intruders cannot join a start, delay it, or connect after it", intruders_neither_enter_a_start_nor_hold_it_up},
-    {"a start without all ranks fails after --start-timeout", a_start_that_lacks_a_rank_ends_after_its_timeout},
-    {"a connection that does not authenticate is closed", a_connection_that_proves_nothing_is_closed_after_a_while},
-    {"a process with an invalid rank number is refused", a_process_that_cannot_be_the_rank_it_says_is_refused},
-    {"a process that listens on the port of rank 0 cannot act as rank 0", who_listens_in_rank_0s_place_is_not_believed},
-    {"a recorded handshake cannot be replayed", a_recorded_handshake_cannot_be_replayed},
-    {"every field of a message is checked", every_field_of_a_message_is_checked},
-    {"changed and incomplete messages are detected", changed_and_unfinished_messages_are_noticed},
-    {"heartbeats to a peer that does not read are skipped, never truncated",
-     heartbeats_to_a_peer_that_reads_nothing_are_left_out_whole},
-    {"messages of a rank cannot control the terminal", what_a_rank_says_cannot_steer_the_terminal},
-    {"the keyed hash is SipHash-2-4", the_keyed_hash_is_siphash},
-    {"--start-timeout is parsed before other options", the_start_timeout_is_known_before_other_options},
+    {"unauthenticated processes cannot join a start, delay it, or connect after it", test_start_intruders},
+    {"a start without all ranks fails after --start-timeout", test_start_timeout},
+    {"a connection that does not authenticate is closed", test_connection_unauthenticated},
+    {"a process with an invalid rank number is rejected", test_connection_invalid_rank},
+    {"a process that listens at rank 0's address without the secret is rejected", test_connection_false_rank_0},
+    {"a recorded handshake cannot be replayed", test_handshake_replay},
+    {"every field of a message is checked", test_message_fields},
+    {"changed and incomplete messages are detected", test_message_damage},
+    {"heartbeats to a peer that does not read are skipped, never truncated", test_heartbeats_skipped},
+    {"messages of a rank cannot control the terminal", test_message_control_characters},
+    {"the keyed hash is SipHash-2-4", test_siphash},
+    {"--start-timeout is parsed before other options", test_start_timeout_option},
 };
 enum { WATCHDOG_TEST_COUNT = sizeof(watchdog_tests) / sizeof(watchdog_tests[0]) };
 #endif

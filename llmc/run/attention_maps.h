@@ -43,7 +43,7 @@ static inline void attention_map(float *map, float *logits, const HostAttention 
     size_t T = (size_t)s.T, row = (size_t)b * T;
     const floatX *q = m->q + row * (size_t)s.ldq + (size_t)(h * s.q_head + set * s.D);
     const floatX *k = m->k + row * (size_t)s.ldkv + (size_t)(kv * s.k_head + set * s.D);
-    const real *lse = m->lse + (size_t)set * lse_set_stride(s) + ((size_t)b * (size_t)s.NQ + (size_t)h) * T;
+    const real *lse = m->lse + (size_t)set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * T;
     for (size_t t = 0; t < T; t++)
         for (size_t j = 0; j < T; j++) {
             double dot = 0;
@@ -57,14 +57,14 @@ static inline void attention_map(float *map, float *logits, const HostAttention 
 
 // s of output head h in row t of sequence b
 static inline double map_lambda(const HostAttention *m, int b, int t, int h) {
-    floatX l = m->lambda[((size_t)b * (size_t)m->shape.T + (size_t)t) * (size_t)m->ldl + (size_t)h];
+    floatX l = m->lambda[((size_t)b * m->shape.T + t) * (size_t)m->ldl + (size_t)h];
     return m->sigmoid ? 1 / (1 + exp(-(double)l)) : (double)l;
 }
 
 // alpha of a map, whose rows sum to 1, or to less with a sink
 static inline double map_first_mass(const float *map, int T) {
     double sum = 0;
-    for (int t = 0; t < T; t++) sum += (double)map[(size_t)t * (size_t)T];
+    for (int t = 0; t < T; t++) sum += (double)map[(size_t)t * T];
     return sum / T;
 }
 
@@ -75,7 +75,7 @@ static inline double map_effective_first_mass(const float *a1, const float *a2, 
     for (int t = 0; t < T; t++) {
         double sum = 0, first = 0, s = map_lambda(m, b, t, h);
         for (int j = 0; j <= t; j++) {
-            size_t at = (size_t)t * (size_t)T + (size_t)j;
+            size_t at = (size_t)t * T + (size_t)j;
             double e = fabs((double)a1[at] - s * (double)a2[at]);
             if (j == 0) first = e;
             sum += e;

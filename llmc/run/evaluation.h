@@ -32,13 +32,13 @@ static inline void recall_classify(const EvaluationModel *m, RecallScore *score,
     int T = recall_length(cell), C = p->config.C, V = p->config.V, N = sequences * T;
     for (int n = 0; n < N; n += p->logit_rows) {
         int count = min_int(p->logit_rows, N - n);
-        matmul_forward(a->logits, a->norm_final + (size_t)n * (size_t)C, m->head, count, C, p->Vw, p->Vp);
-        buffer_download(rows, a->logits, (size_t)count * (size_t)p->Vp * sizeof(floatX));
+        matmul_forward(a->logits, a->norm_final + (size_t)n * C, m->head, count, C, p->Vw, p->Vp);
+        buffer_download(rows, a->logits, (size_t)count * p->Vp * sizeof(floatX));
         for (int i = 0; i < sequences * cell.pairs; i++) {
             int sequence = i / cell.pairs, query = i % cell.pairs, row = sequence * T + recall_query(cell, query) - n;
             if (row < 0 || row >= count) continue;
-            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * (size_t)p->Vp + (size_t)v];
-            recall_score(score, logits, V, tokens + (size_t)sequence * (size_t)T, cell, query);
+            for (int v = 0; v < V; v++) logits[v] = (float)rows[(size_t)row * p->Vp + v];
+            recall_score(score, logits, V, tokens + (size_t)sequence * T, cell, query);
         }
     }
 }
@@ -47,16 +47,16 @@ static inline RecallScore recall_measure(const EvaluationModel *m, RecallCell ce
                                          int symbol_count, uint64_t seed) {
     const ModelPlan *p = m->plan;
     int T = recall_length(cell), room = p->B;
-    floatX *rows = (floatX *)checked_calloc((size_t)p->logit_rows * (size_t)p->Vp, sizeof(floatX));
-    float *logits = (float *)checked_calloc((size_t)p->config.V, sizeof(float));
-    int *tokens = (int *)checked_calloc((size_t)room * (size_t)T, sizeof(int));
+    floatX *rows = (floatX *)checked_calloc((size_t)p->logit_rows * p->Vp, sizeof(floatX));
+    float *logits = (float *)checked_calloc(p->config.V, sizeof(float));
+    int *tokens = (int *)checked_calloc((size_t)room * T, sizeof(int));
     uint64_t key = random_mix(random_key("recall", seed) + (uint64_t)cell.pairs * 2 + (cell.noise > 0));
     RecallScore score;
     memset(&score, 0, sizeof(score));
     for (int done = 0; done < RECALL_SEQUENCES; done += room) {
         int count = min_int(room, RECALL_SEQUENCES - done);
         for (int s = 0; s < count; s++)
-            recall_generate(tokens + (size_t)s * (size_t)T, cell, symbols, symbol_count,
+            recall_generate(tokens + (size_t)s * T, cell, symbols, symbol_count,
                             random_mix(key + (uint64_t)(done + s)));
         m->forward(m->model, tokens, count, T, NULL, NULL);
         recall_classify(m, &score, tokens, count, cell, rows, logits);
@@ -108,8 +108,8 @@ typedef struct {
 // The first T tokens of the first windows, as (windows, T). counts [V]: how often each token occurs in whole windows.
 static inline int *evaluation_windows(const Evaluation *e, int windows, int T, int64_t *counts) {
     int B = e->model.plan->B, window = e->model.plan->T;
-    size_t N = (size_t)B * (size_t)window;
-    int *first = (int *)checked_calloc((size_t)windows * (size_t)T, sizeof(int));
+    size_t N = (size_t)B * window;
+    int *first = (int *)checked_calloc((size_t)windows * T, sizeof(int));
     int *batch = (int *)checked_calloc(3 * N, sizeof(int)); // inputs, targets, starts of documents
     dataloader_start(e->val, 0);
     for (int done = 0; done < windows; done += B) {
@@ -117,7 +117,7 @@ static inline int *evaluation_windows(const Evaluation *e, int windows, int T, i
         dataloader_next(e->val, batch, batch + N, e->val->documents ? batch + 2 * N : NULL);
         for (int n = 0; n < count * window; n++) counts[batch[n]]++;
         for (int b = 0; b < count; b++)
-            memcpy(first + (size_t)(done + b) * (size_t)T, batch + (size_t)b * (size_t)window, (size_t)T * sizeof(int));
+            memcpy(first + (size_t)(done + b) * T, batch + (size_t)b * window, (size_t)T * sizeof(int));
     }
     free(batch);
     return first;
@@ -127,7 +127,7 @@ static inline int *evaluation_windows(const Evaluation *e, int windows, int T, i
 static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     const ModelPlan *p = e->model.plan;
     int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
-    int64_t *counts = (int64_t *)checked_calloc((size_t)p->config.V, sizeof(int64_t));
+    int64_t *counts = (int64_t *)checked_calloc(p->config.V, sizeof(int64_t));
     int *first = evaluation_windows(e, windows, T, counts);
     evaluate_recall(&e->model, counts, e->seed, json);
     evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);

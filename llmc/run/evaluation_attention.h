@@ -47,8 +47,8 @@ typedef struct {
 // s: key set 0 of the forward that filled the activations.
 static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, KeySet s) {
     const AttentionDims *d = &plan->dims;
-    size_t N = (size_t)s.shape.B * (size_t)s.shape.T, fused = N * (size_t)d->fused_ld,
-           own = a->lambda ? N * (size_t)d->OH : 1, lse = lse_count(plan, s.shape.B, s.shape.T);
+    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = a->lambda ? N * d->OH : 1,
+           lse = lse_count(plan, s.shape.B, s.shape.T);
     LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
@@ -110,7 +110,7 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                                        float *maps[2], float *logits) {
     const HostAttention *m = &host->attention;
     int T = m->shape.T, count = m->stride ? 2 : 1;
-    size_t square = (size_t)T * (size_t)T;
+    size_t square = (size_t)T * T;
     for (int b = 0; b < m->shape.B; b++)
         for (int h = 0; h < maps_output_heads(m); h++) {
             double alpha[3] = {0, 0, 0};
@@ -165,8 +165,7 @@ static inline void attention_visit(void *data, int l) {
     AttentionSums *sums = (AttentionSums *)data;
     const EvaluationModel *m = sums->model;
     const LayerActivations *a = &m->acts->layers[l];
-    size_t square = (size_t)sums->T * (size_t)sums->T,
-           stream = (size_t)(sums->windows * sums->T) * (size_t)m->plan->config.C;
+    size_t square = (size_t)sums->T * sums->T, stream = (size_t)(sums->windows * sums->T) * m->plan->config.C;
     float *maps[2] = {sums->scratch, sums->scratch + square};
     LayerOnHost host = layer_to_host(m->plan, a, key_set(m->plan, 0, sums->windows, sums->T, 0));
     layer_attention_add(&sums->layers[l], &sums->dump, &host, maps, sums->scratch + 2 * square);
@@ -178,12 +177,11 @@ static inline void attention_visit(void *data, int l) {
 
 static inline void attention_sums_alloc(AttentionSums *sums, const EvaluationModel *m, int windows, int T) {
     const ModelConfig *c = &m->plan->config;
-    size_t square = (size_t)T * (size_t)T, C = (size_t)c->C,
-           logits = (size_t)windows * (size_t)m->plan->dims.NQ * (size_t)T * (size_t)(T + 1) / 2;
+    size_t square = (size_t)T * T, C = (size_t)c->C, logits = (size_t)windows * m->plan->dims.NQ * T * (T + 1) / 2;
     memset(sums, 0, sizeof(*sums));
     sums->model = m;
     sums->T = T;
-    sums->layers = (LayerAttention *)checked_calloc((size_t)c->L, sizeof(LayerAttention));
+    sums->layers = (LayerAttention *)checked_calloc(c->L, sizeof(LayerAttention));
     for (int l = 0; l < c->L; l++) {
         sums->layers[l].logits = (float *)checked_calloc(logits, sizeof(float));
         sums->layers[l].hidden = (float *)checked_calloc((size_t)(windows * T) * C, sizeof(float));
@@ -218,7 +216,7 @@ static inline void evaluate_attention(const EvaluationModel *m, const int *first
     for (int done = 0; done < windows; done += m->plan->B) {
         sums.windows = min_int(m->plan->B, windows - done);
         if (done) sums.dump.writer = NULL;
-        m->forward(m->model, first_tokens + (size_t)done * (size_t)T, sums.windows, T, attention_visit, &sums);
+        m->forward(m->model, first_tokens + (size_t)done * T, sums.windows, T, attention_visit, &sums);
     }
     if (dump_path) {
         safetensors_finish(writer);

@@ -22,8 +22,8 @@ typedef struct {
 // stops early when the logits are not finite. When the context is full, its second half is processed again from
 // position 0.
 static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key) {
-    float *logits = (float *)checked_calloc((size_t)g->V, sizeof(float));
-    Candidate *candidates = (Candidate *)checked_calloc((size_t)g->V, sizeof(Candidate));
+    float *logits = (float *)checked_calloc(g->V, sizeof(float));
+    Candidate *candidates = (Candidate *)checked_calloc(g->V, sizeof(Candidate));
     int begin = max_int(0, length - g->T),
         cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
     int end = length;

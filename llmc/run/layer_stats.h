@@ -22,16 +22,16 @@ typedef struct {
 static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, KeySet s) {
     const AttentionDims *d = &plan->dims;
     const AttentionVariant *variant = plan->config.attention;
-    size_t N = (size_t)s.shape.B * (size_t)s.shape.T;
+    size_t N = (size_t)s.shape.B * s.shape.T;
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
     bool sigmoid = variant->lambda == LAMBDA_SIGMOID;
     LayerStats stats;
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
     if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
-    stats.context_rms = rms_stats(a->attn_out, N * (size_t)d->OH, d->DV);
+    stats.context_rms = rms_stats(a->attn_out, N * d->OH, d->DV);
     stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
                                       lambda.ld, d->pair_stride, sigmoid);
-    stats.residual = magnitude_stats(a->x_out, N * (size_t)plan->config.C);
+    stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
     return stats;
 }
 

@@ -86,7 +86,7 @@ static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
-    size_t N = (size_t)plan->B * (size_t)plan->T, C = (size_t)c->C, F = (size_t)c->F;
+    size_t N = (size_t)plan->B * plan->T, C = (size_t)c->C, F = (size_t)c->F;
     size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
     bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
 
@@ -94,7 +94,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->targets = CARVE(arena, int, N);
     a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
     a->losses = CARVE(arena, real, N);
-    a->rope = CARVE(arena, real, (size_t)c->T * (size_t)d->QD);
+    a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
     a->embedded = CARVE(arena, floatX, N * C);
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
@@ -105,7 +105,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
         if (own) {
             layer->heads = CARVE(arena, floatX, N * heads_width);
             layer->lse = CARVE(arena, real, lse_count(plan, plan->B, plan->T));
-            layer->lambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+            layer->lambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
             layer->combined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : layer->heads;
             layer->x_mid = CARVE(arena, floatX, N * C);
         }
@@ -113,7 +113,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
             layer->norm1 = CARVE(arena, floatX, N * C);
             layer->rstd1 = CARVE(arena, real, N);
             layer->normed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : NULL;
-            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * (size_t)d->norm_count) : NULL;
+            layer->rstd_sub = d->norm_width ? CARVE(arena, real, N * d->norm_count) : NULL;
             layer->norm2 = CARVE(arena, floatX, N * C);
             layer->rstd2 = CARVE(arena, real, N);
             layer->gate_up = CARVE(arena, floatX, N * 2 * F);
@@ -126,14 +126,14 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->branch = CARVE(arena, floatX, N * C);
     a->norm_final = CARVE(arena, floatX, N * C);
     a->rstd_final = CARVE(arena, real, N);
-    a->logits = CARVE(arena, floatX, (size_t)plan->logit_rows * (size_t)plan->Vp);
+    a->logits = CARVE(arena, floatX, (size_t)plan->logit_rows * plan->Vp);
     if (!backward) return;
     a->grad_squares = CARVE(arena, double, (size_t)plan->sharding.count);
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
     a->dheads = CARVE(arena, floatX, N * heads_width);
-    a->dlambda = own_lambda ? CARVE(arena, floatX, N * (size_t)d->OH) : NULL;
+    a->dlambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
     a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : a->dheads;
     a->dnormed = d->norm_width ? CARVE(arena, floatX, N * attn_width) : a->dcombined;
     a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
@@ -159,7 +159,7 @@ static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     size_t layer_count, own = plan->sharding.own;
     Arena count = {NULL, 0, e};
     Activations acts;
-    acts.layers = (LayerActivations *)checked_calloc((size_t)plan->config.L, sizeof(LayerActivations));
+    acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     activations_carve(&acts, plan, &count);
     free(acts.layers);
     plan->activations_bytes = count.used;
@@ -185,7 +185,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->recompute = recompute;
     plan->Vp = (int)round_up((size_t)config->V, 64);
     plan->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
-    plan->logit_rows = (int)min_size((size_t)B * (size_t)T, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
+    plan->logit_rows = (int)min_size((size_t)B * T, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) plan->logit_rows = 1; // those of the next token
     plan_count_bytes(plan, own_elements);
     if (purpose == FOR_TRAINING)

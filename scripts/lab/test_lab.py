@@ -91,7 +91,7 @@ tie-embeddings = no
 
 
 @test
-def a_plan_becomes_its_runs_seed_by_seed():
+def a_plan_lists_its_runs_by_seed():
     plan = plans.parse(GOOD, "x.plan", OPTIONS)
     assert plan.common["reference"] == "one"
     runs = plans.expand(plan, OPTIONS)
@@ -211,7 +211,7 @@ def the_intervals_contain_the_true_mean_in_95_percent_of_cases():
 
 
 @test
-def seeds_needed_and_holm():
+def required_seeds_and_holm_correction():
     assert stats.seeds_needed(0.01, 0.02) == 4, stats.seeds_needed(
         0.01, 0.02
     )  # 3.182 0.01 / 2 < 0.02 < 4.303 0.01 / sqrt 3
@@ -231,7 +231,7 @@ def smoothing_keeps_a_line_and_skips_gaps():
 
 
 @test
-def spikes_are_counted_among_values_with_a_z():
+def spikes_are_counted_among_values_with_a_z_score():
     found, judged, score = stats.spikes([None, None, 1.0, 7.0, 6.99, 100.0, None, -9.0])
     assert (found, judged) == ([3, 5], 5) and score == 40
     assert stats.spikes([None]) == ([], 0, None)
@@ -718,7 +718,7 @@ def a_lab_of_two_ranks_saves_its_last_step_when_stopped_or_killed():
 
 
 @test
-def a_run_behind_a_script_that_does_not_forward_signals_saves():
+def a_run_of_a_script_that_does_not_forward_signals_saves():
     with tempfile.TemporaryDirectory() as place:
         corpus(place)
         launcher = Path(place) / "launch"

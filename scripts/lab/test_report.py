@@ -531,7 +531,7 @@ def without_rights():
 
 
 @test
-def damaged_files_are_left_out_with_one_line():
+def damaged_files_are_skipped_with_one_line():
     with tempfile.TemporaryDirectory() as place:
         lab, out = made_lab(place), Path(place) / "out"
         run = lab / "diff_v2.lr0.001.seed1"
