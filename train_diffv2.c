@@ -312,7 +312,9 @@ static void lambda_backward(Model *model, int l, int N) {
     size_t count = (size_t)N * model->plan.dims.OH;
     const floatX *drows = model->acts.dlambda;
     switch (model->plan.config.attention->lambda) {
+    // inverts lambda = the scalar of the layer
     case LAMBDA_SCALAR: lambda_scalar_backward(grad(model, T_LAYER_LAMBDA, l), drows, count); break;
+    // inverts lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init
     case LAMBDA_EXP:
         lambda_exp_backward(grad(model, T_LAMBDA_Q1, l), grad(model, T_LAMBDA_K1, l), grad(model, T_LAMBDA_Q2, l),
                             grad(model, T_LAMBDA_K2, l), drows, param(model, T_LAMBDA_Q1, l),
@@ -331,23 +333,28 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     Activations *g = &model->acts;
     int N = B * T, ld = d->fused_ld;
     size_t width = (size_t)(d->OH * d->DV);
+    // inverts attn_out = normed * sigmoid(gate)
     if (d->gate_width)
         gate_backward(g->dnormed, g->dfused + d->gate_at, g->dattn_out, a->normed, a->fused + d->gate_at, N, d->OH,
                       d->DV, ld, d->gate_width);
+    // inverts normed = rmsnorm(combined), times 1 - lambda_init in DIFF V1
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
         rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
                          a->rstd_sub, N * d->norm_count, d->norm_width, false);
     }
+    // inverts combined = first head of the pair - lambda * second head
     if (d->pair_stride) {
         LambdaRows lambda = lambda_rows(d, a->lambda, a->fused), dlambda = lambda_rows(d, g->dlambda, g->dfused);
         diff_combine_backward(g->dheads, dlambda.rows, g->dcombined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld,
                               d->pair_stride, variant->lambda == LAMBDA_SIGMOID);
     }
     if (a->lambda) lambda_backward(model, l, N);
+    // inverts heads *= exp(lse) / (exp(lse) + exp(sink)) for the sinks; attention_backward reads lse with the sink
     if (variant->sink == SINK_LEARNED)
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
                       d->DV);
+    // inverts heads, lse = attention(q, k, v), for each set of keys
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, set, B, T, 0);
         attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
@@ -440,6 +447,7 @@ static void grads_close(Model *model, int group) {
 static void model_backward(Model *model, int B, int T) {
     Activations *a = &model->acts;
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
+    // inverts norm_final = rmsnorm(x_out of the last block)
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
                      param(model, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
     grads_close(model, L + 1);
@@ -451,8 +459,8 @@ static void model_backward(Model *model, int B, int T) {
         block_backward(model, l, x, B, T);
         grads_close(model, 1 + l);
     }
-    embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C);
-    grads_close(model, 0); // a tied head has added to it before
+    embedding_backward(grad(model, T_EMBED, 0), a->dx, a->inputs, N, C); // inverts embedded = embedding(inputs)
+    grads_close(model, 0);                                               // a tied head has added to it before
 }
 
 // Uploads a batch of N rows. starts: where the document of each input begins in its sequence, before which attention
@@ -640,15 +648,15 @@ static void run_check_ranks(Run *run) {
     ranks_check(&model->plan.tensors, buffers, count, run->state.step);
 }
 
-// goes_on: training continues, so that the checkpoint may be written in the background.
-static void run_checkpoint(Run *run, bool goes_on) {
+// continues: training continues, so that the checkpoint may be written in the background.
+static void run_checkpoint(Run *run, bool continues) {
     if (!run->options.out) return;
     checkpointer_finish(&run->checkpointer);
     if (run->options.check_ranks_every) run_check_ranks(run);
     watch_phase(PHASE_SAVE);
     model_await_params(&run->model);
-    checkpointer_save(&run->checkpointer, checkpoint_buffers(&run->model), &run->tokenizer, goes_on, run_is_finite(run),
-                      run->fingerprint, dataloader_identity(&run->train));
+    checkpointer_save(&run->checkpointer, checkpoint_buffers(&run->model), &run->tokenizer, continues,
+                      run_is_finite(run), run->fingerprint, dataloader_identity(&run->train));
 }
 
 // --rollback: back to an earlier checkpoint when too many of the last steps were bad.

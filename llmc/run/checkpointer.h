@@ -71,11 +71,11 @@ static inline void checkpointer_check_weights(Checkpointer *c, const CheckpointB
           c->state->step, good);
 }
 
-// buffers: of the model. goes_on: training continues, so that the checkpoint may be written in the background. finite:
-// the last step and validation are; --keep does not delete a good checkpoint for one that is not. No other checkpoint
-// may be under way.
+// buffers: of the model. continues: whether training continues; then the checkpoint may be written in the background.
+// finite: whether the last step and validation are; --keep does not delete a good checkpoint for one that is not. No
+// other checkpoint may be under way.
 static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers, const RunTokenizer *tokenizer,
-                                     bool goes_on, bool finite, uint64_t data_fingerprint, cJSON *data_identity) {
+                                     bool continues, bool finite, uint64_t data_fingerprint, cJSON *data_identity) {
     const Options *o = c->options;
     double start = now_seconds();
     int64_t step = c->state->step, keep = finite ? o->keep : -1;
@@ -85,7 +85,7 @@ static inline void checkpointer_save(Checkpointer *c, CheckpointBuffers buffers,
         buffers.tokenizer[1].data = tokenizer->json;
         buffers.tokenizer[1].size = tokenizer->json_size;
     }
-    bool in_background = goes_on && o->checkpoint_background && background_open(&buffers);
+    bool in_background = continues && o->checkpoint_background && background_open(&buffers);
     if (in_background) buffers = background_copy(&buffers);
     checkpointer_check_weights(c, &buffers);
     cJSON *json = trainer_state_to_json(c->state, o, data_fingerprint, data_identity);
