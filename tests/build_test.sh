@@ -510,7 +510,7 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
 test_vectorised_kernels_store_16_bytes_at_a_time() {
     local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels
     [ -x "$nvcc" ] || skip "no $nvcc"
-    kernels='adamw residual scale fill swiglu_forward swiglu_backward rope embedding_forward'
+    kernels='adamw scale fill swiglu_forward swiglu_backward rope embedding_forward'
     kernels+=' diff_combine_forward gate_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
 #define PRECISION_BF16
