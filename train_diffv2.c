@@ -40,6 +40,8 @@ typedef struct {
     real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
     char *activations_memory;
+    char *copies;         // rounded copies of weights: see plan_copies
+    bool *copied;         // [L+1]: whether those of a layer, or of the LM head, are of the current weights
     bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
     grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
     grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
@@ -61,6 +63,43 @@ static grad_t *tensor_grad(const Model *model, const Tensor *t) {
 static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     const Tensor *t = tensor_of(&model->plan.tensors, kind, layer);
     return t ? tensor_grad(model, t) : NULL;
+}
+
+// The largest magnitude of the input of a linear layer, or of its output's gradient; NULL: not needed.
+static absmax_t *input_max(const Model *model, LinearKind kind, int l) {
+    bool kept = model->acts.maxima && l >= 0 && l < model->plan.config.L;
+    return kept ? model->acts.maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) : NULL;
+}
+static absmax_t *output_max(const Model *model, LinearKind kind, int l) {
+    absmax_t *max = input_max(model, kind, l);
+    return max ? max + 1 : NULL;
+}
+
+// A linear layer of block l, or the LM head.
+static Linear linear_of(const Model *model, LinearKind kind, int l) {
+    static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN};
+    const ModelPlan *plan = &model->plan;
+    bool head = kind == LINEAR_HEAD;
+    Linear w = linear_shape(plan, kind);
+    w.weight = param(model, head ? head_kind(plan) : kinds[kind], head ? 0 : l);
+    if (model->copies && linear_copy_bytes(w.IC, w.OC, head))
+        w.copy = model->copies + plan->copy_at[kind] + (head ? 0 : (size_t)l * plan->layer_copies_bytes);
+    if (!head) w.x_max = input_max(model, kind, l), w.dy_max = output_max(model, kind, l);
+    return w;
+}
+
+// Makes the rounded copies of the weights of block l, or with l = L of the LM head, if the weights have changed.
+static void linear_refresh(Model *model, int l) {
+    bool head = l == model->plan.config.L;
+    if (!model->copies || model->copied[l]) return;
+    for (int kind = head ? LINEAR_HEAD : 0; kind < (head ? LINEAR_COUNT : LINEAR_BLOCK_COUNT); kind++) {
+        Linear w = linear_of(model, (LinearKind)kind, l);
+        if (w.copy) linear_copy_weight(w);
+    }
+    model->copied[l] = true;
+}
+static void model_weights_changed(Model *model) {
+    memset(model->copied, 0, (size_t)(model->plan.config.L + 1) * sizeof(bool));
 }
 
 // Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums
@@ -113,6 +152,8 @@ static void model_alloc(Model *model, const Model *shared) {
         model->v = model->m + plan->moments_bytes / (2 * sizeof(real));
         if (plan->master_bytes) model->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
+    model->copied = (bool *)checked_calloc(groups, sizeof(bool));
+    if (plan->copies_bytes) model->copies = (char *)buffer_alloc(plan->copies_bytes, "rounded copies of weights");
     model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0, own_elements};
     activations_carve(&model->acts, plan, &arena);
@@ -129,7 +170,9 @@ static void model_free(Model *model, bool owns_params) {
     buffer_free(model->grads);
     buffer_free(model->m);
     buffer_free(model->master);
+    buffer_free(model->copies);
     buffer_free(model->activations_memory);
+    free(model->copied);
     free(model->acts.layers);
     free(model->group_grads);
     free(model->reduced);
@@ -165,7 +208,7 @@ static void subnorm_forward(Model *model, int l, int N) {
     double eps = variant->norm_eps > 0 ? variant->norm_eps : model->plan.config.rms_norm_eps;
     if (d->norm_count)
         rmsnorm_forward(a->normed, a->rstd_sub, a->combined, param(model, T_SUBLN, l), N * d->norm_count, d->norm_width,
-                        (real)eps);
+                        (real)eps, NULL);
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
@@ -175,6 +218,7 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     int N = B * T, ld = d->fused_ld;
+    absmax_t *max = input_max(model, LINEAR_O, l), *combined_max = d->norm_count || d->gate_width ? NULL : max;
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, set, B, T, first);
         attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
@@ -184,10 +228,12 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     if (d->pair_stride) {
         LambdaRows lambda = lambda_rows(d, a->lambda, fused);
         diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
-                             variant->lambda == LAMBDA_SIGMOID);
+                             variant->lambda == LAMBDA_SIGMOID, combined_max);
     }
     subnorm_forward(model, l, N);
-    if (d->gate_width) gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width);
+    if (d->gate_width)
+        gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
+    else if (max && !(d->pair_stride && combined_max)) absmax_update(max, a->attn_out, N, d->OH * d->DV, d->OH * d->DV);
 }
 
 // The norm that follows a block: of the next block, or the final norm. Its operation also adds to the residual stream.
@@ -195,6 +241,7 @@ typedef struct {
     floatX *y;
     real *rstd;
     const floatX *weight;
+    absmax_t *max; // of y
 } NextNorm;
 static NextNorm norm_after_block(Model *model, int l) {
     bool last = l == model->plan.config.L - 1;
@@ -202,6 +249,7 @@ static NextNorm norm_after_block(Model *model, int l) {
     n.y = last ? model->acts.norm_final : model->acts.layers[l + 1].norm1;
     n.rstd = last ? model->acts.rstd_final : model->acts.layers[l + 1].rstd1;
     n.weight = last ? param(model, T_NORM_FINAL, 0) : param(model, T_NORM1, l + 1);
+    n.max = input_max(model, LINEAR_FUSED, l + 1);
     return n;
 }
 
@@ -213,34 +261,34 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * ld; // the rows of this call; earlier rows are the key/value cache
-    matmul_forward(fused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld); // q, k, v and lambda or gate
+    linear_forward(fused, a->norm1, linear_of(model, LINEAR_FUSED, l), N); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     attention_heads_forward(model, l, fused, B, T, first);
-    matmul_forward(branch, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C);
+    linear_forward(branch, a->attn_out, linear_of(model, LINEAR_O, l), N);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
-                             (real)c->rms_norm_eps);
+                             (real)c->rms_norm_eps, input_max(model, LINEAR_GATE_UP, l));
 }
 
 // The MLP half without its down projection: from norm2 to hidden.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
-    int C = model->plan.config.C, F = model->plan.config.F;
-    matmul_forward(a->gate_up, a->norm2, param(model, T_MLP_GATE, l), N, C, 2 * F, 2 * F);
-    swiglu_forward(a->hidden, a->gate_up, N, F);
+    linear_forward(a->gate_up, a->norm2, linear_of(model, LINEAR_GATE_UP, l), N);
+    swiglu_forward(a->hidden, a->gate_up, N, model->plan.config.F, input_max(model, LINEAR_DOWN, l));
 }
 
 // One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
 static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = model->plan.config.C, F = model->plan.config.F;
+    int N = B * T, C = model->plan.config.C;
+    linear_refresh(model, l);
     block_forward_attention(model, l, x, B, T, first);
     block_forward_mlp(model, l, N);
-    matmul_forward(branch, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C);
+    linear_forward(branch, a->hidden, linear_of(model, LINEAR_DOWN, l), N);
     NextNorm next = norm_after_block(model, l);
     comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
-                             (real)model->plan.config.rms_norm_eps);
+                             (real)model->plan.config.rms_norm_eps, next.max);
 }
 
 // The residual stream that enters block l.
@@ -252,11 +300,12 @@ static const floatX *block_input(const Model *model, int l) {
 static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
     int C = model->plan.config.C;
+    if (a->maxima) buffer_zero(a->maxima, MAXIMA_COUNT(&model->plan.config) * sizeof(absmax_t));
     comm_wait(model->gathered[0]); // the last update of other ranks
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
     rmsnorm_forward(a->layers[0].norm1, a->layers[0].rstd1, a->embedded, param(model, T_NORM1, 0), N, C,
-                    (real)model->plan.config.rms_norm_eps);
+                    (real)model->plan.config.rms_norm_eps, input_max(model, LINEAR_FUSED, 0));
 }
 
 // Runs positions first .. first+T-1 of B sequences, whose tokens are in acts.inputs, up to the final norm. first > 0
@@ -267,22 +316,21 @@ static void model_forward(Model *model, int B, int T, int first) {
     for (int l = 0; l < model->plan.config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
 }
 
-static TensorKind head_kind(const Model *model) { return model->plan.config.tied ? T_EMBED : T_LM_HEAD; }
-
 // Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
 // minimised; unless it is 0, also computes the gradients of the LM head and, into dnorm, of the final norm's output.
 static void model_classify(Model *model, int N, real dloss) {
     Activations *a = &model->acts;
     int C = model->plan.config.C, V = model->plan.config.V, Vp = model->plan.Vp;
-    const floatX *head = param(model, head_kind(model), 0);
+    linear_refresh(model, model->plan.config.L);
+    Linear head = linear_of(model, LINEAR_HEAD, 0);
     for (int n = 0; n < N; n += model->plan.logit_rows) {
         int rows = min_int(model->plan.logit_rows, N - n);
         size_t at = (size_t)n * C;
-        matmul_forward(a->logits, a->norm_final + at, head, rows, C, model->plan.Vw, Vp);
+        linear_forward(a->logits, a->norm_final + at, head, rows);
         cross_entropy(a->losses + n, a->logits, a->targets + n, rows, V, Vp, dloss);
         if (dloss != 0)
-            matmul_backward(a->dnorm + at, grad(model, head_kind(model), 0), a->logits, a->norm_final + at, head, rows,
-                            C, model->plan.Vw, Vp, n > 0 || grads_add(model));
+            linear_backward(a->dnorm + at, grad(model, head_kind(&model->plan), 0), a->logits, a->norm_final + at, head,
+                            rows, n > 0 || grads_add(model));
     }
 }
 
@@ -341,7 +389,7 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
     if (variant->norm == NORM_HEAD) scale_inplace(g->dnormed, (real)(1 - lambda_init(l)), (size_t)N * width);
     if (d->norm_count) {
         rmsnorm_backward(g->dcombined, grad(model, T_SUBLN, l), g->dnormed, a->combined, param(model, T_SUBLN, l),
-                         a->rstd_sub, N * d->norm_count, d->norm_width, false);
+                         a->rstd_sub, N * d->norm_count, d->norm_width, false, NULL);
     }
     // inverts combined = first head of the pair - lambda * second head
     if (d->pair_stride) {
@@ -369,11 +417,12 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
     int N = B * T, C = model->plan.config.C;
     real eps = (real)model->plan.config.rms_norm_eps;
     if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
-    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps);
+    rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps, input_max(model, LINEAR_FUSED, l));
     if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
     else {
         subnorm_forward(model, l, N);
-        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps);
+        rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps,
+                        input_max(model, LINEAR_GATE_UP, l));
     }
     block_forward_mlp(model, l, N);
 }
@@ -384,26 +433,25 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const AttentionDims *d = &model->plan.dims;
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
-    int N = B * T, C = c->C, F = c->F, ld = d->fused_ld;
+    int N = B * T, C = c->C;
     bool add = grads_add(model);
 
     // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
-    matmul_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, param(model, T_MLP_DOWN, l), N, F, C, C,
+    linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
+    swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, c->F, output_max(model, LINEAR_GATE_UP, l));
+    linear_backward(g->dnorm, grad(model, T_MLP_GATE, l), g->dgate_up, a->norm2, linear_of(model, LINEAR_GATE_UP, l), N,
                     add);
-    swiglu_backward(g->dgate_up, g->dhidden, a->gate_up, N, F);
-    matmul_backward(g->dnorm, grad(model, T_MLP_GATE, l), g->dgate_up, a->norm2, param(model, T_MLP_GATE, l), N, C,
-                    2 * F, 2 * F, add);
-    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C,
-                     true);
+    rmsnorm_backward(g->dx, grad(model, T_NORM2, l), g->dnorm, a->x_mid, param(model, T_NORM2, l), a->rstd2, N, C, true,
+                     output_max(model, LINEAR_O, l));
 
     // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
-    matmul_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, param(model, T_O, l), N, c->NH * c->D, C, C,
-                    add);
+    linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
     attention_heads_backward(model, l, B, T);
-    rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, ld, 0);
-    matmul_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, param(model, T_Q, l), N, C, d->fused_width, ld,
-                    add);
-    rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true);
+    rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, d->fused_ld, 0);
+    if (g->maxima) absmax_update(output_max(model, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);
+    linear_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, linear_of(model, LINEAR_FUSED, l), N, add);
+    rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true,
+                     output_max(model, LINEAR_DOWN, l - 1));
 }
 
 // Called before a group's gradients are written or added to. With --zero 2 waits until the gradients that were in the
@@ -449,7 +497,7 @@ static void model_backward(Model *model, int B, int T) {
     int N = B * T, C = model->plan.config.C, L = model->plan.config.L;
     // inverts norm_final = rmsnorm(x_out of the last block)
     rmsnorm_backward(a->dx, grad(model, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out,
-                     param(model, T_NORM_FINAL, 0), a->rstd_final, N, C, false);
+                     param(model, T_NORM_FINAL, 0), a->rstd_final, N, C, false, output_max(model, LINEAR_DOWN, L - 1));
     grads_close(model, L + 1);
     for (int l = L - 1; l >= 0; l--) {
         const floatX *x = block_input(model, l);
@@ -525,6 +573,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     const Sharding *s = &model->plan.sharding;
     const Sharding *mine = s->level ? s : NULL; // else every rank updates everything
     double scale = clip_factor(grad_norm, o->grad_clip);
+    model_weights_changed(model);
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
@@ -565,8 +614,7 @@ static void model_next_logits(void *sampling_model, const int *tokens, int count
     int C = model->plan.config.C, V = model->plan.config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
     model_forward(model, 1, count, first);
-    matmul_forward(a->logits, a->norm_final + (size_t)(count - 1) * C, param(model, head_kind(model), 0), 1, C,
-                   model->plan.Vw, model->plan.Vp);
+    linear_forward(a->logits, a->norm_final + (size_t)(count - 1) * C, linear_of(model, LINEAR_HEAD, 0), 1);
     floatX *host = (floatX *)checked_calloc(V, sizeof(floatX));
     buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
     for (int v = 0; v < V; v++) logits[v] = (float)host[v];
@@ -665,7 +713,9 @@ static void run_roll_back(Run *run) {
     if (!rollback_due(&run->state.rollback, run->state.step) || !run->options.out) return;
     checkpointer_finish(&run->checkpointer);
     model_await_params(&run->model);
-    if (checkpointer_roll_back(&run->checkpointer, &buffers)) run_checkpoint(run, false);
+    if (!checkpointer_roll_back(&run->checkpointer, &buffers)) return;
+    model_weights_changed(&run->model);
+    run_checkpoint(run, false);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -711,7 +761,7 @@ static void run_evaluate(Run *run) {
     const Options *o = &run->options;
     double *by_position = (double *)checked_calloc(model->plan.T, sizeof(double));
     double loss = run_validate(run, by_position);
-    Evaluation e = {{&model->plan, &model->acts, param(model, head_kind(model), 0), model, model_forward_tokens},
+    Evaluation e = {{&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens},
                     &run->val,
                     loss,
                     by_position,

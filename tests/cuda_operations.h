@@ -34,14 +34,14 @@ static void check_residual_rmsnorm(const Case *c) {
     Tensor &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
     Tensor &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
     o.run(0, [&] {
-        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f);
-        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f);
+        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f, NULL);
+        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f, NULL);
     });
     EXPECT(y.result == y2.result && rstd.result == rstd2.result, "the norm has other bits than rmsnorm_forward gives");
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = a.twin[k] + b.twin[k];
     o.expect(sum, {1, 0});
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = sum.value(sum.result, k); // the norm is of the sum as stored
-    twin::rmsnorm_forward(y.t(), rstd.t(), sum.t(), weight.t(), N, C, 1e-5);
+    twin::rmsnorm_forward(y.t(), rstd.t(), sum.t(), weight.t(), N, C, 1e-5, NULL);
     o.expect(rstd, {error_of_sum(C), 0});
     o.expect(y, {error_of_sum(C) + 4, 0});
 }

@@ -39,17 +39,17 @@ static void sizes_rmsnorm(const Case *c) {
         &b = s.random(N, C), &weight = s.random(1, C, 2), &dx = s.zero(N, C), &dy = s.sparse(N, C),
         &dweight = s.zero(1, C, FP32);
     with_workspace(rmsnorm_workspace_bytes(m.C), [&] {
-        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), m.N, m.C, 1e-5f);
-        rmsnorm_backward(dx.x(), dweight.f(), dy.x(), sum.x(), weight.x(), rstd.f(), m.N, m.C, true);
+        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), m.N, m.C, 1e-5f, NULL);
+        rmsnorm_backward(dx.x(), dweight.f(), dy.x(), sum.x(), weight.x(), rstd.f(), m.N, m.C, true, NULL);
     });
     twin_workspace(twin::rmsnorm_workspace_bytes(m.C));
     Values xs = s.sample(sum), ws = s.sample(weight, {0}), dys = s.sample(dy), want_y(xs.size()), want_r(s.rows.size()),
            want_sum(xs.size()), want_dx(xs.size(), 0), want_dw(C, 0);
     Values as = s.sample(a), bs = s.sample(b);
     for (size_t i = 0; i < xs.size(); i++) want_sum[i] = as[i] + bs[i];
-    twin::rmsnorm_forward(want_y.data(), want_r.data(), xs.data(), ws.data(), rows, m.C, 1e-5);
+    twin::rmsnorm_forward(want_y.data(), want_r.data(), xs.data(), ws.data(), rows, m.C, 1e-5, NULL);
     twin::rmsnorm_backward(want_dx.data(), want_dw.data(), dys.data(), xs.data(), ws.data(), want_r.data(), rows, m.C,
-                           true);
+                           true, NULL);
     const double z = 3 * 4 / 1.7, g = 2; // largest |x r| and |dy weight|
     s.expect("sum", sum, want_sum, {1, 0});
     s.expect("rstd", rstd, want_r, {error_of_sum(m.C), 0});
@@ -88,12 +88,12 @@ static void sizes_diff_combine(const Case *c) {
     Big &o = s.poisoned(N, narrow), &a = s.random(N, wide), &l = s.random(N, ld, 6), &da = s.poisoned(N, wide),
         &dl = s.poisoned(N, ld), &dout = s.random(N, narrow);
     with_workspace(0, [&] {
-        diff_combine_forward(o.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, 1, true);
+        diff_combine_forward(o.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, 1, true, NULL);
         diff_combine_backward(da.x(), dl.x(), dout.x(), a.x(), l.x(), m.N, m.NH, m.D, m.ld, 1, true);
     });
     Values as = s.sample(a), ls = s.sample(l), douts = s.sample(dout), want_o(douts.size()), want_da(as.size()),
            want_dl(ls.size(), NAN);
-    twin::diff_combine_forward(want_o.data(), as.data(), ls.data(), rows, m.NH, m.D, m.ld, 1, true);
+    twin::diff_combine_forward(want_o.data(), as.data(), ls.data(), rows, m.NH, m.D, m.ld, 1, true, NULL);
     twin::diff_combine_backward(want_da.data(), want_dl.data(), douts.data(), as.data(), ls.data(), rows, m.NH, m.D,
                                 m.ld, 1, true);
     s.expect("o", o, want_o, {0, 16});
@@ -109,12 +109,12 @@ static void sizes_gate(const Case *c) {
     Big &y = s.poisoned(N, ld), &x = s.random(N, ld), &g = s.random(N, ld, 6), &dx = s.poisoned(N, ld),
         &dg = s.poisoned(N, ld), &dy = s.random(N, ld);
     with_workspace(0, [&] {
-        gate_forward(y.x(), x.x(), g.x(), m.N, m.NH, m.D, ldg, m.D);
+        gate_forward(y.x(), x.x(), g.x(), m.N, m.NH, m.D, ldg, m.D, NULL);
         gate_backward(dx.x(), dg.x(), dy.x(), x.x(), g.x(), m.N, m.NH, m.D, ldg, m.D);
     });
     Values xs = s.sample(x), gs = s.sample(g), dys = s.sample(dy), want_y(xs.size()), want_dx(xs.size()),
            want_dg(xs.size());
-    twin::gate_forward(want_y.data(), xs.data(), gs.data(), rows, m.NH, m.D, ldg, m.D);
+    twin::gate_forward(want_y.data(), xs.data(), gs.data(), rows, m.NH, m.D, ldg, m.D, NULL);
     twin::gate_backward(want_dx.data(), want_dg.data(), dys.data(), xs.data(), gs.data(), rows, m.NH, m.D, ldg, m.D);
     s.expect("y", y, want_y, {16, 0});
     s.expect("dx", dx, want_dx, {16, 0});
@@ -128,12 +128,12 @@ static void sizes_swiglu(const Case *c) {
     int rows = (int)s.rows.size();
     Big &y = s.poisoned(N, F), &gate_up = s.random(N, 2 * F, 6), &dgate_up = s.poisoned(N, 2 * F), &dy = s.random(N, F);
     with_workspace(0, [&] {
-        swiglu_forward(y.x(), gate_up.x(), m.N, m.F);
-        swiglu_backward(dgate_up.x(), dy.x(), gate_up.x(), m.N, m.F);
+        swiglu_forward(y.x(), gate_up.x(), m.N, m.F, NULL);
+        swiglu_backward(dgate_up.x(), dy.x(), gate_up.x(), m.N, m.F, NULL);
     });
     Values gs = s.sample(gate_up), dys = s.sample(dy), want_y(dys.size()), want_dg(gs.size());
-    twin::swiglu_forward(want_y.data(), gs.data(), rows, m.F);
-    twin::swiglu_backward(want_dg.data(), dys.data(), gs.data(), rows, m.F);
+    twin::swiglu_forward(want_y.data(), gs.data(), rows, m.F, NULL);
+    twin::swiglu_backward(want_dg.data(), dys.data(), gs.data(), rows, m.F, NULL);
     s.expect("y", y, want_y, {16, 0});
     s.expect("dgate_up", dgate_up, want_dg, {16, 6 * 8});
 }
@@ -198,7 +198,7 @@ static void sizes_product(const char *name, int N, int IC, int OC, int ldy) {
     GemmShape forward = {false, true, false, false, some, OC, IC, IC, IC, ldy},
               inputs = {false, false, false, false, some, IC, OC, ldy, IC, IC},
               weights = {true, false, true, true, few, IC, N, ldy, IC, IC};
-    with_workspace(matmul_workspace_bytes(N, IC, OC), [&] {
+    with_workspace(0, [&] {
         matmul_forward(y.x(), x.x(), weight.x(), N, IC, OC, ldy);
         matmul_backward(dx.x(), dweight.f(), dy.x(), x.x(), weight.x(), N, IC, OC, ldy, true);
         gemm_plain(forward, y2.at, x.x(row), weight.x());

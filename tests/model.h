@@ -282,7 +282,7 @@ static void test_padded_widths(void) {
             for (m.micro_step = 0; m.micro_step < 2; m.micro_step++)
                 model_micro_step(&m, tokens, tokens + 1, NULL, mc->B, mc->T, mc->B * mc->T);
             expect_zero_rows(&m, T_Q, m.plan.dims.fused_rows, m.plan.dims.fused_width, mc->why);
-            expect_zero_rows(&m, head_kind(&m), m.plan.config.V, m.plan.Vw, mc->why);
+            expect_zero_rows(&m, head_kind(&m.plan), m.plan.config.V, m.plan.Vw, mc->why);
             case_end(&m, tokens);
         }
 }

@@ -25,7 +25,7 @@ static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
 
 static void test_rmsnorm_of_zeros(void) {
     real x[5] = {0, 0, 0, 0, 0}, weight[5] = {1, 2, 3, 4, 5}, y[5], rstd;
-    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)OP_EPS);
+    rmsnorm_forward(y, &rstd, x, weight, 1, 5, (real)OP_EPS, NULL);
     EXPECT(y[0] == 0 && y[4] == 0 && isfinite((double)rstd), "zeros became %g, rstd %g", (double)y[0], (double)rstd);
 }
 
@@ -64,53 +64,97 @@ static void test_bf16_rounding(void) {
     free(narrow);
 }
 
-// Products in bf16 are those of the rounded matrices, in either implementation. Products of few rows are not rounded.
-static void test_matmul_bf16(void) {
-    if (sizeof(real) != sizeof(float)) return; // where --gemm bf16 is an error
-    enum { IC = 40, OC = 70, LDY = 80, ROWS = 50 };
+// A linear layer in bf16 or FP8 is the product of the rounded operands, in either implementation. In bf16 few rows are
+// not rounded.
+enum { LINEAR_IC = 40, LINEAR_OC = 70, LINEAR_LD = 80, LINEAR_TEST_ROWS = 50 };
+typedef struct {
+    real *x, *w, *dy, *y, *dx, *dw;
+} LinearBuffers;
+
+static LinearBuffers linear_buffers(void) {
+    LinearBuffers b = {op_alloc(LINEAR_TEST_ROWS * LINEAR_IC), op_alloc(LINEAR_OC * LINEAR_IC),
+                       op_alloc(LINEAR_TEST_ROWS * LINEAR_LD), op_alloc(LINEAR_TEST_ROWS * LINEAR_LD),
+                       op_alloc(LINEAR_TEST_ROWS * LINEAR_IC), op_alloc(LINEAR_OC * LINEAR_IC)};
+    return b;
+}
+static void linear_start_dw(LinearBuffers b) {
+    for (int j = 0; j < LINEAR_OC * LINEAR_IC; j++) b.dw[j] = (real)j / 1000;
+}
+static void linear_round_reference(real *to, const real *from, int rows, int columns, int ld, GemmType type,
+                                   Fp8Format f) {
+    absmax_t max = 0;
+    absmax_update(&max, from, rows, columns, ld);
+    for (int n = 0; n < rows; n++)
+        for (int c = 0; c < columns; c++) {
+            float x = (float)from[n * ld + c], rounded;
+            if (type == GEMM_BF16) bf16_round_matrix_wide(&rounded, 1, &x, 1, 1, 1);
+            else rounded = fp8_round(x * fp8_multiplier(max, f), f) * fp8_scale(max, f);
+            to[n * ld + c] = (real)rounded;
+        }
+}
+static double linear_difference(const real *a, const real *b, int rows, int columns, int ld) {
+    double worst = 0;
+    for (int n = 0; n < rows; n++)
+        for (int c = 0; c < columns; c++) worst = fmax(worst, fabs((double)a[n * ld + c] - (double)b[n * ld + c]));
+    return worst;
+}
+
+static void test_linear_rounds(void) {
+    if (sizeof(real) != sizeof(float)) { // where rounding is an error
+        EXPECT(linear_configure(GEMM_FP8) && linear_configure(GEMM_BF16), "a build with doubles rounds");
+        return;
+    }
+    enum { ROWS = LINEAR_TEST_ROWS, IC = LINEAR_IC, OC = LINEAR_OC, LD = LINEAR_LD };
     TestRandom random = {17};
-    real *x[2] = {op_alloc_random(&random, ROWS * IC, 1), NULL}, *w[2] = {op_alloc_random(&random, OC * IC, 1), NULL};
-    real *dy[2] = {op_alloc_random(&random, ROWS * LDY, 1), NULL}, *y[2], *dx[2], *dw[2];
-    for (int i = 0; i < 2; i++) {
-        y[i] = op_alloc(ROWS * LDY), dx[i] = op_alloc(ROWS * IC), dw[i] = op_alloc(OC * IC);
-        for (int j = 0; j < OC * IC; j++) dw[i][j] = (real)j / 1000;
-    }
-    x[1] = op_alloc(ROWS * IC), w[1] = op_alloc(OC * IC), dy[1] = op_alloc(ROWS * LDY);
-    bf16_round_matrix_wide((float *)(void *)x[1], IC, (float *)(void *)x[0], IC, ROWS, IC);
-    bf16_round_matrix_wide((float *)(void *)w[1], IC, (float *)(void *)w[0], IC, OC, IC);
-    bf16_round_matrix_wide((float *)(void *)dy[1], LDY, (float *)(void *)dy[0], LDY, ROWS, LDY);
-    matmul_forward(y[1], x[1], w[1], ROWS, IC, OC, LDY);
-    matmul_backward(dx[1], dw[1], dy[1], x[1], w[1], ROWS, IC, OC, LDY, true);
-    for (int native = 0; native < 2; native++) {
-        matmul_use_bf16(true);
+    LinearBuffers own = linear_buffers(), reference = linear_buffers();
+    for (int i = 0; i < ROWS * IC; i++)
+        own.x[i] = (real)(test_random_real(&random) * exp(4 * test_random_real(&random)));
+    for (int i = 0; i < OC * IC; i++) own.w[i] = (real)test_random_real(&random);
+    for (int i = 0; i < ROWS * LD; i++) own.dy[i] = (real)(1e-6 * test_random_real(&random));
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
+        linear_round_reference(reference.x, own.x, ROWS, IC, IC, (GemmType)type, FP8_ACTIVATION);
+        linear_round_reference(reference.w, own.w, OC, IC, IC, (GemmType)type, FP8_WEIGHT);
+        linear_round_reference(reference.dy, own.dy, ROWS, OC, LD, (GemmType)type, FP8_GRADIENT);
+        linear_start_dw(reference);
+        matmul_forward(reference.y, reference.x, reference.w, ROWS, IC, OC, LD);
+        matmul_backward(reference.dx, reference.dw, reference.dy, reference.x, reference.w, ROWS, IC, OC, LD, true);
+        for (int native = 0; native < 2; native++) {
+            EXPECT(!linear_configure((GemmType)type), "type %d is refused", type);
+            linear_native = false;
 #ifdef ONEDNN
-        // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
-        matmul_bf16_native = native && (bf16_begin() || bf16_probe());
+            // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
+            linear_native = native && (bf16_begin() || bf16_probe());
 #endif
-        if (matmul_bf16_native != (native == 1)) break;
-        size_t need = matmul_workspace_bytes(ROWS, IC, OC);
-        workspace_poison(need);
-        for (int j = 0; j < OC * IC; j++) dw[0][j] = (real)j / 1000;
-        matmul_forward(y[0], x[0], w[0], ROWS, IC, OC, LDY);
-        matmul_backward(dx[0], dw[0], dy[0], x[0], w[0], ROWS, IC, OC, LDY, true);
-        workspace_check(need, "matmul in bf16");
-        double worst[3] = {0, 0, 0};
-        for (int i = 0; i < ROWS * OC; i++)
-            worst[0] = fmax(worst[0], fabs((double)(y[0][i / OC * LDY + i % OC] - y[1][i / OC * LDY + i % OC])));
-        for (int i = 0; i < ROWS * IC; i++) worst[1] = fmax(worst[1], fabs((double)(dx[0][i] - dx[1][i])));
-        for (int i = 0; i < OC * IC; i++) worst[2] = fmax(worst[2], fabs((double)(dw[0][i] - dw[1][i])));
-        EXPECT(worst[0] < 1e-5 && worst[1] < 1e-5 && worst[2] < 1e-5, "%s: y, dx, dweight differ by %.2g, %.2g, %.2g",
-               native ? "oneDNN" : "wide", worst[0], worst[1], worst[2]);
-        matmul_forward(y[0], x[0], w[0], BF16_ROWS - 1, IC, OC, LDY);
-        matmul_use_bf16(false);
-        matmul_forward(dy[1], x[0], w[0], BF16_ROWS - 1, IC, OC, LDY);
-        bool same = true;
-        for (int i = 0; i < (BF16_ROWS - 1) * OC; i++)
-            same &= y[0][i / OC * LDY + i % OC] == dy[1][i / OC * LDY + i % OC];
-        EXPECT(same, "%d rows were rounded", BF16_ROWS - 1);
+            if (linear_native != (native == 1)) break;
+            absmax_t max[2] = {0, 0};
+            absmax_update(&max[0], own.x, ROWS, IC, IC);
+            absmax_update(&max[1], own.dy, ROWS, OC, LD);
+            Linear w = {own.w, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, LD, &max[0], &max[1]};
+            size_t need = linear_workspace_bytes(ROWS, IC, OC);
+            workspace_poison(need);
+            linear_start_dw(own);
+            linear_copy_weight(w);
+            linear_forward(own.y, own.x, w, ROWS);
+            linear_backward(own.dx, own.dw, own.dy, own.x, w, ROWS, true);
+            workspace_check(need, "a linear layer");
+            double worst[] = {linear_difference(own.y, reference.y, ROWS, OC, LD),
+                              1e6 * linear_difference(own.dx, reference.dx, ROWS, IC, IC),
+                              linear_difference(own.dw, reference.dw, OC, IC, IC)};
+            // sums of up to 70 products below 50 in fp32
+            EXPECT(worst[0] < 2e-3 && worst[1] < 1e-4 && worst[2] < 1e-4,
+                   "type %d, %s: y, dx, dweight differ by %.2g, %.2g, %.2g", type, native ? "oneDNN" : "wide", worst[0],
+                   worst[1], worst[2]);
+            linear_forward(own.y, own.x, w, LINEAR_ROWS - 1);
+            matmul_forward(reference.y, own.x, own.w, LINEAR_ROWS - 1, IC, OC, LD);
+            bool same = linear_difference(own.y, reference.y, LINEAR_ROWS - 1, OC, LD) == 0;
+            EXPECT(same == (type == GEMM_BF16), "type %d: %d rows are %s", type, LINEAR_ROWS - 1,
+                   same ? "not rounded" : "rounded");
+            matmul_forward(reference.y, reference.x, reference.w, ROWS, IC, OC, LD);
+            buffer_free(w.copy);
+        }
     }
-    matmul_use_bf16(false);
-    op_free("matmul in bf16");
+    linear_configure(GEMM_FP32);
+    op_free("a linear layer");
 }
 
 static void test_rope_properties(void) {
@@ -309,7 +353,7 @@ static void test_diff_combine_pairs(void) {
     for (size_t k = 0; k < sizeof(pairs) / sizeof(pairs[0]); k++) {
         real a[2 * NH], l[NH] = {0, 0, 0, 0}, o[NH], da[2 * NH], dl[NH], g[NH] = {1, 2, 4, 8};
         for (int h = 0; h < 2 * NH; h++) a[h] = (real)(1 << h);
-        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0], true);
+        diff_combine_forward(o, a, l, 1, NH, 1, NH, pairs[k][0], true, NULL);
         diff_combine_backward(da, dl, g, a, l, 1, NH, 1, NH, pairs[k][0], true);
         for (int h = 0; h < NH; h++) { // s = 1/2: all is exact
             int h1 = pairs[k][1 + 2 * h], h2 = pairs[k][2 + 2 * h];
@@ -325,7 +369,7 @@ static void test_gate_extremes(void) {
     enum { D = 4 };
     real x[D] = {1, 2, 3, 4}, g[D] = {(real)1e4, (real)-1e4, 0, (real)1e4}, dy[D] = {5, 6, 7, 8}, y[D], dx[D], dg[D];
     static const double want_y[D] = {1, 0, 1.5, 4}, want_dx[D] = {5, 0, 3.5, 8}, want_dg[D] = {0, 0, 5.25, 0};
-    gate_forward(y, x, g, 1, 1, D, D, D);
+    gate_forward(y, x, g, 1, 1, D, D, D, NULL);
     gate_backward(dx, dg, dy, x, g, 1, 1, D, D, D);
     for (int i = 0; i < D; i++)
         EXPECT(fabs((double)y[i] - want_y[i]) < 1e-30 && fabs((double)dx[i] - want_dx[i]) < 1e-30 &&
@@ -348,12 +392,12 @@ static void test_residual_rmsnorm(void) {
         for (int fused = 0; fused < 2; fused++)
             sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
         for (size_t e = 0; e < count; e++) sum[0][e] = a[e] + b[e];
-        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS);
+        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS, NULL);
         for (int threads = 1; threads <= OP_THREADS; threads++) {
             omp_set_num_threads(threads);
             for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
             for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
-            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS);
+            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS, NULL);
             EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
             EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
             EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
@@ -578,7 +622,7 @@ static const Test operations_tests[] = {
     {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
     {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
-    {"matmul in bf16 multiplies rounded matrices, with and without oneDNN", test_matmul_bf16},
+    {"a linear layer in bf16 or FP8 multiplies rounded matrices, with and without oneDNN", test_linear_rounds},
     {"rope and its backward agree with the definition", test_rope},
     {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},

@@ -41,7 +41,7 @@ static const StepCase step_cases[] = {
 
 // The lower bound of a step in seconds: products alone, attention at 80% of the peak, others at their bandwidth.
 static double step_bound(const Shape *s, real *const *x, double part[3]) {
-    Linear linears[LINEARS];
+    LinearCase linears[LINEARS];
     linears_of(s, linears);
     double attention = s->L * (attention_forward_flops(s->attention) + attention_backward_flops(s->attention));
     part[0] = part[2] = 0;

@@ -192,20 +192,21 @@ static void kernels_of_rows(const Model *m, int N) {
     int c = m->plan.config.C, f = m->plan.config.F;
     KernelCase k = kernel_case("rmsnorm_forward", (double)rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
     kernel_measure(tensors(k, "xfxx", NC, n, NC, C),
-                   [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5); });
+                   [=](void **t) { rmsnorm_forward(X(0), F(1), X(2), X(3), N, c, (real)1e-5, NULL); });
     k = kernel_case("rmsnorm_backward", (double)rmsnorm_backward_bytes(N, c), 0, "N %d C %d", N, c);
     tensors(k, "xfxxxp", NC, C, NC, NC, C, n);
-    kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c, true); });
+    kernel_measure(k, [=](void **t) { rmsnorm_backward(X(0), F(1), X(2), X(3), X(4), F(5), N, c, true, NULL); });
     k = kernel_case("residual_rmsnorm_forward", (double)residual_rmsnorm_forward_bytes(N, c), 0, "N %d C %d", N, c);
     tensors(k, "xxfxxx", NC, NC, n, NC, NC, C);
-    kernel_measure(k,
-                   [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5); });
+    kernel_measure(
+        k, [=](void **t) { residual_rmsnorm_forward(X(0), X(1), F(2), X(3), X(4), X(5), N, c, (real)1e-5, NULL); });
     k = kernel_case("scale_inplace", (double)scale_bytes(NC), 0, "N %d C %d", N, c);
     kernel_measure(tensors(k, "x", NC), [=](void **t) { scale_inplace(X(0), (real)-1, NC); });
     k = kernel_case("swiglu_forward", (double)swiglu_forward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(tensors(k, "xx", NF, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f); });
+    kernel_measure(tensors(k, "xx", NF, 2 * NF), [=](void **t) { swiglu_forward(X(0), X(1), N, f, NULL); });
     k = kernel_case("swiglu_backward", (double)swiglu_backward_bytes(N, f), 0, "N %d F %d", N, f);
-    kernel_measure(tensors(k, "xxx", 2 * NF, NF, 2 * NF), [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f); });
+    kernel_measure(tensors(k, "xxx", 2 * NF, NF, 2 * NF),
+                   [=](void **t) { swiglu_backward(X(0), X(1), X(2), N, f, NULL); });
 }
 
 // The number of distinct tokens among the first N.
@@ -267,7 +268,7 @@ static void kernels_of_heads(const Model *m, int B, int T) {
     k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
                     D);
     tensors(k, "xxx", heads, 2 * heads, n * (size_t)ld);
-    kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, 1, true); });
+    kernel_measure(k, [=](void **t) { diff_combine_forward(X(0), X(1), X(2), N, NH, D, ld, 1, true, NULL); });
     k = kernel_case("diff_combine_backward", (double)diff_combine_backward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
                     D);
     tensors(k, "xxxxx", 2 * heads, n * (size_t)ld, heads, 2 * heads, n * (size_t)ld);
@@ -283,7 +284,7 @@ static void kernels_of_heads(const Model *m, int B, int T) {
         k = kernel_case("gate_forward", (double)gate_forward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
                         NH, D, width);
         kernel_measure(tensors(k, "xxx", heads, heads, gates),
-                       [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width); });
+                       [=](void **t) { gate_forward(X(0), X(1), X(2), N, NH, D, ldg, width, NULL); });
         k = kernel_case("gate_backward", (double)gate_backward_bytes(N, NH, D, width), 0, "N %d NH %d D %d width %d", N,
                         NH, D, width);
         tensors(k, "xxxxx", heads, gates, heads, heads, gates);

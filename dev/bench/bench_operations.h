@@ -123,11 +123,11 @@ static double op_embedding_b(const Shape *s, real *const *x) {
     return 3.0 * s->N * s->C;
 }
 static double op_rmsnorm(const Shape *s, real *const *x) {
-    if (x) rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5);
+    if (x) rmsnorm_forward(x[0], x[3], x[1], x[2], s->N, s->C, (real)1e-5, NULL);
     return 2.0 * s->N * s->C;
 }
 static double op_rmsnorm_b(const Shape *s, real *const *x) {
-    if (x) rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C, true);
+    if (x) rmsnorm_backward(x[0], x[4], x[1], x[2], x[3], x[5], s->N, s->C, true, NULL);
     return 4.0 * s->N * s->C;
 }
 static double op_rope(const Shape *s, real *const *x) {
@@ -135,7 +135,7 @@ static double op_rope(const Shape *s, real *const *x) {
     return 2.0 * s->N * s->rope_heads * s->QD;
 }
 static double op_combine(const Shape *s, real *const *x) {
-    if (x) diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true);
+    if (x) diff_combine_forward(x[0], x[1], x[2], s->N, s->NH, s->D, s->ld, 1, true, NULL);
     return 3.0 * s->N * s->NH * s->D;
 }
 static double op_combine_b(const Shape *s, real *const *x) {
@@ -143,15 +143,15 @@ static double op_combine_b(const Shape *s, real *const *x) {
     return 4.0 * s->N * s->NH * s->D;
 }
 static double op_fused_norm(const Shape *s, real *const *x) {
-    if (x) residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5);
+    if (x) residual_rmsnorm_forward(x[0], x[3], x[5], x[1], x[2], x[4], s->N, s->C, (real)1e-5, NULL);
     return 4.0 * s->N * s->C;
 }
 static double op_swiglu(const Shape *s, real *const *x) {
-    if (x) swiglu_forward(x[0], x[1], s->N, s->F);
+    if (x) swiglu_forward(x[0], x[1], s->N, s->F, NULL);
     return 3.0 * s->N * s->F;
 }
 static double op_swiglu_b(const Shape *s, real *const *x) {
-    if (x) swiglu_backward(x[0], x[1], x[2], s->N, s->F);
+    if (x) swiglu_backward(x[0], x[1], x[2], s->N, s->F, NULL);
     return 5.0 * s->N * s->F;
 }
 static double op_entropy(const Shape *s, real *const *x) {
@@ -193,19 +193,19 @@ typedef struct {
     const char *name;
     int IC, OC;
     double calls; // per step and row
-} Linear;
+} LinearCase;
 enum { LINEARS = 5 };
-static void linears_of(const Shape *s, Linear *l) {
-    const Linear all[LINEARS] = {{"q,k,v,lambda", s->C, s->fused_rows, s->L},
-                                 {"o_proj", s->NH * s->D, s->C, s->L},
-                                 {"gate,up", s->C, 2 * s->F, s->L},
-                                 {"down", s->F, s->C, s->L},
-                                 {"head", s->C, s->V, 1}};
+static void linears_of(const Shape *s, LinearCase *l) {
+    const LinearCase all[LINEARS] = {{"q,k,v,lambda", s->C, s->fused_rows, s->L},
+                                     {"o_proj", s->NH * s->D, s->C, s->L},
+                                     {"gate,up", s->C, 2 * s->F, s->L},
+                                     {"down", s->F, s->C, s->L},
+                                     {"head", s->C, s->V, 1}};
     memcpy(l, all, sizeof(all));
 }
 
 typedef enum { FORWARD, BACKWARD_X, BACKWARD_W, PRODUCTS } Product;
-static void run_product(Product p, const Linear *l, int N, real *const *x) {
+static void run_product(Product p, const LinearCase *l, int N, real *const *x) {
     switch (p) {
     case FORWARD: gemm(CblasNoTrans, CblasTrans, N, l->OC, l->IC, 1, x[0], l->IC, x[1], l->IC, 0, x[2], l->OC); break;
     case BACKWARD_X:
@@ -256,7 +256,7 @@ static bool wanted_operation(const char *name) { return wanted(name) || wanted("
 
 static void measure_products(const Shape *s, real *const *x) {
     static const char *const names[PRODUCTS] = {"y = x W^T", "dx = dy W", "dW += dy^T x"};
-    Linear linears[LINEARS];
+    LinearCase linears[LINEARS];
     linears_of(s, linears);
     for (int l = 0; l < LINEARS; l++)
         for (int p = 0; p < PRODUCTS; p++) {

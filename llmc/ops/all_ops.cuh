@@ -6,6 +6,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "embedding.cuh"
 #include "rmsnorm.cuh"
 #include "matmul.cuh"
+#include "linear.cuh"
 #include "rope.cuh"
 #include "attention.cuh"
 #include "sink.cuh"

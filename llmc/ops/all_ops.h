@@ -10,9 +10,11 @@ all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins
 #else
 #include "runtime.h"
 #include "vecmath.h"
+#include "fp8.h"
 #include "embedding.h"
 #include "rmsnorm.h"
 #include "matmul.h"
+#include "linear.h"
 #include "rope.h"
 #include "attention.h"
 #include "attention_backward.h"

@@ -9,6 +9,7 @@ diff_combine.cuh: subtracts the second head of each pair from the first. Equatio
 #ifndef LLMC_DIFF_COMBINE_CUH
 #define LLMC_DIFF_COMBINE_CUH
 #include "../cuda/kernel_utils.cuh"
+#include "fp8.cuh"
 #include "ops.h"
 
 static __device__ inline float diff_factor(floatX l, bool sigmoid) {
@@ -42,11 +43,12 @@ static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const f
 }
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid) {
+                                        int stride, bool sigmoid, absmax_t *max) {
     OPERATION();
     assert(stride > 0 && NH % stride == 0);
     LAUNCH_ROWS(diff_combine_forward_kernel, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH, D, ldl, stride,
                 sigmoid);
+    if (max) absmax_update(max, o, N, NH * D, NH * D);
 }
 
 template <int W>

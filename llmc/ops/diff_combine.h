@@ -14,6 +14,7 @@ diff_combine.h: subtracts the second head of each pair from the first.
 */
 #ifndef LLMC_DIFF_COMBINE_H
 #define LLMC_DIFF_COMBINE_H
+#include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
 
@@ -22,7 +23,7 @@ static inline int diff_first_head(int h, int stride) { return 2 * stride * (h / 
 static inline real diff_factor(real l, bool sigmoid) { return sigmoid ? real_sigmoid(l) : l; }
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid) {
+                                        int stride, bool sigmoid, absmax_t *max) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
         for (int h = 0; h < NH; h++) {
@@ -32,6 +33,7 @@ static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX
             real s = diff_factor(l[(size_t)n * ldl + h], sigmoid);
             for (int i = 0; i < D; i++) out[i] = a1[i] - s * a2[i];
         }
+    if (max) absmax_update(max, o, N, NH * D, NH * D);
 }
 
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,

@@ -8,6 +8,7 @@ gate.cuh: a sigmoid gate on the output heads. Equations in gate.h.
 #ifndef LLMC_GATE_CUH
 #define LLMC_GATE_CUH
 #include "../cuda/kernel_utils.cuh"
+#include "fp8.cuh"
 #include "ops.h"
 
 // The gates of a pack: one for the head, or one per element.
@@ -42,11 +43,12 @@ static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
 }
 
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width) {
+                                int width, absmax_t *max) {
     OPERATION();
     assert(width == 1 || width == D);
     bool wide = packed(D, y, x) && gate_packed(g, D, ldg, width);
     LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * heads, D, y, x, g, N, heads, D, ldg, width);
+    if (max) absmax_update(max, y, N, heads * D, heads * D);
 }
 
 template <int W>

@@ -9,11 +9,12 @@ gate.h: a sigmoid gate on the output heads, from the layer's input.
 */
 #ifndef LLMC_GATE_H
 #define LLMC_GATE_H
+#include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
 
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width) {
+                                int width, absmax_t *max) {
     assert(width == 1 || width == D);
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++)
@@ -27,6 +28,7 @@ static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int
                 for (int i = 0; i < D; i++) y[at + i] = x[at + i] * real_sigmoid(gate[i]);
             }
         }
+    if (max) absmax_update(max, y, N, heads * D, heads * D);
 }
 
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,

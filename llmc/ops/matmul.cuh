@@ -10,11 +10,6 @@ matmul.cuh: a linear layer without bias. Equations in matmul.h; products by gemm
 #include "ops.h"
 #include "traffic.h"
 
-static inline size_t matmul_workspace_bytes(int N, int IC, int OC) { // ops_init allocates the library's workspace
-    (void)N, (void)IC, (void)OC;
-    return 0;
-}
-
 static inline size_t matmul_rows_at_a_time(size_t row_bytes) { return gpu_logit_rows(row_bytes); }
 
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy) {
@@ -37,9 +32,8 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 // effect.
 
 static const bool matmul_has_choice = false;
-static const bool matmul_in_bf16 = sizeof(floatX) == 2, matmul_bf16_native = true;
+static const bool matmul_in_bf16 = sizeof(floatX) == 2;
 
-static inline void matmul_use_bf16(bool on) { (void)on; }
 static inline bool matmul_wants_wide_kernels(void) { return false; }
 static inline const char *matmul_library(void) {
     static char text[128];

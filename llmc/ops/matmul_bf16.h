@@ -1,14 +1,15 @@
 /*
-matmul_bf16.h: products of matrices rounded to bf16, with sums in fp32 (--gemm bf16).
+matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices with sums in fp32 (--gemm bf16, fp8).
 
   bool bf16_begin(void)                   whether oneDNN multiplies bf16 on this CPU
   void bf16_round_matrix(...)             fp32 to bf16
-  void bf16_round_matrix_wide(...)        fp32 to bf16, stored as fp32
-  void gemm_bf16(shape, A, B, C)          C = op(A) op(B), or C += op(A) op(B)
+  void fp8_round_matrix(...)              fp32 to FP8, after multiplication by a factor, stored as bf16
+  void ..._round_matrix_wide(...)         the same, stored as fp32
+  void gemm_bf16(shape, A, B, C, scale)   C = op(A) op(B), or C += op(A) op(B); with shape.scaled times `scale`
 
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
   numerics  each element of A and B rounded once, to nearest, ties to even, NaN to NaN; products exact; sums fp32
-  memory    the caller provides it for the rounded matrices (matmul.h); oneDNN allocates some for packing
+  memory    the caller provides it for the rounded matrices (linear.h); oneDNN allocates some for packing
   speed     A CPU with AVX512_BF16 or AMX multiplies bf16 at least twice as fast as fp32. On other CPUs the rounded
             numbers are stored as fp32 and multiplied in fp32, which gives the same products at the speed of fp32
             (oneDNN's emulation is five times slower). oneDNN compiles a kernel for the shape of each product; the
@@ -17,6 +18,7 @@ matmul_bf16.h: products of matrices rounded to bf16, with sums in fp32 (--gemm b
 */
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
+#include "fp8.h"
 #include "ops.h"
 
 typedef uint16_t bf16_t;
@@ -49,16 +51,42 @@ static inline void bf16_round_matrix_wide(float *out, int ldo, const float *in, 
     }
 }
 
+static inline uint32_t fp8_bits(float x, float multiplier, Fp8Format f) {
+    float rounded = fp8_round(x * multiplier, f);
+    uint32_t bits;
+    memcpy(&bits, &rounded, 4);
+    return bits;
+}
+static inline void fp8_round_matrix(bf16_t *out, int ldo, const float *in, int ld, int rows, int columns,
+                                    float multiplier, Fp8Format f) {
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++) {
+        const float *from = in + (size_t)r * ld;
+        bf16_t *to = out + (size_t)r * ldo;
+        for (int c = 0; c < columns; c++) to[c] = (bf16_t)(fp8_bits(from[c], multiplier, f) >> 16); // exact
+    }
+}
+static inline void fp8_round_matrix_wide(float *out, int ldo, const float *in, int ld, int rows, int columns,
+                                         float multiplier, Fp8Format f) {
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++) {
+        const float *from = in + (size_t)r * ld;
+        float *to = out + (size_t)r * ldo;
+        for (int c = 0; c < columns; c++) to[c] = fp8_round(from[c] * multiplier, f);
+    }
+}
+
+// C (M,N) = op(A) op(B), op(A) M x K; row-major with row strides lda, ldb, ldc
 typedef struct {
-    bool ta, tb, add;
+    bool ta, tb, add, scaled;
     int M, N, K, lda, ldb, ldc;
-} Bf16Shape;
+} MatmulShape;
 
 #ifdef ONEDNN
 typedef struct {
-    Bf16Shape shape;
+    MatmulShape shape;
     dnnl_primitive_t primitive;
-    dnnl_memory_t A, B, C;
+    dnnl_memory_t A, B, C, scale;
 } Bf16Product;
 
 #ifndef BF16_PRODUCTS
@@ -87,6 +115,9 @@ static inline bool bf16_memory(dnnl_memory_t *memory, Bf16Layout layout) {
 static inline bool bf16_add_to_result(dnnl_post_ops_t after) {
     return dnnl_post_ops_append_sum(after, 1, 0, dnnl_data_type_undef) == dnnl_success;
 }
+static inline bool bf16_scale_result(dnnl_post_ops_t after, Bf16Layout scale) {
+    return dnnl_post_ops_append_binary(after, dnnl_binary_mul, scale) == dnnl_success;
+}
 static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C,
                                  dnnl_primitive_attr_t attr) {
     return dnnl_matmul_primitive_desc_create(description, bf16_state.engine, A, B, NULL, C, attr) == dnnl_success;
@@ -105,6 +136,9 @@ static inline bool bf16_memory(dnnl_memory_t *memory, Bf16Layout layout) {
 static inline bool bf16_add_to_result(dnnl_post_ops_t after) {
     return dnnl_post_ops_append_sum(after, 1) == dnnl_success;
 }
+static inline bool bf16_scale_result(dnnl_post_ops_t after, Bf16Layout scale) {
+    return dnnl_post_ops_append_binary(after, dnnl_binary_mul, &scale) == dnnl_success;
+}
 static inline bool bf16_describe(dnnl_primitive_desc_t *description, Bf16Layout A, Bf16Layout B, Bf16Layout C,
                                  dnnl_primitive_attr_t attr) {
     dnnl_matmul_desc_t product;
@@ -118,12 +152,13 @@ static inline void bf16_free(Bf16Product *p) {
     dnnl_memory_destroy(p->A);
     dnnl_memory_destroy(p->B);
     dnnl_memory_destroy(p->C);
+    dnnl_memory_destroy(p->scale);
     memset(p, 0, sizeof(*p));
 }
 
 // Creates the primitive for a shape; false if the library has none for this CPU.
-static inline bool bf16_make(Bf16Product *p, Bf16Shape s) {
-    Bf16Layout A, B, C;
+static inline bool bf16_make(Bf16Product *p, MatmulShape s) {
+    Bf16Layout A, B, C, scale;
     dnnl_primitive_attr_t attr = NULL;
     dnnl_post_ops_t after = NULL;
     dnnl_primitive_desc_t description = NULL;
@@ -132,28 +167,30 @@ static inline bool bf16_make(Bf16Product *p, Bf16Shape s) {
     if (!bf16_layout(&A, dnnl_bf16, s.M, s.K, s.ta ? 1 : s.lda, s.ta ? s.lda : 1)) return false;
     if (!bf16_layout(&B, dnnl_bf16, s.K, s.N, s.tb ? 1 : s.ldb, s.tb ? s.ldb : 1)) return false;
     if (!bf16_layout(&C, dnnl_f32, s.M, s.N, s.ldc, 1)) return false;
+    if (!bf16_layout(&scale, dnnl_f32, 1, 1, 1, 1)) return false;
     bool made = dnnl_primitive_attr_create(&attr) == dnnl_success && dnnl_post_ops_create(&after) == dnnl_success &&
-                (!s.add || bf16_add_to_result(after)) &&
+                (!s.scaled || bf16_scale_result(after, scale)) && (!s.add || bf16_add_to_result(after)) &&
                 dnnl_primitive_attr_set_post_ops(attr, after) == dnnl_success &&
                 bf16_describe(&description, A, B, C, attr) &&
                 dnnl_primitive_create(&p->primitive, description) == dnnl_success && bf16_memory(&p->A, A) &&
-                bf16_memory(&p->B, B) && bf16_memory(&p->C, C);
+                bf16_memory(&p->B, B) && bf16_memory(&p->C, C) && bf16_memory(&p->scale, scale);
     dnnl_primitive_desc_destroy(description);
     dnnl_post_ops_destroy(after);
     dnnl_primitive_attr_destroy(attr);
     bf16_layout_free(A);
     bf16_layout_free(B);
     bf16_layout_free(C);
+    bf16_layout_free(scale);
     if (!made) bf16_free(p);
     return made;
 }
 
-static inline Bf16Product *bf16_product(Bf16Shape s) {
+static inline Bf16Product *bf16_product(MatmulShape s) {
     int kept = min_int(bf16_state.made, BF16_PRODUCTS);
     for (int i = 0; i < kept; i++) {
-        const Bf16Shape *has = &bf16_state.products[i].shape;
-        if (has->ta == s.ta && has->tb == s.tb && has->add == s.add && has->M == s.M && has->N == s.N &&
-            has->K == s.K && has->lda == s.lda && has->ldb == s.ldb && has->ldc == s.ldc)
+        const MatmulShape *has = &bf16_state.products[i].shape;
+        if (has->ta == s.ta && has->tb == s.tb && has->add == s.add && has->scaled == s.scaled && has->M == s.M &&
+            has->N == s.N && has->K == s.K && has->lda == s.lda && has->ldb == s.ldb && has->ldc == s.ldc)
             return &bf16_state.products[i];
     }
     Bf16Product *p = &bf16_state.products[bf16_state.made % BF16_PRODUCTS];
@@ -171,7 +208,7 @@ static inline bool bf16_probe(void) {
         dnnl_stream_create(&bf16_state.stream, bf16_state.engine, dnnl_stream_default_flags) != dnnl_success)
         return false;
     Bf16Product probe;
-    Bf16Shape shape = {true, false, true, 64, 64, 64, 64, 64, 64};
+    MatmulShape shape = {true, false, true, false, 64, 64, 64, 64, 64, 64};
     if (!bf16_make(&probe, shape)) return false;
     bf16_free(&probe);
     return true;
@@ -184,13 +221,17 @@ static inline bool bf16_begin(void) {
     return bf16_probe();
 }
 
-static inline void gemm_bf16(Bf16Shape s, const bf16_t *A, const bf16_t *B, float *C) {
+static inline void gemm_bf16(MatmulShape s, const bf16_t *A, const bf16_t *B, float *C, float scale) {
     Bf16Product *p = bf16_product(s);
-    dnnl_exec_arg_t arguments[3] = {{DNNL_ARG_SRC, p->A}, {DNNL_ARG_WEIGHTS, p->B}, {DNNL_ARG_DST, p->C}};
+    dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, p->A},
+                                   {DNNL_ARG_WEIGHTS, p->B},
+                                   {DNNL_ARG_DST, p->C},
+                                   {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, p->scale}};
     bool done = dnnl_memory_set_data_handle(p->A, (void *)(uintptr_t)A) == dnnl_success && // read only
                 dnnl_memory_set_data_handle(p->B, (void *)(uintptr_t)B) == dnnl_success &&
                 dnnl_memory_set_data_handle(p->C, C) == dnnl_success &&
-                dnnl_primitive_execute(p->primitive, bf16_state.stream, 3, arguments) == dnnl_success &&
+                dnnl_memory_set_data_handle(p->scale, &scale) == dnnl_success &&
+                dnnl_primitive_execute(p->primitive, bf16_state.stream, s.scaled ? 4 : 3, arguments) == dnnl_success &&
                 dnnl_stream_wait(bf16_state.stream) == dnnl_success;
     CHECK(done, "oneDNN failed to multiply %d x %d x %d in bf16: out of memory?", s.M, s.N, s.K);
 }

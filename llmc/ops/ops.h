@@ -31,6 +31,7 @@ typedef REAL real;
 typedef REAL floatX;
 typedef REAL grad_t;
 #endif
+typedef uint32_t absmax_t;
 
 // x[n,:] = weight[tokens[n],:]                               x (N,C), weight (V,C); every token is in [0,V)
 static inline void embedding_forward(floatX *x, const int *tokens, const floatX *weight, int N, int C);
@@ -38,24 +39,47 @@ static inline void embedding_backward(grad_t *dweight, const floatX *dx, const i
 static inline size_t embedding_workspace_bytes(int N); // for the backward
 
 // y = x * rstd * weight, rstd = 1/sqrt(mean(x^2) + eps)      x, y (N,C), weight (C), rstd (N)
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
-                                   real eps);
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
+                                   absmax_t *max);
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C,
-                                    bool add);       // dx =, or with add +=; dweight +=
+                                    const floatX *weight, const real *rstd, int N, int C, bool add,
+                                    absmax_t *max);  // dx =, or with add +=; dweight +=
 static inline size_t rmsnorm_workspace_bytes(int C); // for the backward
 // sum = a + b, y = rmsnorm(sum): bitwise equal to rmsnorm_forward of the stored sum
 static inline void residual_rmsnorm_forward(floatX *sum, floatX *y, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps); // a, b, sum, y (N,C)
+                                            const floatX *weight, int N, int C, real eps,
+                                            absmax_t *max); // a, b, sum, y (N,C); max of y
 
 // y = x weight^T                                             x (N,IC), weight (OC,IC), y (N,OC) with row stride ldy
 static inline void matmul_forward(floatX *y, const floatX *x, const floatX *weight, int N, int IC, int OC, int ldy);
 static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, const floatX *weight,
                                    int N, int IC, int OC, int ldy, bool add); // dx =; dweight =, or with add +=
-static inline size_t matmul_workspace_bytes(int N, int IC, int OC);           // for both
 // The number of rows of the logits to compute per call; row_bytes is the size of one row. Sums over rows depend on it,
 // so it depends on its argument alone.
 static inline size_t matmul_rows_at_a_time(size_t row_bytes);
+
+// The same product with operands rounded as --gemm says: linear.h. `copy` holds the rounded weight, made once per
+// update. Without a copy nothing is rounded: the product is that of matmul_forward.
+typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
+typedef struct {
+    const floatX *weight;     // (OC,IC)
+    void *copy;               // linear_copy_bytes, in memory of buffer_alloc; or NULL
+    int IC, OC, ld;           // ld: row stride of y
+    absmax_t *x_max, *dy_max; // --gemm fp8: of x and of dy
+} Linear;
+static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N);
+static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
+                                   bool add); // dx =; dweight =, or with add +=
+static inline void linear_copy_weight(Linear w);
+static inline size_t linear_copy_bytes(int IC, int OC, bool head);  // head: of the LM head, which FP8 leaves out
+static inline size_t linear_workspace_bytes(int N, int IC, int OC); // for the forward, the backward and the copy
+// Selects the type; called once, before the functions above. Returns NULL, or the reason why it is not supported.
+static inline const char *linear_configure(GemmType type);
+static inline bool linear_in_fp8(void);
+
+// The largest magnitude of a tensor, for its scale in FP8: *max = max(*max, |x|). Operations whose last argument is
+// `max` do the same for their output, or do not if it is NULL.       x (N,columns) with row stride ld; bits: fp8.h
+static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld);
 
 // The table of the library's algorithm for each product (gemm_table.cuh), if the build has a choice of algorithms
 // (matmul_has_algorithms). After _measure each new product is repeated to time the library's algorithms, so outputs are
@@ -125,7 +149,7 @@ static inline void sink_backward(grad_t *dsinks, const floatX *dout, const float
 // s = sigmoid(l[n,h]), or l[n,h] itself
 // h1 = 2 stride (h / stride) + h % stride, h2 = h1 + stride: stride 1 pairs (2h, 2h+1), stride NH pairs (h, h+NH)
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
-                                        int stride, bool sigmoid);
+                                        int stride, bool sigmoid, absmax_t *max);
 static inline void diff_combine_backward(floatX *da, floatX *dl, const floatX *do_, const floatX *a, const floatX *l,
                                          int N, int NH, int D, int ldl, int stride,
                                          bool sigmoid); // =; dl with the stride of l
@@ -148,13 +172,14 @@ static inline void scale_inplace(floatX *x, real factor, size_t count);
 // y[n,h,:] = x[n,h,:] sigmoid(g)                             x, y (N,heads,D), g (N,heads*width) with row stride ldg;
 // width 1: one gate per head, or D: one per element
 static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int N, int heads, int D, int ldg,
-                                int width);
+                                int width, absmax_t *max);
 static inline void gate_backward(floatX *dx, floatX *dg, const floatX *dy, const floatX *x, const floatX *g, int N,
                                  int heads, int D, int ldg, int width); // =; dg with the stride of g
 
 // y = silu(gate) * up                                        gate_up (N,2F) rows [gate | up], y (N,F)
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F);
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F); // =
+static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max);
+static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
+                                   absmax_t *max); // =
 
 // losses[n] += -log softmax(logits[n,:V])[targets[n]];       logits (N,V) with row stride Vp
 // if dloss != 0, the logits are then overwritten by their gradient, dloss * (softmax - onehot), and the padding by 0

@@ -15,6 +15,7 @@ rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 #ifndef LLMC_RMSNORM_CUH
 #define LLMC_RMSNORM_CUH
 #include "../cuda/kernel_utils.cuh"
+#include "fp8.cuh"
 #include "ops.h"
 
 // y_sum and b are NULL if the row is `a`.
@@ -53,19 +54,21 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
     if (lane == 0) rstd[n] = r;
 }
 
-static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C,
-                                   real eps) {
+static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
+                                   absmax_t *max) {
     OPERATION();
     bool wide = packed(C, y, x, weight);
     floatX *none = nullptr;
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, none, y, rstd, x, (const floatX *)none, weight, N, C, eps);
+    if (max) absmax_update(max, y, N, C, C);
 }
 
 static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
-                                            const floatX *weight, int N, int C, real eps) {
+                                            const floatX *weight, int N, int C, real eps, absmax_t *max) {
     OPERATION();
     bool wide = packed(C, y_sum, norm, a, b, weight);
     LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
+    if (max) absmax_update(max, norm, N, C, C);
 }
 
 #ifndef RMSNORM_BLOCKS // of the backward; tests define fewer
@@ -147,7 +150,7 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
 }
 
 static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x,
-                                    const floatX *weight, const real *rstd, int N, int C, bool add) {
+                                    const floatX *weight, const real *rstd, int N, int C, bool add, absmax_t *max) {
     OPERATION();
     float *partial = ops_workspace_take(rmsnorm_workspace_bytes(C));
     bool wide = packed(C, dx, dy, x, weight);
@@ -163,5 +166,6 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     else
         LAUNCH((rmsnorm_backward_kernel<PACK, false>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
     column_sum(dweight, partial, parts, C);
+    if (max) absmax_update(max, dx, N, C, C);
 }
 #endif

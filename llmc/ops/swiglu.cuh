@@ -7,6 +7,7 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 #ifndef LLMC_SWIGLU_CUH
 #define LLMC_SWIGLU_CUH
 #include "../cuda/kernel_utils.cuh"
+#include "fp8.cuh"
 #include "ops.h"
 
 template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
@@ -21,9 +22,10 @@ template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const f
     store<W>(y + n * (size_t)F + i, u);
 }
 
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
+static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
     OPERATION();
     LAUNCH_COLUMNS(swiglu_forward_kernel, packed(F, y, gate_up), N, F, y, gate_up, F);
+    if (max) absmax_update(max, y, N, F, F);
 }
 
 template <int W>
@@ -45,8 +47,10 @@ static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy
     store<W>(dgate_up + at + F, u);
 }
 
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
+static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
+                                   absmax_t *max) {
     OPERATION();
     LAUNCH_COLUMNS(swiglu_backward_kernel, packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
+    if (max) absmax_update(max, dgate_up, N, 2 * F, 2 * F);
 }
 #endif

@@ -9,19 +9,22 @@ swiglu.h: the gated activation of the MLP.
 */
 #ifndef LLMC_SWIGLU_H
 #define LLMC_SWIGLU_H
+#include "fp8.h"
 #include "ops.h"
 #include "vecmath.h"
 
-static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F) {
+static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
         floatX *yn = y + (size_t)n * F;
         for (int i = 0; i < F; i++) yn[i] = g[i] * real_sigmoid(g[i]) * u[i];
     }
+    if (max) absmax_update(max, y, N, F, F);
 }
 
-static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F) {
+static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
+                                   absmax_t *max) {
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < N; n++) {
         const floatX *g = gate_up + 2 * (size_t)n * F, *u = g + F;
@@ -33,5 +36,6 @@ static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const flo
             dg[i] = d[i] * u[i] * p * (1 + g[i] * (1 - p)); // backward of g p, with dp/dg = p (1 - p)
         }
     }
+    if (max) absmax_update(max, dgate_up, N, 2 * F, 2 * F);
 }
 #endif

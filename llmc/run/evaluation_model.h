@@ -10,7 +10,7 @@ typedef void (*LayerVisit)(void *data, int layer);
 typedef struct {
     const ModelPlan *plan;
     const Activations *acts;
-    const floatX *head; // (V, C): weight of the LM head
+    Linear head; // the LM head
     void *model;
     // Runs B sequences of T tokens up to acts->norm_final, without --doc-mask. After each layer it calls visit(data,
     // layer), unless visit is NULL: layers share the memory of their activations.

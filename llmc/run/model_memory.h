@@ -35,6 +35,7 @@ typedef struct {
 typedef struct {
     int *inputs, *targets;    // (N)
     int *starts;              // (N): where the document of each input begins in its sequence; not for generation
+    absmax_t *maxima;         // [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy; or NULL
     real *losses;             // (N): summed over the micro-steps of an update
     real *rope;               // (T, 2, QD/2): cosines, sines
     floatX *embedded;         // (N, C)
@@ -75,6 +76,7 @@ static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
     arena->used += round_up(count * element_bytes, 256);
     return arena->base ? arena->base + at : NULL;
 }
+#define MAXIMA_COUNT(c) ((size_t)(c)->L * LINEAR_BLOCK_COUNT * 2)
 #define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
 // Whether layer l has its own memory for the activations that --recompute LEVEL computes again; else it uses layer 0's.
@@ -93,6 +95,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
     a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
+    a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, MAXIMA_COUNT(c)) : NULL;
     a->losses = CARVE(arena, real, N);
     a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
     a->embedded = CARVE(arena, floatX, N * C);
@@ -141,6 +144,23 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dhidden = CARVE(arena, floatX, N * F);
 }
 
+// Lays out the rounded copies of the weights; generation reads the weights themselves.
+static inline void plan_copies(ModelPlan *plan) {
+    const size_t align = 256;
+    if (plan->purpose == FOR_GENERATION) return;
+    for (int kind = 0; kind < LINEAR_COUNT; kind++) {
+        Linear w = linear_shape(plan, (LinearKind)kind);
+        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), align);
+        if (kind == LINEAR_HEAD) {
+            plan->copy_at[kind] = plan->config.L * plan->layer_copies_bytes;
+            plan->copies_bytes = plan->copy_at[kind] + bytes;
+        } else {
+            plan->copy_at[kind] = plan->layer_copies_bytes;
+            plan->layer_copies_bytes += bytes;
+        }
+    }
+}
+
 // Elements of the gradients of whole groups. With --zero 2 layer l uses the memory of layer l + 2, whose gradients have
 // been reduced before. *layer_count: elements of the largest layer.
 static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_count) {
@@ -187,26 +207,27 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     plan->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
     plan->logit_rows = (int)min_size((size_t)B * T, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
     if (purpose == FOR_GENERATION) plan->logit_rows = 1; // those of the next token
+    plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
+    plan_copies(plan);
     plan_count_bytes(plan, own_elements);
     if (purpose == FOR_TRAINING)
         plan->received_bytes =
             comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
-    int widest = max_int(config->C, plan->dims.norm_width), N = B * T, C = config->C;
+    int widest = max_int(config->C, plan->dims.norm_width), N = B * T;
     AttentionShape attention = key_set(plan, 0, B, T, 0).shape;
     if (purpose != FOR_GENERATION) {
         attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
                           plan->activations_bytes + plan->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
     }
-    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()),
-                      rmsnorm_workspace_bytes(widest),
-                      embedding_workspace_bytes(N),
-                      matmul_workspace_bytes(N, C, plan->dims.fused_width),
-                      matmul_workspace_bytes(N, config->NH * config->D, C),
-                      matmul_workspace_bytes(N, C, 2 * config->F),
-                      matmul_workspace_bytes(N, config->F, C),
-                      matmul_workspace_bytes(plan->logit_rows, C, plan->Vw)};
+    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()), rmsnorm_workspace_bytes(widest),
+                      embedding_workspace_bytes(N)};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
+    for (int kind = 0; kind < LINEAR_COUNT; kind++) {
+        Linear w = linear_shape(plan, (LinearKind)kind);
+        int rows = kind == LINEAR_HEAD ? plan->logit_rows : N;
+        plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
+    }
 }
 #endif

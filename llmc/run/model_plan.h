@@ -18,6 +18,17 @@ typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 // activations of the MLP. BLOCK: everything in a block except its input.
 typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
 
+// The linear layers of a block, and the LM head.
+typedef enum {
+    LINEAR_FUSED,
+    LINEAR_O,
+    LINEAR_GATE_UP,
+    LINEAR_DOWN,
+    LINEAR_BLOCK_COUNT,
+    LINEAR_HEAD = LINEAR_BLOCK_COUNT,
+    LINEAR_COUNT
+} LinearKind;
+
 typedef struct {
     ModelConfig config;
     AttentionDims dims;
@@ -31,6 +42,10 @@ typedef struct {
     Recompute recompute;
     const DevicePeak *device; // --device: the bytes are those of the bf16 program on this GPU; else NULL
     size_t params_bytes, grads_bytes, moments_bytes, master_bytes, activations_bytes, workspace_bytes;
+    size_t copies_bytes;          // rounded copies of weights: those of the layers, then that of the LM head
+    size_t copy_at[LINEAR_COUNT]; // of a layer's copies, in the bytes of a layer; of the LM head's, in copies_bytes
+    size_t layer_copies_bytes;
+    bool fp8;              // --gemm fp8: the largest magnitudes of operands are kept
     size_t received_bytes; // gradient pieces received from other ranks
 } ModelPlan;
 
@@ -38,6 +53,22 @@ static inline void plan_free(ModelPlan *plan) {
     sharding_free(&plan->sharding);
     tensor_list_free(&plan->tensors);
     memset(plan, 0, sizeof(*plan));
+}
+
+static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
+
+// The shape of a linear layer, without memory.
+static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind) {
+    const ModelConfig *c = &plan->config;
+    Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
+    switch (kind) {
+    case LINEAR_FUSED: w.OC = plan->dims.fused_width, w.ld = plan->dims.fused_ld; break; // q, k, v and lambda or gate
+    case LINEAR_O: w.IC = c->NH * c->D; break;
+    case LINEAR_GATE_UP: w.OC = w.ld = 2 * c->F; break;
+    case LINEAR_DOWN: w.IC = c->F; break;
+    default: w.OC = plan->Vw, w.ld = plan->Vp;
+    }
+    return w;
 }
 
 // Whether the tensor is the weight of a matrix product, whose backward writes all of its gradient.

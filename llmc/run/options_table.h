@@ -104,8 +104,9 @@ static inline const char *attention_choice(int i) {
 static inline const char *preset_choice(int i) { return i < PRESET_COUNT ? presets[i].name : NULL; }
 static inline const char *schedule_choice(int i) { return i < SCHEDULE_COUNT ? schedule_names[i] : NULL; }
 
-typedef enum { GEMM_FP32, GEMM_BF16 } GemmType;
-static inline const char *gemm_choice(int i) { return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : NULL; }
+static inline const char *gemm_choice(int i) {
+    return i == GEMM_FP32 ? "fp32" : i == GEMM_BF16 ? "bf16" : i == GEMM_FP8 ? "fp8" : NULL;
+}
 
 typedef enum { SDPA_AUTO, SDPA_CUDNN, SDPA_OWN } SdpaChoice;
 static inline const char *sdpa_choice(int i) {
@@ -220,7 +221,7 @@ static const OptionRow option_rows[] = {
     {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
         "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
-        "precision of matrix products; bf16 rounds the factors, sums and weights stay fp32"},
+        "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights stay fp32"},
     {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
         "on a GPU: use the fastest algorithm for each matrix product, read from FILE; if FILE does not exist, "
         "measure and write it"},

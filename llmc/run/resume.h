@@ -57,22 +57,22 @@ static inline Resume resume_find(Options *o) {
 static inline void start_configure_operations(Options *o) {
     if (!matmul_has_choice) { // the build decides
         int built_for = matmul_in_bf16 ? GEMM_BF16 : GEMM_FP32;
-        CHECK(!options_given(o, "gemm") || o->gemm == built_for,
+        CHECK(!options_given(o, "gemm") || o->gemm == built_for || o->gemm == GEMM_FP8,
               "--gemm %s: this build stores and multiplies %s; build it with PRECISION=%s", gemm_choice(o->gemm),
               gemm_choice(built_for), gemm_choice(o->gemm));
-        o->gemm = built_for;
+        if (o->gemm != GEMM_FP8) o->gemm = built_for;
     }
     CHECK(matmul_has_algorithms || !o->tune_gemm,
           "--tune-gemm requires a GPU: the libraries of the CPU offer no choice of algorithms");
-    CHECK(o->gemm != GEMM_BF16 || sizeof(real) == sizeof(float),
-          "--gemm bf16: a build with REAL=double checks mathematics and rounds nothing; use --gemm fp32");
-    matmul_use_bf16(o->gemm == GEMM_BF16);
+    const char *why = linear_configure((GemmType)o->gemm);
+    CHECK(!why, "--gemm %s: %s", gemm_choice(o->gemm), why);
     AttentionOptions attention = {o->sdpa == SDPA_OWN, o->sdpa == SDPA_CUDNN, o->deterministic, o->doc_mask,
                                   o->sdpa_linear};
     attention_configure(attention);
-    if (matmul_in_bf16 && !matmul_bf16_native)
-        printf("--gemm bf16: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
-               "its speed\n");
+    if (o->gemm != GEMM_FP32 && !linear_native)
+        printf("--gemm %s: this CPU or build does not multiply bf16; the rounded numbers are multiplied in fp32, at "
+               "its speed\n",
+               gemm_choice(o->gemm));
 }
 
 static inline ModelConfig start_configure(Options *o, Resume *resume, int argc, char **argv) {
