@@ -217,7 +217,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     AttentionShape attention = key_set(plan, 0, B, T, 0).shape;
     if (purpose != FOR_GENERATION) {
         attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
-                          plan->activations_bytes + plan->received_bytes);
+                          plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
     }
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()), rmsnorm_workspace_bytes(widest),
