@@ -37,7 +37,9 @@ def rows(study, costs, **keys):
             gap = None if arm == study.reference else stats.paired_gap(mine, costs[study.reference])
             cost = stats.as_json(stats.t_interval(list(mine.values())))
             by_seed = {str(seed): x for seed, x in mine.items()}
-            found.append({**keys, "arm": arm, "label": label, "cost": cost, "gap": stats.as_json(gap), "seeds": by_seed})
+            found.append(
+                {**keys, "arm": arm, "label": label, "cost": cost, "gap": stats.as_json(gap), "seeds": by_seed}
+            )
     return found
 
 
