@@ -356,7 +356,7 @@ class Pass {
     }
     void expect(Tensor *t, const OpTensor &of) {
         Error e = of.error;
-        if (o.integers) e.relative = e.absolute = 0;
+        if (o.integers && !c.integers) e.relative = e.absolute = 0;
         if (of.error_grows) e.absolute *= 1 + largest(t->twin);
         o.expect(*t, e);
     }
@@ -397,7 +397,7 @@ class Pass {
 };
 
 static void check_passes(const OpCase &c, int shift, bool exact, Inputs inputs) {
-    Pass forward(c, shift, exact ? 3 : 0, nullptr, inputs);
+    Pass forward(c, shift, exact ? 3 : c.integers, nullptr, inputs);
     forward.run();
     forward.expect();
     if (c.no_backward || (inputs != ORDINARY_AND_SPECIAL && !c.max_of_dx)) return;
