@@ -28,9 +28,7 @@ static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind) {
 }
 
 // maxima [L][LINEAR_BLOCK_COUNT][2], of x and of dy; NULL: not kept
-static inline size_t linear_max_count(const ModelPlan *plan) {
-    return (size_t)plan->config.L * LINEAR_BLOCK_COUNT * 2;
-}
+static inline size_t linear_max_count(const ModelPlan *plan) { return (size_t)plan->config.L * LINEAR_BLOCK_COUNT * 2; }
 static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
     bool kept = maxima && kind != LINEAR_HEAD && l >= 0 && l < plan->config.L;
     return kept ? maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) + gradient : NULL;
