@@ -333,7 +333,7 @@ class Pass {
     }
     void expect(Tensor *t, const OpTensor &of) {
         Error e = of.error;
-        if (o.integers) e.relative = e.absolute = 0;
+        if (o.integers && !c.integers) e.relative = e.absolute = 0;
         if (of.error_grows) e.absolute *= 1 + largest(t->twin);
         o.expect(*t, e);
     }
@@ -377,7 +377,7 @@ static void check_operation(const Case *row) {
     if (c.kind == OP_SINK) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
     for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) { // sums of whole numbers are exact
-        Pass forward(c, row->shift, exact ? 3 : 0);
+        Pass forward(c, row->shift, exact ? 3 : c.integers);
         forward.run();
         forward.expect();
         for (int add = 0; add < (c.no_backward ? 0 : c.kind == OP_ATTENTION ? 2 : 1); add++) {

@@ -60,6 +60,13 @@ static void op_forward(const OpCase *c) {
     case OP_LAMBDA_SCALAR: lambda_scalar_forward(OP_Y(0), OP_X(0), (size_t)d[0]); break;
     case OP_FILL: fill_forward(OP_Y(0), (real)(d[1] / 8.0), (size_t)d[0]); break;
     case OP_SCALE: scale_inplace(OP_Y(0), (real)op_factor(c), (size_t)d[0]); break;
+    case OP_QUANTIZE: quantize_inplace(OP_Y(0), d[0], d[1], d[2], d[3], d[4] != 0); break;
+    case OP_ATTENTION_QUANTIZED: {
+        OpKeySet set = op_key_set(a, a->maps - 1);
+        attention_quantized_forward(OP_Y(0) + set.out, OP_STAT(1) + set.lse, OP_X(0) + set.q, OP_X(0) + set.k,
+                                    OP_X(0) + set.v, op_attention_shape(c), d[9]);
+        break;
+    }
     case OP_GATE: gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], NULL); break;
     case OP_SWIGLU: swiglu_forward(OP_Y(0), OP_X(0), d[0], d[1], NULL); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_X(0), c->index, d[0], d[1], d[2], 0); break;
@@ -100,6 +107,8 @@ static void op_backward(const OpCase *c) {
     case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], NULL); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_DX(0), c->index, d[0], d[1], d[2], (real)c->dloss); break;
     case OP_FILL:
+    case OP_QUANTIZE:
+    case OP_ATTENTION_QUANTIZED:
     case OP_KIND_COUNT: break; // no backward
     }
 }

@@ -67,6 +67,8 @@ typedef enum {
     OP_LAMBDA_SCALAR,
     OP_FILL,
     OP_SCALE,
+    OP_QUANTIZE,
+    OP_ATTENTION_QUANTIZED,
     OP_GATE,
     OP_SWIGLU,
     OP_CROSS_ENTROPY,
@@ -86,6 +88,7 @@ typedef struct {
     const void *dy;                         // with the layout of y[0]
     bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
     bool exact;                             // sums of whole numbers have no rounding error
+    int integers;                           // inputs are whole numbers up to this one: what is rounded is exact
     bool no_backward, threads_change_sums;
     double length;                        // of the longest sum
     double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
@@ -280,8 +283,18 @@ static void sink_setup(OpCase *c) {
              exp(4.0) * sqrt((double)c->a.DV) * error_of_sum(c->a.DV + c->a.B * c->a.T));
     c->length = 4 * max_int(c->a.B * c->a.T, c->a.D);
 }
-// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none.
-static void attention_define(OpCase *c, int set, const double *sinks) {
+// Rounds to b-bit integers times a step, ties to even. bits 0: not.
+static void quantize_define(double *x, int count, double max, int bits) {
+    double levels = (1 << max_int(bits - 1, 0)) - 1;
+    for (int i = 0; i < count && bits && max > 0; i++) x[i] = rint(x[i] * levels / max) * max / levels;
+}
+static double quantize_largest(const double *x, int count) {
+    double max = 0;
+    for (int i = 0; i < count; i++) max = fmax(max, fabs(x[i]));
+    return max;
+}
+// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none. bits: of the logits
+static void attention_define(OpCase *c, int set, const double *sinks, int bits) {
     OpAttention s = c->a;
     OpKeySet at = op_key_set(&s, set);
     double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL, scale = 1 / sqrt((double)s.D);
@@ -295,10 +308,16 @@ static void attention_define(OpCase *c, int set, const double *sinks) {
             double sum = sinks ? exp(sinks[h]) : 0, *out = c->y->ref + at.out + (b * s.T + t) * s.ldo;
             out += h * s.maps * s.DV;
             for (int i = 0; i < s.DV; i++) out[i] = 0;
-            for (int j = c->documents ? c->index[b * s.T + t] : 0; j <= s.first + t; j++) {
-                double score = 0;
-                for (int i = 0; i < s.D; i++) score += q[t * s.ld + i] * k[j * s.ld + i];
-                double p = exp(score * scale); // scores are small: no maximum is needed
+            double scores[512];
+            int low = c->documents ? c->index[b * s.T + t] : 0, end = s.first + t + 1;
+            assert(end <= 512);
+            for (int j = low; j < end; j++) {
+                scores[j] = 0;
+                for (int i = 0; i < s.D; i++) scores[j] += scale * (q[t * s.ld + i] * k[j * s.ld + i]);
+            }
+            quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
+            for (int j = low; j < end; j++) {
+                double p = exp(scores[j]); // scores are small: no maximum is needed
                 sum += p;
                 for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ld + i];
             }
@@ -307,13 +326,13 @@ static void attention_define(OpCase *c, int set, const double *sinks) {
         }
     }
 }
-static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL); }
+static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, 0); }
 static void attention_sets_reference(OpCase *c) {
-    for (int set = 0; set < 2; set++) attention_define(c, set, NULL);
+    for (int set = 0; set < 2; set++) attention_define(c, set, NULL, 0);
 }
 static void sink_reference(OpCase *c) {
     static const double zeros[16] = {0};
-    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros);
+    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros, 0);
 }
 
 // --- diff_combine: a (N,2NH,D), l (N,NH) with row stride ldl, y (N,NH,D) ---
@@ -389,6 +408,43 @@ static void scale_setup(OpCase *c) {
 static void scale_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * op_factor(c);
 }
+
+// --- quantize_inplace: x and y (N,columns) with row stride ld ---
+
+static void quantize_setup(OpCase *c) {
+    op_rows(&c->x[0], "x", c->d[0], c->d[1], c->d[2]);
+    op_rows(&c->y[0], "y", c->d[0], c->d[1], c->d[2]);
+    op_error(&c->y[0], 2, 0);
+    c->in_place = c->no_backward = true;
+    c->integers = 100;
+}
+static void quantize_reference(OpCase *c) {
+    int N = c->d[0], columns = c->d[1], ld = c->d[2];
+    double all = 0;
+    for (int n = 0; n < N; n++) {
+        memcpy(c->y->ref + n * ld, c->x->ref + n * ld, (size_t)columns * sizeof(double));
+        all = fmax(all, quantize_largest(c->y->ref + n * ld, columns));
+    }
+    for (int n = 0; n < N; n++) {
+        double *row = c->y->ref + n * ld;
+        quantize_define(row, columns, c->d[4] ? all : quantize_largest(row, columns), c->d[3]);
+    }
+}
+
+// --- attention_quantized_forward: as attention; D is a power of 4, so that scale q.k is exact ---
+
+static void attention_quantized_setup(OpCase *c) {
+    const int *d = c->d;
+    c->no_backward = true;
+    c->documents = d[8] != 0;
+    c->integers = 2; // logits up to 4 sqrt(D), three roundings each
+    attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
+    double logit_error = 12 * sqrt((double)d[4]);
+    op_error(&c->y[0], 4, 4 * (attention_error(&c->a) + logit_error));
+    op_error(&c->y[1], 4, attention_error(&c->a) + logit_error);
+    if (c->documents) op_index(c, d[0] * d[1], 0);
+}
+static void attention_quantized_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, c->d[9]); }
 
 // --- gate: x (N,heads,D), g (N,heads*width) with row stride ldg, y (N,heads,D) ---
 
@@ -470,6 +526,9 @@ static const struct {
     {"lambda_scalar", "count", lambda_scalar_setup, lambda_scalar_reference},
     {"fill", "count 8*value", fill_setup, fill_reference},
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
+    {"quantize_inplace", "N columns ld bits whole", quantize_setup, quantize_reference},
+    {"attention_quantized", "B T NQ NKV D DV maps padding documents bits", attention_quantized_setup,
+     attention_quantized_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference},

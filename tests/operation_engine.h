@@ -210,7 +210,9 @@ static void op_allocate(OpCase *c, TestRandom *random) {
         for (size_t e = 0; e < x->count; e++) op_data(x)[e] = (real)NAN;
         for (OpView *v = x->view; v < x->view + x->views; v++)
             for (size_t e = 0; e < op_size(v); e++)
-                op_data(x)[op_at(v, e)] = (real)(x->spread * test_random_real(random));
+                op_data(x)[op_at(v, e)] =
+                    (real)(c->integers ? test_random_int(random, 2 * c->integers + 1) - c->integers
+                                       : x->spread * test_random_real(random));
         if (x->constant) op_rope_table(op_data(x), c);
         for (size_t e = 0; e < x->count; e++) x->ref[e] = (double)op_data(x)[e];
     }

@@ -19,6 +19,8 @@ static void test_layer_lambda(void) {
     op_check_all(OP_FILL);
 }
 static void test_scale(void) { op_check_all(OP_SCALE); }
+static void test_quantize(void) { op_check_all(OP_QUANTIZE); }
+static void test_attention_quantized(void) { op_check_all(OP_ATTENTION_QUANTIZED); }
 static void test_gate(void) { op_check_all(OP_GATE); }
 static void test_swiglu(void) { op_check_all(OP_SWIGLU); }
 static void test_cross_entropy(void) { op_check_all(OP_CROSS_ENTROPY); }
@@ -636,6 +638,8 @@ static const Test operations_tests[] = {
     {"diff_combine pairs the heads of each variant", test_diff_combine_pairs},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},
+    {"quantize_inplace rounds to the integers of its bits, by row or as a whole", test_quantize},
+    {"attention with rounded logits agrees with the definition", test_attention_quantized},
     {"the gates and their backward agree with the definition", test_gate},
     {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
     {"swiglu and its backward agree with the definition", test_swiglu},
