@@ -125,7 +125,8 @@ def tables(study, lr):
     everything = study.runs + study.others
     present = {run.options["gemm"] for run in everything}
     precisions = study.precisions or sorted(present)
-    specs = list(dict.fromkeys(q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])))
+    done = [q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])]
+    specs = list(dict.fromkeys(study.quantize + done))
     if not study.precisions and not specs:
         return None
     return {

@@ -317,7 +317,14 @@ def made_low_bit_lab(place):
                 rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
                 runs.append({"name": run, "arm": arm})
     arms = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
-    lab_json = {"plan": "p", "size": "s", "title": "Low", "reference": "baseline", "precisions": ["fp32", "bf16"]}
+    lab_json = {
+        "plan": "p",
+        "size": "s",
+        "title": "Low",
+        "reference": "baseline",
+        "precisions": ["fp32", "bf16"],
+        "quantize": ["w8a8", "w4a4"],
+    }
     (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": arms, "runs": runs}))
     return lab
 
@@ -395,6 +402,10 @@ def what_a_low_precision_comparison_lacks_is_named():
         }
         assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
         assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
+        rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
+        report(lab, "--no-png")
+        lines = json.loads((lab / "report/results.json").read_text())["low_bit"]["missing"]
+        assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
 
 
 @test
