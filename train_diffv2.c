@@ -23,6 +23,7 @@ CUDA operations.
 #include "llmc/run/linear_layers.h"
 #include "llmc/run/model_init.h"
 #include "llmc/run/model_memory.h"
+#include "llmc/run/quantization.h"
 #include "llmc/run/resume.h"
 #include "llmc/run/run_data.h"
 #include "llmc/run/run_description.h"
@@ -41,13 +42,14 @@ typedef struct {
     real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
     char *activations_memory;
-    WeightCopies copies;  // rounded, with --gemm bf16 and fp8
-    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
-    grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
-    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;          // this micro-step's backward sums the gradients over the ranks
+    WeightCopies copies;       // rounded, with --gemm bf16 and fp8
+    Quantization quantization; // --quantize: what the forward rounds
+    bool documents;            // --doc-mask: attention stays within the documents that acts.starts describes
+    grad_t **group_grads;      // [L+2]: where the gradients of each group of tensors are
+    grad_t *own_grads;         // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;           // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;            // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;               // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
@@ -158,6 +160,14 @@ static void model_free(Model *model, bool owns_params) {
 // ---------------------------------------------------------------------------------------------------
 // Forward
 
+// y = the linear layer of block l on x. --quantize rounds x in place: nothing else reads it then.
+static void block_linear_forward(const Model *model, floatX *y, floatX *x, LinearKind kind, int l, int N) {
+    const Quantization *q = &model->quantization;
+    Linear w = linear_of(model, kind, l);
+    if (q->activation_bits) quantize_inplace(x, N, w.IC, w.IC, q->activation_bits, q->whole);
+    linear_forward(y, x, w, N);
+}
+
 // Lambda, the factor of the second map, of each row and head, in variants that do not project it from the input.
 static void lambda_forward(Model *model, int l, int N) {
     size_t count = (size_t)N * model->plan.dims.OH;
@@ -194,7 +204,10 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     absmax_t *max = input_max(model, LINEAR_O, l), *combined_max = d->norm_count || d->gate_width ? NULL : max;
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, set, B, T, first);
-        attention_forward(a->heads + s.out, a->lse + s.lse, fused + s.q, a->fused + s.k, a->fused + s.v, s.shape);
+        floatX *out = a->heads + s.out, *k = a->fused + s.k, *v = a->fused + s.v;
+        int bits = model->quantization.logit_bits;
+        if (bits) attention_quantized_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape, bits);
+        else attention_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape);
     }
     if (variant->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     if (a->lambda) lambda_forward(model, l, N);
@@ -234,10 +247,10 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     floatX *branch = model->acts.branch;
     int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * ld; // the rows of this call; earlier rows are the key/value cache
-    linear_forward(fused, a->norm1, linear_of(model, LINEAR_FUSED, l), N); // q, k, v and lambda or gate
+    block_linear_forward(model, fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v and lambda or gate
     rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
     attention_heads_forward(model, l, fused, B, T, first);
-    linear_forward(branch, a->attn_out, linear_of(model, LINEAR_O, l), N);
+    block_linear_forward(model, branch, a->attn_out, LINEAR_O, l, N);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
                              (real)c->rms_norm_eps, input_max(model, LINEAR_GATE_UP, l));
 }
@@ -245,7 +258,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
 // The MLP half without its down projection: from norm2 to hidden.
 static void block_forward_mlp(Model *model, int l, int N) {
     const LayerActivations *a = &model->acts.layers[l];
-    linear_forward(a->gate_up, a->norm2, linear_of(model, LINEAR_GATE_UP, l), N);
+    block_linear_forward(model, a->gate_up, a->norm2, LINEAR_GATE_UP, l, N);
     swiglu_forward(a->hidden, a->gate_up, N, model->plan.config.F, input_max(model, LINEAR_DOWN, l));
 }
 
@@ -257,7 +270,7 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     block_forward_attention(model, l, x, B, T, first);
     block_forward_mlp(model, l, N);
-    linear_forward(branch, a->hidden, linear_of(model, LINEAR_DOWN, l), N);
+    block_linear_forward(model, branch, a->hidden, LINEAR_DOWN, l, N);
     NextNorm next = norm_after_block(model, l);
     comm_wait(model->gathered[2 + l]); // the weight of that norm
     residual_rmsnorm_forward(a->x_out, next.y, next.rstd, a->x_mid, branch, next.weight, N, C,
@@ -729,14 +742,51 @@ static void run_log_validation(Run *run) {
     log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
 }
 
+// Rounds the weights of the blocks' linear layers in place, as model->quantization says.
+static void model_quantize_weights(Model *model) {
+    const Quantization *q = &model->quantization;
+    for (int l = 0; l < model->plan.config.L && q->weight_bits; l++)
+        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
+            Linear w = linear_of(model, (LinearKind)kind, l);
+            floatX *weight = model->params + (w.weight - model->params);
+            quantize_inplace(weight, w.OC, w.IC, w.IC, q->weight_bits, q->whole);
+        }
+    weight_copies_forget(&model->copies, &model->plan);
+}
+
+// --quantize: the validation loss for each SPEC, into list. Returns their number; the model is as before.
+static int run_validate_quantized(Run *run, Quantization *list) {
+    Model *model = &run->model;
+    const size_t bytes = model->plan.params_bytes;
+    int count = 0;
+    bool valid;
+    if (!run->options.quantize) return 0;
+    void *weights = checked_calloc(bytes, 1);
+    buffer_download(weights, model->params, bytes);
+    for (const char *next = run->options.quantize; next; count++) {
+        model->quantization = list[count] = quantization_next(&next, &valid);
+        model_quantize_weights(model);
+        list[count].loss = run_validate(run, NULL);
+        buffer_upload(model->params, weights, bytes);
+    }
+    free(weights);
+    memset(&model->quantization, 0, sizeof(model->quantization));
+    weight_copies_forget(&model->copies, &model->plan);
+    return count;
+}
+
 static void run_evaluate(Run *run) {
     Model *model = &run->model;
     const Options *o = &run->options;
+    Quantization quantized[QUANTIZATION_LIMIT];
+    int quantized_count = run_validate_quantized(run, quantized);
     double *by_position = (double *)checked_calloc(model->plan.T, sizeof(double));
     double loss = run_validate(run, by_position);
     Evaluation e = {{&model->plan, &model->acts, linear_of(model, LINEAR_HEAD, 0), model, model_forward_tokens},
                     &run->val,
                     loss,
+                    quantized,
+                    quantized_count,
                     by_position,
                     run_validation_windows(run),
                     run->val_fingerprint,

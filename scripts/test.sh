@@ -154,11 +154,12 @@ compare_dry_runs() { # emulated program
     grep -E "$rows" "$scratch/nvcc.out" >"$scratch/nvcc.rows" \
         && diff "$scratch/nvcc.rows" <(grep -E "$rows" "$scratch/cpu.out")
 }
-# --help as one of two processes: only rank 0 prints, and no process waits for the other.
+# --help as one of two processes: only rank 0 prints, and no process waits for the other. (With -q grep would end early,
+# and the program could fail to write the rest.)
 help_without_ranks() {
     local help=("${nvcc_program[@]}" OMPI_COMM_WORLD_SIZE=2)
     [ -z "$("${help[@]}" OMPI_COMM_WORLD_RANK=1 build/nvcc/train_diffv2cu --help 2>&1)" ] \
-        && "${help[@]}" OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep -q '^Usage: '
+        && "${help[@]}" OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep '^Usage: ' >/dev/null
 }
 
 echo "== dependencies"
@@ -196,6 +197,13 @@ fi
 # These stages do not measure speed, and -O1 compiles in a third of the time; --all uses the optimization of users.
 speed=(OPT=-O1)
 [ $all = no ] || speed=(OPT=-O3)
+echo "== FP8"
+if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
+    skip "FP8: $(tail -n 1 "$scratch/python")"
+elif build "the rounding of FP8 as a filter" build/round_fp8; then
+    run tests/fp8_test.py "$python" tests/fp8_test.py
+fi
+
 echo "== double"
 if build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2}; then
     run_tests build/fp64

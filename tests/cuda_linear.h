@@ -101,8 +101,7 @@ static std::vector<double> rounded_matrix(const Tensor &x, int rows, int columns
     absmax_t max = twin_absmax(x, rows, columns, ld);
     std::vector<double> to;
     for (int r = 0; r < rows; r++)
-        for (int c = 0; c < columns; c++)
-            to.push_back(twin_rounded(x.twin[product(r, ld) + (size_t)c], max, f, true));
+        for (int c = 0; c < columns; c++) to.push_back(twin_rounded(x.twin[product(r, ld) + (size_t)c], max, f, true));
     return to;
 }
 
@@ -169,8 +168,10 @@ static void check_fp8_refusals(const Case *) {
         const float *scales[2];
     } const cases[] = {
 #define TYPES {E5M2, E4M3}
-#define ALIGNED {16, 16, 16}
-#define SCALED {&scale, &scale}
+#define ALIGNED \
+    { 16, 16, 16 }
+#define SCALED \
+    { &scale, &scale }
         {"90", NULL, false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
         {"89", NULL, false, true, 32, 48, 64, 64, 64, 48, {E4M3, E5M2}, {256, 32, 16}, SCALED},
         {"120", NULL, false, true, 16, 16, 16, 16, 32, 64, {E4M3, E4M3}, ALIGNED, SCALED},

@@ -33,17 +33,37 @@ template <int W> static __device__ inline absmax_t absmax_of_pack(absmax_t own, 
 static __device__ inline void absmax_of_block(absmax_t *max, absmax_t own) {
     SHARED(absmax_t, of_warps, WARP);
     if (max == nullptr) return;
-    int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP;
+    int thread = (int)(threadIdx.y * blockDim.x + threadIdx.x), warps = (int)(blockDim.x * blockDim.y) / WARP;
+    int lane = thread % WARP;
     own = __reduce_max_sync(ALL_LANES, own);
     __syncthreads(); // earlier uses of the memory are complete
-    if (lane == 0) of_warps[threadIdx.x / WARP] = own;
+    if (lane == 0) of_warps[thread / WARP] = own;
     __syncthreads();
-    if (threadIdx.x >= WARP) return;
+    if (thread >= WARP) return;
     own = __reduce_max_sync(ALL_LANES, lane < warps ? of_warps[lane] : 0);
     floatX stored;
     round_to(&stored, __uint_as_float(own));
     if (lane == 0) atomicMax(max, absmax_bits(to_float(stored)));
 }
+
+// The largest magnitude of what a kernel stores, as its last argument. A kernel with the template argument NoMax is
+// compiled without it: only --gemm fp8 uses the maxima.
+struct NoMax {
+    template <int W> __device__ void add(const float (&)[W]) {}
+    __device__ void finish() {}
+};
+struct Absmax {
+    absmax_t *max, own;
+    template <int W> __device__ void add(const float (&v)[W]) { own = absmax_of_pack<W>(own, v); }
+    __device__ void finish() { absmax_of_block(max, own); } // all threads of the block call it
+};
+// LAUNCH_ROWS or LAUNCH_COLUMNS_EITHER with or without the maximum
+#define LAUNCH_MAX(LAUNCH_EITHER, kernel, max, ...)                                                   \
+    do {                                                                                              \
+        const Absmax launch_max = {max, 0};                                                           \
+        if (max) LAUNCH_EITHER((kernel<PACK, Absmax>), (kernel<1, Absmax>), __VA_ARGS__, launch_max); \
+        else LAUNCH_EITHER((kernel<PACK, NoMax>), (kernel<1, NoMax>), __VA_ARGS__, NoMax());          \
+    } while (0)
 
 enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
 
