@@ -534,7 +534,7 @@ $(printf '(const void *)%s_kernel<PACK, Absmax>, ' $with_max)};"
 # Every package has a version and hashes, and is a wheel: pip runs no code to build it.
 test_every_python_package_is_pinned_with_hashes() {
     local file name line
-    for file in $(find data dev scripts -name requirements.txt); do
+    for file in $(find data dev scripts tests -name requirements.txt); do
         contains "$file" --require-hashes '--only-binary :all:'
         awk '/^#/ || /^--/ { next }
             /^[a-z]/ { if (open || $1 !~ /^[a-z0-9_.-]+==[0-9][^ ]*$/ || !/\\$/) { print; bad = 1 } open = 1; next }

@@ -1,14 +1,22 @@
 """low_bit.py: what low precision costs each arm: trainings at several --gemm (`precisions` of a plan), and evaluations
 with rounded numbers (--quantize).
 
-A cost is a difference of two losses of one seed. Training: the last validation of the run at that precision minus that
-of the run at the first precision; also with both evaluated in the same precision. Rounding: the evaluation with rounded
-numbers minus that without, of the same checkpoint. The gap of an arm is its cost minus the reference's, paired by seed.
+A cost is a difference of two losses of one seed. Training: the loss of the run at that precision minus that of the run
+at the first precision. Rounding: the loss with rounded numbers minus the loss without, of the same checkpoint. The gap
+of an arm is its cost minus that of the reference, paired by seed. The magnitudes that rounding depends on are compared
+in the same way.
 """
 
 from . import stats
 
-NAMES = {"validation": "validated at its own precision", "evaluation": "both evaluated in fp32"}
+LOSSES = {  # of a run: what is compared, and how to get it
+    "validated at its own precision": lambda run: run.val.get(run.steps),
+    "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
+}
+MEASURED = {  # over the layers of an evaluation: the name, the key, and the function
+    "largest attention logit": ("logit_max", max),
+    "largest activation": ("hidden_max", max),
+}
 
 
 def run_at(study, arm, lr, precision):
@@ -53,14 +61,13 @@ def correct(table):
 
 def training(study, lr, precisions):
     table = []
-    losses = {"validation": lambda run: run.val.get(run.steps), "evaluation": lambda run: (run.eval or {}).get("loss")}
     for precision in precisions[1:]:
-        for how, loss in losses.items():
+        for what, loss in LOSSES.items():
             costs = {}
             for arm in study.arms:
                 low, full = (run_at(study, arm, lr, p) for p in (precision, precisions[0]))
                 costs[arm] = {s: difference(loss(low[s]), loss(full[s])) for s in low if s in full}
-            table += rows(study, costs, precision=precision, how=how)
+            table += rows(study, costs, precision=precision, what=what)
     return correct(table)
 
 
@@ -73,9 +80,28 @@ def rounding(study, lr, precisions, specs):
             for arm in study.arms:
                 runs = run_at(study, arm, lr, precision).items()
                 costs[arm] = {s: difference(rounded_loss(run, spec), (run.eval or {}).get("loss")) for s, run in runs}
-            part += rows(study, costs, precision=precision, spec=spec)
+            part += rows(study, costs, precision=precision, what=spec)
         table += correct(part)
     return table
+
+
+def measured(study, lr, precisions):
+    table = []
+    for precision in precisions:
+        part = []
+        for what, (key, over) in MEASURED.items():
+            values = {}
+            for arm in study.arms:
+                runs = run_at(study, arm, lr, precision).items()
+                values[arm] = {s: over_layers(run, key, over) for s, run in runs}
+            part += rows(study, values, precision=precision, what=what)
+        table += correct(part)
+    return table
+
+
+def over_layers(run, key, over):
+    found = [layer.get(key) for layer in ((run.eval or {}).get("attention") or {}).get("layers", [])]
+    return over(found) if found and all(map(stats.finite, found)) else None
 
 
 def missing(study, lr, precisions, specs):
@@ -99,7 +125,8 @@ def tables(study, lr):
     everything = study.runs + study.others
     present = {run.options["gemm"] for run in everything}
     precisions = study.precisions or sorted(present)
-    specs = list(dict.fromkeys(q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])))
+    done = [q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])]
+    specs = list(dict.fromkeys(study.quantize + done))
     if not study.precisions and not specs:
         return None
     return {
@@ -107,5 +134,6 @@ def tables(study, lr):
         "lr": lr,
         "training": training(study, lr, precisions),
         "rounding": rounding(study, lr, precisions, specs),
+        "measured": measured(study, lr, precisions),
         "missing": missing(study, lr, precisions, specs),
     }

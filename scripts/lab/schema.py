@@ -63,6 +63,7 @@ LAB = {
     "question?": "text",
     "reference": "text",
     "precisions?": ["text"],
+    "quantize?": ["text"],
     "arms": {"*": {"label?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }

@@ -317,7 +317,14 @@ def made_low_bit_lab(place):
                 rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
                 runs.append({"name": run, "arm": arm})
     arms = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
-    lab_json = {"plan": "p", "size": "s", "title": "Low", "reference": "baseline", "precisions": ["fp32", "bf16"]}
+    lab_json = {
+        "plan": "p",
+        "size": "s",
+        "title": "Low",
+        "reference": "baseline",
+        "precisions": ["fp32", "bf16"],
+        "quantize": ["w8a8", "w4a4"],
+    }
     (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": arms, "runs": runs}))
     return lab
 
@@ -338,22 +345,28 @@ def the_cost_of_low_precision_is_paired_by_seed():
         low = r["low_bit"]
         assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
         assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
-        training = {(row["how"], row["arm"]): row for row in low["training"]}
+        training = {(row["what"], row["arm"]): row for row in low["training"]}
         assert len(training) == len(low["training"]) == 4
-        for how in ("validation", "evaluation"):
+        for how in ("validated at its own precision", "both evaluated in fp32"):
             base, diff = training[how, "baseline"], training[how, "diff_v2"]
             near(base["cost"]["mean"], 0.1)
             near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
             near(diff["gap"]["mean"], -0.06)
             near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
             assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
-        rounding = {(row["precision"], row["spec"], row["arm"]): row for row in low["rounding"]}
+        rounding = {(row["precision"], row["what"], row["arm"]): row for row in low["rounding"]}
         assert len(rounding) == len(low["rounding"]) == 8
         for precision in ("fp32", "bf16"):
             near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
             near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
             near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
             near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+        largest = [(x["precision"], x["what"], x["arm"], x["cost"]["mean"]) for x in low["measured"]]
+        assert largest[:3] == [
+            ("fp32", "largest attention logit", "baseline", 50.0),
+            ("fp32", "largest attention logit", "diff_v2", 50.0),
+            ("fp32", "largest activation", "baseline", 40.0),
+        ], largest
         said = (lab / "report/results.md").read_text()
         assert (
             "| bf16 | validated at its own precision | DIFF V2 | +0.0400 [+0.0350, +0.0450] | "
@@ -384,11 +397,15 @@ def what_a_low_precision_comparison_lacks_is_named():
             f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
         ], r["low_bit"]["missing"]
         n = {
-            (x["precision"], x["spec"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
+            (x["precision"], x["what"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
             for x in r["low_bit"]["rounding"]
         }
         assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
         assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
+        rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
+        report(lab, "--no-png")
+        lines = json.loads((lab / "report/results.json").read_text())["low_bit"]["missing"]
+        assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
 
 
 @test
