@@ -217,12 +217,12 @@ static void test_prediction_fp8(void) {
 
 // Padding to 16, and the smallest piece of an output.
 static void test_fp8_sizes(void) {
-    EXPECT(gpu_fp8_copy_bytes(37, 5) == 256 + 2 * 16 * 48, "%zu bytes", gpu_fp8_copy_bytes(37, 5));
-    EXPECT(gpu_fp8_copy_bytes(64, 128) == 256 + 2 * 64 * 128, "%zu bytes", gpu_fp8_copy_bytes(64, 128));
+    EXPECT(fp8_copy_bytes(37, 5) == 256 + 2 * 16 * 48, "%zu bytes", fp8_copy_bytes(37, 5));
+    EXPECT(fp8_copy_bytes(64, 128) == 256 + 2 * 64 * 128, "%zu bytes", fp8_copy_bytes(64, 128));
     // codes of x and dy (twice), and dweight (16 x 48) in fp32, which is larger than dx (16 x 48) in bf16
-    EXPECT(gpu_fp8_workspace_bytes(3, 37, 5) == 256 + 16 * 48 + 256 + 2 * 16 * 16 + 16 * 48 * 4, "%zu bytes",
-           gpu_fp8_workspace_bytes(3, 37, 5));
-    EXPECT(gpu_fp8_piece_rows(1 << 20, 1 << 20, 4) == 16, "%zu rows", gpu_fp8_piece_rows(1 << 20, 1 << 20, 4));
+    EXPECT(fp8_workspace_bytes(3, 37, 5) == 256 + 16 * 48 + 256 + 2 * 16 * 16 + 16 * 48 * 4, "%zu bytes",
+           fp8_workspace_bytes(3, 37, 5));
+    EXPECT(fp8_piece_rows(1 << 20, 1 << 20, 4) == 16, "%zu rows", fp8_piece_rows(1 << 20, 1 << 20, 4));
 }
 
 static void test_fp8_devices(void) {

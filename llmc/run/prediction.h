@@ -37,8 +37,8 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool 
     plan->copies_bytes = 0;
     for (int kind = 0; kind < LINEAR_BLOCK_COUNT && plan->fp8; kind++) {
         Linear w = linear_shape(plan, (LinearKind)kind);
-        plan->copies_bytes += plan->config.L * round_up(gpu_fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
-        plan->workspace_bytes = max_size(plan->workspace_bytes, gpu_fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
+        plan->copies_bytes += plan->config.L * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
+        plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
     }
     plan->received_bytes = s->level == 2 ? s->largest / s->ranks * FP32_BYTES : 0;
 }
