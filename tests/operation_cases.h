@@ -67,6 +67,8 @@ typedef enum {
     OP_LAMBDA_SCALAR,
     OP_FILL,
     OP_SCALE,
+    OP_QUANTIZE,
+    OP_ATTENTION_QUANTIZED,
     OP_GATE,
     OP_SWIGLU,
     OP_CROSS_ENTROPY,
@@ -86,13 +88,26 @@ typedef struct {
     const void *dy;                         // with the layout of y[0]
     bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
     bool exact;                             // sums of whole numbers have no rounding error
+    int integers;                           // inputs are whole numbers up to this one: what is rounded is exact
     bool no_backward, threads_change_sums;
+    bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
+    uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
     double length;                        // of the longest sum
     double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
     int *index, index_count, index_limit; // tokens or targets below the limit
     bool documents;                       // index has the first key of each row
     OpAttention a;
 } OpCase;
+
+// max, or the bits of |value| in fp32 if those are more.
+static inline uint32_t op_max(uint32_t max, double value) {
+    float f = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    bits &= 0x7FFFFFFF;
+    return bits > max ? bits : max;
+}
+enum { OP_LARGE_MAX = 0x71000000, OP_INFINITE_MAX = 0x7F800000 }; // larger than any output; NaN is above infinity
 
 static inline size_t product(int a, int b) { return (size_t)a * (size_t)b; }
 static inline size_t op_size(const OpView *v) { return product(v->rows, v->heads) * (size_t)v->width; }
@@ -166,7 +181,7 @@ static void rmsnorm_setup(OpCase *c) {
     const double z = 3 * 1.5, g = 2; // largest |x rstd| and |dy weight|
     op_error(&c->dx[0], 4, 1.5 * (4 * g + z * z * g * error_of_sum(C) / sqrt((double)C)));
     op_error(op_parameter(c, 1, "weight", 1, C, 2), 4, z * error_of_sum(N));
-    c->length = max_int(N, C);
+    c->length = max_int(N, C), c->max_of_y = c->max_of_dx = true;
 }
 static void rmsnorm_reference(OpCase *c) {
     for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
@@ -280,8 +295,18 @@ static void sink_setup(OpCase *c) {
              exp(4.0) * sqrt((double)c->a.DV) * error_of_sum(c->a.DV + c->a.B * c->a.T));
     c->length = 4 * max_int(c->a.B * c->a.T, c->a.D);
 }
-// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none.
-static void attention_define(OpCase *c, int set, const double *sinks) {
+// Rounds to b-bit integers times a step, ties to even. bits 0: not.
+static void quantize_define(double *x, int count, double max, int bits) {
+    double levels = (1 << max_int(bits - 1, 0)) - 1;
+    for (int i = 0; i < count && bits && max > 0; i++) x[i] = rint(x[i] * levels / max) * max / levels;
+}
+static double quantize_largest(const double *x, int count) {
+    double max = 0;
+    for (int i = 0; i < count; i++) max = fmax(max, fabs(x[i]));
+    return max;
+}
+// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none. bits: of the logits
+static void attention_define(OpCase *c, int set, const double *sinks, int bits) {
     OpAttention s = c->a;
     OpKeySet at = op_key_set(&s, set);
     double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL, scale = 1 / sqrt((double)s.D);
@@ -295,10 +320,16 @@ static void attention_define(OpCase *c, int set, const double *sinks) {
             double sum = sinks ? exp(sinks[h]) : 0, *out = c->y->ref + at.out + (b * s.T + t) * s.ldo;
             out += h * s.maps * s.DV;
             for (int i = 0; i < s.DV; i++) out[i] = 0;
-            for (int j = c->documents ? c->index[b * s.T + t] : 0; j <= s.first + t; j++) {
-                double score = 0;
-                for (int i = 0; i < s.D; i++) score += q[t * s.ld + i] * k[j * s.ld + i];
-                double p = exp(score * scale); // scores are small: no maximum is needed
+            double scores[512];
+            int low = c->documents ? c->index[b * s.T + t] : 0, end = s.first + t + 1;
+            assert(end <= 512);
+            for (int j = low; j < end; j++) {
+                scores[j] = 0;
+                for (int i = 0; i < s.D; i++) scores[j] += scale * (q[t * s.ld + i] * k[j * s.ld + i]);
+            }
+            quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
+            for (int j = low; j < end; j++) {
+                double p = exp(scores[j]); // scores are small: no maximum is needed
                 sum += p;
                 for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ld + i];
             }
@@ -307,13 +338,13 @@ static void attention_define(OpCase *c, int set, const double *sinks) {
         }
     }
 }
-static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL); }
+static void attention_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, 0); }
 static void attention_sets_reference(OpCase *c) {
-    for (int set = 0; set < 2; set++) attention_define(c, set, NULL);
+    for (int set = 0; set < 2; set++) attention_define(c, set, NULL, 0);
 }
 static void sink_reference(OpCase *c) {
     static const double zeros[16] = {0};
-    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros);
+    attention_define(c, 0, c->d[6] ? c->x[1].ref : zeros, 0);
 }
 
 // --- diff_combine: a (N,2NH,D), l (N,NH) with row stride ldl, y (N,NH,D) ---
@@ -328,6 +359,7 @@ static void diff_combine_setup(OpCase *c) {
     op_error(&c->dx[0], 16, 0);
     op_error(&c->dx[1], 16, error_of_sum(D));
     c->length = D, c->exact = !c->d[5]; // without the sigmoid
+    c->max_of_y = true;
 }
 static void diff_combine_reference(OpCase *c) {
     int NH = c->d[1], D = c->d[2];
@@ -390,6 +422,43 @@ static void scale_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * op_factor(c);
 }
 
+// --- quantize_inplace: x and y (N,columns) with row stride ld ---
+
+static void quantize_setup(OpCase *c) {
+    op_rows(&c->x[0], "x", c->d[0], c->d[1], c->d[2]);
+    op_rows(&c->y[0], "y", c->d[0], c->d[1], c->d[2]);
+    op_error(&c->y[0], 2, 0);
+    c->in_place = c->no_backward = true;
+    c->integers = 100;
+}
+static void quantize_reference(OpCase *c) {
+    int N = c->d[0], columns = c->d[1], ld = c->d[2];
+    double all = 0;
+    for (int n = 0; n < N; n++) {
+        memcpy(c->y->ref + n * ld, c->x->ref + n * ld, (size_t)columns * sizeof(double));
+        all = fmax(all, quantize_largest(c->y->ref + n * ld, columns));
+    }
+    for (int n = 0; n < N; n++) {
+        double *row = c->y->ref + n * ld;
+        quantize_define(row, columns, c->d[4] ? all : quantize_largest(row, columns), c->d[3]);
+    }
+}
+
+// --- attention_quantized_forward: as attention; D is a power of 4, so that scale q.k is exact ---
+
+static void attention_quantized_setup(OpCase *c) {
+    const int *d = c->d;
+    c->no_backward = true;
+    c->documents = d[8] != 0;
+    c->integers = 2; // logits up to 4 sqrt(D), three roundings each
+    attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
+    double logit_error = 12 * sqrt((double)d[4]);
+    op_error(&c->y[0], 4, 4 * (attention_error(&c->a) + logit_error));
+    op_error(&c->y[1], 4, attention_error(&c->a) + logit_error);
+    if (c->documents) op_index(c, d[0] * d[1], 0);
+}
+static void attention_quantized_reference(OpCase *c) { attention_define(c, c->a.maps - 1, NULL, c->d[9]); }
+
 // --- gate: x (N,heads,D), g (N,heads*width) with row stride ldg, y (N,heads,D) ---
 
 static const double OP_TINY = 1e-20; // times 2^-24: a sigmoid less than 2^-125, which the device may take for 0
@@ -402,7 +471,7 @@ static void gate_setup(OpCase *c) {
     op_error(&c->y[0], 16, OP_TINY);
     op_error(&c->dx[0], 16, OP_TINY);
     op_error(&c->dx[1], 16, c->d[4] == 1 ? error_of_sum(D) : 8); // 1 - s loses digits near 1
-    c->length = D;
+    c->length = D, c->max_of_y = true;
 }
 static void gate_reference(OpCase *c) {
     int heads = c->d[1], D = c->d[2];
@@ -422,6 +491,7 @@ static void swiglu_setup(OpCase *c) {
     op_rows(&c->y[0], "y", N, F, F);
     op_error(&c->y[0], 16, OP_TINY);
     op_error(&c->dx[0], 16, 8 * c->d[2]); // 1 + g (1 - p) cancels for some g
+    c->max_of_y = c->max_of_dx = true;
 }
 static void swiglu_reference(OpCase *c) {
     for (int i = 0, F = c->d[1]; i < c->d[0] * F; i++) {
@@ -470,6 +540,9 @@ static const struct {
     {"lambda_scalar", "count", lambda_scalar_setup, lambda_scalar_reference},
     {"fill", "count 8*value", fill_setup, fill_reference},
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
+    {"quantize_inplace", "N columns ld bits whole", quantize_setup, quantize_reference},
+    {"attention_quantized", "B T NQ NKV D DV maps padding documents bits", attention_quantized_setup,
+     attention_quantized_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},
     {"cross_entropy", "N V Vp special", cross_entropy_setup, cross_entropy_reference},

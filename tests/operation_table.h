@@ -146,6 +146,20 @@ static const OpRow op_cases[] = {
     {OP_SCALE, {4096, 8}, BOTH, "whole packs"},
     {OP_SCALE, {4999, 2}, BOTH, "packs, the last block of them partial, and a remainder of 7; a late layer"},
 
+    {OP_QUANTIZE, {1, 1, 1, 8, 0}, BOTH, "one number, the largest"},
+    {OP_QUANTIZE, {7, 37, 64, 8, 0}, BOTH, "a step per row, in padded rows"},
+    {OP_QUANTIZE, {7, 37, 40, 4, 1}, BOTH, "one step for the matrix"},
+    {OP_QUANTIZE, {300, 2, 2, 4, 0}, BOTH, "rows of zeros, and ties: half of the largest"},
+    {OP_QUANTIZE, {3, 500, 500, 2, 0}, BOTH, "the levels -1, 0, 1; more columns than threads"},
+    {OP_QUANTIZE, {300, 65, 65, 8, 1}, BOTH, "more rows than threads"},
+
+    {OP_ATTENTION_QUANTIZED, {1, 1, 1, 1, 4, 4, 1, 0, 0, 8}, BOTH, "one key: the output is its value"},
+    {OP_ATTENTION_QUANTIZED, {2, 13, 6, 2, 16, 16, 1, 9, 0, 8}, BOTH, "groups, padded rows"},
+    {OP_ATTENTION_QUANTIZED, {1, 13, 3, 3, 4, 7, 1, 3, 0, 2}, BOTH, "2 bits; no packs"},
+    {OP_ATTENTION_QUANTIZED, {2, 37, 2, 1, 16, 16, 1, 0, 1, 4}, BOTH, "document masks"},
+    {OP_ATTENTION_QUANTIZED, {2, 7, 4, 2, 16, 32, 2, 6, 0, 6}, BOTH, "diff_v1: alternating key sets, the second one"},
+    {OP_ATTENTION_QUANTIZED, {1, 259, 2, 1, 4, 256, 1, 0, 0, 4}, BOTH, "more keys, and wider values, than threads"},
+
     {OP_GATE, {1, 1, 1, 1, 1}, BOTH, "one element: both kinds of gate in one"},
     {OP_GATE, {7, 3, 8, 64, 1}, BOTH, "packs, a gate per head, in a row padded to 64"},
     {OP_GATE, {7, 3, 8, 64, 8}, BOTH, "a gate per element, padded"},

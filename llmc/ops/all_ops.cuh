@@ -14,6 +14,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "layer_lambda.cuh"
 #include "gate.cuh"
 #include "scale.cuh"
+#include "quantize.cuh"
 #include "swiglu.cuh"
 #include "cross_entropy.cuh"
 #include "adamw.cuh"

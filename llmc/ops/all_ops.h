@@ -23,6 +23,7 @@ all_ops.h: the definitions of all operations that ops.h declares: the CUDA twins
 #include "layer_lambda.h"
 #include "gate.h"
 #include "scale.h"
+#include "quantize.h"
 #include "swiglu.h"
 #include "cross_entropy.h"
 #include "adamw.h"

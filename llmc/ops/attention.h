@@ -209,9 +209,9 @@ static inline void attention_forward_block(floatX *o, real *l, const floatX *q, 
     }
 }
 
-// A single query, by the definition; scores (keys) is scratch memory.
-static inline void attention_forward_row(floatX *o, real *l, real *scores, const floatX *q, const floatX *k,
-                                         const floatX *v, int low, int keys, AttentionShape s) {
+// A single query, by the definition: scores[j] = scale q.k[j], j in [low, keys)
+static inline void attention_row_scores(real *scores, const floatX *q, const floatX *k, int low, int keys,
+                                        AttentionShape s) {
     size_t ld = s.ldkv;
     for (int j = low; j < keys; j++) {
         real dot = 0;
@@ -219,6 +219,12 @@ static inline void attention_forward_row(floatX *o, real *l, real *scores, const
         for (int c = 0; c < s.D; c++) dot += q[c] * k[j * ld + c];
         scores[j] = s.scale * dot;
     }
+}
+
+// o = softmax(scores) v; overwrites the scores
+static inline void attention_row_output(floatX *o, real *l, real *scores, const floatX *v, int low, int keys,
+                                        AttentionShape s) {
+    size_t ld = s.ldkv;
     real max = scores[low], sum = 0;
     for (int j = low; j < keys; j++) max = scores[j] > max ? scores[j] : max;
     for (int j = low; j < keys; j++) sum += scores[j] = real_exp(scores[j] - max);
@@ -244,13 +250,16 @@ static inline void attention_forward(floatX *out, real *lse, const floatX *q, co
         floatX *oh = out + row * s.ldo + h * s.o_head;
         const floatX *qh = q + row * s.ldq + h * s.q_head;
         real *l = lse ? lse + ((size_t)b * s.NQ + h) * s.T + t0 : NULL;
-        if (s.T > 1)
+        if (s.T > 1) {
             attention_forward_block(oh, l, qh, a.kt + key_head * a.padded * a.D, a.v + key_head * a.padded * a.DV, b,
                                     t0, &a, s);
-        else
-            attention_forward_row(oh, l, workspace + omp_get_thread_num() * a.keys, qh,
-                                  k + (size_t)b * s.ldkv + kv * s.k_head, v + (size_t)b * s.ldkv + kv * s.v_head,
-                                  attention_first_key(s, b, 0), s.first + 1, s);
+            continue;
+        }
+        real *scores = workspace + omp_get_thread_num() * a.keys;
+        size_t sequence = (size_t)b * s.ldkv;
+        int low = attention_first_key(s, b, 0), keys = s.first + 1;
+        attention_row_scores(scores, qh, k + sequence + kv * s.k_head, low, keys, s);
+        attention_row_output(oh, l, scores, v + sequence + kv * s.v_head, low, keys, s);
     }
 }
 #endif

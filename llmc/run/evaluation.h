@@ -8,6 +8,7 @@ evaluation.h: --eval: the validation loss, the loss by position, associative rec
 #include "../data/data_identity.h"
 #include "../data/recall.h"
 #include "evaluation_attention.h"
+#include "quantization.h"
 
 // ---- loss by position
 
@@ -93,12 +94,32 @@ static inline void evaluate_recall(const EvaluationModel *m, const int64_t *coun
     }
 }
 
+// ---- quantization
+
+static inline void report_quantized(const Quantization *list, int count, double loss, cJSON *json) {
+    if (count == 0) return;
+    cJSON *all = cJSON_AddArrayToObject(json, "quantized");
+    printf("validation loss with rounded numbers\n  %-*s %12s %12s\n", QUANTIZATION_NAME, "", "loss", "difference");
+    for (int i = 0; i < count; i++) {
+        cJSON *one = cJSON_CreateObject();
+        double difference = list[i].loss - loss;
+        printf("  %-*s %12.6f %+12.6f\n", QUANTIZATION_NAME, list[i].name, signless_nan(list[i].loss),
+               signless_nan(difference));
+        cJSON_AddStringToObject(one, "spec", list[i].name);
+        cJSON_AddNumberToObject(one, "val_loss", list[i].loss);
+        cJSON_AddNumberToObject(one, "difference", difference);
+        cJSON_AddItemToArray(all, one);
+    }
+}
+
 // ---- all measurements
 
 typedef struct {
     EvaluationModel model;
     DataLoader *val;
     double loss;
+    const Quantization *quantized; // --quantize
+    int quantized_count;
     const double *by_position; // [T]: mean loss by position
     uint64_t windows;          // of the losses: the first ones
     uint64_t data_fingerprint, seed;
@@ -145,6 +166,7 @@ static inline void evaluate(const Evaluation *e) {
     json_add_u64(json, "windows", e->windows);
     json_add_u64(json, "data_fingerprint", e->data_fingerprint);
     json_add_u64(json, "seed", e->seed);
+    report_quantized(e->quantized, e->quantized_count, e->loss, json);
     if (comm_ranks() == 1) evaluate_model(e, json);
     else printf("recall and attention are measured by one process, not by %d ranks\n", comm_ranks());
     if (e->eval_out) {

@@ -11,6 +11,7 @@ options_model.h: the model's shape, defaults that depend on other options, and c
 #include "../cuda/device_peak.h"
 #include "modes.h"
 #include "options_table.h"
+#include "quantization.h"
 #include "rollback.h"
 
 // Reports a usage error on one line. The program reports all errors, then exits with status 2.
@@ -165,6 +166,25 @@ static inline int options_missing(const Options *o, bool adopted) {
         REFUSE(problems, "--separator %s has an invalid format: it must be ID, ID:before or ID:after", o->separator);
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
+    if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    return problems;
+}
+
+static inline int options_quantize_problems(const char *list) {
+    int problems = 0, count = 0;
+    bool valid;
+    while (list) {
+        OptionText shown;
+        Quantization q = quantization_next(&list, &valid);
+        count++;
+        if (!valid)
+            REFUSE(problems,
+                   "--quantize '%s' is not accepted: it must be wNaM, wNaM:tensor, logitsN, or two of these joined by "
+                   "'+', with 2 to 8 bits, or 16 for numbers that are not rounded",
+                   option_shown(shown, q.name));
+    }
+    if (count > QUANTIZATION_LIMIT)
+        REFUSE(problems, "--quantize has %d specifications, and at most %d are accepted", count, QUANTIZATION_LIMIT);
     return problems;
 }
 
@@ -204,6 +224,7 @@ static inline int options_exclusions(const Options *o) {
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
+    if (o->quantize) problems += options_quantize_problems(o->quantize);
     int64_t rollback_count, rollback_steps;
     if (o->rollback && !rollback_parse(o->rollback, &rollback_count, &rollback_steps))
         REFUSE(problems,

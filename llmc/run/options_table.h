@@ -14,6 +14,7 @@ To add an option, add a field to Options and a row to option_rows.
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 #include "../base/common.h"
+#include "../ops/ops.h"
 #include "../model/presets.h"
 #include "schedule.h"
 #include "../model/variants.h"
@@ -62,7 +63,7 @@ typedef struct {
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
-    const char *eval_out, *dump_attention;
+    const char *eval_out, *dump_attention, *quantize;
     const char *device, *dry_run_out; // for --dry-run
 
     double rms_norm_eps; // not an option: 1e-5, or the value of a loaded model
@@ -259,6 +260,9 @@ static const OptionRow option_rows[] = {
         "with --eval: write the results as JSON"},
     {"modes", "dump-attention", OPTION_TEXT, OPTION_LOCAL, FIELD(dump_attention), "FILE", NULL, NULL, NULL,
         "with --eval: write every head's attention maps of the first 64 tokens as safetensors"},
+    {"modes", "quantize", OPTION_TEXT, OPTION_LOCAL, FIELD(quantize), "SPEC,...", NULL, NULL, NULL,
+        "with --eval: also the validation loss with rounded numbers: wNaM, weights and activations of N and M bits; "
+        "wNaM:tensor, with one step per tensor; logitsN, attention logits; joined by +"},
     {"modes", "dry-run", OPTION_BOOL, OPTION_LOCAL, FIELD(dry_run), NULL, "no", NULL, NULL,
         "print parameters, memory and FLOPs"},
     {"modes", "ranks", OPTION_INT, OPTION_LOCAL, FIELD(ranks), "W", NULL, "[1, 65536]", NULL,

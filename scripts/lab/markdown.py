@@ -105,6 +105,27 @@ def recall(r):
     )
 
 
+def low_bit(r):
+    part = r["low_bit"]
+    decided = lambda e: e["half"] is not None and abs(e["mean"]) > e["half"]
+    estimate = lambda e: interval(e, True) + (" not shown" if e and not decided(e) else "")
+    cells = lambda row: [
+        row["precision"],
+        row["what"],
+        row["label"],
+        estimate(row["cost"]),
+        "reference" if row["arm"] == r["reference"] else estimate(row["gap"]),
+        f"{row['gap']['p_holm']:.3f}" if row["gap"] and stats.finite(row["gap"]["p_holm"]) else "–",
+        row["cost"]["n"],
+    ]
+    heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
+    tables = [
+        table(["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"], map(cells, part[name]))
+        for name, (what, value) in heads.items()
+    ]
+    return "\n".join([*(f"* Missing: {line}\n" for line in part["missing"]), *tables])
+
+
 def page(r):
     t = r["training"]
     steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
@@ -116,6 +137,8 @@ def page(r):
         *(f"* {note}\n" for note in r["notes"]),
         summary(r),
     ]
+    if r["low_bit"]:
+        parts += ["## Low precision\n", low_bit(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]

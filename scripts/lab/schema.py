@@ -62,6 +62,8 @@ LAB = {
     "title": "text",
     "question?": "text",
     "reference": "text",
+    "precisions?": ["text"],
+    "quantize?": ["text"],
     "arms": {"*": {"label?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
@@ -79,6 +81,7 @@ EVALUATION = {
             "loss": "number or null",
         }
     ],
+    "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
 }
 RECORDS = {
