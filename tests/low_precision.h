@@ -261,7 +261,7 @@ static void test_not_finite_operands(void) {
     enum { N = 20, IC = 24, OC = 16 };
     static const float bad[] = {INFINITY, -INFINITY, NAN};
     for (int wide = 0; wide < 2; wide++)
-        for (int of = 0; of < 3; of++)          // x, the weight, dy
+        for (int of = 0; of < 3; of++)              // x, the weight, dy
             for (int zeros = 0; zeros < 2; zeros++) // whether the other operands are 0
                 for (int b = 0; b < 3; b++) {
                     floatX x[N * IC], weight[OC * IC], dy[N * OC], y[N * OC], dx[N * IC];
@@ -307,7 +307,7 @@ static void test_not_finite_steps(void) {
     for (int k = 0; k < 8; k++) {
         floatX *weight = param(model, kinds[k % 4], 0) + 5, kept = *weight;
         *weight = (floatX)(k < 4 ? INFINITY : NAN);
-        model_weights_changed(model);
+        weight_copies_forget(&model->copies, &model->plan);
         memcpy(params, model->params, params_bytes);
         memcpy(moments, model->m, moments_bytes);
         StepResult r = run_step(&inner->run);
@@ -316,7 +316,7 @@ static void test_not_finite_steps(void) {
         EXPECT(memcmp(params, model->params, params_bytes) == 0 && memcmp(moments, model->m, moments_bytes) == 0,
                "matrix %d: weights or moments changed", k);
         *weight = kept;
-        model_weights_changed(model);
+        weight_copies_forget(&model->copies, &model->plan);
         EXPECT(run_step(&inner->run).decision.apply, "matrix %d: the next step is not applied", k);
     }
     free(params);
@@ -331,18 +331,18 @@ static void test_not_finite_steps(void) {
 // The loss of a batch with the copies as they are, and with new ones.
 static void expect_current_copies(Model *model, const int *tokens, int B, int T, const char *what) {
     double as_is = case_loss(model, tokens, B, T, false);
-    model_weights_changed(model);
+    weight_copies_forget(&model->copies, &model->plan);
     double current = case_loss(model, tokens, B, T, false);
-    EXPECT(as_is == current, "%s after %s: the loss is %.9g, with new copies %.9g",
-           gemm_choice((int)linear_type), what, as_is, current);
+    EXPECT(as_is == current, "%s after %s: the loss is %.9g, with new copies %.9g", gemm_choice((int)linear_type), what,
+           as_is, current);
 }
 
 static void test_copies_after_changes(void) {
     ProgramData d = program_data();
     for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
         char options[700];
-        FORMAT(options, "--gemm %s --out %s/%s --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background", gemm_choice(type), d.dir.path,
-               gemm_choice(type));
+        FORMAT(options, "--gemm %s --out %s/%s --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background",
+               gemm_choice(type), d.dir.path, gemm_choice(type));
         InnerRun *inner = inner_open(&d, options);
         Run *run = &inner->run;
         Model *model = &run->model;
@@ -383,7 +383,8 @@ static void expect_run_of_type(const ProgramData *d, GemmType type) {
     run_trainer(&r, d, "stopped", options);
     EXPECT_STATUS(r, 0);
     run_command(&r, "%s --out '%s/stopped' --resume", test_program(), d->dir.path);
-    EXPECT(r.status == 0 && !strstr(r.out, "option --gemm:"), "status %d, a resume with the same type: %.600s", r.status, r.out);
+    EXPECT(r.status == 0 && !strstr(r.out, "option --gemm:"), "status %d, a resume with the same type: %.600s",
+           r.status, r.out);
     for (int i = 0; i < 2; i++) {
         run_command(&r, "cd '%s' && cmp %s/checkpoints/step_00000020/%s stopped/checkpoints/step_00000020/%s",
                     d->dir.path, name, i ? "model.safetensors" : "optimizer.safetensors",
@@ -402,9 +403,10 @@ static void expect_run_of_type(const ProgramData *d, GemmType type) {
     EXPECT(strstr(r.out, wanted), "run.json has no option %s", wanted);
     // --eval with the same type is the run's validation; with fp32 it is not
     for (int i = 0; i < 2; i++) {
-        run_command(&r, "%s --init '%s/%s/checkpoints/step_00000020' --eval --val-data '%s/val.bin' --val-steps 2 "
-                    "--batch-size 4 --threads 2 --gemm %s", test_program(), d->dir.path, name, d->dir.path,
-                    i ? "fp32" : name);
+        run_command(&r,
+                    "%s --init '%s/%s/checkpoints/step_00000020' --eval --val-data '%s/val.bin' --val-steps 2 "
+                    "--batch-size 4 --threads 2 --gemm %s",
+                    test_program(), d->dir.path, name, d->dir.path, i ? "fp32" : name);
         const char *line = strstr(r.out, "validation loss ");
         EXPECT(r.status == 0 && line && sscanf(line, "validation loss %lf", &evaluated) == 1, "status %d: %.300s",
                r.status, r.out);
@@ -425,12 +427,15 @@ static void test_runs_of_types(void) {
     run_command(&r, "%s --out '%s/fp8' --resume --steps 22 --gemm bf16", test_program(), d.dir.path);
     EXPECT(r.status == 0 && strstr(r.out, "option --gemm: fp8 in the checkpoint, bf16 now"), "%.600s", r.out);
     run_command(&r, "tail -n 5 '%s/fp8/log.jsonl'", d.dir.path);
-    EXPECT(strstr(r.out, "{\"name\": \"gemm\", \"old\": \"fp8\", \"new\": \"bf16\"}"), "the log does not record the change: %.900s", r.out);
+    EXPECT(strstr(r.out, "{\"name\": \"gemm\", \"old\": \"fp8\", \"new\": \"bf16\"}"),
+           "the log does not record the change: %.900s", r.out);
     // samples read the weights themselves
     char text[2][4096];
     for (int i = 0; i < 2; i++) {
-        run_command(&r, "%s --init '%s/exact/checkpoints/step_00000020' --generate 60 --seed 4 --gemm %s | grep -v "
-                    "'^--gemm'", test_program(), d.dir.path, i ? "fp8" : "fp32");
+        run_command(&r,
+                    "%s --init '%s/exact/checkpoints/step_00000020' --generate 60 --seed 4 --gemm %s | grep -v "
+                    "'^--gemm'",
+                    test_program(), d.dir.path, i ? "fp8" : "fp32");
         EXPECT_STATUS(r, 0);
         FORMAT(text[i], "%.4000s", r.out);
     }
@@ -443,8 +448,9 @@ static void test_runs_of_types(void) {
 
 // The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM head.
 static void test_memory_of_copies(void) {
-    const char *model = "--layers 4 --hidden 1024 --heads 8 --kv-heads 8 --head-dim 128 --ffn 3072 --attention baseline "
-                        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
+    const char *model =
+        "--layers 2 --hidden 1024 --heads 8 --kv-heads 8 --head-dim 128 --ffn 3072 --attention baseline "
+        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
     ProgramData d = program_data();
     double peak[3], said[3];
     for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
@@ -457,13 +463,14 @@ static void test_memory_of_copies(void) {
     double bytes = (double)linear_element_bytes(), layer = bytes * (4.0 * 1024 * 1024 + 3.0 * 1024 * 3072);
     for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
         double more = peak[type] - peak[0], wanted = said[type] - said[0];
-        double copies = 4 * layer + (type == GEMM_BF16 ? bytes * 1024 * 264 : 0);
+        double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 1024 * 264 : 0);
         // printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
         EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
                gemm_choice(type), wanted / 1e6, copies / 1e6);
-        // the libraries of fp32 and bf16 products use different memory of their own, about 10 MB
-        EXPECT(fabs(more - wanted) < 0.2 * wanted, "%s: the process takes %.2f MB more than in fp32, by --dry-run %.2f",
-               gemm_choice(type), more / 1e6, wanted / 1e6);
+        // the libraries of fp32 and of bf16 products use different memory of their own, about 10 MB
+        EXPECT(fabs(more - wanted) < 0.05 * wanted + 16e6,
+               "%s: the process takes %.2f MB more than in fp32, by --dry-run %.2f", gemm_choice(type), more / 1e6,
+               wanted / 1e6);
     }
     low_precision_begin(GEMM_FP32, false);
     ProgramResult r;
@@ -471,8 +478,8 @@ static void test_memory_of_copies(void) {
     const char *row = strstr(r.out, "rounded copies of weights");
     double mib = 0;
     EXPECT(row && sscanf(row, "rounded copies of weights %lf MiB", &mib) == 1 &&
-               fabs(mib * 1048576 - 4 * layer) < 0.05 * 1048576 + 4 * 4 * 512,
-           "%.2f MiB of copies, not %.2f: %.900s", mib, 4 * layer / 1048576, r.out);
+               fabs(mib * 1048576 - 2 * layer) < 0.06 * 1048576,
+           "%.2f MiB of copies, not %.2f: %.900s", mib, 2 * layer / 1048576, r.out);
     test_remove_directory(&d.dir);
 }
 
