@@ -5,8 +5,8 @@ Parts, the most valuable first:
     probe      describes this machine: device, driver, compilers, libraries, Python packages
     build      compiles trainer, tests and benchmark for bf16 and fp32, and the CPU trainer; or uses a bundle's
     ops        compares every CUDA operation with its C twin, on the device
-    gradients  compares the gradients of the whole model with the CPU trainer's: every variant, fp32 and bf16
-               (gradient_comparison.py states the tolerances)
+    gradients  compares the gradients of the whole model with the CPU trainer's: every variant, fp32 and bf16,
+               and of two in fp8 (gradient_comparison.py states the tolerances)
     train      3 steps in fp32 and with a measured peak; 100 steps of 124m, the same again, and stopped and resumed:
                all three must be bitwise equal
     sizes      compares operations at the shapes of 1.4b: cuDNN with our attention, cuBLASLt with our matmul, the others

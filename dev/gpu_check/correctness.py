@@ -57,6 +57,7 @@ def sizes(check, part):
 
 MODEL = "--layers 4 --hidden 256 --heads 8 --kv-heads 4 --head-dim 64 --ffn 704 --vocab 5003 --no-tie-embeddings"
 TINY_MODEL = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 16 --ffn 48 --vocab 259 --no-tie-embeddings"
+FP8_VARIANTS = ("diff_v2", "baseline")
 BATCH, TINY_BATCH = "--seq-len 256 --batch-size 4", "--seq-len 40 --batch-size 1"
 
 
@@ -89,16 +90,25 @@ def compare_gradients(check, part, variant, corpus, folder):
     part.check(f"{variant} trains for {steps} steps", ok, "" if status == 0 else last_line(text))
     if not ok:
         return
-    programs = {"CPU": "TRAIN_DIFFV2", "fp32": "TRAIN_DIFFV2CU_FP32", "bf16": "TRAIN_DIFFV2CU"}
+    programs = {"CPU": ["TRAIN_DIFFV2"], "fp32": ["TRAIN_DIFFV2CU_FP32"], "bf16": ["TRAIN_DIFFV2CU"]}
+    why = check.why_no_fp8() if variant in FP8_VARIANTS else ""
+    if why:
+        part.fact(f"{variant}: no gradients in fp8", why)
+    elif variant in FP8_VARIANTS:
+        programs.update({f: [*programs[of], "--gemm", "fp8"] for f, of in (("CPU in fp8", "CPU"), ("fp8", "bf16"))})
     dumps = {build: folder / f"{build}.safetensors" for build in programs}
-    words = ["--init", weights, "--train-data", corpus, *batch.split(), "--dump-grads"]
-    commands = [[*check.commands[program], *words, dumps[build]] for build, program in programs.items()]
+    words = ["--init", weights, "--train-data", corpus, *batch.split()]
+    commands = [
+        [*check.commands[program], *words, *gemm, "--dump-grads", dumps[build]]
+        for build, (program, *gemm) in programs.items()
+    ]
     for build, (status, text) in zip(programs, check.run_all(commands, 200)):
         if status != 0:
             part.check(f"{variant}: the {build} build computes gradients", False, last_line(text))
             ok = False
-    for build in ("fp32", "bf16") if ok else ():
-        checks, record = gradient_comparison.compare(dumps["CPU"], dumps[build], variant, build)
+    for build in [b for b in programs if not b.startswith("CPU")] if ok else ():
+        reference = "CPU in fp8" if build == "fp8" else "CPU"
+        checks, record = gradient_comparison.compare(dumps[reference], dumps[build], variant, build)
         for c in checks:
             part.check(*c)
         if record:

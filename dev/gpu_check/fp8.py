@@ -18,9 +18,8 @@ TARGET = 1.2  # milliseconds of a step in bf16, relative to fp8
 
 def fp8(check, part):
     corpus = check.corpus()
-    status, text = check.run([*check.commands["BENCH_CUDA"], "--gemm", "fp8", "facts"], 60)
-    if status != 0:
-        raise Skip(last_line(text))
+    if why := check.why_no_fp8():
+        raise Skip(why)
     model = TINY if check.pretend else MODEL
     if part.pending("step"):
         compare_steps(check, part, model)
@@ -39,9 +38,13 @@ def compare_steps(check, part, model):
     why = ""
     for B in sizes:
         turns = ["turns", preset, attention, NKV, B, T]
-        servers = [StepServer(check, [*check.commands["BENCH_CUDA"], *gemm, *turns]) for gemm in ([], ["--gemm", "fp8"])]
+        servers = [
+            StepServer(check, [*check.commands["BENCH_CUDA"], *gemm, *turns]) for gemm in ([], ["--gemm", "fp8"])
+        ]
         try:
-            if all(s.read_line(120) is not None and s.step(120) is not None and s.step(60) is not None for s in servers):
+            if all(
+                s.read_line(120) is not None and s.step(120) is not None and s.step(60) is not None for s in servers
+            ):
                 times = [tuple(s.step(60) for s in servers) for _ in range(2 if check.pretend else ROUNDS)]
                 if all(None not in pair for pair in times):
                     return record_steps(check, part, f"{preset} {attention}, B {B} T {T}", times)

@@ -9,6 +9,7 @@ import threading
 import time
 
 from programs import ROOT, Programs
+from tools import last_line
 
 SPARE, GRACE = 6, 2  # seconds reserved for writing results; between SIGTERM and SIGKILL
 
@@ -58,6 +59,11 @@ class Check:
             if place and list(place.glob("train_*.bin")):
                 return place
         return None
+
+    def why_no_fp8(self):
+        """Why this device has no --gemm fp8; '' if it has."""
+        status, text = self.run([*self.commands["TRAIN_DIFFV2CU"], *"--dry-run --preset tiny --gemm fp8".split()], 60)
+        return "" if status == 0 else last_line(text)
 
     def run(self, command, limit=600, env=None, cwd=ROOT):
         """(exit status, output). Status None: stopped at its limit. Raises OutOfTime at the limit of the check."""
