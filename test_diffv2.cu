@@ -137,11 +137,12 @@ static void run_case(int i, TestCounts *counts) {
     char line[512];
     case_line(line, sizeof(line), c);
     double start = now_seconds();
-    test_failures = 0;
+    test_failures = 0, test_skipped[0] = 0;
     test_random.state = chosen.seed + chosen.places[(size_t)i];
     c->check->run(c);
-    printf("%s %s (%.2f s)\n", test_failures ? "FAIL" : "ok  ", line, now_seconds() - start);
-    test_failures ? counts->failed++ : counts->passed++;
+    const char *result = test_failures ? "FAIL" : test_skipped[0] ? "skip" : "ok  ";
+    printf("%s %s (%.2f s)%s%s\n", result, line, now_seconds() - start, test_skipped[0] ? ": " : "", test_skipped);
+    test_failures ? counts->failed++ : test_skipped[0] ? counts->skipped++ : counts->passed++;
 }
 
 static std::vector<Case> all_cases(void) {

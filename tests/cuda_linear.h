@@ -118,7 +118,12 @@ static Error fp8_product_error(int length) {
 // A linear layer is the product of the rounded operands. special: an infinity in dy, a NaN in x
 static void check_linear(const Case *c) {
     int N = c->n[0], IC = c->n[1], OC = c->n[2], ld = c->n[3], special = c->n[4];
-    EXPECT(!linear_configure(GEMM_FP8), "%s", linear_configure(GEMM_FP8));
+    const char *refused = linear_configure(GEMM_FP8); // by a device without FP8
+    if (refused) {
+        test_skip("%s", refused);
+        linear_configure(GEMM_FP32);
+        return;
+    }
     for (int add = 0; add < 2; add++) {
         Operands o(c->shift);
         Tensor &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)),

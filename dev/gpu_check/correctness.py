@@ -24,7 +24,7 @@ def failures(text):
 
 def test_result(status, text, limit):
     """(whether a test program passed, a summary)"""
-    found = re.search(r"^(\d+) passed, (\d+) failed$", last_line(text))
+    found = re.search(r"^(\d+) passed, (\d+) failed(, \d+ skipped)?$", last_line(text))
     failing = failures(text)
     detail = f"stopped after {limit} s" if status is None else last_line(text)
     return status == 0 and found and int(found[1]) > 0 and found[2] == "0", detail + (
