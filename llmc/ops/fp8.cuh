@@ -13,6 +13,7 @@ twins round to the same bits.
 #define LLMC_FP8_CUH
 #include "../cuda/kernel_utils.cuh"
 #include "fp8.h"
+#include "traffic.h"
 #include <cuda_fp8.h>
 
 // ---------------------------------------------------------------------------------------------------
@@ -93,9 +94,7 @@ static inline void absmax_update(absmax_t *max, const floatX *x, int N, int colu
 // ---------------------------------------------------------------------------------------------------
 // Codes
 
-enum { FP8_ALIGN = 16, FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multiprocessor, at least
-
-static inline size_t fp8_padded(int n) { return round_up((size_t)n, FP8_ALIGN); }
+enum { FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multiprocessor, at least
 
 // A matrix in FP8: addresses in device memory.
 typedef struct {

@@ -17,13 +17,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
 #define LLMC_LINEAR_CUH
 #include "fp8.cuh"
 #include "matmul.cuh"
-
-enum { LINEAR_HEADER = 256 };
-
-// Memory for the rows of an output that are copied at a time. Tests make it small (test_diffv2.cu).
-#ifndef LINEAR_PIECE_BYTES
-#define LINEAR_PIECE_BYTES (16 << 20)
-#endif
+#include "traffic.h"
 
 static const bool linear_native = true;
 static GemmType linear_type;
@@ -47,32 +41,17 @@ static inline const char *linear_configure(GemmType type) {
 }
 static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
 
-static inline size_t linear_codes_bytes(int rows, int columns) { return fp8_padded(rows) * fp8_padded(columns); }
-
 static inline size_t linear_copy_bytes(int IC, int OC, bool head) {
-    return linear_in_fp8() && !head ? LINEAR_HEADER + 2 * linear_codes_bytes(OC, IC) : 0;
+    return linear_in_fp8() && !head ? fp8_copy_bytes(IC, OC) : 0;
 }
-
-// The rows, a multiple of 16, of a product (M, N) that the workspace holds at a time.
-static inline size_t linear_piece_rows(int M, int N, size_t element_bytes) {
-    size_t rows = LINEAR_PIECE_BYTES / (fp8_padded(N) * element_bytes) / FP8_ALIGN * FP8_ALIGN;
-    return min_size(fp8_padded(M), max_size(rows, FP8_ALIGN));
-}
-static inline size_t linear_piece_bytes(int M, int N, size_t element_bytes) {
-    return linear_piece_rows(M, N, element_bytes) * fp8_padded(N) * element_bytes;
-}
-
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
-    if (!linear_in_fp8()) return 0;
-    size_t x = LINEAR_HEADER + linear_codes_bytes(N, IC), dy = LINEAR_HEADER + 2 * linear_codes_bytes(N, OC);
-    size_t backward = max_size(linear_piece_bytes(N, IC, sizeof(floatX)), linear_piece_bytes(OC, IC, sizeof(grad_t)));
-    return max_size(x + linear_piece_bytes(N, OC, sizeof(floatX)), x + dy + backward);
+    return linear_in_fp8() ? fp8_workspace_bytes(N, IC, OC) : 0;
 }
 
 // Takes the memory of codes (rows, columns) from `memory`, which begins with their scale.
 static inline Fp8Codes linear_codes(char **memory, int rows, int columns, bool both) {
-    char *at = *memory + LINEAR_HEADER;
-    size_t bytes = linear_codes_bytes(rows, columns);
+    char *at = *memory + FP8_HEADER;
+    size_t bytes = fp8_codes_bytes(rows, columns);
     Fp8Codes codes = {(uint8_t *)at, both ? (uint8_t *)at + bytes : NULL, (float *)(void *)*memory};
     *memory = at + (both ? 2 : 1) * bytes;
     return codes;
@@ -107,7 +86,7 @@ static inline void linear_product(T *C, int M, int N, int K, int ldc, bool add, 
         gemm_fp8(whole, C, operands);
         return;
     }
-    int rows = (int)linear_piece_rows(M, N, sizeof(T));
+    int rows = (int)fp8_piece_rows(M, N, sizeof(T));
     for (int m = 0; m < M; m += rows) {
         int some = min_int(rows, M - m), padded_some = (int)fp8_padded(some);
         GemmShape part = {false, true, false, fp32_out, padded_some, padded_n, padded_k, padded_k, padded_k, padded_n};
