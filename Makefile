@@ -195,7 +195,7 @@ $(CUDA_BUILD)/no_gpu/libcuda.so.1: tests/cudnn_driver.c $(CUDA_BUILD)/flags
 	$(CC) -std=c11 $(WARN) -shared -fPIC -Wl,-soname,libcuda.so.1 -o $@ $<
 .PRECIOUS: $(CUDA_BUILD)/%.cu.o
 all-archs:
-	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="80 90 100 120" \
+	$(foreach precision,bf16 fp32,$(MAKE) PRECISION=$(precision) ARCHS="80 89 90 100 120" \
 	    $(BUILD)/cuda_$(precision)/train_diffv2cu $(BUILD)/cuda_$(precision)/test_diffv2cu &&) true
 
 test:

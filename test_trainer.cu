@@ -64,10 +64,15 @@ static cudaError_t forgetful_wait(cudaStream_t stream, cudaEvent_t event) {
 #include "tests/planned_faults.h"
 #include "tests/harness.h"
 #include "tests/cuda_trainer.h"
+#include "tests/cuda_fp8.h"
 #include "tests/cuda_ranks.h"
 
+enum { CUDA_TESTS_ALONE = CUDA_TRAINER_TEST_COUNT + CUDA_FP8_TEST_COUNT }; // on one rank
+enum { CUDA_TESTS = CUDA_TESTS_ALONE + CUDA_RANKS_TEST_COUNT };
 static const CudaTest *cuda_test(int t) {
-    return t < CUDA_TRAINER_TEST_COUNT ? &cuda_trainer_tests[t] : &cuda_ranks_tests[t - CUDA_TRAINER_TEST_COUNT];
+    if (t < CUDA_TRAINER_TEST_COUNT) return &cuda_trainer_tests[t];
+    return t < CUDA_TESTS_ALONE ? &cuda_fp8_tests[t - CUDA_TRAINER_TEST_COUNT]
+                                : &cuda_ranks_tests[t - CUDA_TESTS_ALONE];
 }
 
 int main(int argc, char **argv) {
@@ -80,11 +85,11 @@ int main(int argc, char **argv) {
     FORMAT(subject, "CUDA trainer, %s", cuda_precision);
     for (int w = 1; w < argc; w++) {
         bool fits = false;
-        for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++)
+        for (int t = 0; t < CUDA_TESTS; t++)
             fits = fits || test_word_fits(argv[w], subject, cuda_test(t)->test.sentence);
         CHECK(fits, "no test's sentence contains '%s'", argv[w]);
     }
-    for (int t = 0; t < CUDA_TRAINER_TEST_COUNT + CUDA_RANKS_TEST_COUNT; t++) {
+    for (int t = 0; t < CUDA_TESTS; t++) {
         const CudaTest *which = cuda_test(t);
         if (argc > 1 ? test_chosen(argc - 1, argv + 1, subject, which->test.sentence) : cuda_test_belongs(which->build))
             test_run(&counts, subject, &which->test);

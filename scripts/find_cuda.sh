@@ -298,9 +298,9 @@ find_archs() {
     elif [ -n "$(gpu_archs)" ]; then
         read -ra archs <<<"$(gpu_archs)"
     else
-        for arch in 80 90 100 120; do [[ -n $known && $known != *compute_$arch* ]] || archs+=("$arch"); done
+        for arch in 80 89 90 100 120; do [[ -n $known && $known != *compute_$arch* ]] || archs+=("$arch"); done
         notes+=("no GPU detected: compiles for sm_${archs[*]} (ARCHS=\"90\" compiles for H100 and H200 only,\
- in a quarter of the time)")
+ in a fifth of the time)")
     fi
     for arch in "${archs[@]}"; do
         [[ -z $known || $known == *compute_${arch%[af]}* ]] \

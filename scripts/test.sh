@@ -283,8 +283,8 @@ elif [ $all = yes ]; then
     build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
 else # one architecture and precision per revision
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
-    archs=(80 90 100 120) precisions=(bf16 fp32)
-    arch=${archs[turn % 4]} precision=${precisions[turn / 4 % 2]}
+    archs=(80 89 90 100 120) precisions=(bf16 fp32)
+    arch=${archs[turn % 5]} precision=${precisions[turn / 5 % 2]}
     emulated=build/oncpu/test_trainer
     [ "$precision" = bf16 ] || emulated=build/fp32/oncpu/test_trainer
     if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \

@@ -52,7 +52,7 @@ frontend() { # directory, minor version
     file "$1/cudnn_frontend_version.h" "#define CUDNN_FRONTEND_MAJOR_VERSION 1
 #define CUDNN_FRONTEND_MINOR_VERSION ${2:-32}"
 }
-known='compute_80 compute_90 compute_100 compute_120'
+known='compute_80 compute_89 compute_90 compute_100 compute_120'
 toolkit() { # directory, version, directory of libraries below it
     nvcc "$1" "$known"
     runtime_headers "$1/include" "$2"
@@ -118,7 +118,7 @@ test_find_a_toolkit_that_contains_everything() {
     has CUDNN_LIBS "$home/lib64/libcudnn.so" "$home/lib64/libnvrtc.so"
     has NCCL_CFLAGS -DUSE_NCCL
     has NCCL_LIBS "$home/lib64/libnccl.so"
-    has CUDA_ARCHS 80 90 100 120
+    has CUDA_ARCHS 80 89 90 100 120
     notes 'frontend 1.32' 'no GPU detected'
 }
 test_find_the_newest_toolkit_without_a_link() {
@@ -291,7 +291,7 @@ test_architectures_are_those_of_the_gpus_or_of_the_user() {
     equal "$(value CUDA_ARCHS)" "90 120"
     smi "echo \"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\"; exit 9"
     finds
-    has CUDA_ARCHS 80 90 100 120
+    has CUDA_ARCHS 80 89 90 100 120
     fails ARCHS=hopper - 1 "'hopper' is not an architecture"
     nvcc "$tree/usr/local/cuda" 'compute_80 compute_90'
     finds

@@ -623,9 +623,9 @@ static void test_modes_on_unlisted_devices(void) {
 
 // The bytes that cudaMalloc returned are those of the plan without its estimates of CUDA's own memory.
 static void test_dry_run_memory(void) {
-    static const char *const options[] = {"--recompute 1 --sample-every 3",
-                                          "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
-                                          "--attention diff_v1 --stats-every 1 --total-batch 78"};
+    static const char *const options[] = {
+        "--recompute 1 --sample-every 3", "--recompute 2 --doc-mask --separator 0 --val-data data.bin --val-steps 1",
+        "--attention diff_v1 --stats-every 1 --total-batch 78", "--gemm fp8 --val-data data.bin --val-steps 1"};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     for (size_t i = 0; i < sizeof(options) / sizeof(options[0]); i++) {

@@ -7,6 +7,7 @@ has several algorithms, which differ in the order of their sums. Products in FP8
   CUDA_ON_CPU_GEMM=split     the first algorithm divides the sum over K, where that is allowed
   CUDA_ON_CPU_GEMM=aligned   does not support addresses and row strides that are no multiple of 16 bytes: what cuBLASLt
                              supports is not documented, and a trainer must not depend on it
+  CUDA_ON_CPU_GEMM=no-fp8    does not support FP8
   CUDA_ON_CPU_GEMM=fails     the first product fails
 */
 #ifndef CUDA_ON_CPU_GEMM_H
@@ -78,6 +79,7 @@ static inline int gemm_find(GemmAlgorithm *found, int limit, const GemmHandles *
     bool aligned = s->lda % pack == 0 && s->ldb % pack == 0 && s->ldc % (s->fp32_out ? 4 : pack) == 0;
     for (int i = 0; i < 3; i++) aligned = aligned && p->alignment[i] >= 16;
     *why = gemm_in_fp8(p) && !(h->scales[0] && h->scales[1]) ? "a scale is missing" : gemm_fp8_refusal(p);
+    if (gemm_in_fp8(p) && gemm_mode_is("no-fp8")) *why = "FP8 is not supported";
     if (*why) return 0;
     if (!aligned && gemm_mode_is("aligned")) {
         *why = "the operands are not aligned";

@@ -9,7 +9,8 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
   copy       {scale and largest magnitude, w8, w8^T}, made once per update
   workspace  the codes of x and dy, and a piece of an output
   padding    N, IC and OC are padded to multiples of 16 with zeros. Where an output has other sizes, or its rows are not
-             aligned to 16 bytes, the product is written to the workspace, some rows at a time, and copied.
+             aligned to 16 bytes, the product is written to the workspace, some rows at a time, and copied. Columns of
+             y between OC and ld belong to the padding: zeros are written there.
   numerics   sums in fp32, y and dx rounded once to floatX; dweight accumulates in fp32
 */
 #ifndef LLMC_LINEAR_CUH
@@ -111,8 +112,9 @@ static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
     }
     char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
     Fp8Codes x8 = linear_codes(&memory, N, w.IC, false), w8 = linear_codes(&copy, w.OC, w.IC, true);
+    int width = (int)fp8_padded(w.OC) <= w.ld ? (int)fp8_padded(w.OC) : w.OC; // q, k, v, lambda: no copy
     fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
-    linear_product(y, N, w.OC, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
+    linear_product(y, N, width, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
 }
 
 static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,

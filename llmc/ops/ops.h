@@ -59,7 +59,8 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
 // The same product with operands rounded as --gemm says: linear.h. `copy` holds the rounded weight, made once per
-// update. Without a copy nothing is rounded: the product is that of matmul_forward.
+// update. Without a copy nothing is rounded: the product is that of matmul_forward. Columns of y between OC and ld may be
+// overwritten.
 typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
 typedef struct {
     const floatX *weight;     // (OC,IC)

@@ -1,0 +1,138 @@
+/*
+cuda_fp8.h: --gemm fp8 of the CUDA trainer: gradients against the CPU trainer's, equal bits, and messages.
+*/
+#ifndef TESTS_CUDA_FP8_H
+#define TESTS_CUDA_FP8_H
+#include "cuda_trainer.h"
+
+// The difference of two gradients in the units of the first: of all tensors together, and of the loss.
+typedef struct {
+    double loss, gradients;
+} DumpDifference;
+
+static DumpDifference dump_difference(const char *cpu, const char *gpu) {
+    SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
+    double norm[2] = {0, 0}, error[2] = {0, 0};
+    for (size_t i = 0; i < a->count; i++) {
+        const SafeTensor *t = &a->tensors[i], *u = safetensors_find(b, t->name);
+        CHECK(u && u->count == t->count, "the device has no %s of this size", t->name);
+        std::vector<double> x(t->count), y(t->count);
+        int loss = strcmp(t->name, "loss") == 0;
+        safetensors_read(a, t->name, 0, t->count, x.data(), DTYPE_F64);
+        safetensors_read(b, t->name, 0, t->count, y.data(), DTYPE_F64);
+        for (size_t e = 0; e < t->count; e++) norm[loss] += x[e] * x[e], error[loss] += (x[e] - y[e]) * (x[e] - y[e]);
+    }
+    safetensors_close(a);
+    safetensors_close(b);
+    DumpDifference d = {sqrt(error[1] / norm[1]), sqrt(error[0] / norm[0])};
+    return d;
+}
+
+// The two programs round activations that differ in the last bits, so some become neighbouring codes. At most all do,
+// independently: a tensor's relative difference is then 2 u^2 / 3 in square, u = 2^-4 in E4M3 and 2^-3 in E5M2. A path
+// through the model has 4 tensors per layer in each direction.
+static double fp8_difference(int layers) { return sqrt(4 * layers * (2 * 0x1p-8 / 3 + 2 * 0x1p-6 / 3)); }
+
+// With fp32 storage activations differ by 1e-7 of their size: one of 10^5 codes differs, none in most of these models.
+// Gradients then agree as those of --gemm fp32 do (compare_dumps).
+static void test_fp8_gradients(void) {
+    int layers[CUDA_CASES] = {3, 2, 1}, equal = 0; // of cuda_cases
+    ProgramResult r;
+    char options[1024], cpu[600], gpu[600];
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int c = 0; c < CUDA_CASES; c++) {
+            TestDirectory d = cuda_data(cuda_cases[c].vocab);
+            FORMAT(options, "--train-data data.bin --gemm fp8 --attention %s %s --dump-grads",
+                   attention_variants[v].name, cuda_cases[c].options);
+            FORMAT(cpu, "%s/cpu", d.path);
+            FORMAT(gpu, "%s/device", d.path);
+            if (run_in(&r, &d, cpu_trainer(), 0, "%s cpu", options) &&
+                run_in(&r, &d, device_trainer(), 0, "%s device", options)) {
+                DumpDifference off = dump_difference(cpu, gpu);
+                EXPECT(off.gradients <= fp8_difference(layers[c]) && off.loss <= 8 * 0x1p-8,
+                       "%s, %s: gradients differ by %.3g, the loss by %.3g", attention_variants[v].name,
+                       cuda_cases[c].why, off.gradients, off.loss);
+                equal += off.gradients <= 64 * 0x1p-23 && off.loss <= 8 * 0x1p-23;
+            }
+            test_remove_directory(&d);
+        }
+    EXPECT(!cuda_fp32 || 3 * equal >= 2 * ATTENTION_VARIANT_COUNT * CUDA_CASES,
+           "in %d of %d models all codes are those of the CPU", equal, ATTENTION_VARIANT_COUNT * CUDA_CASES);
+}
+
+// The same bits with activation recomputation, in any order of threads, and in a resumed run.
+static void test_fp8_bits(void) {
+    static const char *const same[] = {"--recompute 1", "--recompute 2"};
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --gemm fp8 --dump-grads first");
+    for (size_t i = 0; i < sizeof(same) / sizeof(same[0]); i++) {
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --gemm fp8 %s --dump-grads second", same[i]);
+        expect_same_files(&d, same[i], "first", "second");
+    }
+#ifdef CUDA_ON_CPU
+    setenv("CUDA_ON_CPU_ORDER", "shuffled:5", 1);
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --gemm fp8 --dump-grads second");
+    unsetenv("CUDA_ON_CPU_ORDER");
+    expect_same_files(&d, "shuffled threads", "first", "second");
+#endif
+    const char *run = TRAIN_ODD " --gemm fp8 --total-batch 78 --steps 4 --checkpoint-every 2";
+    run_in(&r, &d, device_trainer(), 0, "%s --out whole", run);
+    run_in(&r, &d, device_trainer(), 0, "%s --stop-after 2 --out parts", run);
+    run_in(&r, &d, device_trainer(), 0, "--resume --out parts");
+    expect_same_files(&d, "a resumed run", "whole/checkpoints", "parts/checkpoints");
+    run_command(&r, "grep -c 'fp8: E4M3, gradients E5M2' '%s/whole/run.json'", d.path);
+    EXPECT(r.status == 0, "run.json does not name the types of the products");
+    test_remove_directory(&d);
+}
+
+#ifdef CUDA_ON_CPU
+static void test_fp8_errors(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    setenv("CUDA_ON_CPU_NAME", "NVIDIA A100", 1);
+    setenv("CUDA_ON_CPU_CAPABILITY", "80", 1);
+    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --gemm fp8 --dump-grads none");
+    expect_error(&r, "--gemm fp8: requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); NVIDIA "
+                     "A100 has 8.0");
+    unsetenv("CUDA_ON_CPU_NAME");
+    setenv("CUDA_ON_CPU_CAPABILITY", "89", 1);
+    setenv("CUDA_ON_CPU_GEMM", "no-fp8", 1);
+    run_in(&r, &d, device_trainer(), 1, TRAIN_ODD " --sdpa own --gemm fp8 --dump-grads none");
+    expect_error(&r, "cuBLASLt does not support the FP8 product 48 x ");
+    unsetenv("CUDA_ON_CPU_GEMM");
+    unsetenv("CUDA_ON_CPU_CAPABILITY");
+    setenv("CUDA_ON_CPU_DEVICES", "0", 1);
+    run_in(&r, &d, device_trainer(), 0, ODD_MODEL " --gemm fp8 --dry-run");
+    unsetenv("CUDA_ON_CPU_DEVICES");
+    test_remove_directory(&d);
+}
+
+// The table has products in FP8, and a run that reads it lacks none.
+static void test_fp8_table(void) {
+    TestDirectory d = cuda_data(43);
+    ProgramResult r;
+    for (int i = 0; i < 2; i++) {
+        run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --gemm fp8 --tune-gemm table --steps 1 --out run%d",
+               i);
+        EXPECT(r.err[0] == 0, "%.300s", r.err);
+    }
+    run_command(&r, "cd '%s' && grep -q '\"type_a\": *\"e4m3\"' table && grep -q '\"type_a\": *\"e5m2\"' table",
+                d.path);
+    EXPECT(r.status == 0, "the table has no products in FP8");
+    run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --tune-gemm table --steps 1 --out run2");
+    EXPECT(strstr(r.err, "--tune-gemm table lacks "), "products in FP8 are taken for others: %.300s", r.err);
+    test_remove_directory(&d);
+}
+#endif
+
+static const CudaTest cuda_fp8_tests[] = {
+    {BOTH_PRECISIONS, {"gradients of every variant in FP8 are near those of the CPU trainer", test_fp8_gradients}},
+    {BF16_ALONE, {"FP8 does not depend on recomputation, the order of threads, or a restart", test_fp8_bits}},
+#ifdef CUDA_ON_CPU
+    {BF16_ALONE, {"FP8 is refused by devices and libraries without it, in one line", test_fp8_errors}},
+    {BOTH_PRECISIONS, {"a table of --tune-gemm has the products in FP8", test_fp8_table}},
+#endif
+};
+enum { CUDA_FP8_TEST_COUNT = sizeof(cuda_fp8_tests) / sizeof(cuda_fp8_tests[0]) };
+#endif
