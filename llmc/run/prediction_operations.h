@@ -77,7 +77,9 @@ static inline double gemm_ms(const Prediction *p, int M, int N, int K, double by
 static inline void predict_linear_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
     bool fp8 = predicted_fp8(p, kind);
     double rounding = fp8 ? (double)fp8_quantize_bytes(N, IC, 1) : 0;
-    double bytes = (double)(fp8 ? fp8_product_bytes(N, OC, IC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
+    size_t padded = fp8_padded(OC); // rows of y have room for it
+    double bytes =
+        (double)(fp8 ? fp8_product_bytes(N, padded, IC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
     predict_op(p, kind, "linear_forward", calls, fp8 ? 2 : 1, matmul_forward_flops(N, IC, OC), rounding + bytes,
                memory_ms(p, rounding) + gemm_ms(p, N, OC, IC, bytes, fp8));
 }
