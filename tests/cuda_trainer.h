@@ -167,11 +167,11 @@ static void test_gradients_of_variants(void) {
     }
 }
 
-// Gradients with --gemm fp8. A number that differs by a share d of it between the programs, at most a unit of bf16 or the
-// sums of a product in fp32, is rounded to another neighbour with the probability d / unit and is then a unit away: the
-// mean square is d * unit, with a unit of 2^-3 in E4M3 and 2^-2 in E5M2. The 4L products round two operands in the
-// forward, and two in the backward, and dweight two. The errors are independent; what is between the products at most
-// doubles them.
+// Gradients with --gemm fp8. A number that differs by a share d of it between the programs, at most a unit of bf16 or
+// the sums of a product in fp32, is rounded to another neighbour with the probability d / unit and is then a unit away:
+// the mean square is d * unit, with a unit of 2^-3 in E4M3 and 2^-2 in E5M2. The 4L products round two operands in the
+// forward, and two in the backward, and dweight two. The errors are independent. It is assumed that what is between the
+// products at most doubles them.
 static void test_fp8_gradients_of_variants(void) {
     enum { LAYERS = 3, PRODUCTS = 4 * LAYERS };
     const double d = cuda_fp32 ? 0x1p-18 : 0x1p-7;

@@ -139,8 +139,8 @@ static void test_each_layer_rounds(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
-// A product with (0, 1) is the second number of an operand (1, v) as it is rounded. E4M3 holds 9/448 of the largest number,
-// but not 2^-20 of it; E5M2 rounds 9 to 8 and holds 2^-20.
+// A product with (0, 1) is the second number of an operand (1, v) as it is rounded. E4M3 holds 9/448 of the largest
+// number, but not 2^-20 of it; E5M2 rounds 9 to 8 and holds 2^-20.
 static void test_formats_of_operands(void) {
     static const char *const names[] = {"x", "the weight", "dy"};
     const floatX small = (floatX)0x1p-20, nine = (floatX)(9.0 / 448);
@@ -170,11 +170,11 @@ static void test_formats_of_operands(void) {
 
 // ---- gradients beside those in fp32
 
-// The smallest cosine of the gradient of a tensor with that in fp32. Each of the 4L products (in bf16 one more, of the LM
-// head) rounds two operands in the forward, and W and dy in the backward; dweight rounds x and dy. If the relative errors
-// of these steps are independent, their squares add up. What is between the products doubles an error at most: swiglu
-// multiplies two numbers that have errors, and softmax and norms subtract means. With a relative error e, orthogonal to
-// the gradient, the cosine is 1/sqrt(1 + e^2).
+// The smallest cosine of the gradient of a tensor with that in fp32. Each of the 4L products (in bf16 one more, of the
+// LM head) rounds two operands in the forward, and W and dy in the backward; dweight rounds x and dy. If the relative
+// errors of these steps are independent, their squares add up. It is assumed that what is between the products at most
+// doubles an error: swiglu multiplies two numbers that have errors, and softmax and norms subtract means. With a
+// relative error e, orthogonal to the gradient, the cosine is 1/sqrt(1 + e^2).
 static double least_cosine(GemmType type, int L) {
     double products = 4 * L + (type == GEMM_BF16), u = rounding_share(type, false), u_dy = rounding_share(type, true);
     double squares = (3 * products + 1) * u * u + (products + 1) * u_dy * u_dy;
@@ -230,8 +230,8 @@ static void test_gradients_of_types(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
-// Each micro-batch has its own maxima: the gradients of two add up, also if the first one's numbers are larger. A product
-// is added in fp32.
+// Each micro-batch has its own maxima: the gradients of two add up, also if the first one's numbers are larger. A
+// product is added in fp32.
 static void test_micro_batches_of_types(void) {
     const ModelCase *mc = &model_cases[1];
     for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
@@ -286,8 +286,8 @@ static void test_zero_tensors(void) {
     low_precision_begin(GEMM_FP32, false);
 }
 
-// Every product with an infinity or NaN in an operand is NaN, also where that element meets zeros, and also if the other
-// operand is zero.
+// Every product with an infinity or NaN in an operand is NaN, also where that element meets zeros, and also if the
+// other operand is zero.
 static void test_not_finite_operands(void) {
     enum { N = 20, IC = 24, OC = 16 };
     static const float bad[] = {INFINITY, -INFINITY, NAN};
@@ -477,7 +477,8 @@ static void test_runs_of_types(void) {
 
 // ---- memory
 
-// The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM head.
+// The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM
+// head.
 static void test_memory_of_copies(void) {
     const char *model =
         "--layers 2 --hidden 1024 --heads 8 --kv-heads 8 --head-dim 128 --ffn 3072 --attention baseline "
