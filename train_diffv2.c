@@ -20,6 +20,7 @@ CUDA operations.
 #include "llmc/run/gemm_table.h"
 #include "llmc/run/generation.h"
 #include "llmc/run/layer_stats.h"
+#include "llmc/run/linear_layers.h"
 #include "llmc/run/model_init.h"
 #include "llmc/run/model_memory.h"
 #include "llmc/run/quantization.h"
@@ -41,15 +42,14 @@ typedef struct {
     real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
     char *activations_memory;
-    char *copies;              // rounded copies of weights: see plan_copies
-    bool *copied;              // [L+1]: whether those of a layer, or of the LM head, are of the current weights
-    Quantization quantization; // --quantize: what the forward rounds
-    bool documents;            // --doc-mask: attention stays within the documents that acts.starts describes
-    grad_t **group_grads;      // [L+2]: where the gradients of each group of tensors are
-    grad_t *own_grads;         // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;           // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;            // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;               // this micro-step's backward sums the gradients over the ranks
+    WeightCopies copies;  // rounded, with --gemm bf16 and fp8
+    Quantization quant;   // --quantize: what the forward rounds
+    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
+    grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
+    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;          // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
@@ -67,41 +67,16 @@ static grad_t *grad(const Model *model, TensorKind kind, int layer) {
     return t ? tensor_grad(model, t) : NULL;
 }
 
-// The largest magnitude of the input of a linear layer, or of its output's gradient; NULL: not needed.
-static absmax_t *input_max(const Model *model, LinearKind kind, int l) {
-    bool kept = model->acts.maxima && l >= 0 && l < model->plan.config.L;
-    return kept ? model->acts.maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) : NULL;
-}
-static absmax_t *output_max(const Model *model, LinearKind kind, int l) {
-    absmax_t *max = input_max(model, kind, l);
-    return max ? max + 1 : NULL;
-}
-
 // A linear layer of block l, or the LM head.
 static Linear linear_of(const Model *model, LinearKind kind, int l) {
-    static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN};
-    const ModelPlan *plan = &model->plan;
-    bool head = kind == LINEAR_HEAD;
-    Linear w = linear_shape(plan, kind);
-    w.weight = param(model, head ? head_kind(plan) : kinds[kind], head ? 0 : l);
-    if (model->copies && linear_copy_bytes(w.IC, w.OC, head))
-        w.copy = model->copies + plan->copy_at[kind] + (head ? 0 : (size_t)l * plan->layer_copies_bytes);
-    if (!head) w.x_max = input_max(model, kind, l), w.dy_max = output_max(model, kind, l);
-    return w;
+    return linear_at(&model->plan, model->params, &model->copies, model->acts.maxima, kind, l);
 }
-
-// Makes the rounded copies of the weights of block l, or with l = L of the LM head, if the weights have changed.
-static void linear_refresh(Model *model, int l) {
-    bool head = l == model->plan.config.L;
-    if (!model->copies || model->copied[l]) return;
-    for (int kind = head ? LINEAR_HEAD : 0; kind < (head ? LINEAR_COUNT : LINEAR_BLOCK_COUNT); kind++) {
-        Linear w = linear_of(model, (LinearKind)kind, l);
-        if (w.copy) linear_copy_weight(w);
-    }
-    model->copied[l] = true;
+// The largest magnitudes of its input and of its output's gradient, for --gemm fp8; NULL: not needed.
+static absmax_t *input_max(const Model *model, LinearKind kind, int l) {
+    return linear_max(&model->plan, model->acts.maxima, kind, l, 0);
 }
-static void model_weights_changed(Model *model) {
-    memset(model->copied, 0, (size_t)(model->plan.config.L + 1) * sizeof(bool));
+static absmax_t *output_max(const Model *model, LinearKind kind, int l) {
+    return linear_max(&model->plan, model->acts.maxima, kind, l, 1);
 }
 
 // Whether the backward adds to the gradients. With --zero 2 it writes them in every micro-step, and own_grads sums
@@ -154,8 +129,7 @@ static void model_alloc(Model *model, const Model *shared) {
         model->v = model->m + plan->moments_bytes / (2 * sizeof(real));
         if (plan->master_bytes) model->master = (real *)buffer_alloc(plan->master_bytes, "master weights");
     }
-    model->copied = (bool *)checked_calloc(groups, sizeof(bool));
-    if (plan->copies_bytes) model->copies = (char *)buffer_alloc(plan->copies_bytes, "rounded copies of weights");
+    model->copies = weight_copies_alloc(plan);
     model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
     Arena arena = {model->activations_memory, 0, own_elements};
     activations_carve(&model->acts, plan, &arena);
@@ -172,9 +146,8 @@ static void model_free(Model *model, bool owns_params) {
     buffer_free(model->grads);
     buffer_free(model->m);
     buffer_free(model->master);
-    buffer_free(model->copies);
+    weight_copies_free(&model->copies);
     buffer_free(model->activations_memory);
-    free(model->copied);
     free(model->acts.layers);
     free(model->group_grads);
     free(model->reduced);
@@ -189,7 +162,7 @@ static void model_free(Model *model, bool owns_params) {
 
 // y = the linear layer of block l on x. --quantize rounds x in place: nothing else reads it then.
 static void block_linear_forward(const Model *model, floatX *y, floatX *x, LinearKind kind, int l, int N) {
-    const Quantization *q = &model->quantization;
+    const Quantization *q = &model->quant;
     Linear w = linear_of(model, kind, l);
     if (q->activation_bits) quantize_inplace(x, N, w.IC, w.IC, q->activation_bits, q->whole);
     linear_forward(y, x, w, N);
@@ -232,7 +205,7 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, set, B, T, first);
         floatX *out = a->heads + s.out, *k = a->fused + s.k, *v = a->fused + s.v;
-        int bits = model->quantization.logit_bits;
+        int bits = model->quant.logit_bits;
         if (bits) attention_quantized_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape, bits);
         else attention_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape);
     }
@@ -294,7 +267,7 @@ static void block_forward(Model *model, int l, const floatX *x, int B, int T, in
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
     int N = B * T, C = model->plan.config.C;
-    linear_refresh(model, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     block_forward_attention(model, l, x, B, T, first);
     block_forward_mlp(model, l, N);
     block_linear_forward(model, branch, a->hidden, LINEAR_DOWN, l, N);
@@ -313,7 +286,7 @@ static const floatX *block_input(const Model *model, int l) {
 static void model_forward_embedding(Model *model, int N) {
     Activations *a = &model->acts;
     int C = model->plan.config.C;
-    if (a->maxima) buffer_zero(a->maxima, MAXIMA_COUNT(&model->plan.config) * sizeof(absmax_t));
+    if (a->maxima) buffer_zero(a->maxima, linear_max_count(&model->plan) * sizeof(absmax_t));
     comm_wait(model->gathered[0]); // the last update of other ranks
     embedding_forward(a->embedded, a->inputs, param(model, T_EMBED, 0), N, C);
     comm_wait(model->gathered[1]);
@@ -334,7 +307,7 @@ static void model_forward(Model *model, int B, int T, int first) {
 static void model_classify(Model *model, int N, real dloss) {
     Activations *a = &model->acts;
     int C = model->plan.config.C, V = model->plan.config.V, Vp = model->plan.Vp;
-    linear_refresh(model, model->plan.config.L);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, model->plan.config.L);
     Linear head = linear_of(model, LINEAR_HEAD, 0);
     for (int n = 0; n < N; n += model->plan.logit_rows) {
         int rows = min_int(model->plan.logit_rows, N - n);
@@ -586,7 +559,7 @@ static void model_update(Model *model, const Options *o, double lr, int64_t upda
     const Sharding *s = &model->plan.sharding;
     const Sharding *mine = s->level ? s : NULL; // else every rank updates everything
     double scale = clip_factor(grad_norm, o->grad_clip);
-    model_weights_changed(model);
+    weight_copies_forget(&model->copies, &model->plan);
     for (int i = 0; i < model->plan.tensors.count; i++) {
         const Tensor *t = &model->plan.tensors.tensors[i];
         for (OwnRange r = sharding_ranges(mine, t); sharding_next(mine, t, &r);) {
@@ -727,7 +700,7 @@ static void run_roll_back(Run *run) {
     checkpointer_finish(&run->checkpointer);
     model_await_params(&run->model);
     if (!checkpointer_roll_back(&run->checkpointer, &buffers)) return;
-    model_weights_changed(&run->model);
+    weight_copies_forget(&run->model.copies, &run->model.plan);
     run_checkpoint(run, false);
 }
 
@@ -769,18 +742,6 @@ static void run_log_validation(Run *run) {
     log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
 }
 
-// Rounds the weights of the blocks' linear layers in place, as model->quantization says.
-static void model_quantize_weights(Model *model) {
-    const Quantization *q = &model->quantization;
-    for (int l = 0; l < model->plan.config.L && q->weight_bits; l++)
-        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
-            Linear w = linear_of(model, (LinearKind)kind, l);
-            floatX *weight = model->params + (w.weight - model->params);
-            quantize_inplace(weight, w.OC, w.IC, w.IC, q->weight_bits, q->whole);
-        }
-    model_weights_changed(model);
-}
-
 // --quantize: the validation loss for each SPEC, into list. Returns their number; the model is as before.
 static int run_validate_quantized(Run *run, Quantization *list) {
     Model *model = &run->model;
@@ -791,14 +752,15 @@ static int run_validate_quantized(Run *run, Quantization *list) {
     void *weights = checked_calloc(bytes, 1);
     buffer_download(weights, model->params, bytes);
     for (const char *next = run->options.quantize; next; count++) {
-        model->quantization = list[count] = quantization_next(&next, &valid);
-        model_quantize_weights(model);
+        model->quant = list[count] = quantization_next(&next, &valid);
+        quantize_weights(&model->quant, &model->plan, model->params);
+        weight_copies_forget(&model->copies, &model->plan);
         list[count].loss = run_validate(run, NULL);
         buffer_upload(model->params, weights, bytes);
     }
     free(weights);
-    memset(&model->quantization, 0, sizeof(model->quantization));
-    model_weights_changed(model);
+    memset(&model->quant, 0, sizeof(model->quant));
+    weight_copies_forget(&model->copies, &model->plan);
     return count;
 }
 

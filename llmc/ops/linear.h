@@ -121,8 +121,8 @@ static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy
     linear_round(dy_rounded, dy, w.ld, N, w.OC, w.dy_max ? *w.dy_max : 0, FP8_GRADIENT);
     MatmulShape to_input = {false, false, false, false, N, w.IC, w.OC, 0, 0, w.IC};
     MatmulShape to_weight = {true, false, add, false, w.OC, w.IC, N, 0, 0, w.IC};
-    linear_product(to_input, dy_rounded, rounded_at(w.copy, w.IC), dx);  // dx = dy weight
-    linear_product(to_weight, dy_rounded, x_rounded, dweight);           // dweight = dy^T x
+    linear_product(to_input, dy_rounded, rounded_at(w.copy, w.IC), dx); // dx = dy weight
+    linear_product(to_weight, dy_rounded, x_rounded, dweight);          // dweight = dy^T x
 }
 
 // Name, version and kernels of the library, for run.json.

@@ -22,7 +22,8 @@ static __global__ void quantize_kernel(floatX *x, const absmax_t *all, int colum
     SHARED(float, memory, WARP);
     floatX *row = x + blockIdx.x * (size_t)ld;
     float max = 0;
-    for (int c = (int)threadIdx.x; c < columns && !all; c += QUANTIZE_THREADS) max = fmaxf(max, fabsf(to_float(row[c])));
+    for (int c = (int)threadIdx.x; c < columns && !all; c += QUANTIZE_THREADS)
+        max = fmaxf(max, fabsf(to_float(row[c])));
     max = all ? __uint_as_float(*all) : block_max(max, memory);
     float step = max / levels;
     for (int c = (int)threadIdx.x; c < columns; c += QUANTIZE_THREADS)

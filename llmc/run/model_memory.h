@@ -4,7 +4,7 @@ these sizes. [] shapes are row-major.
 */
 #ifndef LLMC_MODEL_MEMORY_H
 #define LLMC_MODEL_MEMORY_H
-#include "model_plan.h"
+#include "linear_layers.h"
 
 // Rows of logits computed at a time, for rows of this many bytes. Tests make it small (tests/small_sizes.h).
 #ifndef LOGIT_ROWS
@@ -76,7 +76,6 @@ static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
     arena->used += round_up(count * element_bytes, 256);
     return arena->base ? arena->base + at : NULL;
 }
-#define MAXIMA_COUNT(c) ((size_t)(c)->L * LINEAR_BLOCK_COUNT * 2)
 #define CARVE(arena, type, count) (type *)carve(arena, count, (arena)->bytes.type##_)
 
 // Whether layer l has its own memory for the activations that --recompute LEVEL computes again; else it uses layer 0's.
@@ -95,7 +94,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
     a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
-    a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, MAXIMA_COUNT(c)) : NULL;
+    a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, linear_max_count(plan)) : NULL;
     a->losses = CARVE(arena, real, N);
     a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
     a->embedded = CARVE(arena, floatX, N * C);
@@ -142,23 +141,6 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dattn_out = d->gate_width ? CARVE(arena, floatX, N * attn_width) : a->dnormed;
     a->dgate_up = CARVE(arena, floatX, N * 2 * F);
     a->dhidden = CARVE(arena, floatX, N * F);
-}
-
-// Lays out the rounded copies of the weights; generation reads the weights themselves.
-static inline void plan_copies(ModelPlan *plan) {
-    const size_t align = 256;
-    if (plan->purpose == FOR_GENERATION) return;
-    for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind);
-        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), align);
-        if (kind == LINEAR_HEAD) {
-            plan->copy_at[kind] = plan->config.L * plan->layer_copies_bytes;
-            plan->copies_bytes = plan->copy_at[kind] + bytes;
-        } else {
-            plan->copy_at[kind] = plan->layer_copies_bytes;
-            plan->layer_copies_bytes += bytes;
-        }
-    }
 }
 
 // Elements of the gradients of whole groups. With --zero 2 layer l uses the memory of layer l + 2, whose gradients have
@@ -217,7 +199,7 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     AttentionShape attention = key_set(plan, 0, B, T, 0).shape;
     if (purpose != FOR_GENERATION) {
         attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
-                          plan->activations_bytes + plan->received_bytes);
+                          plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
         attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
     }
     size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()), rmsnorm_workspace_bytes(widest),

@@ -57,20 +57,6 @@ static inline void plan_free(ModelPlan *plan) {
 
 static inline TensorKind head_kind(const ModelPlan *plan) { return plan->config.tied ? T_EMBED : T_LM_HEAD; }
 
-// The shape of a linear layer, without memory.
-static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind) {
-    const ModelConfig *c = &plan->config;
-    Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
-    switch (kind) {
-    case LINEAR_FUSED: w.OC = plan->dims.fused_width, w.ld = plan->dims.fused_ld; break; // q, k, v and lambda or gate
-    case LINEAR_O: w.IC = c->NH * c->D; break;
-    case LINEAR_GATE_UP: w.OC = w.ld = 2 * c->F; break;
-    case LINEAR_DOWN: w.IC = c->F; break;
-    default: w.OC = plan->Vw, w.ld = plan->Vp;
-    }
-    return w;
-}
-
 // Whether the tensor is the weight of a matrix product, whose backward writes all of its gradient.
 static inline bool is_product_weight(const ModelPlan *plan, const Tensor *t) {
     return t->ndim == 2 && (t->row->kind != T_EMBED || plan->config.tied);

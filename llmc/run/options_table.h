@@ -14,6 +14,7 @@ To add an option, add a field to Options and a row to option_rows.
 #ifndef LLMC_OPTIONS_TABLE_H
 #define LLMC_OPTIONS_TABLE_H
 #include "../base/common.h"
+#include "../ops/ops.h"
 #include "../model/presets.h"
 #include "schedule.h"
 #include "../model/variants.h"

@@ -1,0 +1,95 @@
+/*
+linear_layers.h: the linear layers of a model: their shapes, weights, rounded copies of the weights, and the largest
+magnitudes of their operands.
+
+  linear_shape(plan, kind)                          without memory
+  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or the LM head
+  linear_max(plan, maxima, kind, l, gradient)       where the largest magnitude of its x, or of its dy, is kept
+
+Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
+micro-steps of the next one. weight_copies_forget is called when weights have changed.
+*/
+#ifndef LLMC_LINEAR_LAYERS_H
+#define LLMC_LINEAR_LAYERS_H
+#include "model_plan.h"
+
+// The shape of a linear layer, without memory.
+static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind) {
+    const ModelConfig *c = &plan->config;
+    Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
+    switch (kind) {
+    case LINEAR_FUSED: w.OC = plan->dims.fused_width, w.ld = plan->dims.fused_ld; break; // q, k, v and lambda or gate
+    case LINEAR_O: w.IC = c->NH * c->D; break;
+    case LINEAR_GATE_UP: w.OC = w.ld = 2 * c->F; break;
+    case LINEAR_DOWN: w.IC = c->F; break;
+    default: w.OC = plan->Vw, w.ld = plan->Vp;
+    }
+    return w;
+}
+
+// maxima [L][LINEAR_BLOCK_COUNT][2], of x and of dy; NULL: not kept
+static inline size_t linear_max_count(const ModelPlan *plan) { return (size_t)plan->config.L * LINEAR_BLOCK_COUNT * 2; }
+static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
+    bool kept = maxima && kind != LINEAR_HEAD && l >= 0 && l < plan->config.L;
+    return kept ? maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) + gradient : NULL;
+}
+
+// Lays out the rounded copies of the weights; generation reads the weights themselves.
+static inline void plan_copies(ModelPlan *plan) {
+    const size_t align = 256;
+    if (plan->purpose == FOR_GENERATION) return;
+    for (int kind = 0; kind < LINEAR_COUNT; kind++) {
+        Linear w = linear_shape(plan, (LinearKind)kind);
+        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), align);
+        if (kind == LINEAR_HEAD) {
+            plan->copy_at[kind] = plan->config.L * plan->layer_copies_bytes;
+            plan->copies_bytes = plan->copy_at[kind] + bytes;
+        } else {
+            plan->copy_at[kind] = plan->layer_copies_bytes;
+            plan->layer_copies_bytes += bytes;
+        }
+    }
+}
+
+typedef struct {
+    char *memory;  // NULL: no weight has a copy
+    bool *current; // [L+1]: whether the copies of a layer, or of the LM head, are of the current weights
+} WeightCopies;
+
+static inline WeightCopies weight_copies_alloc(const ModelPlan *plan) {
+    WeightCopies copies = {NULL, (bool *)checked_calloc(plan->config.L + 1, sizeof(bool))};
+    if (plan->copies_bytes) copies.memory = (char *)buffer_alloc(plan->copies_bytes, "rounded copies of weights");
+    return copies;
+}
+static inline void weight_copies_free(WeightCopies *copies) {
+    buffer_free(copies->memory);
+    free(copies->current);
+}
+
+static inline Linear linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
+                               absmax_t *maxima, LinearKind kind, int l) {
+    const TensorKind kinds[LINEAR_COUNT] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN, head_kind(plan)};
+    bool head = kind == LINEAR_HEAD;
+    Linear w = linear_shape(plan, kind);
+    w.weight = params + tensor_of(&plan->tensors, kinds[kind], head ? 0 : l)->offset;
+    if (copies->memory && linear_copy_bytes(w.IC, w.OC, head))
+        w.copy = copies->memory + plan->copy_at[kind] + (head ? 0 : (size_t)l * plan->layer_copies_bytes);
+    w.x_max = linear_max(plan, maxima, kind, l, 0);
+    w.dy_max = linear_max(plan, maxima, kind, l, 1);
+    return w;
+}
+
+// Copies the weights of layer l, or with l = L of the LM head, unless the copies are current.
+static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *plan, const floatX *params, int l) {
+    bool head = l == plan->config.L;
+    if (!copies->memory || copies->current[l]) return;
+    for (int kind = head ? LINEAR_HEAD : 0; kind < (head ? LINEAR_COUNT : LINEAR_BLOCK_COUNT); kind++) {
+        Linear w = linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
+        if (w.copy) linear_copy_weight(w);
+    }
+    copies->current[l] = true;
+}
+static inline void weight_copies_forget(WeightCopies *copies, const ModelPlan *plan) {
+    memset(copies->current, 0, (size_t)(plan->config.L + 1) * sizeof(bool));
+}
+#endif
