@@ -11,6 +11,7 @@ option_history.py     options of a run that was resumed with others
 report.py             the command `report`: runs become a page, PNG files and tables
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
+low_bit.py            what low precision costs each arm
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure

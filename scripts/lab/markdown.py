@@ -1,6 +1,7 @@
 """markdown.py: the main tables of the report as Markdown (results.md)."""
 
 from . import stats
+from .low_bit import NAMES
 
 
 def interval(e, sign=False):
@@ -105,6 +106,33 @@ def recall(r):
     )
 
 
+def low_bit(r):
+    part = r["low_bit"]
+    estimate = lambda e: interval(e, True) + (
+        " not shown" if e and e["half"] is not None and abs(e["mean"]) <= e["half"] else ""
+    )
+    cells = lambda row: [
+        row["label"],
+        estimate(row["cost"]),
+        "reference" if row["arm"] == r["reference"] else estimate(row["gap"]),
+        f"{row['gap']['p_holm']:.3f}" if row["gap"] and stats.finite(row["gap"]["p_holm"]) else "–",
+        row["cost"]["n"],
+    ]
+    head = ["arm", "cost", "gap", "p (Holm)", "seeds"]
+    return "\n".join(
+        [
+            *(f"* Missing: {line}\n" for line in part["missing"]),
+            table(
+                ["trained in", "losses", *head],
+                [[x["precision"], NAMES[x["how"]], *cells(x)] for x in part["training"]],
+            ),
+            table(
+                ["trained in", "rounded to", *head], [[x["precision"], x["spec"], *cells(x)] for x in part["rounding"]]
+            ),
+        ]
+    )
+
+
 def page(r):
     t = r["training"]
     steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
@@ -116,6 +144,8 @@ def page(r):
         *(f"* {note}\n" for note in r["notes"]),
         summary(r),
     ]
+    if r["low_bit"]:
+        parts += ["## Low precision\n", low_bit(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]

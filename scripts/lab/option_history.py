@@ -38,13 +38,13 @@ def over_time(pairs, when="after step"):
     return " then ".join(shown(value) + (f" {when} {step}" if step else "") for step, value in pairs)
 
 
-def differences(a, b, names=("one run", "the other")):
+def differences(a, b, names=("one run", "the other"), ignored=()):
     """The differences that prevent a comparison, one line each. Initial learning rates may differ, changes not."""
     found, one, other = [], history(a), history(b)
     x, y = (info.get("data_fingerprint") for info in (a, b))
     for key in COMPARED:
         same_data = key == "train-data" and x == y is not None  # the path does not matter
-        if values(one, key) != values(other, key) and not same_data:
+        if values(one, key) != values(other, key) and not same_data and key not in ignored:
             found.append(
                 f"--{key}: {over_time(values(one, key))} in {names[0]}, {over_time(values(other, key))} in {names[1]}"
             )

@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from . import stats
+from . import low_bit, stats
 from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
@@ -202,6 +202,53 @@ def published_table(rows):
     return table(["what", "published", "by", "here", "limits of the comparison"], cells, "", "text")
 
 
+def low_bit_rows(r, part, keys):
+    rows = []
+    for row in r["low_bit"][part]:
+        gap = row["gap"]
+        kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
+        cost = interval(row["cost"], True) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
+        rows.append(
+            [
+                *(escape(row[key] if key != "how" else low_bit.NAMES[row[key]]) for key in keys),
+                arm_cell(row),
+                cost,
+                (interval(gap, True) + ("" if kind != "open" else " <span class=note>not shown</span>"), kind)
+                if gap
+                else "reference"
+                if row["arm"] == r["reference"]
+                else "–",
+                number((gap or {}).get("p_holm"), 3),
+                str(row["cost"]["n"]),
+            ]
+        )
+    return rows
+
+
+def low_bit_section(r):
+    """What low precision costs each arm."""
+    first, confidence = r["low_bit"]["precisions"][0], f"{100 * r['confidence']:.0f}%"
+    missing = "".join(f"<li>{escape(line)}</li>" for line in r["low_bit"]["missing"])
+    head = ["arm", "cost", "gap", "p", "seeds"]
+    return (
+        "<h2 id=precision>Low precision</h2>"
+        + (f"<p class=warning>Missing:</p><ul>{missing}</ul>" if missing else "")
+        + table(
+            ["trained in", "losses", *head],
+            low_bit_rows(r, "training", ("precision", "how")),
+            f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: the arm's "
+            f"cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over seeds; "
+            "an interval that contains 0 shows no difference. p: adjusted for the gaps of the table.",
+        )
+        + table(
+            ["trained in", "rounded to", *head],
+            low_bit_rows(r, "rounding", ("precision", "spec")),
+            "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same checkpoint. "
+            "p: adjusted for the gaps at one training precision.",
+        )
+    )
+
+
 def fairness(study, r):
     """The settings that are equal, and those that differ between arms, as a list and a table."""
     first = study.runs[0]
@@ -254,7 +301,7 @@ def fairness(study, r):
 
 def runs_table(study, r):
     rows = []
-    for run, row in zip(study.runs, r["runs"]):
+    for run, row in zip(study.runs + study.others, r["runs"]):
         rows.append(
             [
                 arm_cell({"arm": run.arm, "label": run.name}),
@@ -369,11 +416,12 @@ def arm_button(arm, label):
     )
 
 
-SECTIONS = ("Result", "Loss", "Stability", "Layers", "Attention", "Published", "Fairness", "Runs")
+SECTIONS = ("Result", "Precision", "Loss", "Stability", "Layers", "Attention", "Published", "Fairness", "Runs")
 
 
-def header(study):
-    links = "".join(f"<a href=#{name.lower()}>{name}</a>" for name in SECTIONS)
+def header(study, r):
+    names = [name for name in SECTIONS if name != "Precision" or r["low_bit"]]
+    links = "".join(f"<a href=#{name.lower()}>{name}</a>" for name in names)
     legend = "".join(arm_button(arm, label) for arm, label in study.arms.items())
     return (
         f"<header class=bar><nav>{links}</nav>{rate_select(study)}<button id=theme aria-label='change the theme'>dark"
@@ -387,8 +435,9 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
     use = [f for f in figures if f["id"] in ("position", "recall")]
     layers = [f for f in figures if f not in curves + stability + use]
     sentences = [s for row in r["summary"] if (s := sentence(row, escape(r["arms"][r["reference"]]), r["confidence"]))]
-    notes, total = list(study.notes), len(study.runs) + len(study.missing)
-    unfinished = sum(run.state not in ("done", "diverged") for run in study.runs) + len(study.missing)
+    everything = study.runs + study.others
+    notes, total = list(study.notes), len(everything) + len(study.missing)
+    unfinished = sum(run.state not in ("done", "diverged") for run in everything) + len(study.missing)
     if unfinished:
         notes.append(f"{unfinished} of {total} runs are not finished; the results are of the finished ones.")
     data = {
@@ -405,12 +454,13 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         "<!doctype html><html lang=en><head><meta charset=utf-8>",
         "<meta name=viewport content='width=device-width, initial-scale=1'>",
         f"<title>{escape(study.title)}</title><link rel=icon href='data:,'>",
-        f"<style>{(HERE / 'page.css').read_text()}</style></head><body>{header(study)}<main>",
+        f"<style>{(HERE / 'page.css').read_text()}</style></head><body>{header(study, r)}<main>",
         f"<h1>{escape(study.title)}</h1><p>{escape(study.question)}</p>",
         f"<p class=note>Written {time.strftime('%Y-%m-%d %H:%M')}{', while runs continue' if watch else ''}.</p>",
         *(f"<p class=warning>{escape(n)}</p>" for n in notes),
         "<h2 id=result>Result</h2><ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>",
         summary_table(r),
+        low_bit_section(r) if r["low_bit"] else "",
         "<h2 id=loss>Loss</h2>",
         *map(figure_html, curves),
         noise_table(r) if r["noise"] else "",

@@ -19,9 +19,12 @@ A plan is a text file of lines `key = value`. `#` begins a comment. Keys before 
     match = baseline             the MLP width that gives as many parameters as that arm has
 
 Keys of an arm override those of the size, which override those before the sections. Steps are tokens / total-batch,
-rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run.
+rounded up. `validations`, `statistics` and `checkpoints` are their numbers per run. `precisions` repeats each run with
+these values of --gemm, `quantize` lists the values of --quantize for the evaluations, and `eval-steps` limits their
+batches (default: all validation data).
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field
 
@@ -42,8 +45,11 @@ KEYS = {
     "checkpoints": "count",
     "ranks": "count",
     "threads": "count",
+    "precisions": "words",
+    "quantize": "words",
+    "eval-steps": "count",
 }
-PLAN_ONLY = ("title", "question", "reference", "seeds")  # not allowed in a size or an arm
+PLAN_ONLY = ("title", "question", "reference", "seeds", "precisions")  # not allowed in a size or an arm
 ARM_ONLY = ("match", "label")
 # options of the trainer that a plan must not set: what sets them instead
 TAKEN = {
@@ -59,7 +65,7 @@ TAKEN = {
     "match-params": "match",
     "keep": "the lab",
 }
-OWN = ("lr", "ranks", "threads")  # also names of trainer options, which a plan does not set
+OWN = ("lr", "ranks", "threads", "quantize")  # also names of trainer options, which a plan does not set
 NAME = re.compile(r"[a-z0-9][a-z0-9._+-]*")
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 
@@ -91,6 +97,8 @@ class PlannedRun:
     ranks: int = 1
     threads: int = 0
     launcher: str = ""
+    quantize: tuple = ()  # values of --quantize
+    eval_steps: int = 10**6  # batches of the evaluation: all data
 
 
 def parse_count(text):
@@ -116,6 +124,10 @@ def parse_value(key, text):
         if not re.fullmatch(r"[0-9]+(\s+[0-9]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different integers, separated by spaces")
         return [int(word) for word in text.split()]
+    if kind == "words":
+        if not re.fullmatch(r"[a-z0-9:]+(\s+[a-z0-9:]+)*", text) or len(set(text.split())) < len(text.split()):
+            raise ValueError("different words, separated by spaces")
+        return text.split()
     if kind == "numbers":
         try:
             values = [float(word) for word in text.split()]
@@ -258,24 +270,26 @@ def expand_arm(plan, arm, keys, trainer_options):
         if key in keys and (key != "validations" or "val-data" in keys):
             options[option] = str(max(1, steps // keys[key]))
     options["keep"] = "1"
+    precisions = keys.get("precisions", [None])
     runs = []
-    for seed in keys.get("seeds", [1]):
-        for lr in keys["lr"]:
-            runs.append(
-                PlannedRun(
-                    f"{arm}.lr{lr:g}.seed{seed}",
-                    arm,
-                    lr,
-                    seed,
-                    steps,
-                    steps * keys["total-batch"],
-                    {**options, "lr": f"{lr:g}", "seed": str(seed)},
-                    keys.get("match", ""),
-                    keys.get("ranks", 1),
-                    keys.get("threads", 0),
-                    keys.get("launcher", ""),
-                )
+    for seed, lr, precision in itertools.product(keys.get("seeds", [1]), keys["lr"], precisions):
+        runs.append(
+            PlannedRun(
+                f"{arm}.{precision}.lr{lr:g}.seed{seed}" if precision else f"{arm}.lr{lr:g}.seed{seed}",
+                arm,
+                lr,
+                seed,
+                steps,
+                steps * keys["total-batch"],
+                {**options, **({"gemm": precision} if precision else {}), "lr": f"{lr:g}", "seed": str(seed)},
+                keys.get("match", ""),
+                keys.get("ranks", 1),
+                keys.get("threads", 0),
+                keys.get("launcher", ""),
+                tuple(keys.get("quantize", ())),
+                keys.get("eval-steps", 10**6),
             )
+        )
     return runs
 
 

@@ -5,7 +5,7 @@ state of a run is its directory alone, so a kill loses only the steps after the 
 stop the others; the next start repeats it.
 
     OUT/lab.json       the plan and its runs
-    OUT/NAME/          a run (ARM.lrX.seedN), as the trainer writes it
+    OUT/NAME/          a run (ARM.lrX.seedN, or ARM.PRECISION.lrX.seedN), as the trainer writes it
     OUT/NAME/eval.json loss by position, recall and sinks of its last checkpoint; attention.safetensors: maps
     OUT/NAME.out       the output of the trainer
 
@@ -217,6 +217,7 @@ def write_lab(out, plan, size, runs, costs):
         "title": plan.common.get("title", plan.name),
         "question": plan.common.get("question", ""),
         "reference": plan.common["reference"],
+        "precisions": plan.common.get("precisions", []),
         "arms": arms,
         "runs": list(listed.values()),
         "text": plan.text,

@@ -125,8 +125,12 @@ class Queue:
         kept = {
             k: v for k, v in job.run.options.items() if k in ("val-data", "batch-size", "doc-mask", "separator", "gemm")
         }
+        if job.run.quantize:
+            kept["gemm"] = "fp32"  # so that nothing else is rounded
         words = [str(self.trainer.path), "--eval", "--init", str(checkpoint), *plans.arguments(kept)]
-        words += ["--val-steps", "1000000", "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
+        words += ["--val-steps", str(job.run.eval_steps), "--eval-out", str(job.directory / "eval.json"), "--seed", "1"]
+        if job.run.quantize:
+            words += ["--quantize", ",".join(job.run.quantize)]
         if self.first_of_arm(job):
             words += ["--dump-attention", str(job.directory / "attention.safetensors")]
         return words + self.thread_words(job.run)

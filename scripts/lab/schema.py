@@ -62,6 +62,7 @@ LAB = {
     "title": "text",
     "question?": "text",
     "reference": "text",
+    "precisions?": ["text"],
     "arms": {"*": {"label?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
@@ -79,6 +80,7 @@ EVALUATION = {
             "loss": "number or null",
         }
     ],
+    "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
 }
 RECORDS = {

@@ -113,6 +113,10 @@ class Estimate:
         return self.half is not None and abs(self.mean) > self.half
 
 
+def as_json(e):
+    return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "sd": e.sd, "p": e.p}
+
+
 def t_interval(xs, confidence=CONFIDENCE):
     """Mean and interval of independent values; None without values."""
     if not xs:

@@ -153,6 +153,8 @@ class Study:
     notes: list  # for the reader of the report
     left_out: list  # unreadable files, one line each
     live: bool  # whether a lab or a run is active
+    precisions: list = field(default_factory=list)  # of the plan
+    others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
 
     def rates(self):
@@ -202,16 +204,19 @@ def load_runs(path, study):
         study.live = study.live or run_directory.locked(path, "lab.lock")
         begun = {directory.name for directory, _, _ in present}
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
+        study.precisions = study.precisions or lab.get("precisions", [])
     for directory, arm, label in present:
-        if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs}:
+        if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
             continue
         try:
             run = load_run(directory, arm, label, study.left_out)
         except (RunError, OSError) as error:
             study.left_out.append(reason(error))
             continue
-        study.runs.append(run)
-        study.arms.setdefault(run.arm, run.label)
+        other = lab and run.options["gemm"] in lab.get("precisions", [])[1:]
+        (study.others if other else study.runs).append(run)
+        if not other:
+            study.arms.setdefault(run.arm, run.label)
     return lab
 
 
@@ -242,7 +247,7 @@ def load(paths, reference=None):
         raise RunError(f"--reference {study.reference}: no such arm; the arms are {', '.join(study.arms)}")
     study.title = "; ".join(dict.fromkeys(f"{lab['title']} ({lab['size']})" for lab in labs)) or "Comparison"
     study.question = " ".join(dict.fromkeys(lab["question"] for lab in labs if lab.get("question")))
-    study.live = study.live or any(run.state == "running" for run in study.runs)
+    study.live = study.live or any(run.state == "running" for run in study.runs + study.others)
     arrange(study)
     return study
 
@@ -251,25 +256,27 @@ def arrange(study):
     """Sorts the reference first, and the runs in the order of the arms."""
     study.arms = {arm: study.arms[arm] for arm in sorted(study.arms, key=lambda arm: arm != study.reference)}
     rank = {arm: i for i, arm in enumerate(study.arms)}
-    study.runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
+    for runs in (study.runs, study.others):
+        runs.sort(key=lambda r: (rank[r.arm], r.lr, r.seed))
 
 
 def separate(study):
     """Splits an arm with several runs of the same rate and seed: each directory becomes an arm with its name, since a
     row must have different seeds."""
-    seen = {}
-    for run in study.runs:
-        first = seen.setdefault((run.arm, run.lr, run.seed), run)
+    seen, everything = {}, study.runs + study.others
+    place_of = lambda run: (run.lr, run.seed, run in study.others and run.options["gemm"])
+    for run in everything:
+        first = seen.setdefault((run.arm, *place_of(run)), run)
         if first is run:
             continue
         apart = first.directory.parent != run.directory.parent
         place = run.directory.parent if apart else run.directory
         arm, label = f"{run.arm} ({place})", f"{run.label} ({place})"
         for other in [
-            r for r in study.runs if r.arm == run.arm and (r.directory.parent == place if apart else r is run)
+            r for r in everything if r.arm == run.arm and (r.directory.parent == place if apart else r is run)
         ]:
             other.arm, other.label = arm, label
-            seen.setdefault((arm, other.lr, other.seed), other)
+            seen.setdefault((arm, *place_of(other)), other)
         study.arms[arm] = label
     study.arms = {arm: label for arm, label in study.arms.items() if any(run.arm == arm for run in study.runs)}
     arrange(study)
@@ -279,9 +286,10 @@ def check(study):
     """Sets problems, which prevent a comparison, and adds notes."""
     first, problems = study.runs[0], []
     measured = next((run for run in study.runs if run.eval), None) if study.all_evaluated() else None
-    for run in study.runs[1:]:
+    for run in study.runs[1:] + study.others:
         names = (first.name, run.name) if first.name != run.name else (str(first.directory), str(run.directory))
-        problems += option_history.differences(first.info, run.info, names)
+        ignored = ("gemm",) if run in study.others else ()
+        problems += option_history.differences(first.info, run.info, names, ignored)
         problems += option_history.validation_differences(first.read, run.read, names)
         problems += evaluation_differences(measured, run) if measured and run.eval else []
     seen = {}

@@ -1,6 +1,6 @@
 """tables.py: the tables of a report: losses and gaps, spikes, learning rates, layers, positions, recall, seed noise."""
 
-from . import option_history, stats
+from . import low_bit, option_history, stats
 
 
 def main_rate(study):
@@ -13,10 +13,6 @@ def main_rate(study):
         return (-done, stats.mean(losses) if losses else float("inf"), lr)
 
     return min(study.rates(), key=quality)
-
-
-def estimate_json(e):
-    return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "sd": e.sd, "p": e.p}
 
 
 def rate_of(runs):
@@ -51,8 +47,8 @@ def summary(study):
                         state: sum(run.state == state for run in runs) for state in sorted({run.state for run in runs})
                     },
                     "losses": {str(seed): loss for seed, loss in losses.items()},
-                    "loss": estimate_json(stats.t_interval(done)),
-                    "gap": None if arm == study.reference else estimate_json(stats.paired_gap(losses, reference)),
+                    "loss": stats.as_json(stats.t_interval(done)),
+                    "gap": None if arm == study.reference else stats.as_json(stats.paired_gap(losses, reference)),
                 }
             )
     adjusted = stats.holm([(row["gap"] or {}).get("p") for row in rows])
@@ -84,7 +80,7 @@ def spike_rows(study):
                     "spikes": found,
                     "judged": judged,
                     "score": 100 * found / judged if judged else None,
-                    "by_run": estimate_json(stats.t_interval([c[2] for c in counts if c[2] is not None])),
+                    "by_run": stats.as_json(stats.t_interval([c[2] for c in counts if c[2] is not None])),
                 }
             rows.append(row)
     return rows
@@ -191,8 +187,8 @@ def by_position(study, lr):
                     {
                         "begin": begin,
                         "end": end,
-                        "loss": estimate_json(stats.t_interval(list(mine.values()))),
-                        "gap": None if arm == study.reference else estimate_json(stats.paired_gap(mine, other)),
+                        "loss": stats.as_json(stats.t_interval(list(mine.values()))),
+                        "gap": None if arm == study.reference else stats.as_json(stats.paired_gap(mine, other)),
                     }
                 )
         if rows:
@@ -220,8 +216,8 @@ def recall(study, lr):
                     (c[key] for c in e.get("recall", []) if (c["pairs"], c["noise"]) == (pairs, noise)), None
                 )
                 mine, other = evaluated(study, arm, lr, get), evaluated(study, study.reference, lr, get)
-                row[key] = estimate_json(stats.t_interval(list(mine.values())))
-                row[f"{key}_gap"] = None if arm == study.reference else estimate_json(stats.paired_gap(mine, other))
+                row[key] = stats.as_json(stats.t_interval(list(mine.values())))
+                row[f"{key}_gap"] = None if arm == study.reference else stats.as_json(stats.paired_gap(mine, other))
             if row["exact"] and row["among_values"]:
                 rows.append(row)
         if rows:
@@ -291,7 +287,7 @@ def results(study):
                 "last_validation": run.val.get(run.steps),
                 "tokens_per_s": run.tokens_per_s,
             }
-            for run in study.runs
+            for run in study.runs + study.others
         ],
         "missing": study.missing,
         "notes": study.notes,
@@ -302,4 +298,5 @@ def results(study):
         "by_position": by_position(study, lr),
         "recall": recall(study, lr),
         "noise": noise(study),
+        "low_bit": low_bit.tables(study, lr),
     }

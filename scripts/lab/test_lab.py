@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
-from lab import option_history, plan as plans, run_directory, stats
+from lab import option_history, plan as plans, run_directory, scheduler, stats
 from lab.testing import expect_error
 from lab.trainer import Trainer
 
@@ -117,6 +117,35 @@ def a_plan_lists_its_runs_by_seed():
         ranked
     )  # the trainer's --ranks is another
     assert len(plans.expand(plan, OPTIONS, None, ["one"], {"seeds": [7], "tokens": 500})) == 2
+
+
+@test
+def a_plan_repeats_its_runs_at_each_precision():
+    text = GOOD.replace("title = T", "precisions = fp32 fp8\nquantize = w8a8 w4a4:tensor logits6\neval-steps = 40")
+    trainer = {**OPTIONS, "gemm": "value", "quantize": "value", "eval-out": "value"}
+    runs = plans.expand(plans.parse(text, "x.plan", trainer), trainer, overrides={"lr": [1e-3], "seeds": [1]})
+    assert [(r.name, r.arm, r.options["gemm"]) for r in runs] == [
+        ("one.fp32.lr0.001.seed1", "one", "fp32"),
+        ("one.fp8.lr0.001.seed1", "one", "fp8"),
+        ("two.fp32.lr0.001.seed1", "two", "fp32"),
+        ("two.fp8.lr0.001.seed1", "two", "fp8"),
+    ]
+    assert not any("quantize" in r.options for r in runs), "the training does not take --quantize"
+    for run in runs:  # the rounding of --quantize is measured without that of the training
+        run.options["val-data"] = "c"
+    job = scheduler.Job(runs[1], Path("o") / runs[1].name, 1.0)
+    words = argparse.Namespace(gpus=0, threads=0, no_eval=False, minutes=0)
+    queue = scheduler.Queue(
+        Path("o"), runs, {r.name: (1, 1.0, 1) for r in runs}, argparse.Namespace(path="t", options=trainer), 1, words, 0
+    )
+    said = queue.evaluation_command(job)
+    after = lambda option: said[said.index(option) + 1]
+    assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor,logits6", "fp32", "40"), (
+        said
+    )
+    refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")
+    refused("quantize = w8a8,w4a4\n[arm a]\n", "x.plan:1: 'quantize = w8a8,w4a4': must be different words")
+    refused("[arm a]\nprecisions = fp32\n", "x.plan:2: 'precisions' must precede the first section")
 
 
 @test

@@ -171,6 +171,7 @@ def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=
                     "loss_by_position": [final + (T - 1) / 2 / 10 - t / 10 for t in range(T)],
                     "windows": 9,
                     "seed": 1,
+                    "quantized": [{"spec": "w4a4", "val_loss": final + 0.5, "difference": 0.5}],
                     "recall": [
                         {"pairs": 4, "noise": n, "answers": 512, "exact": 0.1, "among_values": 0.3, "loss": 4.0}
                         for n in (0, 8)
@@ -296,6 +297,109 @@ def the_report_has_the_known_numbers():
             "position-gap.png",
         } <= pngs, pngs
         assert all((lab / "report" / p).read_bytes().startswith(b"\x89PNG") for p in pngs)
+
+
+NOISE = {1: 0.01, 2: -0.01, 3: 0.0}  # of a cost
+
+
+def made_low_bit_lab(place):
+    """Two arms, two precisions, three seeds. bf16 costs the Transformer 0.1 nats and DIFF V2 0.04; w8a8 the
+    Transformer 0.1 and DIFF V2 0.08, and w4a4 DIFF V2 0.01 more, which the noise hides."""
+    lab, runs = Path(place) / "lab", []
+    for arm in ("baseline", "diff_v2"):
+        for precision in ("fp32", "bf16"):
+            for seed, noise in NOISE.items():
+                run, less = f"{arm}.{precision}.lr0.001.seed{seed}", arm == "diff_v2"
+                final = 2 + seed / 10 + (precision == "bf16") * (0.04 + noise / 5 if less else 0.1 + noise)
+                made_run(lab / run, arm, 0.001, seed, final, gemm=precision)
+                costs = {"w8a8": 0.1 - less * 0.02 + noise, "w4a4": 0.6 + less * (0.01 + noise)}
+                quantized = [{"spec": spec, "val_loss": final + cost} for spec, cost in costs.items()]
+                rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
+                runs.append({"name": run, "arm": arm})
+    arms = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
+    lab_json = {"plan": "p", "size": "s", "title": "Low", "reference": "baseline", "precisions": ["fp32", "bf16"]}
+    (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": arms, "runs": runs}))
+    return lab
+
+
+def rewrite(path, change):
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+@test
+def the_cost_of_low_precision_is_paired_by_seed():
+    with tempfile.TemporaryDirectory() as place:
+        lab = made_low_bit_lab(place)
+        done = report(lab, "--no-png")
+        assert done.returncode == 0, done.stderr
+        r = json.loads((lab / "report/results.json").read_text())
+        low = r["low_bit"]
+        assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
+        assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
+        training = {(row["how"], row["arm"]): row for row in low["training"]}
+        assert len(training) == len(low["training"]) == 4
+        for how in ("validation", "evaluation"):
+            base, diff = training[how, "baseline"], training[how, "diff_v2"]
+            near(base["cost"]["mean"], 0.1)
+            near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+            near(diff["gap"]["mean"], -0.06)
+            near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
+            assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
+        rounding = {(row["precision"], row["spec"], row["arm"]): row for row in low["rounding"]}
+        assert len(rounding) == len(low["rounding"]) == 8
+        for precision in ("fp32", "bf16"):
+            near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
+            near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
+            near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
+            near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+        said = (lab / "report/results.md").read_text()
+        assert (
+            "| bf16 | validated at its own precision | DIFF V2 | +0.0400 [+0.0350, +0.0450] | "
+            "-0.0600 [-0.0799, -0.0401] | 0.012 | 3 |" in said
+        ), said
+        assert (
+            "| fp32 | w4a4 | DIFF V2 | +0.6100 [+0.5852, +0.6348] | +0.0100 [-0.0148, +0.0348] not shown |" in said
+        ), said
+        assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
+
+
+@test
+def what_a_low_precision_comparison_lacks_is_named():
+    with tempfile.TemporaryDirectory() as place:
+        lab, name = made_low_bit_lab(place), "{}.{}.lr0.001.seed{}".format
+        lacking, damaged = lab / name("baseline", "fp32", 1), lab / name("diff_v2", "bf16", 2) / "eval.json"
+        (lacking / "eval.json").unlink()
+        rewrite(damaged, lambda j: j["quantized"][1].update(val_loss="much"))
+        rewrite(lab / name("diff_v2", "fp32", 3) / "eval.json", lambda j: j["quantized"].pop(0))
+        (run_directory.checkpoint(lab / name("baseline", "bf16", 3), STEPS) / "trainer_state.json").unlink()
+        done = report(lab, "--no-png")
+        expect_error(done, 1, f"{damaged}: quantized[1].val_loss is not a number or null; left out", lines=1)
+        r = json.loads((lab / "report/results.json").read_text())
+        assert r["low_bit"]["missing"] == [
+            f"{name('baseline', 'fp32', 1)}: no evaluation",
+            f"{name('diff_v2', 'bf16', 2)}: no evaluation",
+            "baseline in bf16, seed 3: no finished run",
+            f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
+        ], r["low_bit"]["missing"]
+        n = {
+            (x["precision"], x["spec"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
+            for x in r["low_bit"]["rounding"]
+        }
+        assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
+        assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
+
+
+@test
+def labs_with_the_same_runs_at_several_precisions_are_kept_apart():
+    with tempfile.TemporaryDirectory() as place:
+        one, other = (made_low_bit_lab(Path(place) / name) for name in "ab")
+        done = report(one, other, "--out", Path(place) / "out", "--no-png", "--force")
+        assert done.returncode == 0, done.stderr
+        r = json.loads((Path(place) / "out/results.json").read_text())
+        assert len(r["low_bit"]["training"]) == 8 and r["low_bit"]["missing"] == [], r["low_bit"]
+        assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
 
 
 @test
@@ -663,6 +767,7 @@ def values_of_any_type_do_not_crash_the_report():
                     "title": "T",
                     "question": "Q",
                     "reference": "a",
+                    "precisions": ["fp32"],
                     "arms": {"a": {"label": "L"}},
                     "runs": [{"name": "run", "arm": "a"}],
                 }
