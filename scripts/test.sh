@@ -172,6 +172,7 @@ echo "== float"
 if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 \
     build/faulty_diffv2 build/single_diffv2; then
     run_tests build
+    run_script tests/quantize_test.py build/train_diffv2
 fi
 
 echo "== C++"
