@@ -119,11 +119,12 @@ text_to_shards: $(BUILD)/text_to_shards
 $(BUILD)/revision.o $(CUDA_BUILD)/revision.o: %/revision.o: $(BUILD)/revision.c %/flags
 	$(CC) -std=c11 $(WARN) -fPIE -c -o $@ $<
 
-# encode_text is the tokenizer as a filter, for data/test_tokenizer.py. train_diffv2_cpp is the trainer compiled as C++,
-# as the CUDA build includes it. faulty_diffv2 has planned faults and single_diffv2 has no MPI, for the tests of several
-# ranks; without optimization they compile in half the time.
+# encode_text is the tokenizer as a filter, for data/test_tokenizer.py, and round_fp8 the rounding of FP8, for
+# tests/fp8_test.py. train_diffv2_cpp is the trainer compiled as C++, as the CUDA build includes it. faulty_diffv2 has
+# planned faults and single_diffv2 has no MPI, for the tests of several ranks; without optimization they compile in half
+# the time.
 LINK = $(CFLAGS) -fopenmp $(LDFLAGS) -o $@ $^ $(LDLIBS)
-PROGRAMS = train_diffv2 test_diffv2 bench encode_text faulty_diffv2 single_diffv2
+PROGRAMS = train_diffv2 test_diffv2 bench encode_text round_fp8 faulty_diffv2 single_diffv2
 $(PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/revision.o
 	$(CC) $(LINK)
 $(BUILD)/train_diffv2_cpp: $(BUILD)/train_diffv2_cpp.o $(BUILD)/revision.o

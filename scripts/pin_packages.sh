@@ -33,3 +33,4 @@ pin data/gpt2_ranks --no-deps
 pin scripts/lab
 pin scripts/cuda_python --no-deps
 pin dev/format --no-deps
+pin tests

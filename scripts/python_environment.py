@@ -20,6 +20,7 @@ ENVIRONMENTS = {  # name: (requirements, the modules that its scripts import; no
         ("huggingface_hub", "numpy", "pyarrow", "tiktoken", "tokenizers", "xxhash", "zstandard"),
     ),
     "lab": ("scripts/lab/requirements.txt", ("matplotlib", "plotly")),
+    "tests": ("tests/requirements.txt", ("ml_dtypes", "numpy")),
     "format": ("dev/format/requirements.txt", ()),
 }
 

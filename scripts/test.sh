@@ -198,6 +198,13 @@ fi
 # These stages do not measure speed, and -O1 compiles in a third of the time; --all uses the optimization of users.
 speed=(OPT=-O1)
 [ $all = no ] || speed=(OPT=-O3)
+echo "== FP8"
+if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
+    skip "FP8: $(tail -n 1 "$scratch/python")"
+elif build "the rounding of FP8 as a filter" build/round_fp8; then
+    run tests/fp8_test.py "$python" tests/fp8_test.py
+fi
+
 echo "== double"
 if build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2}; then
     run_tests build/fp64

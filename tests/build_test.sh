@@ -508,15 +508,17 @@ test_make_compiles_cuda_on_the_cpu_after_a_change() {
 
 # nvcc splits a store if it cannot prove that the index is a multiple of the vector; PTX shows it.
 test_vectorised_kernels_store_16_bytes_at_a_time() {
-    local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels
+    local nvcc=${NVCC:-${CUDA:-/usr/local/cuda}/bin/nvcc} name kernels with_max
     [ -x "$nvcc" ] || skip "no $nvcc"
     kernels='adamw scale fill swiglu_forward swiglu_backward rope embedding_forward'
+    with_max='swiglu_forward swiglu_backward diff_combine_forward gate_forward'
     kernels+=' diff_combine_forward gate_forward'
     file "$tree/kernels.cu" "#define DEVICE_OPS
 #define PRECISION_BF16
 #include \"llmc/base/common.h\"
 #include \"llmc/ops/all_ops.h\"
-extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)};"
+extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, ' $kernels)
+$(printf '(const void *)%s_kernel<PACK, Absmax>, ' $with_max)};"
     "$nvcc" -std=c++17 -O3 -arch=sm_90 -I. -ptx -o "$tree/ptx" "$tree/kernels.cu" 2>"$tree/err" \
         || fail "$(tail -n 3 "$tree/err")"
     for name in $kernels; do
@@ -532,7 +534,7 @@ extern const void *const kernels[] = {$(printf '(const void *)%s_kernel<PACK>, '
 # Every package has a version and hashes, and is a wheel: pip runs no code to build it.
 test_every_python_package_is_pinned_with_hashes() {
     local file name line
-    for file in $(find data dev scripts -name requirements.txt); do
+    for file in $(find data dev scripts tests -name requirements.txt); do
         contains "$file" --require-hashes '--only-binary :all:'
         awk '/^#/ || /^--/ { next }
             /^[a-z]/ { if (open || $1 !~ /^[a-z0-9_.-]+==[0-9][^ ]*$/ || !/\\$/) { print; bad = 1 } open = 1; next }

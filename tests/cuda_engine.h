@@ -43,6 +43,8 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef LLMC_ALL_OPS_H
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
+#undef LLMC_FP8_H
+#undef FP8_SMALLEST
 #include "../llmc/ops/all_ops.h"
 #include "operation_calls.h"
 
@@ -154,6 +156,11 @@ class Operands {
     Tensor &ints(const std::string &name, size_t count, int limit) { // in [0, limit)
         Tensor &t = add(name, INT32, INPUT, count);
         for (size_t k = 0; k < count; k++) t.set(k, test_random_int(&test_random, limit));
+        return t;
+    }
+    Tensor &max(const std::string &name, uint32_t start) {
+        Tensor &t = add(name, INT32, UPDATED, 1);
+        t.set(0, start);
         return t;
     }
     // The tensor of a case. Its views are random with `values` or where they are added to; all other elements are NaN.
@@ -270,15 +277,19 @@ static double largest(const std::vector<double> &x) {
     return most;
 }
 
+// Values of the inputs of a case. With all but the first the operation computes the largest magnitude of its output.
+enum Inputs { ORDINARY_AND_SPECIAL, ORDINARY, ORDINARY_FROM_LARGE_MAX, INFINITE, INFINITE_AND_NAN, INPUTS_COUNT };
+
 // One forward or backward of a case. The backward has the inputs of the forward, and the outputs of the twin's forward.
 class Pass {
   public:
     OpCase c;
     Operands o;
-    Tensor *x[OP_TENSORS], *dx[OP_TENSORS], *y[OP_TENSORS], *dy = nullptr, *index = nullptr;
+    Tensor *x[OP_TENSORS], *dx[OP_TENSORS], *y[OP_TENSORS], *dy = nullptr, *index = nullptr, *max = nullptr;
 
-    Pass(const OpCase &described, int shift, int integers, const Pass *before = nullptr)
-        : c(described), o(shift), forward(before) {
+    Pass(const OpCase &described, int shift, int integers, const Pass *before = nullptr,
+         Inputs kind = ORDINARY_AND_SPECIAL)
+        : c(described), o(shift), inputs(kind), forward(before) {
         o.integers = integers;
         make_index();
         for (int i = 0; i < OP_TENSORS; i++) {
@@ -296,6 +307,8 @@ class Pass {
             }
         }
         if (!forward) set_special();
+        if (inputs != ORDINARY_AND_SPECIAL && (forward ? c.max_of_dx : c.max_of_y))
+            max = &o.max("max", inputs == ORDINARY_FROM_LARGE_MAX ? OP_LARGE_MAX : 0);
         if (forward) dy = &o.of_case(c.y[0], c.y[0].type, INPUT, true);
         EXPECT(!dy || op_size(c.y->view) < 20 || largest(dy->twin) > 0, "dy is 0: the gradients show nothing");
         for (int i = 0; i < OP_TENSORS && forward; i++)
@@ -315,18 +328,30 @@ class Pass {
             if (y[i] && (!forward || c.dloss)) expect(y[i], c.y[i]);
             if (dx[i]) expect(dx[i], c.dx[i]);
         }
+        if (max) forward ? expect_max(*dx[0], c.dx[0]) : expect_max(*y[0], c.y[0]);
     }
     void bind(bool on_device) { // sets the pointers for operation_calls.h
         auto data = [on_device](Tensor *t) { return !t ? nullptr : on_device ? t->at() : (void *)t->t(); };
         for (int i = 0; i < OP_TENSORS; i++)
             c.x[i].data = data(x[i]), c.dx[i].data = data(dx[i]), c.y[i].data = data(y[i]);
         c.dy = data(dy);
+        c.max = on_device && max ? (uint32_t *)max->at() : nullptr;
         if (index) c.index = on_device ? index->i() : index->twin_ints.data();
     }
 
   private:
+    Inputs inputs;
     const Pass *forward;
 
+    // The bits of the largest magnitude that was stored.
+    void expect_max(const Tensor &t, const OpTensor &of) {
+        uint32_t want = (uint32_t)max->value(max->initial, 0), got = (uint32_t)max->value(max->result, 0);
+        for (const OpView *v = of.view; v < of.view + of.views; v++)
+            for (size_t i = 0; i < op_size(v); i++) want = op_max(want, t.value(t.result, op_at(v, i)));
+        EXPECT(got == want, "the largest magnitude of %s is %08x, not %08x", t.name.c_str(), got, want);
+        EXPECT(forward || inputs != INFINITE || want == OP_INFINITE_MAX, "%s is not infinite", t.name.c_str());
+        EXPECT(forward || inputs != INFINITE_AND_NAN || want > OP_INFINITE_MAX, "%s has no NaN", t.name.c_str());
+    }
     static void copy(Tensor *to, const std::vector<double> &from) {
         for (size_t k = 0; k < from.size(); k++)
             if (!isnan(from[k])) to->set(k, from[k]);
@@ -356,6 +381,10 @@ class Pass {
         }
     }
     void set_special() {
+        Tensor *factor = c.kind == OP_RMSNORM ? x[1] : x[0]; // of the output: what is not finite appears there
+        if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
+        if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
+        if (inputs != ORDINARY_AND_SPECIAL) return;
         // sigmoids that are 1, less than 2^-125, which the device may take for 0, and NaN
         const double saturated[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
         Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;
@@ -369,6 +398,20 @@ class Pass {
     }
 };
 
+static void check_passes(const OpCase &c, int shift, bool exact, Inputs inputs) {
+    Pass forward(c, shift, exact ? 3 : c.integers, nullptr, inputs);
+    forward.run();
+    forward.expect();
+    if (c.no_backward || (inputs != ORDINARY_AND_SPECIAL && !c.max_of_dx)) return;
+    for (int add = 0; add < (c.kind == OP_ATTENTION ? 2 : 1); add++) {
+        OpCase with = c;
+        if (c.kind == OP_ATTENTION) with.x[0].view[2].adds = with.dx[0].view[2].adds = add;
+        Pass backward(with, shift, exact ? 3 : 0, &forward, inputs);
+        backward.run();
+        backward.expect();
+    }
+}
+
 static Check operation_checks[OP_KIND_COUNT];
 static void check_operation(const Case *row) {
     OpCase c;
@@ -376,18 +419,10 @@ static void check_operation(const Case *row) {
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
     if (c.kind == OP_SINK) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
-    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) { // sums of whole numbers are exact
-        Pass forward(c, row->shift, exact ? 3 : c.integers);
-        forward.run();
-        forward.expect();
-        for (int add = 0; add < (c.no_backward ? 0 : c.kind == OP_ATTENTION ? 2 : 1); add++) {
-            OpCase with = c;
-            if (c.kind == OP_ATTENTION) with.x[0].view[2].adds = with.dx[0].view[2].adds = add;
-            Pass backward(with, row->shift, exact ? 3 : 0, &forward);
-            backward.run();
-            backward.expect();
-        }
-    }
+    // sums of whole numbers are exact
+    for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) check_passes(c, row->shift, exact, ORDINARY_AND_SPECIAL);
+    for (int inputs = ORDINARY; c.max_of_y && inputs < INPUTS_COUNT; inputs++)
+        check_passes(c, row->shift, false, (Inputs)inputs);
 }
 // The cases of operation_cases.h; those with small tensors also at addresses that are no multiple of a pack.
 static void operation_cases(std::vector<Case> &table) {

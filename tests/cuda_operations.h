@@ -32,12 +32,14 @@ static void check_residual_rmsnorm(const Case *c) {
     Operands o(c->shift);
     Tensor &sum = o.out("sum", product(N, C)), &y = o.out("y", product(N, C)), &rstd = o.out_fp32("rstd", (size_t)N);
     Tensor &y2 = o.out("y by rmsnorm", product(N, C)), &rstd2 = o.out_fp32("rstd by rmsnorm", (size_t)N);
+    Tensor &max = o.max("max", 0), &max2 = o.max("max by rmsnorm", 0);
     Tensor &a = o.in("a", product(N, C), 3), &b = o.in("b", product(N, C)), &weight = o.in("weight", (size_t)C, 2);
     o.run(0, [&] {
-        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f, NULL);
-        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f, NULL);
+        residual_rmsnorm_forward(sum.x(), y.x(), rstd.f(), a.x(), b.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max.at());
+        rmsnorm_forward(y2.x(), rstd2.f(), sum.x(), weight.x(), N, C, 1e-5f, (absmax_t *)max2.at());
     });
-    EXPECT(y.result == y2.result && rstd.result == rstd2.result, "the norm has other bits than rmsnorm_forward gives");
+    EXPECT(y.result == y2.result && rstd.result == rstd2.result && max.result == max2.result,
+           "the norm has other bits than rmsnorm_forward gives");
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = a.twin[k] + b.twin[k];
     o.expect(sum, {1, 0});
     for (size_t k = 0; k < sum.count; k++) sum.twin[k] = sum.value(sum.result, k); // the norm is of the sum as stored

@@ -39,7 +39,7 @@ static void op_forward(const OpCase *c) {
     const OpAttention *a = &c->a;
     switch (c->kind) {
     case OP_EMBEDDING: embedding_forward(OP_Y(0), c->index, OP_X(0), d[0], d[2]); break;
-    case OP_RMSNORM: rmsnorm_forward(OP_Y(0), OP_STAT(1), OP_X(0), OP_X(1), d[0], d[1], (real)OP_EPS, NULL); break;
+    case OP_RMSNORM: rmsnorm_forward(OP_Y(0), OP_STAT(1), OP_X(0), OP_X(1), d[0], d[1], (real)OP_EPS, c->max); break;
     case OP_MATMUL: matmul_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3]); break;
     case OP_ROPE: rope_forward(OP_Y(0), (const real *)c->x[1].data, d[0], d[1], d[2], d[3], d[4], d[5]); break;
     case OP_ATTENTION: op_attention_forward(c, a->maps - 1); break;
@@ -51,7 +51,7 @@ static void op_forward(const OpCase *c) {
         sink_forward(OP_Y(0), OP_STAT(1), d[6] ? OP_X(1) : NULL, a->B, a->T, a->NQ, a->DV);
         break;
     case OP_DIFF_COMBINE:
-        diff_combine_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[5] != 0, NULL);
+        diff_combine_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], d[5] != 0, c->max);
         break;
     case OP_LAMBDA_EXP:
         lambda_exp_forward(OP_Y(0), OP_X(0), OP_X(0) + d[0], OP_X(1), OP_X(1) + d[0], d[0], (real)lambda_init(d[2]),
@@ -67,8 +67,8 @@ static void op_forward(const OpCase *c) {
                                     OP_X(0) + set.v, op_attention_shape(c), d[9]);
         break;
     }
-    case OP_GATE: gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], NULL); break;
-    case OP_SWIGLU: swiglu_forward(OP_Y(0), OP_X(0), d[0], d[1], NULL); break;
+    case OP_GATE: gate_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4], c->max); break;
+    case OP_SWIGLU: swiglu_forward(OP_Y(0), OP_X(0), d[0], d[1], c->max); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_X(0), c->index, d[0], d[1], d[2], 0); break;
     case OP_KIND_COUNT: break;
     }
@@ -80,7 +80,7 @@ static void op_backward(const OpCase *c) {
     switch (c->kind) {
     case OP_EMBEDDING: embedding_backward(OP_DW(0), OP_DY, c->index, d[0], d[2]); break;
     case OP_RMSNORM:
-        rmsnorm_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), OP_X(1), OP_STAT(1), d[0], d[1], d[3] != 0, NULL);
+        rmsnorm_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), OP_X(1), OP_STAT(1), d[0], d[1], d[3] != 0, c->max);
         break;
     case OP_MATMUL:
         matmul_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4] != 0);
@@ -104,7 +104,7 @@ static void op_backward(const OpCase *c) {
     case OP_LAMBDA_SCALAR: lambda_scalar_backward(OP_DW(0), OP_DY, (size_t)d[0]); break;
     case OP_SCALE: scale_inplace(OP_DX(0), (real)op_factor(c), (size_t)d[0]); break;
     case OP_GATE: gate_backward(OP_DX(0), OP_DX(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4]); break;
-    case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], NULL); break;
+    case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], c->max); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_DX(0), c->index, d[0], d[1], d[2], (real)c->dloss); break;
     case OP_FILL:
     case OP_QUANTIZE:

@@ -90,12 +90,24 @@ typedef struct {
     bool exact;                             // sums of whole numbers have no rounding error
     int integers;                           // inputs are whole numbers up to this one: what is rounded is exact
     bool no_backward, threads_change_sums;
+    bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
+    uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
     double length;                        // of the longest sum
     double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
     int *index, index_count, index_limit; // tokens or targets below the limit
     bool documents;                       // index has the first key of each row
     OpAttention a;
 } OpCase;
+
+// max, or the bits of |value| in fp32 if those are more.
+static inline uint32_t op_max(uint32_t max, double value) {
+    float f = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof(bits));
+    bits &= 0x7FFFFFFF;
+    return bits > max ? bits : max;
+}
+enum { OP_LARGE_MAX = 0x71000000, OP_INFINITE_MAX = 0x7F800000 }; // larger than any output; NaN is above infinity
 
 static inline size_t product(int a, int b) { return (size_t)a * (size_t)b; }
 static inline size_t op_size(const OpView *v) { return product(v->rows, v->heads) * (size_t)v->width; }
@@ -169,7 +181,7 @@ static void rmsnorm_setup(OpCase *c) {
     const double z = 3 * 1.5, g = 2; // largest |x rstd| and |dy weight|
     op_error(&c->dx[0], 4, 1.5 * (4 * g + z * z * g * error_of_sum(C) / sqrt((double)C)));
     op_error(op_parameter(c, 1, "weight", 1, C, 2), 4, z * error_of_sum(N));
-    c->length = max_int(N, C);
+    c->length = max_int(N, C), c->max_of_y = c->max_of_dx = true;
 }
 static void rmsnorm_reference(OpCase *c) {
     for (int n = 0, C = c->d[1]; n < c->d[0]; n++) {
@@ -347,6 +359,7 @@ static void diff_combine_setup(OpCase *c) {
     op_error(&c->dx[0], 16, 0);
     op_error(&c->dx[1], 16, error_of_sum(D));
     c->length = D, c->exact = !c->d[5]; // without the sigmoid
+    c->max_of_y = true;
 }
 static void diff_combine_reference(OpCase *c) {
     int NH = c->d[1], D = c->d[2];
@@ -458,7 +471,7 @@ static void gate_setup(OpCase *c) {
     op_error(&c->y[0], 16, OP_TINY);
     op_error(&c->dx[0], 16, OP_TINY);
     op_error(&c->dx[1], 16, c->d[4] == 1 ? error_of_sum(D) : 8); // 1 - s loses digits near 1
-    c->length = D;
+    c->length = D, c->max_of_y = true;
 }
 static void gate_reference(OpCase *c) {
     int heads = c->d[1], D = c->d[2];
@@ -478,6 +491,7 @@ static void swiglu_setup(OpCase *c) {
     op_rows(&c->y[0], "y", N, F, F);
     op_error(&c->y[0], 16, OP_TINY);
     op_error(&c->dx[0], 16, 8 * c->d[2]); // 1 + g (1 - p) cancels for some g
+    c->max_of_y = c->max_of_dx = true;
 }
 static void swiglu_reference(OpCase *c) {
     for (int i = 0, F = c->d[1]; i < c->d[0] * F; i++) {

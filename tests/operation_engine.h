@@ -4,6 +4,7 @@ operation_engine.h: the cases of operation_cases.h for the C operations. op_chec
   memory    Every buffer has guard zones. Gaps (row padding, a neighbour's columns) are NaN in inputs and a sentinel in
             outputs. Outputs are NaN where the contract says "=", and have a value where it says "+=". Inputs keep their
             bits. The workspace is NaN, and has the size that the operation asks for.
+  max       The largest magnitude of an output is that of what was stored, and of where it started: the same bits.
   repeats   Runs with 2, 2, 1 and 3 threads give the same bits (matmul: the first two).
   forward   The output is that of the definition.
   backward  <dx, u> is (f(x + h u) - f(x - h u)) / 2h, f(x) = sum(dy * reference(x)), for u a single element (a sample
@@ -111,6 +112,15 @@ static void op_run(OpCase *c, bool backward) {
     workspace_check(need, c->what);
 }
 
+// c->max, of an output that was computed since *c->max was `start`.
+static void op_check_max(const OpCase *c, const OpTensor *out, uint32_t start) {
+    uint32_t want = start;
+    for (const OpView *v = out->view; v < out->view + out->views; v++)
+        for (size_t i = 0; i < op_size(v); i++) want = op_max(want, (double)op_data(out)[op_at(v, i)]);
+    EXPECT(*c->max == want, "%s: the largest magnitude of %s is %08x, not %08x", c->what, out->view->name, *c->max,
+           want);
+}
+
 // Runs into the same outputs repeatedly: the same bits each time, all finite, gaps as they should be.
 static void op_repeat(OpCase *c, bool backward) {
     static const int threads[] = {2, 2, 1, OP_THREADS};
@@ -118,8 +128,11 @@ static void op_repeat(OpCase *c, bool backward) {
     real gap = backward && c->dloss != 0 ? 0 : OP_SENTINEL, *first[OP_TENSORS] = {NULL, NULL};
     int before = omp_get_max_threads();
     for (int r = 0; r < (c->threads_change_sums ? 2 : 4); r++) {
+        uint32_t start = r % 2 ? OP_LARGE_MAX : 0, max = start;
+        c->max = r > 0 && (backward ? c->max_of_dx : c->max_of_y) ? &max : NULL;
         omp_set_num_threads(threads[r]);
         op_run(c, backward);
+        if (c->max) op_check_max(c, out, start);
         for (int o = 0; o < OP_TENSORS && out[o].views; o++) {
             if (r == 0) first[o] = op_alloc_copy(op_data(&out[o]), out[o].count);
             EXPECT(op_same(first[o], op_data(&out[o]), out[o].count),

@@ -394,18 +394,51 @@ static void test_residual_rmsnorm(void) {
         for (int fused = 0; fused < 2; fused++)
             sum[fused] = op_alloc(count), y[fused] = op_alloc(count), rstd[fused] = op_alloc((size_t)N);
         for (size_t e = 0; e < count; e++) sum[0][e] = a[e] + b[e];
-        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS, NULL);
+        absmax_t max[2] = {0, 0};
+        rmsnorm_forward(y[0], rstd[0], sum[0], weight, N, C, (real)OP_EPS, &max[0]);
         for (int threads = 1; threads <= OP_THREADS; threads++) {
             omp_set_num_threads(threads);
             for (size_t e = 0; e < count; e++) sum[1][e] = y[1][e] = (real)NAN;
             for (int n = 0; n < N; n++) rstd[1][n] = (real)NAN;
-            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS, NULL);
+            max[1] = 0;
+            residual_rmsnorm_forward(sum[1], y[1], rstd[1], a, b, weight, N, C, (real)OP_EPS, &max[1]);
+            EXPECT(max[0] == max[1], "%d x %d: the largest magnitude is %08x, not %08x", N, C, max[1], max[0]);
             EXPECT(op_same(sum[0], sum[1], count), "%d x %d: the sum has other bits", N, C);
             EXPECT(op_same(y[0], y[1], count), "%d x %d: the norm has other bits", N, C);
             EXPECT(op_same(rstd[0], rstd[1], (size_t)N), "%d x %d: rstd has other bits", N, C);
         }
         op_free("residual and rmsnorm");
     }
+    omp_set_num_threads(before);
+}
+
+// The order of magnitudes: numbers, infinity, NaN; whichever thread finds them.
+static void test_absmax(void) {
+    enum { ROWS = 5, COLUMNS = 37, LD = 40, LAST = (ROWS - 1) * LD + COLUMNS - 1 };
+    static const struct {
+        real first, last;
+        uint32_t max;
+    } cases[] = {
+        {1, -2, 0x40000000},
+        {-0.0f, 0, 0x3F800000}, // the rest is 1
+        {(real)-INFINITY, 2, 0x7F800000},
+        {2, (real)INFINITY, 0x7F800000},
+        {(real)INFINITY, (real)NAN, 0x7FC00000},
+        {(real)-NAN, (real)INFINITY, 0x7FC00000},
+    };
+    int before = omp_get_max_threads();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++)
+        for (int threads = 1; threads <= OP_THREADS; threads++) {
+            real x[ROWS * LD];
+            for (int e = 0; e < ROWS * LD; e++) x[e] = e % LD < COLUMNS ? 1 : (real)NAN; // rows have gaps
+            x[0] = cases[i].first, x[LAST] = cases[i].last;
+            absmax_t max = 0, larger = 0x7FFFFFFF;
+            omp_set_num_threads(threads);
+            absmax_update(&max, x, ROWS, COLUMNS, LD);
+            absmax_update(&larger, x, ROWS, COLUMNS, LD);
+            EXPECT(max == cases[i].max, "case %zu: %08x, not %08x", i, max, cases[i].max);
+            EXPECT(larger == 0x7FFFFFFF, "case %zu: a larger magnitude became %08x", i, larger);
+        }
     omp_set_num_threads(before);
 }
 
@@ -644,6 +677,7 @@ static const Test operations_tests[] = {
     {"saturated gates are 0 or 1 and have no gradient", test_gate_extremes},
     {"swiglu and its backward agree with the definition", test_swiglu},
     {"residual_rmsnorm equals the sum and rmsnorm, bit for bit", test_residual_rmsnorm},
+    {"the largest magnitude of a tensor with infinity is infinity, and with NaN it is NaN", test_absmax},
     {"cross_entropy and the gradient in its logits agree with the definition", test_cross_entropy},
     {"cross_entropy of extreme logits is finite and correct", test_cross_entropy_extremes},
     {"cross_entropy does not depend on a constant added to all logits", test_cross_entropy_offset},

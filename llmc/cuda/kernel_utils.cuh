@@ -38,8 +38,9 @@ static __device__ inline float to_float(floatX x) { return (float)x; }
 static __device__ inline void round_to(float *to, float x) { *to = x; }
 static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
 
-// The bits of W stored elements, one access of 2 to 16 bytes.
+// The bits of W stored elements, one access.
 template <int BYTES> struct Bits;
+template <> struct Bits<1> { typedef unsigned char type; };
 template <> struct Bits<2> { typedef unsigned short type; };
 template <> struct Bits<4> { typedef unsigned type; };
 template <> struct Bits<8> { typedef uint2 type; };
@@ -110,19 +111,21 @@ template <int W> static __device__ inline size_t element_index(size_t begin) {
 
 // Elements of rows, if the column matters: one or several blocks per row; a kernel<W>(...) computes row blockIdx.x and
 // the column of column_index. This avoids a division by the row width, which would take longer than the memory access.
+// LAUNCH_COLUMNS_EITHER names both instances of a kernel with further template arguments.
 #define LAUNCH_COLUMNS_OF(W, kernel, rows, width, ...)                                                          \
     do {                                                                                                        \
         int columns_threads = (width) / (W);                                                                    \
         int columns_block = min_int(ELEMENT_THREADS, (columns_threads + WARP - 1) / WARP * WARP);               \
         if (columns_threads == 0) break;                                                                        \
         dim3 columns_grid((unsigned)(rows), (unsigned)((columns_threads + columns_block - 1) / columns_block)); \
-        LAUNCH((kernel<W>), columns_grid, columns_block, 0, __VA_ARGS__);                                       \
+        LAUNCH(kernel, columns_grid, columns_block, 0, __VA_ARGS__);                                            \
     } while (0)
-#define LAUNCH_COLUMNS(kernel, wide, rows, width, ...)                       \
-    do {                                                                     \
-        if (wide) LAUNCH_COLUMNS_OF(PACK, kernel, rows, width, __VA_ARGS__); \
-        else LAUNCH_COLUMNS_OF(1, kernel, rows, width, __VA_ARGS__);         \
+#define LAUNCH_COLUMNS_EITHER(of_packs, of_one, wide, rows, width, ...)        \
+    do {                                                                       \
+        if (wide) LAUNCH_COLUMNS_OF(PACK, of_packs, rows, width, __VA_ARGS__); \
+        else LAUNCH_COLUMNS_OF(1, of_one, rows, width, __VA_ARGS__);           \
     } while (0)
+#define LAUNCH_COLUMNS(kernel, ...) LAUNCH_COLUMNS_EITHER((kernel<PACK>), (kernel<1>), __VA_ARGS__)
 
 template <int W> static __device__ inline unsigned column_index(void) {
     return (blockIdx.y * blockDim.x + threadIdx.x) * W;
@@ -139,15 +142,16 @@ static inline int row_lanes(int packs, bool wide) {
         if ((packs + fewer - 1) / fewer * fewer < (packs + lanes - 1) / lanes * lanes) lanes = fewer;
     return lanes;
 }
-#define LAUNCH_ROWS(kernel, wide, rows, width, ...)                                                                 \
+#define LAUNCH_ROWS_EITHER(of_packs, of_one, wide, rows, width, ...)                                                \
     do {                                                                                                            \
         int rows_lanes = row_lanes((wide) ? (width) / PACK : (width), wide);                                        \
         CHECK((size_t)(rows) <= INT_MAX / 2, "%zu rows are too many for one launch; choose a smaller --batch-size", \
               (size_t)(rows));                                                                                      \
         unsigned rows_blocks = blocks_of((rows), (size_t)(ROW_THREADS / rows_lanes));                               \
-        if (wide) LAUNCH((kernel<PACK>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                     \
-        else LAUNCH((kernel<1>), rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                             \
+        if (wide) LAUNCH(of_packs, rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                           \
+        else LAUNCH(of_one, rows_blocks, ROW_THREADS, 0, rows_lanes, __VA_ARGS__);                                  \
     } while (0)
+#define LAUNCH_ROWS(kernel, ...) LAUNCH_ROWS_EITHER((kernel<PACK>), (kernel<1>), __VA_ARGS__)
 
 static __device__ inline unsigned row_index(int lanes) {
     int shift = __ffs(lanes) - 1;

@@ -21,34 +21,35 @@ static __device__ inline size_t diff_first(unsigned n, int h, int NH, int D, int
     return (n * (size_t)(2 * NH) + (2 * stride * (h / stride) + h % stride)) * D;
 }
 
-template <int W>
+template <int W, typename Max = NoMax>
 static __global__ void diff_combine_forward_kernel(int lanes, floatX *o, const floatX *a, const floatX *l, int N,
-                                                   int NH, int D, int ldl, int stride, bool sigmoid) {
+                                                   int NH, int D, int ldl, int stride, bool sigmoid, Max max) {
     unsigned row = row_index(lanes), n = row / (unsigned)NH;
     int h = (int)(row % (unsigned)NH);
-    if (n >= (unsigned)N) return;
+    bool active = n < (unsigned)N; // the other lanes take part in the maximum
     const floatX *a1 = a + diff_first(n, h, NH, D, stride), *a2 = a1 + (size_t)stride * D;
-    floatX factor = l[n * (size_t)ldl + h];
-    float v1[W], v2[W];
-    int i = row_lane(lanes) * W;
+    floatX factor = l[active ? n * (size_t)ldl + h : 0];
+    float v1[W] = {0}, v2[W] = {0};
+    int i = active ? row_lane(lanes) * W : D;
     if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i); // issued before the factor arrives
     float s = diff_factor(factor, sigmoid);
     while (i < D) {
         UNROLL
         for (int k = 0; k < W; k++) v1[k] -= s * v2[k];
         store<W>(o + row * (size_t)D + i, v1);
+        max.add(v1);
         i += lanes * W;
         if (i < D) load<W>(v1, a1 + i), load<W>(v2, a2 + i);
     }
+    max.finish();
 }
 
 static inline void diff_combine_forward(floatX *o, const floatX *a, const floatX *l, int N, int NH, int D, int ldl,
                                         int stride, bool sigmoid, absmax_t *max) {
     OPERATION();
     assert(stride > 0 && NH % stride == 0);
-    LAUNCH_ROWS(diff_combine_forward_kernel, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH, D, ldl, stride,
-                sigmoid);
-    if (max) absmax_update(max, o, N, NH * D, NH * D);
+    LAUNCH_MAX(LAUNCH_ROWS_EITHER, diff_combine_forward_kernel, max, packed(D, o, a), (size_t)N * NH, D, o, a, l, N, NH,
+               D, ldl, stride, sigmoid);
 }
 
 template <int W>

@@ -22,20 +22,22 @@ template <int W> static __device__ inline void gate_load(float *s, const floatX 
     }
 }
 
-template <int W>
+template <int W, typename Max = NoMax>
 static __global__ void gate_forward_kernel(int lanes, floatX *y, const floatX *x, const floatX *g, int N, int heads,
-                                           int D, int ldg, int width) {
+                                           int D, int ldg, int width, Max max) {
     unsigned row = row_index(lanes), n = row / (unsigned)heads;
-    if (n >= (unsigned)N) return;
+    int end = n < (unsigned)N ? D : 0;
     const floatX *gate = g + n * (size_t)ldg + row % (unsigned)heads * (size_t)width;
     float v[W], s[W];
-    for (int i = row_lane(lanes) * W; i < D; i += lanes * W) {
+    for (int i = row_lane(lanes) * W; i < end; i += lanes * W) {
         load<W>(v, x + row * (size_t)D + i);
         gate_load<W>(s, gate, i, width);
         UNROLL
         for (int k = 0; k < W; k++) v[k] *= s[k];
         store<W>(y + row * (size_t)D + i, v);
+        max.add(v);
     }
+    max.finish();
 }
 
 static inline bool gate_packed(const floatX *g, int D, int ldg, int width) {
@@ -47,8 +49,8 @@ static inline void gate_forward(floatX *y, const floatX *x, const floatX *g, int
     OPERATION();
     assert(width == 1 || width == D);
     bool wide = packed(D, y, x) && gate_packed(g, D, ldg, width);
-    LAUNCH_ROWS(gate_forward_kernel, wide, (size_t)N * heads, D, y, x, g, N, heads, D, ldg, width);
-    if (max) absmax_update(max, y, N, heads * D, heads * D);
+    LAUNCH_MAX(LAUNCH_ROWS_EITHER, gate_forward_kernel, max, wide, (size_t)N * heads, D, y, x, g, N, heads, D, ldg,
+               width);
 }
 
 template <int W>

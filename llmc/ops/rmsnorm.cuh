@@ -19,9 +19,9 @@ rmsnorm.cuh: divides a row by its root mean square. Equations in rmsnorm.h.
 #include "ops.h"
 
 // y_sum and b are NULL if the row is `a`.
-template <int W>
+template <int W, typename Max = NoMax>
 static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *y, real *rstd, const floatX *a,
-                                              const floatX *b, const floatX *weight, int N, int C, real eps) {
+                                              const floatX *b, const floatX *weight, int N, int C, real eps, Max max) {
     unsigned n = row_index(lanes);
     size_t row = n * (size_t)C;
     int lane = row_lane(lanes);
@@ -42,16 +42,17 @@ static __global__ void rmsnorm_forward_kernel(int lanes, floatX *y_sum, floatX *
             for (int k = 0; k < W; k++) sum += v[k] * v[k];
         }
     sum = lanes_sum(sum, lanes);
-    if (!active) return;
     float r = 1 / sqrtf(sum / (float)C + eps);
-    for (int c = lane * W; c < C; c += lanes * W) {
+    for (int c = active ? lane * W : C; c < C; c += lanes * W) {
         load<W>(v, x + row + c);
         load<W>(w, weight + c);
         UNROLL
         for (int k = 0; k < W; k++) v[k] = v[k] * r * w[k];
         store<W>(y + row + c, v);
+        max.add(v);
     }
-    if (lane == 0) rstd[n] = r;
+    if (active && lane == 0) rstd[n] = r;
+    max.finish();
 }
 
 static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const floatX *weight, int N, int C, real eps,
@@ -59,16 +60,15 @@ static inline void rmsnorm_forward(floatX *y, real *rstd, const floatX *x, const
     OPERATION();
     bool wide = packed(C, y, x, weight);
     floatX *none = nullptr;
-    LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, none, y, rstd, x, (const floatX *)none, weight, N, C, eps);
-    if (max) absmax_update(max, y, N, C, C);
+    LAUNCH_MAX(LAUNCH_ROWS_EITHER, rmsnorm_forward_kernel, max, wide, N, C, none, y, rstd, x, (const floatX *)none,
+               weight, N, C, eps);
 }
 
 static inline void residual_rmsnorm_forward(floatX *y_sum, floatX *norm, real *rstd, const floatX *a, const floatX *b,
                                             const floatX *weight, int N, int C, real eps, absmax_t *max) {
     OPERATION();
     bool wide = packed(C, y_sum, norm, a, b, weight);
-    LAUNCH_ROWS(rmsnorm_forward_kernel, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
-    if (max) absmax_update(max, norm, N, C, C);
+    LAUNCH_MAX(LAUNCH_ROWS_EITHER, rmsnorm_forward_kernel, max, wide, N, C, y_sum, norm, rstd, a, b, weight, N, C, eps);
 }
 
 #ifndef RMSNORM_BLOCKS // of the backward; tests define fewer
@@ -97,10 +97,10 @@ static __device__ inline float rmsnorm_other_columns(const floatX *dy, const flo
 // A block's part of the rows: blockDim.y rows at once, blockDim.x threads per row, one pack of columns per thread. If a
 // row has more packs, PARTS is true and blockIdx.y selects the columns; the product is that of the whole row.
 // partial (gridDim.x, C)
-template <int W, bool PARTS>
+template <int W, bool PARTS, typename Max = NoMax>
 static __global__ void __launch_bounds__(RMSNORM_LANES)
     rmsnorm_backward_kernel(floatX *dx, float *partial, const floatX *dy, const floatX *x, const floatX *weight,
-                            const real *rstd, int N, int C, bool add) {
+                            const real *rstd, int N, int C, bool add, Max max) {
     SHARED(float, dots, 2 * WARP); // two halves in turns, so that one barrier per row is enough
     DYNAMIC_SHARED(float, sums);   // (blockDim.y - 1, blockDim.x, W)
     int lane = (int)threadIdx.x % WARP, warps = (int)blockDim.x / WARP, groups = (int)blockDim.y;
@@ -136,8 +136,12 @@ static __global__ void __launch_bounds__(RMSNORM_LANES)
             total[k] += d[k] * z;                 // backward of weight in y = z weight
             g[k] += r * (d[k] * w[k] - z * mean); // backward of y = x r weight
         }
-        if (active) store<W>(dx + row + c, g);
+        if (active) {
+            store<W>(dx + row + c, g);
+            max.add(g);
+        }
     }
+    max.finish();
     if (group > 0) store_fp32<W>(sums + (size_t)((group - 1) * (int)blockDim.x + (int)threadIdx.x) * W, total);
     __syncthreads();
     if (group > 0 || c >= C) return;
@@ -159,13 +163,20 @@ static inline void rmsnorm_backward(floatX *dx, grad_t *dweight, const floatX *d
     int parts = min_int(RMSNORM_BLOCKS, (N + groups - 1) / groups);
     size_t bytes = (size_t)(groups - 1) * (lanes * width) * sizeof(float);
     dim3 grid((unsigned)parts, (unsigned)((packs + lanes - 1) / lanes)), block((unsigned)lanes, (unsigned)groups);
-    if (!wide)
-        LAUNCH((rmsnorm_backward_kernel<1, true>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
-    else if (grid.y > 1)
-        LAUNCH((rmsnorm_backward_kernel<PACK, true>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
-    else
-        LAUNCH((rmsnorm_backward_kernel<PACK, false>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C, add);
+    auto launch = [&](auto of_dx) {
+        typedef decltype(of_dx) Max;
+        if (!wide)
+            LAUNCH((rmsnorm_backward_kernel<1, true, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N, C,
+                   add, of_dx);
+        else if (grid.y > 1)
+            LAUNCH((rmsnorm_backward_kernel<PACK, true, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N,
+                   C, add, of_dx);
+        else
+            LAUNCH((rmsnorm_backward_kernel<PACK, false, Max>), grid, block, bytes, dx, partial, dy, x, weight, rstd, N,
+                   C, add, of_dx);
+    };
+    if (max) launch(Absmax{max, 0});
+    else launch(NoMax());
     column_sum(dweight, partial, parts, C);
-    if (max) absmax_update(max, dx, N, C, C);
 }
 #endif

@@ -49,10 +49,10 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     int rows = B * T, columns = heads * (D / 2);
     uintptr_t places = (uintptr_t)x | ldx * sizeof(floatX) | (size_t)D / 2 * sizeof(floatX); // their common bits
     if (places % 16 == 0 && packed(0, table))
-        LAUNCH_COLUMNS_OF(PACK, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
+        LAUNCH_COLUMNS_OF(PACK, rope_kernel<PACK>, rows, columns, x, table, T, heads, D, ldx, first, sign);
     else if (D % 8 == 0 && places % (4 * sizeof(floatX)) == 0 && packed(0, table)) // D = 40 or 72 in bf16
-        LAUNCH_COLUMNS_OF(4, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
-    else LAUNCH_COLUMNS_OF(1, rope_kernel, rows, columns, x, table, T, heads, D, ldx, first, sign);
+        LAUNCH_COLUMNS_OF(4, rope_kernel<4>, rows, columns, x, table, T, heads, D, ldx, first, sign);
+    else LAUNCH_COLUMNS_OF(1, rope_kernel<1>, rows, columns, x, table, T, heads, D, ldx, first, sign);
 }
 static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
     OPERATION();

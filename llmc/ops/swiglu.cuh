@@ -10,47 +10,55 @@ swiglu.cuh: the gated activation of the MLP. Equations in swiglu.h.
 #include "fp8.cuh"
 #include "ops.h"
 
-template <int W> static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F) {
+template <int W, typename Max = NoMax>
+static __global__ void swiglu_forward_kernel(floatX *y, const floatX *gate_up, int F, Max max) {
     unsigned n = blockIdx.x, i = column_index<W>();
-    if (i >= (unsigned)F) return;
-    const floatX *from = gate_up + n * 2 * (size_t)F + i;
-    float g[W], u[W];
-    load<W>(g, from);
-    load<W>(u, from + F);
-    UNROLL
-    for (int k = 0; k < W; k++) u[k] *= g[k] * sigmoid_of(g[k]);
-    store<W>(y + n * (size_t)F + i, u);
+    if (i < (unsigned)F) {
+        const floatX *from = gate_up + n * 2 * (size_t)F + i;
+        float g[W], u[W];
+        load<W>(g, from);
+        load<W>(u, from + F);
+        UNROLL
+        for (int k = 0; k < W; k++) u[k] *= g[k] * sigmoid_of(g[k]);
+        store<W>(y + n * (size_t)F + i, u);
+        max.add(u);
+    }
+    max.finish();
 }
 
 static inline void swiglu_forward(floatX *y, const floatX *gate_up, int N, int F, absmax_t *max) {
     OPERATION();
-    LAUNCH_COLUMNS(swiglu_forward_kernel, packed(F, y, gate_up), N, F, y, gate_up, F);
-    if (max) absmax_update(max, y, N, F, F);
+    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, swiglu_forward_kernel, max, packed(F, y, gate_up), N, F, y, gate_up, F);
 }
 
-template <int W>
-static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F) {
+template <int W, typename Max = NoMax>
+static __global__ void swiglu_backward_kernel(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int F,
+                                              Max max) {
     unsigned n = blockIdx.x, i = column_index<W>();
-    if (i >= (unsigned)F) return;
-    size_t at = n * 2 * (size_t)F + i;
-    float g[W], u[W], d[W];
-    load<W>(g, gate_up + at);
-    load<W>(u, gate_up + at + F);
-    load<W>(d, dy + n * (size_t)F + i);
-    UNROLL
-    for (int k = 0; k < W; k++) {
-        float p = sigmoid_of(g[k]), gk = g[k];
-        g[k] = d[k] * u[k] * p * (1 + gk * (1 - p)); // backward of g p in y = g p u, with dp/dg = p (1 - p)
-        u[k] = d[k] * gk * p;                        // backward of u
+    if (i < (unsigned)F) {
+        size_t at = n * 2 * (size_t)F + i;
+        float g[W], u[W], d[W];
+        load<W>(g, gate_up + at);
+        load<W>(u, gate_up + at + F);
+        load<W>(d, dy + n * (size_t)F + i);
+        UNROLL
+        for (int k = 0; k < W; k++) {
+            float p = sigmoid_of(g[k]), gk = g[k];
+            g[k] = d[k] * u[k] * p * (1 + gk * (1 - p)); // backward of g p in y = g p u, with dp/dg = p (1 - p)
+            u[k] = d[k] * gk * p;                        // backward of u
+        }
+        store<W>(dgate_up + at, g);
+        store<W>(dgate_up + at + F, u);
+        max.add(g);
+        max.add(u);
     }
-    store<W>(dgate_up + at, g);
-    store<W>(dgate_up + at + F, u);
+    max.finish();
 }
 
 static inline void swiglu_backward(floatX *dgate_up, const floatX *dy, const floatX *gate_up, int N, int F,
                                    absmax_t *max) {
     OPERATION();
-    LAUNCH_COLUMNS(swiglu_backward_kernel, packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy, gate_up, F);
-    if (max) absmax_update(max, dgate_up, N, 2 * F, 2 * F);
+    LAUNCH_MAX(LAUNCH_COLUMNS_EITHER, swiglu_backward_kernel, max, packed(F, dgate_up, dy, gate_up), N, F, dgate_up, dy,
+               gate_up, F);
 }
 #endif

@@ -1,14 +1,31 @@
 """low_bit.py: what low precision costs each arm: trainings at several --gemm (`precisions` of a plan), and evaluations
 with rounded numbers (--quantize).
 
-A cost is a difference of two losses of one seed. Training: the last validation of the run at that precision minus that
-of the run at the first precision; also with both evaluated in the same precision. Rounding: the evaluation with rounded
-numbers minus that without, of the same checkpoint. The gap of an arm is its cost minus the reference's, paired by seed.
+A cost is a difference of two losses of one seed. Training: the loss of the run at that precision minus that of the run
+at the first precision. Rounding: the loss with rounded numbers minus the loss without, of the same checkpoint. The gap
+of an arm is its cost minus that of the reference, paired by seed. The magnitudes that rounding depends on are compared
+in the same way.
 """
 
 from . import stats
 
-NAMES = {"validation": "validated at its own precision", "evaluation": "both evaluated in fp32"}
+LOSSES = {  # of a run: what is compared, and how to get it
+    "validated at its own precision": lambda run: run.val.get(run.steps),
+    "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
+}
+MEASURED = {  # of an evaluation: the part, the keys of a layer (the first that is not null), the function of the layers
+    "largest attention logit": ("attention", ("logit_max",), max),
+    "largest activation": ("attention", ("hidden_max",), max),
+    "bf16 error of a head, mean": ("attention_rounding", ("heads_mean",), stats.mean),
+    "bf16 error of a head, largest": ("attention_rounding", ("heads_max",), max),
+    "bf16 error of an output, mean": ("attention_rounding", ("combined_mean", "heads_mean"), stats.mean),
+    "bf16 error of an output, largest": ("attention_rounding", ("combined_max", "heads_max"), max),
+    "the same with bf16 inputs, mean": (
+        "attention_rounding",
+        ("combined_of_inputs_mean", "heads_of_inputs_mean"),
+        stats.mean,
+    ),
+}
 
 
 def run_at(study, arm, lr, precision):
@@ -53,14 +70,13 @@ def correct(table):
 
 def training(study, lr, precisions):
     table = []
-    losses = {"validation": lambda run: run.val.get(run.steps), "evaluation": lambda run: (run.eval or {}).get("loss")}
     for precision in precisions[1:]:
-        for how, loss in losses.items():
+        for what, loss in LOSSES.items():
             costs = {}
             for arm in study.arms:
                 low, full = (run_at(study, arm, lr, p) for p in (precision, precisions[0]))
                 costs[arm] = {s: difference(loss(low[s]), loss(full[s])) for s in low if s in full}
-            table += rows(study, costs, precision=precision, how=how)
+            table += rows(study, costs, precision=precision, what=what)
     return correct(table)
 
 
@@ -73,9 +89,29 @@ def rounding(study, lr, precisions, specs):
             for arm in study.arms:
                 runs = run_at(study, arm, lr, precision).items()
                 costs[arm] = {s: difference(rounded_loss(run, spec), (run.eval or {}).get("loss")) for s, run in runs}
-            part += rows(study, costs, precision=precision, spec=spec)
+            part += rows(study, costs, precision=precision, what=spec)
         table += correct(part)
     return table
+
+
+def measured(study, lr, precisions):
+    table = []
+    for precision in precisions:
+        part = []
+        for what, place in MEASURED.items():
+            values = {}
+            for arm in study.arms:
+                runs = run_at(study, arm, lr, precision).items()
+                values[arm] = {s: over_layers(run.eval or {}, *place) for s, run in runs}
+            part += rows(study, values, precision=precision, what=what)
+        table += correct(part)
+    return table
+
+
+def over_layers(evaluation, part, keys, over):
+    layers = evaluation.get(part, {}).get("layers", [])
+    found = [next((layer[key] for key in keys if stats.finite(layer.get(key))), None) for layer in layers]
+    return over(found) if found and None not in found else None
 
 
 def missing(study, lr, precisions, specs):
@@ -99,7 +135,8 @@ def tables(study, lr):
     everything = study.runs + study.others
     present = {run.options["gemm"] for run in everything}
     precisions = study.precisions or sorted(present)
-    specs = list(dict.fromkeys(q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])))
+    done = [q["spec"] for run in everything for q in (run.eval or {}).get("quantized", [])]
+    specs = list(dict.fromkeys(study.quantize + done))
     if not study.precisions and not specs:
         return None
     return {
@@ -107,5 +144,6 @@ def tables(study, lr):
         "lr": lr,
         "training": training(study, lr, precisions),
         "rounding": rounding(study, lr, precisions, specs),
+        "measured": measured(study, lr, precisions),
         "missing": missing(study, lr, precisions, specs),
     }

@@ -1,13 +1,12 @@
 """markdown.py: the main tables of the report as Markdown (results.md)."""
 
 from . import stats
-from .low_bit import NAMES
 
 
-def interval(e, sign=False):
+def interval(e, sign=False, digits=4):
     if not e:
         return "–"
-    form = "+.4f" if sign else ".4f"
+    form = f"{'+' if sign else ''}.{digits}f"
     return f"{e['mean']:{form}}" + (
         f" [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]" if e["half"] is not None else ", one seed"
     )
@@ -108,29 +107,23 @@ def recall(r):
 
 def low_bit(r):
     part = r["low_bit"]
-    estimate = lambda e: interval(e, True) + (
-        " not shown" if e and e["half"] is not None and abs(e["mean"]) <= e["half"] else ""
-    )
+    decided = lambda e: e["half"] is not None and abs(e["mean"]) > e["half"]
+    estimate = lambda e: interval(e, True, 5) + (" not shown" if e and not decided(e) else "")
     cells = lambda row: [
+        row["precision"],
+        row["what"],
         row["label"],
         estimate(row["cost"]),
         "reference" if row["arm"] == r["reference"] else estimate(row["gap"]),
         f"{row['gap']['p_holm']:.3f}" if row["gap"] and stats.finite(row["gap"]["p_holm"]) else "–",
         row["cost"]["n"],
     ]
-    head = ["arm", "cost", "gap", "p (Holm)", "seeds"]
-    return "\n".join(
-        [
-            *(f"* Missing: {line}\n" for line in part["missing"]),
-            table(
-                ["trained in", "losses", *head],
-                [[x["precision"], NAMES[x["how"]], *cells(x)] for x in part["training"]],
-            ),
-            table(
-                ["trained in", "rounded to", *head], [[x["precision"], x["spec"], *cells(x)] for x in part["rounding"]]
-            ),
-        ]
-    )
+    heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
+    tables = [
+        table(["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"], map(cells, part[name]))
+        for name, (what, value) in heads.items()
+    ]
+    return "\n".join([*(f"* Missing: {line}\n" for line in part["missing"]), *tables])
 
 
 def page(r):

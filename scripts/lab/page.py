@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from . import low_bit, stats
+from . import stats
 from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
@@ -202,18 +202,19 @@ def published_table(rows):
     return table(["what", "published", "by", "here", "limits of the comparison"], cells, "", "text")
 
 
-def low_bit_rows(r, part, keys):
+def low_bit_rows(r, part):
     rows = []
     for row in r["low_bit"][part]:
         gap = row["gap"]
         kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
-        cost = interval(row["cost"], True) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
+        cost = interval(row["cost"], True, 5) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
         rows.append(
             [
-                *(escape(row[key] if key != "how" else low_bit.NAMES[row[key]]) for key in keys),
+                escape(row["precision"]),
+                escape(row["what"]),
                 arm_cell(row),
                 cost,
-                (interval(gap, True) + ("" if kind != "open" else " <span class=note>not shown</span>"), kind)
+                (interval(gap, True, 5) + ("" if kind != "open" else " <span class=note>not shown</span>"), kind)
                 if gap
                 else "reference"
                 if row["arm"] == r["reference"]
@@ -235,16 +236,23 @@ def low_bit_section(r):
         + (f"<p class=warning>Missing:</p><ul>{missing}</ul>" if missing else "")
         + table(
             ["trained in", "losses", *head],
-            low_bit_rows(r, "training", ("precision", "how")),
+            low_bit_rows(r, "training"),
             f"Cost: loss of a run minus that of the run in {first} with the same seed, nats per token. Gap: the arm's "
             f"cost minus that of the reference at the same seed. Square brackets: {confidence} t intervals over seeds; "
             "an interval that contains 0 shows no difference. p: adjusted for the gaps of the table.",
         )
         + table(
             ["trained in", "rounded to", *head],
-            low_bit_rows(r, "rounding", ("precision", "spec")),
+            low_bit_rows(r, "rounding"),
             "Evaluation with rounded numbers. Cost: loss with --quantize minus loss without, of the same checkpoint. "
             "p: adjusted for the gaps at one training precision.",
+        )
+        + table(
+            ["trained in", "magnitude", "arm", "value", *head[2:]],
+            low_bit_rows(r, "measured"),
+            "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows of "
+            "attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
+            "arm's value minus that of the reference.",
         )
     )
 

@@ -125,7 +125,7 @@ def parse_value(key, text):
             raise ValueError("different integers, separated by spaces")
         return [int(word) for word in text.split()]
     if kind == "words":
-        if not re.fullmatch(r"[a-z0-9:]+(\s+[a-z0-9:]+)*", text) or len(set(text.split())) < len(text.split()):
+        if not re.fullmatch(r"[a-z0-9:+]+(\s+[a-z0-9:+]+)*", text) or len(set(text.split())) < len(text.split()):
             raise ValueError("different words, separated by spaces")
         return text.split()
     if kind == "numbers":

@@ -218,6 +218,7 @@ def write_lab(out, plan, size, runs, costs):
         "question": plan.common.get("question", ""),
         "reference": plan.common["reference"],
         "precisions": plan.common.get("precisions", []),
+        "quantize": list(dict.fromkeys(spec for run in runs for spec in run.quantize)),
         "arms": arms,
         "runs": list(listed.values()),
         "text": plan.text,

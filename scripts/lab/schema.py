@@ -63,6 +63,7 @@ LAB = {
     "question?": "text",
     "reference": "text",
     "precisions?": ["text"],
+    "quantize?": ["text"],
     "arms": {"*": {"label?": "text"}},
     "runs": [{"name": "text", "arm": "text"}],
 }
@@ -82,6 +83,7 @@ EVALUATION = {
     ],
     "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
+    "attention_rounding?": {"layers": [{"*": "number or null"}]},
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},

@@ -154,6 +154,7 @@ class Study:
     left_out: list  # unreadable files, one line each
     live: bool  # whether a lab or a run is active
     precisions: list = field(default_factory=list)  # of the plan
+    quantize: list = field(default_factory=list)  # of the plan
     others: list = field(default_factory=list)  # the runs at other precisions than the first, which low_bit.py compares
     problems: list = field(default_factory=list)  # what prevents a comparison, one line each
 
@@ -205,6 +206,7 @@ def load_runs(path, study):
         begun = {directory.name for directory, _, _ in present}
         study.missing += [r["name"] for r in lab["runs"] if r["name"] not in begun]
         study.precisions = study.precisions or lab.get("precisions", [])
+        study.quantize += lab.get("quantize", [])
     for directory, arm, label in present:
         if os.path.realpath(directory) in {os.path.realpath(run.directory) for run in study.runs + study.others}:
             continue

@@ -280,6 +280,7 @@ def results(study):
                 "arm": run.arm,
                 "lr": run.lr,
                 "seed": run.seed,
+                "gemm": run.options["gemm"],
                 "state": run.state,
                 "steps": len(run.train),
                 "changes": run.changes,

@@ -121,7 +121,7 @@ def a_plan_lists_its_runs_by_seed():
 
 @test
 def a_plan_repeats_its_runs_at_each_precision():
-    text = GOOD.replace("title = T", "precisions = fp32 fp8\nquantize = w8a8 w4a4:tensor logits6\neval-steps = 40")
+    text = GOOD.replace("title = T", "precisions = fp32 fp8\nquantize = w8a8 w4a4:tensor+logits6\neval-steps = 40")
     trainer = {**OPTIONS, "gemm": "value", "quantize": "value", "eval-out": "value"}
     runs = plans.expand(plans.parse(text, "x.plan", trainer), trainer, overrides={"lr": [1e-3], "seeds": [1]})
     assert [(r.name, r.arm, r.options["gemm"]) for r in runs] == [
@@ -140,7 +140,7 @@ def a_plan_repeats_its_runs_at_each_precision():
     )
     said = queue.evaluation_command(job)
     after = lambda option: said[said.index(option) + 1]
-    assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor,logits6", "fp32", "40"), (
+    assert (after("--quantize"), after("--gemm"), after("--val-steps")) == ("w8a8,w4a4:tensor+logits6", "fp32", "40"), (
         said
     )
     refused("precisions = fp32 fp32\n[arm a]\n", "x.plan:1: 'precisions = fp32 fp32': must be different words")

@@ -181,6 +181,12 @@ def made_run(directory, arm, lr, seed, final, steps=STEPS, ended=True, diverged=
                         "tokens": MAP,
                         "layers": [layer, {**layer, "layer": 1, "logit_max": 50.0}],
                     },
+                    "attention_rounding": {
+                        "layers": [
+                            {"heads_mean": x, "heads_max": 5 * x, "combined_mean": 2 * x if "diff" in arm else None}
+                            for x in (0.001, 0.003)
+                        ]
+                    },
                 }
             )
         )
@@ -317,7 +323,14 @@ def made_low_bit_lab(place):
                 rewrite(lab / run / "eval.json", lambda j: j.update(quantized=quantized))
                 runs.append({"name": run, "arm": arm})
     arms = {"baseline": {"label": "Transformer"}, "diff_v2": {"label": "DIFF V2"}}
-    lab_json = {"plan": "p", "size": "s", "title": "Low", "reference": "baseline", "precisions": ["fp32", "bf16"]}
+    lab_json = {
+        "plan": "p",
+        "size": "s",
+        "title": "Low",
+        "reference": "baseline",
+        "precisions": ["fp32", "bf16"],
+        "quantize": ["w8a8", "w4a4"],
+    }
     (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": arms, "runs": runs}))
     return lab
 
@@ -338,29 +351,40 @@ def the_cost_of_low_precision_is_paired_by_seed():
         low = r["low_bit"]
         assert low["missing"] == [] and [row["arm"] for row in r["summary"]] == ["baseline", "diff_v2"], low["missing"]
         assert len(r["runs"]) == 12 and r["summary"][0]["loss"]["mean"] == 2.2  # of fp32
-        training = {(row["how"], row["arm"]): row for row in low["training"]}
+        training = {(row["what"], row["arm"]): row for row in low["training"]}
         assert len(training) == len(low["training"]) == 4
-        for how in ("validation", "evaluation"):
+        for how in ("validated at its own precision", "both evaluated in fp32"):
             base, diff = training[how, "baseline"], training[how, "diff_v2"]
             near(base["cost"]["mean"], 0.1)
             near(base["cost"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
             near(diff["gap"]["mean"], -0.06)
             near(diff["gap"]["half"], 4.302652730 * 0.008 / math.sqrt(3))
             assert base["gap"] is None and base["seeds"] == {"1": 0.11, "2": 0.09, "3": 0.1}, base
-        rounding = {(row["precision"], row["spec"], row["arm"]): row for row in low["rounding"]}
+        rounding = {(row["precision"], row["what"], row["arm"]): row for row in low["rounding"]}
         assert len(rounding) == len(low["rounding"]) == 8
         for precision in ("fp32", "bf16"):
             near(rounding[precision, "w8a8", "diff_v2"]["cost"]["mean"], 0.08)
             near(rounding[precision, "w8a8", "diff_v2"]["gap"]["mean"], -0.02)
             near(rounding[precision, "w8a8", "diff_v2"]["gap"]["half"], 0)
             near(rounding[precision, "w4a4", "diff_v2"]["gap"]["half"], 4.302652730 * 0.01 / math.sqrt(3))
+        means = {(x["what"], x["arm"]): x["cost"]["mean"] for x in low["measured"] if x["precision"] == "bf16"}
+        for what, base, diff in (
+            ("largest attention logit", 50.0, 50.0),
+            ("largest activation", 40.0, 40.0),
+            ("bf16 error of a head, mean", 0.002, 0.002),
+            ("bf16 error of a head, largest", 0.015, 0.015),
+            ("bf16 error of an output, mean", 0.002, 0.004),
+        ):
+            near(means[what, "baseline"], base)
+            near(means[what, "diff_v2"], diff)
         said = (lab / "report/results.md").read_text()
         assert (
-            "| bf16 | validated at its own precision | DIFF V2 | +0.0400 [+0.0350, +0.0450] | "
-            "-0.0600 [-0.0799, -0.0401] | 0.012 | 3 |" in said
+            "| bf16 | validated at its own precision | DIFF V2 | +0.04000 [+0.03503, +0.04497] | "
+            "-0.06000 [-0.07987, -0.04013] | 0.012 | 3 |" in said
         ), said
         assert (
-            "| fp32 | w4a4 | DIFF V2 | +0.6100 [+0.5852, +0.6348] | +0.0100 [-0.0148, +0.0348] not shown |" in said
+            "| fp32 | w4a4 | DIFF V2 | +0.61000 [+0.58516, +0.63484] | +0.01000 [-0.01484, +0.03484] not shown |"
+            in said
         ), said
         assert "<h2 id=precision>" in (lab / "report/report.html").read_text()
 
@@ -384,11 +408,15 @@ def what_a_low_precision_comparison_lacks_is_named():
             f"{name('diff_v2', 'fp32', 3)}: no loss at w8a8",
         ], r["low_bit"]["missing"]
         n = {
-            (x["precision"], x["spec"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
+            (x["precision"], x["what"], x["arm"]): (x["cost"]["n"], (x["gap"] or {}).get("n"))
             for x in r["low_bit"]["rounding"]
         }
         assert n["fp32", "w8a8", "diff_v2"] == (2, 1) and n["fp32", "w4a4", "diff_v2"] == (3, 2), n
         assert "baseline in bf16, seed 3: no finished run" in (lab / "report/report.html").read_text()
+        rewrite(lab / "lab.json", lambda j: j["quantize"].append("logits4"))  # planned, and nowhere measured
+        report(lab, "--no-png")
+        lines = json.loads((lab / "report/results.json").read_text())["low_bit"]["missing"]
+        assert f"{name('baseline', 'fp32', 2)}: no loss at logits4" in lines and len(lines) == 12, lines
 
 
 @test
