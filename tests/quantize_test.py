@@ -126,7 +126,9 @@ class Model:
         v, c, theta = self.variant, self.config, self.config["rope_theta"]
         NH, NKV, D = c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"]
         OH, DQ, DV = NH // v.merge, D // v.split, D * v.merge
-        extra = (["lambda_proj"] if v.lambda_ in ("sigmoid", "linear") else []) + (["gate_proj"] if v.gate != "none" else [])
+        extra = (["lambda_proj"] if v.lambda_ in ("sigmoid", "linear") else []) + (
+            ["gate_proj"] if v.gate != "none" else []
+        )
         q, k, value, *more = self.linear(x, layer, ["self_attn." + n for n in ["q_proj", "k_proj", "v_proj", *extra]])
         group = v.maps * OH // (NKV // v.merge)
         sinks = self.w.get(f"model.layers.{layer}.self_attn.sinks", [0] * NH)
@@ -205,7 +207,9 @@ def differences(trainer, path):
         if not abs(got["val_loss"] - want) <= (FINE if precise else COARSE) * want or got["spec"] != spec:
             wrong.append(f"{path.stem} {spec}: loss {got['val_loss']:.9g}, by the definition {want:.9g}")
         if abs(got["difference"] - (got["val_loss"] - found["loss"])) > 1e-12:
-            wrong.append(f"{path.stem} {spec}: difference {got['difference']}, losses {got['val_loss']}, {found['loss']}")
+            wrong.append(
+                f"{path.stem} {spec}: difference {got['difference']}, losses {got['val_loss']}, {found['loss']}"
+            )
     return wrong, fine
 
 

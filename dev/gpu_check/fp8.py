@@ -39,9 +39,13 @@ def compare_steps(check, part, model):
     why = ""
     for B in sizes:
         turns = ["turns", preset, attention, NKV, B, T]
-        servers = [StepServer(check, [*check.commands["BENCH_CUDA"], *gemm, *turns]) for gemm in ([], ["--gemm", "fp8"])]
+        servers = [
+            StepServer(check, [*check.commands["BENCH_CUDA"], *gemm, *turns]) for gemm in ([], ["--gemm", "fp8"])
+        ]
         try:
-            if all(s.read_line(120) is not None and s.step(120) is not None and s.step(60) is not None for s in servers):
+            if all(
+                s.read_line(120) is not None and s.step(120) is not None and s.step(60) is not None for s in servers
+            ):
                 times = [tuple(s.step(60) for s in servers) for _ in range(2 if check.pretend else ROUNDS)]
                 if all(None not in pair for pair in times):
                     return record_steps(check, part, f"{preset} {attention}, B {B} T {T}", times)

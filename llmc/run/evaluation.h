@@ -1,6 +1,7 @@
 /*
-evaluation.h: --eval: the validation loss, the loss by position, associative recall (recall.h) and attention statistics
-(evaluation_attention.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
+evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
+associative recall (recall.h), attention statistics (evaluation_attention.h) and the rounding errors of attention
+(evaluation_rounding.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H

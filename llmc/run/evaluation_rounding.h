@@ -14,8 +14,7 @@ pair after the subtraction, which may cancel the errors of its maps or amplify t
   of inputs  emulation: the same errors relative to exact rows of the q, k, v and lambda before they were rounded
   sinks      scale a row, which does not change its relative error: the emulation leaves them out
   sample     the first ROUNDING_TOKENS tokens of the first ROUNDING_WINDOWS validation windows, without --doc-mask
-  source     Qiu and Yao 2025, "Why low-precision Transformer training fails" (arXiv 2510.04212): P of several equal
-             maxima rounds with a bias
+  source     Qiu and Yao 2025 (arXiv 2510.04212): rounding with a bias in bf16 flash attention
 */
 #ifndef LLMC_EVALUATION_ROUNDING_H
 #define LLMC_EVALUATION_ROUNDING_H
@@ -199,7 +198,8 @@ static inline void rounding_visit(void *data, int l) {
 }
 
 static inline void rounding_layer_json(cJSON *list, RoundingSum (*layer)[ROUNDING_KINDS], int l) {
-    static const char *const names[2][ROUNDING_KINDS] = {{"heads", "combined"}, {"heads_of_inputs", "combined_of_inputs"}};
+    static const char *const names[2][ROUNDING_KINDS] = {{"heads", "combined"},
+                                                         {"heads_of_inputs", "combined_of_inputs"}};
     cJSON *json = cJSON_CreateObject();
     char key[64];
     cJSON_AddNumberToObject(json, "layer", l);
