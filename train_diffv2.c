@@ -42,14 +42,14 @@ typedef struct {
     real *master;   // as m: the weights, of which params are the rounded values; NULL when floatX is as wide as real
     Activations acts;
     char *activations_memory;
-    WeightCopies copies;       // rounded, with --gemm bf16 and fp8
-    Quantization quantization; // --quantize: what the forward rounds
-    bool documents;            // --doc-mask: attention stays within the documents that acts.starts describes
-    grad_t **group_grads;      // [L+2]: where the gradients of each group of tensors are
-    grad_t *own_grads;         // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
-    double *squares;           // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
-    int micro_step;            // of the update: the backward of the first writes the gradients, the others add to them
-    bool reduce;               // this micro-step's backward sums the gradients over the ranks
+    WeightCopies copies;  // rounded, with --gemm bf16 and fp8
+    Quantization quant;   // --quantize: what the forward rounds
+    bool documents;       // --doc-mask: attention stays within the documents that acts.starts describes
+    grad_t **group_grads; // [L+2]: where the gradients of each group of tensors are
+    grad_t *own_grads;    // --zero 2: of this rank's own pieces, summed over ranks and micro-steps; else NULL
+    double *squares;      // [buckets][ranks]: sums of squares of the pieces of the reduced gradients
+    int micro_step;       // of the update: the backward of the first writes the gradients, the others add to them
+    bool reduce;          // this micro-step's backward sums the gradients over the ranks
     uint64_t *reduced, *gathered; // [L+2]: tickets of the collectives on a group's gradients and parameters
     LayerStats *stats;            // [L]: filled by the backward, layer by layer; NULL: not computed
     double stats_seconds;         // spent on them
@@ -162,7 +162,7 @@ static void model_free(Model *model, bool owns_params) {
 
 // y = the linear layer of block l on x. --quantize rounds x in place: nothing else reads it then.
 static void block_linear_forward(const Model *model, floatX *y, floatX *x, LinearKind kind, int l, int N) {
-    const Quantization *q = &model->quantization;
+    const Quantization *q = &model->quant;
     Linear w = linear_of(model, kind, l);
     if (q->activation_bits) quantize_inplace(x, N, w.IC, w.IC, q->activation_bits, q->whole);
     linear_forward(y, x, w, N);
@@ -205,7 +205,7 @@ static void attention_heads_forward(Model *model, int l, floatX *fused, int B, i
     for (int set = 0; set < variant->key_sets; set++) {
         KeySet s = model_key_set(model, set, B, T, first);
         floatX *out = a->heads + s.out, *k = a->fused + s.k, *v = a->fused + s.v;
-        int bits = model->quantization.logit_bits;
+        int bits = model->quant.logit_bits;
         if (bits) attention_quantized_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape, bits);
         else attention_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape);
     }
@@ -742,18 +742,6 @@ static void run_log_validation(Run *run) {
     log_validation(&run->log, run->state.step, run->val_loss, run_validation_windows(run), run->val_fingerprint);
 }
 
-// Rounds the weights of the blocks' linear layers in place, as model->quantization says.
-static void model_quantize_weights(Model *model) {
-    const Quantization *q = &model->quantization;
-    for (int l = 0; l < model->plan.config.L && q->weight_bits; l++)
-        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
-            Linear w = linear_of(model, (LinearKind)kind, l);
-            floatX *weight = model->params + (w.weight - model->params);
-            quantize_inplace(weight, w.OC, w.IC, w.IC, q->weight_bits, q->whole);
-        }
-    weight_copies_forget(&model->copies, &model->plan);
-}
-
 // --quantize: the validation loss for each SPEC, into list. Returns their number; the model is as before.
 static int run_validate_quantized(Run *run, Quantization *list) {
     Model *model = &run->model;
@@ -764,13 +752,14 @@ static int run_validate_quantized(Run *run, Quantization *list) {
     void *weights = checked_calloc(bytes, 1);
     buffer_download(weights, model->params, bytes);
     for (const char *next = run->options.quantize; next; count++) {
-        model->quantization = list[count] = quantization_next(&next, &valid);
-        model_quantize_weights(model);
+        model->quant = list[count] = quantization_next(&next, &valid);
+        quantize_weights(&model->quant, &model->plan, model->params);
+        weight_copies_forget(&model->copies, &model->plan);
         list[count].loss = run_validate(run, NULL);
         buffer_upload(model->params, weights, bytes);
     }
     free(weights);
-    memset(&model->quantization, 0, sizeof(model->quantization));
+    memset(&model->quant, 0, sizeof(model->quant));
     weight_copies_forget(&model->copies, &model->plan);
     return count;
 }

@@ -172,6 +172,7 @@ echo "== float"
 if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 \
     build/faulty_diffv2 build/single_diffv2; then
     run_tests build
+    run_script tests/quantize_test.py build/train_diffv2
 fi
 
 echo "== C++"
@@ -247,6 +248,8 @@ else
     cuda_tests "CUDA on the CPU, fp32" build/fp32 PRECISION=fp32 - test_diffv2
     cuda_tests "the CUDA trainer on the CPU, bf16" build - test_trainer single_diffv2
     cuda_tests "the CUDA trainer on the CPU, fp32" build/fp32 PRECISION=fp32 - test_trainer
+    [ ! -x build/fp32/oncpu/test_trainer ] \
+        || run_script tests/quantize_test.py 'build/fp32/oncpu/test_trainer --trainer'
     if build "CUDA benchmark on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
         run_script tests/gpu_check_test.sh
         [ ! -x build/oncpu/test_trainer ] || run_script tests/prediction_test.py build/train_diffv2 \

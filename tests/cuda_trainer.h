@@ -92,8 +92,8 @@ static void expect_error(const ProgramResult *r, const char *text) {
 // Compares two dumps of gradients. In fp32 they agree to rounding, which grows with the depth of the model. In bf16,
 // which rounds each activation to 8 bits, directions agree to `cosine` and lengths to 15%. The gradients of lambda
 // vectors are a scalar times another vector; much of the scalar cancels, and cuDNN rounds probabilities too: 40% (24%
-// was seen, and less than 15% without cuDNN). The fp32 build tests exact factors.
-static void compare_dumps(const char *what, double cosine, const char *cpu, const char *gpu) {
+// was seen, and less than 15% without cuDNN). The fp32 build tests exact factors. exact: the comparison of fp32.
+static void compare_dumps(const char *what, double cosine, bool exact, const char *cpu, const char *gpu) {
     SafeTensors *a = safetensors_open(cpu), *b = safetensors_open(gpu);
     double largest = 0;
     EXPECT(a->count == b->count, "%s: %zu tensors on the device, %zu on the CPU", what, b->count, a->count);
@@ -111,12 +111,12 @@ static void compare_dumps(const char *what, double cosine, const char *cpu, cons
                 xx += x[e] * x[e], yy += y[e] * y[e], xy += x[e] * y[e], error += (x[e] - y[e]) * (x[e] - y[e]);
             free(x);
             free(y);
-            double norm = sqrt(xx), epsilon = cuda_fp32 ? 0x1p-23 : 0x1p-8;
+            double norm = sqrt(xx), epsilon = exact ? 0x1p-23 : 0x1p-8;
             bool loss = strcmp(t->name, "loss") == 0;
             if (pass == 0) largest = loss ? largest : fmax(largest, norm);
             else if (loss)
                 EXPECT(sqrt(error) <= 8 * epsilon * norm, "%s: losses differ by %.3g of %.6g", what, sqrt(error), norm);
-            else if (cuda_fp32)
+            else if (exact)
                 EXPECT(sqrt(error) <= 64 * epsilon * norm + 4 * epsilon * largest, "%s: %s is off by %.3g of its norm",
                        what, t->name, sqrt(error) / norm);
             else if (norm > 1e-3 * largest)
@@ -139,7 +139,7 @@ static void dump_both(const TestDirectory *d, const AttentionVariant *variant, c
     FORMAT(gpu, "%s/device.safetensors", d->path);
     if (run_in(&r, d, cpu_trainer(), 0, "%s --dump-grads cpu.safetensors", options) &&
         run_in(&r, d, device_trainer(), 0, "%s --dump-grads device.safetensors", options))
-        compare_dumps(what, least_cosine(variant), cpu, gpu);
+        compare_dumps(what, least_cosine(variant), cuda_fp32, cpu, gpu);
 }
 
 // On the weights of the reference, which are so large that every gradient is, and on initial weights at unaligned
@@ -165,6 +165,34 @@ static void test_gradients_of_variants(void) {
             test_remove_directory(&d);
         }
     }
+}
+
+// Gradients with --gemm fp8. A number that differs by a share d of it between the programs, at most a unit of bf16 or
+// the sums of a product in fp32, is rounded to another neighbour with the probability d / unit and is then a unit away:
+// the mean square is d * unit, with a unit of 2^-3 in E4M3 and 2^-2 in E5M2. The 4L products round two operands in the
+// forward, and two in the backward, and dweight two. The errors are independent. It is assumed that what is between the
+// products at most doubles them.
+static void test_fp8_gradients_of_variants(void) {
+    enum { LAYERS = 3, PRODUCTS = 4 * LAYERS };
+    const double d = cuda_fp32 ? 0x1p-18 : 0x1p-7;
+    const double squares = 4 * d * ((3 * PRODUCTS + 1) * 0x1p-3 + (PRODUCTS + 1) * 0x1p-2);
+    TestDirectory directory = cuda_data(43);
+    char cpu[600], device_path[600];
+    FORMAT(cpu, "%s/cpu.safetensors", directory.path);
+    FORMAT(device_path, "%s/device.safetensors", directory.path);
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        const char *name = attention_variants[v].name;
+        ProgramResult r;
+        double cosine = cuda_fp32 ? 1 : least_cosine(&attention_variants[v]); // in bf16 before FP8 adds to it
+        bool run = true;
+        for (int gpu = 0; gpu < 2; gpu++)
+            run = run_in(&r, &directory, gpu ? device_trainer() : cpu_trainer(), 0,
+                         "%s --attention %s --gemm fp8 --dump-grads %s.safetensors", TRAIN_ODD, name,
+                         gpu ? "device" : "cpu") &&
+                  run;
+        if (run) compare_dumps(name, 1 / sqrt(1 / (cosine * cosine) + squares), false, cpu, device_path);
+    }
+    test_remove_directory(&directory);
 }
 
 // Reads the records of one kind of a run, in order. Returns their number.
@@ -237,12 +265,14 @@ static void test_recompute_bits(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         TestDirectory d = cuda_data(43);
         const char *name = attention_variants[v].name;
-        for (int level = 0; level < 3; level++)
-            run_in(&r, &d, device_trainer(), 0,
-                   "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d", name,
-                   cuda_cases[0].options, level, level);
-        expect_same_files(&d, name, "0", "1");
-        expect_same_files(&d, name, "0", "2");
+        for (int fp8 = 0; fp8 < (v % 3 ? 1 : 2); fp8++) { // in fp8 every third variant
+            for (int level = 0; level < 3; level++)
+                run_in(&r, &d, device_trainer(), 0,
+                       "--train-data data.bin --attention %s %s --recompute %d --dump-grads %d %s", name,
+                       cuda_cases[0].options, level, level, fp8 ? "--gemm fp8" : "");
+            expect_same_files(&d, fp8 ? "in fp8" : name, "0", "1");
+            expect_same_files(&d, fp8 ? "in fp8" : name, "0", "2");
+        }
         test_remove_directory(&d);
     }
 }
@@ -698,9 +728,9 @@ static void test_dry_run_accuracy(void) {
 #endif
 
 static void test_resume_bits(void) {
-    static const char *const names[] = {"diff_v2", "diff_v1"};
+    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head --gemm fp8"};
     ProgramResult r;
-    for (int v = 0; v < 2; v++) {
+    for (int v = 0; v < 3; v++) {
         TestDirectory d = cuda_data(43);
         const char *options = cuda_cases[0].options, *name = names[v];
         run_in(&r, &d, device_trainer(), 0,
@@ -879,7 +909,7 @@ static void test_gemm_fallback(void) {
     char cpu[600], device_path[600];
     FORMAT(cpu, "%s/cpu", d.path);
     FORMAT(device_path, "%s/device", d.path);
-    compare_dumps("products by the built-in kernel", 1 - 1e-2, cpu, device_path);
+    compare_dumps("products by the built-in kernel", 1 - 1e-2, cuda_fp32, cpu, device_path);
     test_remove_directory(&d);
 }
 
@@ -973,6 +1003,8 @@ static const CudaTest cuda_trainer_tests[] = {
     {BOTH_PRECISIONS,
      {"three steps of every variant have the losses and statistics of the CPU trainer", test_losses_of_variants}},
     {BOTH_PRECISIONS, {"gradients of every variant equal those of the CPU trainer", test_gradients_of_variants}},
+    {BOTH_PRECISIONS,
+     {"gradients of every variant in fp8 have the directions of the CPU trainer's", test_fp8_gradients_of_variants}},
     {BF16_ALONE,
      {"activation recomputation does not change a bit of the gradients of any variant", test_recompute_bits}},
 #ifdef CUDA_ON_CPU

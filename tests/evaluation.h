@@ -166,6 +166,203 @@ static void test_attention_map_first_mass(void) {
     EXPECT(fabs(got - wanted) < 1e-6, "uniform minus first: %g, wanted %g", got, wanted);
 }
 
+// ---- quantization
+
+static void test_quantize_grid(void) {
+    // 4 bits: the integers -7 .. 7, here times 1, 2 and 0.5; halves go to even
+    real x[4][8] = {{7, 2.5, 3.5, -2.5, -0.5, (real)0.49, -7, 100},
+                    {14, 5, 7, -5, -1, (real)0.98, (real)13.1, 100},
+                    {-3.5, 1.25, 1.75, 0.25, (real)0.26, 0, 3.25, 100},
+                    {0, 0, 0, 0, 0, 0, 0, 100}};
+    static const real want[4][8] = {{7, 2, 4, -2, 0, 0, -7, 100},
+                                    {14, 4, 8, -4, 0, 0, 14, 100},
+                                    {-3.5, 1, 2, 0, 0.5, 0, 3, 100},
+                                    {0, 0, 0, 0, 0, 0, 0, 100}};
+    quantize_inplace(x[0], 4, 7, 8, 4, false);
+    for (int i = 0; i < 32; i++)
+        EXPECT(x[i / 8][i % 8] == want[i / 8][i % 8], "row %d, [%d]: %.9g, wanted %.9g", i / 8, i % 8,
+               (double)x[i / 8][i % 8], (double)want[i / 8][i % 8]);
+    real y[2][2] = {{127, 0.5}, {1.5, (real)-126.6}}, z[3] = {3, (real)-1.4, (real)-1.6};
+    quantize_inplace(y[0], 2, 2, 2, 8, true); // one step for both rows
+    EXPECT(y[0][0] == 127 && y[0][1] == 0 && y[1][0] == 2 && y[1][1] == -127, "8 bits, one step: %g %g %g %g",
+           (double)y[0][0], (double)y[0][1], (double)y[1][0], (double)y[1][1]);
+    quantize_inplace(z, 1, 3, 3, 2, false);
+    EXPECT(z[0] == 3 && z[1] == 0 && z[2] == -3, "2 bits: %g %g %g", (double)z[0], (double)z[1], (double)z[2]);
+}
+
+static void test_quantization_list(void) {
+    const char *next = "w8a16,logits4,w3a2:tensor+logits16,logits6+w16a7,w2";
+    static const Quantization want[] = {{"w8a16", 8, 0, 0, false, 0},
+                                        {"logits4", 0, 0, 4, false, 0},
+                                        {"w3a2:tensor+logits16", 3, 2, 0, true, 0},
+                                        {"logits6+w16a7", 0, 7, 6, false, 0}};
+    bool valid;
+    for (int i = 0; i < 4; i++) {
+        Quantization q = quantization_next(&next, &valid);
+        EXPECT(valid && strcmp(q.name, want[i].name) == 0 && q.weight_bits == want[i].weight_bits &&
+                   q.activation_bits == want[i].activation_bits && q.logit_bits == want[i].logit_bits &&
+                   q.whole == want[i].whole,
+               "%s: %s, %d %d %d %d", want[i].name, q.name, q.weight_bits, q.activation_bits, q.logit_bits, q.whole);
+    }
+    quantization_next(&next, &valid);
+    EXPECT(!valid && next == NULL, "w2 is accepted, or is not the last");
+}
+
+static double quantized_loss(Model *model, const char *spec, const int *tokens, const ModelCase *mc) {
+    const size_t bytes = model->plan.params_bytes;
+    void *weights = checked_calloc(bytes, 1);
+    memcpy(weights, model->params, bytes);
+    EXPECT(quantization_parse(&model->quant, spec), "%s is not accepted", spec);
+    quantize_weights(&model->quant, &model->plan, model->params);
+    double loss = case_loss(model, tokens, mc->B, mc->T, false);
+    memcpy(model->params, weights, bytes);
+    free(weights);
+    return loss;
+}
+
+// 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss of
+// a few thousand such numbers, as a random walk, by less than a few times that.
+static void test_quantized_losses(void) {
+    const ModelCase *mc = &model_cases[1];
+    static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        Model model;
+        int *tokens = case_start(&model, mc, &attention_variants[v], FOR_EVALUATION);
+        if (!tokens) continue;
+        const char *name = attention_variants[v].name;
+        double plain = case_loss(&model, tokens, mc->B, mc->T, false);
+        EXPECT(quantized_loss(&model, "w16a16:tensor+logits16", tokens, mc) == plain, "%s: 16 bits change bits", name);
+        for (size_t i = 0; i < sizeof(fine) / sizeof(fine[0]); i++) {
+            double loss = quantized_loss(&model, fine[i], tokens, mc);
+            EXPECT(loss != plain && fabs(loss - plain) < 0.02 * plain, "%s, %s: %.9g, not rounded %.9g", name, fine[i],
+                   loss, plain);
+        }
+        double coarse = quantized_loss(&model, "w2a2+logits2", tokens, mc);
+        EXPECT(fabs(coarse - plain) > 2e-3 * plain, "%s: 2 bits: %.9g, not rounded %.9g", name, coarse, plain);
+        case_end(&model, tokens);
+    }
+}
+
+// An evaluation with --quantize, which rounds the weights in place before the other measurements, and one without.
+static void test_quantize_output(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    char path[600], text[65536];
+    cJSON *json[4];
+    run_trainer(&r, &d, "run", "--steps 2 --attention diff_v2");
+    EXPECT_STATUS(r, 0);
+    for (int i = 0; i < 4; i++) {
+        run_command(&r,
+                    "%s --init '%s/run/checkpoints/step_00000002' --eval --val-data '%s/val.bin' --val-steps 3 "
+                    "--batch-size 3 --seq-len 40 --threads 1 --gemm %s --eval-out '%s/eval%d' %s",
+                    test_program(), d.dir.path, d.dir.path, i < 2 ? "fp32" : "bf16", d.dir.path, i,
+                    i % 2 ? "" : "--quantize w4a4:tensor,w16a16,logits3+w2a16");
+        EXPECT(r.status == 0 && (strstr(r.out, "w16a16") == NULL) == (i % 2 == 1), "status %d: %.300s", r.status,
+               r.err);
+        FORMAT(path, "%s/eval%d", d.dir.path, i);
+        test_read_file(path, text, sizeof(text));
+        json[i] = cJSON_Parse(text);
+    }
+    for (int i = 0; i < 4; i += 2) {
+        const cJSON *list = cJSON_DetachItemFromObjectCaseSensitive(json[i], "quantized");
+        double loss = 0;
+        json_get_number(json[i], "loss", &loss);
+        static const char *const specs[] = {"w4a4:tensor", "w16a16", "logits3+w2a16"};
+        EXPECT(cJSON_GetArraySize(list) == 3, "%d losses", cJSON_GetArraySize(list));
+        for (int s = 0; s < 3; s++) {
+            const cJSON *one = cJSON_GetArrayItem(list, s);
+            double quantized = 0, difference = 0;
+            json_get_number(one, "val_loss", &quantized);
+            json_get_number(one, "difference", &difference);
+            EXPECT((quantized == loss) == (s == 1) && difference == quantized - loss, "%s: %.17g, %.17g", specs[s],
+                   quantized, difference);
+            const char *spec = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(one, "spec"));
+            EXPECT(spec && strcmp(spec, specs[s]) == 0, "%s is reported as %s", specs[s], spec);
+        }
+        EXPECT(cJSON_Compare(json[i], json[i + 1], true), "after rounding, other measurements differ");
+    }
+    for (int i = 0; i < 4; i++) cJSON_Delete(json[i]);
+    test_remove_directory(&d.dir);
+}
+
+// ---- rounding of attention
+
+// One token and head after another, of a shape without pairs: fused rows [q | k | v].
+static RoundingInput rounding_case(floatX *fused, int T, int D, int DV, double scale) {
+    RoundingInput in;
+    memset(&in, 0, sizeof(in));
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 1, s.T = T, s.NQ = s.NKV = 1, s.D = D, s.DV = DV;
+    s.ldq = s.ldkv = 2 * D + DV;
+    s.q_head = s.k_head = D, s.v_head = DV, s.scale = (real)scale;
+    in.layer.attention.shape = s;
+    in.layer.attention.key_sets = 1;
+    in.layer.attention.q = fused, in.layer.attention.k = fused + D, in.v = fused + 2 * D;
+    return in;
+}
+
+static void test_rounding_by_hand(void) {
+    double errors[2];
+    // one key: the output is its value, so that only the values' own rounding is an error
+    floatX one[] = {1, 1, (floatX)1.0009765625, 2}, rounded[] = {1, 1, 1, 2};
+    RoundingInput in = rounding_case(one, 1, 1, 2, 1), read = rounding_case(rounded, 1, 1, 2, 1);
+    rounding_errors(errors, NULL, &read, &read, NULL, NULL);
+    EXPECT(errors[0] == 0, "one key: error %g", errors[0]);
+    rounding_errors(errors, NULL, &read, &in, NULL, NULL);
+    double want = 0x1p-10 / sqrt(1.0009765625 * 1.0009765625 + 4);
+    EXPECT(fabs(errors[0] - want) < 1e-12, "a value rounded by 2^-10: error %g, wanted %g", errors[0], want);
+    // logits 0 and -1, values 0 and 1: exp(-1) rounds to 188/512, and 188/512 / (1 + exp(-1)) to 137/512
+    floatX two[] = {0, 0, 0, 1, -1, 1};
+    in = rounding_case(two, 2, 1, 1, 1);
+    rounding_errors(errors, NULL, &in, &in, NULL, NULL);
+    double exact = exp(-1) / (1 + exp(-1));
+    want = fabs(137.0 / 512 - exact) / exact;
+    EXPECT(isnan(errors[0]) && fabs(errors[1] - want) < 1e-12, "two keys: errors %g %g, wanted %g", errors[0],
+           errors[1], want);
+    floatX stored[] = {0, (floatX)(1.25 * exact)}; // as a device may have computed it
+    real lse[] = {0, (real)log1p(exp(-1))};
+    in.layer.attention.lse = lse;
+    in.sink = true;
+    rounding_errors(errors, NULL, &in, &in, stored, NULL);
+    EXPECT(fabs(errors[1] - 0.25) < 1e-6, "a stored row that is off by a quarter: error %g", errors[1]);
+}
+
+// The rows that the model has computed in fp32 have errors of fp32, for every variant; a change in one is found.
+static void test_rounding_of_stored_rows(void) {
+    const ModelCase mc = {"two key/value heads, two sequences", 13, 24, 2, 4, 2, 8, 20, 2, 11, true};
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        Model model;
+        int *tokens = case_start(&model, &mc, &attention_variants[v], FOR_TRAINING), N = mc.B * mc.T, l = 1;
+        case_loss(&model, tokens, mc.B, mc.T, false);
+        const AttentionDims *d = &model.plan.dims;
+        const LayerActivations *a = &model.acts.layers[l];
+        bool pairs = d->pair_stride > 0;
+        EvaluationModel m = {&model.plan, &model.acts, linear_of(&model, LINEAR_HEAD, 0), &model, model_forward_tokens};
+        RoundingInput in = rounding_input(&m, a, key_set(&model.plan, 0, mc.B, mc.T, 0), false);
+        double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
+        for (int planted = 0; planted < 2; planted++) {
+            int row = 5 * d->NQ + 1, output = 5 * d->OH + 1;
+            for (int i = 0; i < d->DV && planted; i++) {
+                a->heads[row * d->DV + i] *= (floatX)1.125;
+                if (pairs) a->combined[output * d->DV + i] *= (floatX)1.125;
+            }
+            rounding_errors(heads, pairs ? combined : NULL, &in, &in, a->heads, a->combined);
+            for (int i = 0; i < N * d->NQ; i++)
+                EXPECT(fabs(heads[i] - (planted && i == row ? 0.125 : 0)) < 1e-5, "%s: row %d, error %g",
+                       attention_variants[v].name, i, heads[i]);
+            // a difference may be small beside its terms; that of a first token, which has one key, may be 0
+            for (int i = 0; i < N * d->OH && pairs; i++)
+                EXPECT((isnan(combined[i]) && i % (mc.T * d->OH) < d->OH) ||
+                           fabs(combined[i] - (planted && i == output ? 0.125 : 0)) < 1e-3,
+                       "%s: output row %d, error %g", attention_variants[v].name, i, combined[i]);
+        }
+        free(heads);
+        layer_on_host_free(&in.layer);
+        case_end(&model, tokens);
+    }
+}
+
 static void test_eval_output(void) {
     ProgramData d = program_data();
     ProgramResult r;
@@ -197,6 +394,17 @@ static void test_eval_output(void) {
     const cJSON *layers =
         cJSON_GetObjectItemCaseSensitive(cJSON_GetObjectItemCaseSensitive(json, "attention"), "layers");
     EXPECT(cJSON_GetArraySize(layers) == 2, "%d layers", cJSON_GetArraySize(layers));
+    const cJSON *rounding = cJSON_GetObjectItemCaseSensitive(json, "attention_rounding");
+    layers = cJSON_GetObjectItemCaseSensitive(rounding, "layers");
+    for (int l = 0; l < 2; l++) { // at least the rounding of the outputs, whose mean is below 2^-9
+        double heads = 0, pairs = 0;
+        json_get_number(cJSON_GetArrayItem(layers, l), "heads_mean", &heads);
+        json_get_number(cJSON_GetArrayItem(layers, l), "combined_mean", &pairs);
+        EXPECT(heads > 0x1p-12 && heads < 0x1p-8 && pairs > heads && pairs < 1, "layer %d: errors %g and %g", l, heads,
+               pairs);
+    }
+    EXPECT(cJSON_GetArraySize(layers) == 2 && cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(rounding, "emulated")),
+           "%d layers", cJSON_GetArraySize(layers));
     cJSON_Delete(json);
     FORMAT(path, "%s/maps0", d.dir.path);
     SafeTensors *maps = safetensors_open(path);
@@ -277,11 +485,17 @@ static const Test evaluation_tests[] = {
     {"recall uses the most frequent tokens, and the cells that fit into the context", test_recall_tokens},
     {"a recall score equals a count by hand", test_recall_score},
     {"attention maps times values equal the outputs of the heads", test_attention_maps},
+    {"--quantize rounds to the integers that a calculation by hand gives", test_quantize_grid},
+    {"--quantize accepts a list of weights and activations, logits, and both", test_quantization_list},
+    {"16 bits change no bit of a loss, 8 bits change it a little, for all variants", test_quantized_losses},
+    {"rounding errors of attention equal those of a calculation by hand", test_rounding_by_hand},
+    {"outputs of attention have rounding errors of fp32, and a planted change is found", test_rounding_of_stored_rows},
     {"the mass at the first position of known attention maps is correct", test_attention_map_first_mass},
 };
 enum { EVALUATION_TEST_COUNT = sizeof(evaluation_tests) / sizeof(evaluation_tests[0]) };
 static const Test evaluation_program_tests[] = {
     {"--eval writes its measurements, and a second --eval writes the same", test_eval_output},
+    {"--quantize writes a loss per specification and leaves the model as it was", test_quantize_output},
     {"an evaluation does not depend on the sizes of its batches and pieces", test_evaluation_batch_sizes},
 };
 enum { EVALUATION_PROGRAM_TEST_COUNT = sizeof(evaluation_program_tests) / sizeof(evaluation_program_tests[0]) };

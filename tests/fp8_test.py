@@ -112,7 +112,8 @@ def wrong(got, expected, values, names=FUNCTIONS):
         bad = numpy.flatnonzero(~same(numpy.ascontiguousarray(got[:, column]), expected[column]))
         if bad.size:
             i = bad[0]
-            return f"{bad.size} of {values.size}; {values[i]!r}: {got[i, column]!r}, not {expected[column][i]!r}, in {names[column]}"
+            found = f"{values[i]!r} gives {got[i, column]!r}, not {expected[column][i]!r}"
+            return f"{names[column]}: {bad.size} of {values.size} are wrong: {found}"
 
 
 def check_format(program, name):

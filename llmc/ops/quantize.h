@@ -10,7 +10,7 @@ quantize.h: numbers rounded to b-bit integers times a step, for `--eval --quanti
             an infinity gives NaN in its row, or matrix.
   traffic   the matrix twice in, once out. Attention: a row of logits at a time, by the definition
   source    symmetric round-to-nearest quantization, as LLM.int8() (Dettmers et al. 2022) and SmoothQuant (Xiao et al.
-            2023) state it; logits: DIFF V1 (arXiv 2410.05258), section 3.6
+            2023) state it; logits: DIFF V1 (arXiv 2410.05258), on activation outliers
 */
 #ifndef LLMC_QUANTIZE_H
 #define LLMC_QUANTIZE_H

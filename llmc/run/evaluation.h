@@ -1,6 +1,7 @@
 /*
-evaluation.h: --eval: the validation loss, the loss by position, associative recall (recall.h) and attention statistics
-(evaluation_attention.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
+evaluation.h: --eval: the validation loss, the loss by position, the loss with rounded numbers (quantization.h),
+associative recall (recall.h), attention statistics (evaluation_attention.h) and the rounding errors of attention
+(evaluation_rounding.h), printed and, with --eval-out FILE, written as JSON. Recall is measured without --doc-mask.
 */
 #ifndef LLMC_EVALUATION_H
 #define LLMC_EVALUATION_H
@@ -8,6 +9,7 @@ evaluation.h: --eval: the validation loss, the loss by position, associative rec
 #include "../data/data_identity.h"
 #include "../data/recall.h"
 #include "evaluation_attention.h"
+#include "evaluation_rounding.h"
 #include "quantization.h"
 
 // ---- loss by position
@@ -144,7 +146,7 @@ static inline int *evaluation_windows(const Evaluation *e, int windows, int T, i
     return first;
 }
 
-// Recall and attention, which one process measures.
+// Recall, attention and its rounding, which one process measures.
 static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     const ModelPlan *p = e->model.plan;
     int windows = (int)min_size(ATTENTION_WINDOWS, (size_t)e->windows), T = min_int(MAP_TOKENS, p->T);
@@ -152,6 +154,10 @@ static inline void evaluate_model(const Evaluation *e, cJSON *json) {
     int *first = evaluation_windows(e, windows, T, counts);
     evaluate_recall(&e->model, counts, e->seed, json);
     evaluate_attention(&e->model, first, windows, T, e->dump_attention, json);
+    free(first);
+    windows = min_int(windows, ROUNDING_WINDOWS), T = min_int(ROUNDING_TOKENS, p->T);
+    first = evaluation_windows(e, windows, T, counts);
+    evaluate_rounding(&e->model, first, windows, T, json);
     free(counts);
     free(first);
 }

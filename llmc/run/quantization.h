@@ -10,7 +10,7 @@ quantization.h: what `--eval --quantize SPEC[,SPEC...]` rounds (llmc/ops/quantiz
 */
 #ifndef LLMC_QUANTIZATION_H
 #define LLMC_QUANTIZATION_H
-#include "../base/common.h"
+#include "linear_layers.h"
 
 enum { QUANTIZATION_NAME = 32, QUANTIZATION_LIMIT = 64 };
 typedef struct {
@@ -61,5 +61,15 @@ static inline Quantization quantization_next(const char **at, bool *valid) {
     *valid = quantization_parse(&q, spec) && length < sizeof(spec);
     *at = (*at)[length] ? *at + length + 1 : NULL;
     return q;
+}
+
+// Rounds the weights of the blocks' linear layers in place.
+static inline void quantize_weights(const Quantization *q, const ModelPlan *plan, floatX *params) {
+    const WeightCopies none = {NULL, NULL};
+    for (int l = 0; l < plan->config.L && q->weight_bits; l++)
+        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
+            Linear w = linear_at(plan, params, &none, NULL, (LinearKind)kind, l);
+            quantize_inplace(params + (w.weight - params), w.OC, w.IC, w.IC, q->weight_bits, q->whole);
+        }
 }
 #endif

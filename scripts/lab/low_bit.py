@@ -20,7 +20,7 @@ MEASURED = {  # of an evaluation: the part, the keys of a layer (the first that 
     "bf16 error of a head, largest": ("attention_rounding", ("heads_max",), max),
     "bf16 error of an output, mean": ("attention_rounding", ("combined_mean", "heads_mean"), stats.mean),
     "bf16 error of an output, largest": ("attention_rounding", ("combined_max", "heads_max"), max),
-    "the same with bf16 inputs, mean": (
+    "bf16 error with bf16 q, k, v, mean": (
         "attention_rounding",
         ("combined_of_inputs_mean", "heads_of_inputs_mean"),
         stats.mean,

@@ -109,18 +109,18 @@ def low_bit(r):
     part = r["low_bit"]
     decided = lambda e: e["half"] is not None and abs(e["mean"]) > e["half"]
     estimate = lambda e: interval(e, True, 5) + (" not shown" if e and not decided(e) else "")
-    cells = lambda row: [
+    cells = lambda row, name: [
         row["precision"],
         row["what"],
         row["label"],
-        estimate(row["cost"]),
+        interval(row["cost"], False, 5) if name == "measured" else estimate(row["cost"]),
         "reference" if row["arm"] == r["reference"] else estimate(row["gap"]),
         f"{row['gap']['p_holm']:.3f}" if row["gap"] and stats.finite(row["gap"]["p_holm"]) else "–",
         row["cost"]["n"],
     ]
     heads = {"training": ("losses", "cost"), "rounding": ("rounded to", "cost"), "measured": ("magnitude", "value")}
     tables = [
-        table(["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"], map(cells, part[name]))
+        table(["trained in", what, "arm", value, "gap", "p (Holm)", "seeds"], [cells(row, name) for row in part[name]])
         for name, (what, value) in heads.items()
     ]
     return "\n".join([*(f"* Missing: {line}\n" for line in part["missing"]), *tables])

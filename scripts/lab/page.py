@@ -207,7 +207,9 @@ def low_bit_rows(r, part):
     for row in r["low_bit"][part]:
         gap = row["gap"]
         kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
-        cost = interval(row["cost"], True, 5) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
+        cost = interval(row["cost"], part != "measured", 5)
+        if part != "measured" and not decided(row["cost"]):
+            cost += " <span class=note>not shown</span>"
         rows.append(
             [
                 escape(row["precision"]),
