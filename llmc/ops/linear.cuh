@@ -5,7 +5,7 @@ linear.cuh: a linear layer without bias whose operands are rounded as --gemm say
 #define LLMC_LINEAR_CUH
 #include "matmul.cuh"
 
-static const bool linear_native = true;
+static inline bool linear_native(void) { return true; }
 static inline const char *linear_configure(GemmType type) {
     return type == GEMM_FP8 ? "the CUDA program has no FP8 products yet" : NULL;
 }
