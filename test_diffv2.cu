@@ -14,8 +14,10 @@ case checks besides the numbers.
 #define RMSNORM_BLOCKS 64
 #define SQUARES_PARTS 64
 #define SQUARES_LEAST 2048
+#define LINEAR_PIECE_BYTES 20000
 #include "tests/cuda_attention.h"
 #include "tests/cuda_collectives.h"
+#include "tests/cuda_linear.h"
 #include "tests/cuda_sizes.h"
 #include "tests/isolation.h"
 #include "llmc/run/environment.h"
@@ -36,7 +38,25 @@ static const Case cuda_cases[] = {
     {&gemm_split_check, {256, 4}, 0, "the sum over K may be divided"},
     {&gemm_split_check, {200, 1}, 0, "a remainder of K would be left out"},
     {&gemm_split_check, {40, 1}, 0, "the same, all of it"},
+    {&fp8_refusals_check, {0}, 0, "what cuBLASLt does not support"},
 #endif
+    {&fp8_quantize_check, {64, 96, 0}, 0, "multiples of 16, packs, part of a tile"},
+    {&fp8_quantize_check, {16, 32, 8}, 1, "unaligned packs, columns that are not read"},
+    {&fp8_quantize_check, {129, 264, 24}, 0, "one past a tile, three tiles across"},
+    {&fp8_quantize_check, {37, 131, 2}, 0, "nothing aligned"},
+    {&fp8_quantize_check, {1, 16, 0}, 0, "one row"},
+    {&fp8_quantize_check, {1, 1, 0}, 0, "the smallest"},
+    {&fp8_quantize_check, {300, 8, 0}, 0, "a narrow matrix of three tiles"},
+    {&linear_check, {32, 64, 48, 48, 0}, 0, "multiples of 16: no copies"},
+    {&linear_check, {32, 64, 48, 64, 0}, 0, "padded rows"},
+    {&linear_check, {32, 64, 48, 51, 0}, 1, "multiples of 16, unaligned outputs"},
+    {&linear_check, {39, 20, 27, 27, 0}, 0, "nothing aligned"},
+    {&linear_check, {39, 20, 27, 64, 0}, 1, "nothing aligned, padded rows"},
+    {&linear_check, {1, 16, 80, 128, 0}, 0, "one row"},
+    {&linear_check, {1, 1, 1, 1, 0}, 0, "the smallest"},
+    {&linear_check, {144, 136, 264, 320, 0}, 0, "several tiles; IC and OC are multiples of 8"},
+    {&linear_check, {32, 32, 16, 16, 1}, 0, "an infinite gradient: dx and dweight are NaN"},
+    {&linear_check, {20, 24, 10, 16, 2}, 0, "an input that is NaN: y and dweight are NaN"},
     {&gemm_plain_check, {72, 136, 40, 0}, 0, "packs, parts of tiles"},
     {&gemm_plain_check, {65, 67, 33, 3}, 0, "one past a tile, odd strides"},
     {&gemm_plain_check, {1, 8, 64, 8}, 1, "one row, unaligned packs"},

@@ -43,6 +43,8 @@ static inline void buffer_download(void *host, const void *from, size_t bytes) {
 #undef LLMC_ALL_OPS_H
 #undef LLMC_OPS_H
 #undef LLMC_TRAFFIC_H
+#undef LLMC_FP8_H
+#undef FP8_SMALLEST
 #include "../llmc/ops/all_ops.h"
 #include "operation_calls.h"
 

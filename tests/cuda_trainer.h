@@ -893,18 +893,20 @@ static void test_gemm_table(void) {
     // the third word of an emulated algorithm: whether sums begin with the last part
     static const char forwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000000/g",
                       backwards[] = "s/(\"algorithm\": \".{32}).{16}/\\10000000000000001/g";
-    static const char *const broken[][2] = {{"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
-                                            {"s/CBLAS in/CBLAS 2 in/", "its library is "},
-                                            {"s/(\"storage\": \")/\\1x/", "its storage is "},
-                                            {"s/gemm_table\": 1/gemm_table\": 2/", "not a table of matrix products"},
-                                            {"s/products/product/", "not a table of matrix products"},
-                                            {"s/^./x/", "not a table of matrix products"},
-                                            {"s/\"M\": [0-9]+/\"M\": 0/", "its product 0 is damaged"},
-                                            {"s/\"lda\": [0-9]+/\"lda\": 1/", "its product 0 is damaged"},
-                                            {"s/\"align_a\": [0-9]+/\"align_a\": 24/", "its product 0 is damaged"},
-                                            {"s/\"add\": [a-z]+/\"add\": 1/", "its product 0 is damaged"},
-                                            {"s/(\"algorithm\": \")/\\10/", "its product 0 is damaged"},
-                                            {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
+    static const char *const broken[][2] = {
+        {"s/(\"device\": \")/\\1Other /", "its device is 'Other "},
+        {"s/CBLAS in/CBLAS 2 in/", "its library is "},
+        {"s/(\"storage\": \")/\\1x/", "its storage is "},
+        {"s/gemm_table\": 2/gemm_table\": 1/", "it is a table of version 1, and this program reads version 2"},
+        {"s/\"type_a\": \"stored/\"type_a\": \"e4m3/", "its product 0 is damaged"},
+        {"s/products/product/", "not a table of matrix products"},
+        {"s/^./x/", "not a table of matrix products"},
+        {"s/\"M\": [0-9]+/\"M\": 0/", "its product 0 is damaged"},
+        {"s/\"lda\": [0-9]+/\"lda\": 1/", "its product 0 is damaged"},
+        {"s/\"align_a\": [0-9]+/\"align_a\": 24/", "its product 0 is damaged"},
+        {"s/\"add\": [a-z]+/\"add\": 1/", "its product 0 is damaged"},
+        {"s/(\"algorithm\": \")/\\10/", "its product 0 is damaged"},
+        {"s/(\"algorithm\": \")0/\\11/", "its product 0 is damaged"}};
     TestDirectory d = cuda_data(43);
     ProgramResult r;
     run_in(&r, &d, device_trainer(), 0, TRAIN_ODD " --sdpa own --dump-grads without");

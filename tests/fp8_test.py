@@ -27,6 +27,7 @@ FORMATS = {  # name: (type, mantissa bits, exponent of the smallest normal numbe
 }
 FLOAT = numpy.float32
 FUNCTIONS = "fp8_round", "fp8_round_matrix_wide", "fp8_round_matrix"
+SCALES = "fp8_multiplier", "fp8_scale"
 
 
 def call(program, name, what, values, columns):
@@ -105,13 +106,13 @@ def product_cases(name):
         yield multiplier, numpy.concatenate([chosen, -chosen])
 
 
-def wrong(got, expected, values):
+def wrong(got, expected, values, names=FUNCTIONS):
     """The first difference as text, or None."""
     for column in range(got.shape[1]):
         bad = numpy.flatnonzero(~same(numpy.ascontiguousarray(got[:, column]), expected[column]))
         if bad.size:
             i = bad[0]
-            return f"{bad.size} of {values.size}; {values[i]!r}: {got[i, column]!r}, not {expected[column][i]!r}, in "
+            return f"{bad.size} of {values.size}; {values[i]!r}: {got[i, column]!r}, not {expected[column][i]!r}, in {names[column]}"
 
 
 def check_format(program, name):
@@ -136,7 +137,7 @@ def check_format(program, name):
     counted = numpy.abs(maxima)
     counted = numpy.where(counted < FLOAT(2**-100), FLOAT(2**-100), counted)
     got = call(program, name, "scales", maxima, 2)
-    yield f"{name}: scales are quotients in fp32", wrong(got, [largest / counted, counted / largest], maxima)
+    yield f"{name}: scales are quotients in fp32", wrong(got, [largest / counted, counted / largest], maxima, SCALES)
     finite = numpy.isfinite(counted)
     good = numpy.isfinite(got[finite]).all() and (got[finite] > 0).all()
     yield f"{name}: scales of finite maxima are finite and positive", None if good else "one is not"

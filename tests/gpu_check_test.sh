@@ -78,7 +78,7 @@ esac
 echo "========= ERROR SUMMARY: 0 errors"
 END
 
-parts=ops,gradients,train,sizes,models,kernels,profile
+parts=ops,gradients,train,sizes,models,fp8,kernels,profile
 check a "${bundle[@]}" --parts "$parts"
 ok "all parts pass with the emulated device" "$status"
 state 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
@@ -96,6 +96,12 @@ ok "results.txt has the same tables, the targets, and the counts in its last lin
 state 'any(x["table"] == "predicted" and x["class"] == "block GEMMs + LM head" and x["ms"] > 0 < x["predicted"]
     for x in p["profile"]["records"])' && results "class of work.*measured/predicted"
 ok "the results compare predicted and measured times of a step, by class of work" $?
+state '[x["ratio"] > 0 for x in p["fp8"]["records"] if x["table"] == "fp8"] == [True] and
+    {x["what"] for x in p["fp8"]["records"] if x["table"] == "fp8_loss"} ==
+        {"step 1", "step 2", "step 5", "step 7", "step 10", "mean of the last 5"} and
+    {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["kernel"] for x in p["kernels"]["records"]
+        if x["table"] == "kernels"}' && results "bf16/fp8" && results "^mean of the last 5 .* [+-]0[.]"
+ok "the results contain the time of a step in fp8 beside bf16, the losses of both, and the kernels of fp8" $?
 check a "${bundle[@]}" --parts "$parts"
 found 0 && ! found 0 starts
 ok "a second run repeats no part" $?
@@ -185,6 +191,19 @@ COMPUTE_SANITIZER="$fakes/slow" check k --parts memcheck
 found 0 && state 'p["memcheck"]["done"] == ["memcheck smallest", "memcheck unaligned"] and
     len(p["memcheck"]["checks"]) == 2'
 ok "the next run repeats only the case that was stopped" $?
+
+fake old <<'END' # a GPU without FP8
+case "$*" in *fp8*) echo "diffv2: --gemm fp8: requires a GPU of compute capability 8.9 or higher" >&2; exit 1 ;; esac
+END
+BENCH_CUDA="$fakes/old" check m "${bundle[@]}" --parts fp8
+found 0 'fp8: skipped: .*requires a GPU of compute capability 8.9'
+ok "a device without FP8 skips the part fp8, with the reason" $?
+fake same <<'END' # --gemm fp8 without an effect
+exec build/oncpu/test_trainer --trainer $(echo "$@" | sed 's/--gemm fp8//')
+END
+TRAIN_DIFFV2CU="$fakes/same" check n "${bundle[@]}" --parts fp8
+found 1 'FAIL the losses in fp8 are not those of bf16'
+ok "losses in fp8 that equal those of bf16 fail" $?
 
 check f --parts ops --minutes 0.1
 found 3 'not started: out of time'

@@ -304,6 +304,9 @@ static const char *const wrong_options[][2] = {
     {"--dry-run --val-steps 0", "--val-steps '0'"},
     {"--dry-run --seed -1", "--seed '-1'"},
     {"--dry-run --seed 18446744073709551616", "--seed '18446744073709551616'"}, // 2^64
+    {"--dry-run --gemm fp4", "--gemm 'fp4' is not accepted: did you mean fp8? It must be one of fp32, bf16, fp8"},
+    {"--dry-run --gemm FP8", "did you mean fp8?"},
+    {"--dry-run --gemm ''", "--gemm ''"},
     {"--dry-run --attention diff", "--attention 'diff' is not accepted: did you mean diff_v2? It must be one of"},
     {"--dry-run --attention diffv2", "--attention 'diffv2' is not accepted: did you mean diff_v2?"},
     {"--dry-run --attention DIFF_V1", "did you mean diff_v1?"},

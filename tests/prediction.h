@@ -179,6 +179,65 @@ static void test_prediction_launch_bound(void) {
     }
 }
 
+// --gemm fp8 on an H200, for the model of test_prediction_step_times. Products: FLOPs at 70% of 1978.8 TFLOP/s, tiles
+// that are not full, and the roundings of operands.
+static void test_prediction_fp8(void) {
+    enum { L = 24, C = 2048, HEADS = 16 * 128, FUSED = 2 * HEADS + 2 * 8 * 128 + 16, F = 5504, N = 16 * 2048 };
+    static const int weights[][2] = {{FUSED, C}, {C, HEADS}, {2 * F, C}, {C, F}};
+    PredictedRun bf16, fp8;
+    if (linear_configure(GEMM_FP8)) return; // REAL=double
+    predicted_run(&fp8, "H200", "1.4b", "diff_v2", 8, 16, 1);
+    linear_configure(GEMM_FP32);
+    predicted_run(&bf16, "H200", "1.4b", "diff_v2", 8, 16, 1);
+    double count = 0, copies = 0, work = 0;
+    for (int i = 0; i < 4; i++) {
+        double out = weights[i][0], in = weights[i][1];
+        count += L * out * in;
+        copies += L * (256 + 2 * out * in); // both are multiples of 16, and the sum of 256
+        work += 6 * L * out * in * N;
+    }
+    Prediction p = predict_step(&fp8.model, &fp8.options, ASSUMPTION_COUNT);
+    Prediction q = predict_step(&bf16.model, &bf16.options, ASSUMPTION_COUNT);
+    double products = 1e-9 * work / (0.7 * 1978.8), ms = p.class_ms[CLASS_BLOCK_GEMMS], ratio = q.step_ms / p.step_ms;
+    EXPECT((double)fp8.model.copies_bytes == copies && bf16.model.copies_bytes == 0,
+           "copies of %zu and %zu bytes, %.0f", fp8.model.copies_bytes, bf16.model.copies_bytes, copies);
+    EXPECT(fp8.model.activations_bytes == bf16.model.activations_bytes + round_up(L * 4 * 2 * 4, 256),
+           "%zu and %zu bytes of activations", fp8.model.activations_bytes, bf16.model.activations_bytes);
+    EXPECT(predicted_sum(&p, "linear_copy_weight", false) == 6 * count, "copies move %.6g bytes, not %.6g",
+           predicted_sum(&p, "linear_copy_weight", false), 6 * count);
+    EXPECT(ms > products && ms < 1.5 * products, "block GEMMs take %.1f ms, products at the peak %.1f", ms, products);
+    EXPECT(ratio > 1.15 && ratio < 1.3, "a step in bf16 takes %.3f times that in fp8", ratio);
+    EXPECT(predicted_sum(&p, NULL, true) == predicted_sum(&q, NULL, true), "other FLOPs");
+    EXPECT(q.class_ms[CLASS_FP8] == 0 && p.class_ms[CLASS_LM_HEAD] == q.class_ms[CLASS_LM_HEAD] &&
+               p.class_ms[CLASS_ATTENTION_BACKWARD] == q.class_ms[CLASS_ATTENTION_BACKWARD],
+           "FP8 changes what stays in bf16");
+    predicted_run_free(&fp8);
+    predicted_run_free(&bf16);
+}
+
+// Padding to 16, and the smallest piece of an output.
+static void test_fp8_sizes(void) {
+    EXPECT(fp8_copy_bytes(37, 5) == 256 + 2 * 16 * 48, "%zu bytes", fp8_copy_bytes(37, 5));
+    EXPECT(fp8_copy_bytes(64, 128) == 256 + 2 * 64 * 128, "%zu bytes", fp8_copy_bytes(64, 128));
+    // codes of x and dy (twice), and dweight (16 x 48) in fp32, which is larger than dx (16 x 48) in bf16
+    EXPECT(fp8_workspace_bytes(3, 37, 5) == 256 + 16 * 48 + 256 + 2 * 16 * 16 + 16 * 48 * 4, "%zu bytes",
+           fp8_workspace_bytes(3, 37, 5));
+    EXPECT(fp8_piece_rows(1 << 20, 1 << 20, 4) == 16, "%zu rows", fp8_piece_rows(1 << 20, 1 << 20, 4));
+}
+
+static void test_fp8_devices(void) {
+    ProgramResult r;
+    run_command(&r, "'%s' --dry-run --preset 124m --gemm fp8 --device A100", test_program_path());
+    EXPECT(r.status == EXIT_USAGE && count_lines(r.err) == 1 && strstr(r.err, "compute capability 8.9") &&
+               strstr(r.err, "A100-SXM4-80GB"),
+           "status %d: %.600s", r.status, r.err);
+    run_command(&r, "'%s' --dry-run --preset 124m --gemm fp8 --device L4", test_program_path());
+    EXPECT(sizeof(real) == sizeof(double) ||
+               (r.status == EXIT_DONE && strstr(r.out, "blocks fp8 (242.0 TFLOP/s)") &&
+                strstr(r.out, "  rounded copies of weights ") && strstr(r.out, "\n  FP8 copies and maxima ")),
+           "status %d: %.600s", r.status, r.err);
+}
+
 static void test_device_abbreviations(void) {
     static const char *const names[][2] = {{"H200", "H200"},
                                            {"a100", "A100-SXM4-80GB"},
@@ -251,6 +310,9 @@ static const Test prediction_tests[] = {
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
     {"rings take the time of their hops and bytes", test_prediction_ring_times},
     {"kernel launches limit a small model, matrix products a large one", test_prediction_launch_bound},
+    {"--gemm fp8 halves the products' time, and adds copies, maxima and roundings", test_prediction_fp8},
+    {"matrices in FP8 are padded to multiples of 16", test_fp8_sizes},
+    {"--gemm fp8 is refused for a GPU without FP8", test_fp8_devices},
     {"device names may be abbreviated", test_device_abbreviations},
     {"an unknown device is reported on one line with the known ones", test_unknown_device},
     {"the CPU program predicts 4096 GPUs", test_prediction_of_4096_gpus},

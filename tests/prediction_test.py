@@ -25,12 +25,17 @@ MEMORY = [
     "--preset 350m --batch-size 2 --recompute 1 --ranks 8 --zero 1",
     "--preset 1.4b --kv-heads 8 --batch-size 2 --recompute 2 --ranks 64 --zero 2",
     "--preset 830m --attention diff_v1 --batch-size 2",
+    "--preset 124m --batch-size 4 --gemm fp8",
+    "--preset 350m --heads 15 --kv-heads 5 --head-dim 72 --ffn 1000 --batch-size 2 --seq-len 100 --gemm fp8",
+    "--preset 1.4b --kv-heads 8 --batch-size 2 --recompute 2 --ranks 64 --zero 2 --gemm fp8",
+    "--preset 830m --attention gated_elem --batch-size 2 --gemm fp8",
 ]
 BUFFERS = [
     "parameters",
     "gradients",
     "optimizer states",
     "master weights",
+    "rounded copies of weights",
     "activations",
     "gradients received from other ranks",
 ]
@@ -43,17 +48,18 @@ def run(words):
     return done.stdout
 
 
-def operations_of(bench, variant):
-    records = [json.loads(line) for line in run([*bench, "--tiny", "profile", "tiny", variant, 2, B, T]).splitlines()]
+def operations_of(bench, variant, gemm):
+    command = [*bench, "--tiny", *gemm, "profile", "tiny", variant, 2, B, T]
+    records = [json.loads(line) for line in run(command).splitlines()]
     return {
         r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
     }
 
 
-def same_operations(trainer, bench, variant):
+def same_operations(trainer, bench, variant, *gemm):
     options = f"--preset tiny --kv-heads 2 --attention {variant} --batch-size {B} --seq-len {T}"
-    prediction = predict(trainer, "H200", options.split())
-    measured = operations_of(bench, variant)
+    prediction = predict(trainer, "H200", [*options.split(), *gemm])
+    measured = operations_of(bench, variant, gemm)
     predicted = calls(prediction)
     made = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
     if predicted != made:
@@ -96,6 +102,10 @@ def main():
     cases = [
         (f"a prediction has the operations and calls of a step of {v}", same_operations, trainer, bench, v)
         for v in VARIANTS
+    ]
+    cases += [
+        (f"the same in fp8 of {v}", same_operations, trainer, bench, v, "--gemm", "fp8")
+        for v in ("diff_v2", "baseline", "diff_v1", "gated_head")
     ]
     cases += [
         (

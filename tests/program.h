@@ -701,36 +701,6 @@ static void test_speed_of_micro_steps(void) {
     test_remove_directory(&d.dir);
 }
 
-// Rounded products change a run a little, from the first step on, and a resume goes on with them.
-static void test_gemm_bf16(void) {
-    ProgramData d = program_data();
-    ProgramResult r;
-    if (sizeof(real) != sizeof(float)) {
-        run_trainer(&r, &d, "rounded", "--gemm bf16");
-        EXPECT(r.status == 1 && count_lines(r.err) == 1 && strstr(r.err, "--gemm"), "status %d, stderr %.200s",
-               r.status, r.err);
-        test_remove_directory(&d.dir);
-        return;
-    }
-    double loss[3] = {0, 0, 0};
-    run_trainer(&r, &d, "exact", "--steps 20");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "rounded", "--steps 20 --gemm bf16");
-    EXPECT_STATUS(r, 0);
-    run_trainer(&r, &d, "stopped", "--steps 20 --gemm bf16 --stop-after 7");
-    EXPECT_STATUS(r, 0);
-    run_command(&r, "%s --out '%s/stopped' --resume", test_program(), d.dir.path);
-    EXPECT_STATUS(r, 0);
-    static const char *const names[] = {"exact", "rounded", "stopped"};
-    for (int i = 0; i < 3; i++) log_records(&d, names[i], "train", "loss", &loss[i]);
-    EXPECT(loss[1] != loss[0] && fabs(loss[1] - loss[0]) < 0.01 * loss[0],
-           "the last loss is %.9g in fp32, %.9g in bf16", loss[0], loss[1]);
-    EXPECT(loss[2] == loss[1], "the last loss is %.9g, after a resume %.9g", loss[1], loss[2]);
-    run_command(&r, "grep -c 'bf16' '%s/rounded/run.json'", d.dir.path);
-    EXPECT(atoi(r.out) >= 2, "run.json does not say that products are of bf16: %s", r.out);
-    test_remove_directory(&d.dir);
-}
-
 // 200 steps of tiny on a source of known entropy: learned, and not better than is possible (that would be a leak).
 static void test_tiny_learns_grammar(void) {
     ProgramData d = program_data();
@@ -1093,7 +1063,6 @@ static const Test program_tests[] = {
     {"generation prints text that depends only on the seed", test_generation_seed},
     {"generation begins with the specified prompt, or the separator", test_generation_prompt},
     {"a text prompt follows the separator, and a prompt of tokens does not", test_prompt_separator},
-    {"--gemm bf16 trains with losses close to fp32, and a resume keeps it", test_gemm_bf16},
     {"environment variables that change matrix products are rejected, or recorded in run.json", test_library_variables},
 #ifndef __clang__
     {"threads spin briefly unless the user sets otherwise, and the program re-executes at most once", test_spin_count},

@@ -25,11 +25,11 @@ static void recompute_steps(Model *m, const ModelCase *mc, const int *tokens, La
     free(starts);
 }
 
-static void test_recompute_gradients(void) {
+static void expect_equal_levels(GemmType type) {
     static const ModelCase deep = {
         "three layers, so that one is neither first nor last", 29, 24, 3, 4, 2, 8, 20, 2, 21, true};
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
-        for (int c = 0; c <= MODEL_CASE_COUNT; c++) {
+        for (int c = type == GEMM_FP32 ? 0 : MODEL_CASE_COUNT; c <= MODEL_CASE_COUNT; c++) { // else the deep one alone
             const ModelCase *mc = c < MODEL_CASE_COUNT ? &model_cases[c] : &deep;
             ModelConfig config = case_config(mc, &attention_variants[v]);
             Problem problem;
@@ -54,8 +54,8 @@ static void test_recompute_gradients(void) {
                     for (int i = 0; i < m.plan.tensors.count; i++) {
                         const Tensor *t = &m.plan.tensors.tensors[i];
                         EXPECT(memcmp(kept + t->offset, m.grads + t->offset, t->count * sizeof(grad_t)) == 0,
-                               "%s, %s: --recompute %d changes the gradient of %s", attention_variants[v].name, mc->why,
-                               level, t->name);
+                               "%s, %s, %s: --recompute %d changes the gradient of %s", gemm_choice(type),
+                               attention_variants[v].name, mc->why, level, t->name);
                     }
                 EXPECT(memcmp(stats[0], stats[level], config.L * sizeof(LayerStats)) == 0,
                        "%s, %s: --recompute %d changes the statistics", attention_variants[v].name, mc->why, level);
@@ -64,6 +64,14 @@ static void test_recompute_gradients(void) {
             buffer_free(kept);
             free(tokens);
         }
+}
+
+static void test_recompute_gradients(void) {
+    for (int type = GEMM_FP32; type <= (sizeof(real) == sizeof(float) ? GEMM_FP8 : GEMM_FP32); type++) {
+        CHECK(!linear_configure((GemmType)type), "--gemm %s is refused", gemm_choice(type));
+        expect_equal_levels((GemmType)type);
+    }
+    linear_configure(GEMM_FP32);
 }
 
 // Bytes of an activation tensor, rounded up to the alignment of the arena.
@@ -121,14 +129,14 @@ static double resident_peak(pid_t pid) {
 }
 
 // Peak resident bytes of the program with these arguments, or with `dry` the total that --dry-run prints.
-static double recompute_peak(const ProgramData *d, const char *model, int level, bool dry) {
+static double peak_of(const ProgramData *d, const char *model, const char *options, bool dry) {
     char path[600], command[1200];
     const struct timespec a_millisecond = {0, 1000000};
     double peak = 0, now;
     int status = -1;
     FORMAT(path, "%s/out", d->dir.path);
-    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s --recompute %d %s >'%s' 2>&1", test_program(),
-           d->dir.path, model, level, dry ? "--dry-run" : "", path);
+    FORMAT(command, "exec '%s' --train-data '%s/train.bin' %s %s %s >'%s' 2>&1", test_program(), d->dir.path, model,
+           options, dry ? "--dry-run" : "", path);
     pid_t pid = fork(), ended;
     CHECK(pid >= 0, "cannot start a process: %s", strerror(errno));
     if (pid == 0) {
@@ -156,8 +164,9 @@ static void test_recompute_memory(void) {
     ProgramData d = program_data();
     double peak[RECOMPUTE_LEVELS], said[RECOMPUTE_LEVELS];
     for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
-        peak[level] = recompute_peak(&d, model, level, false);
-        said[level] = recompute_peak(&d, model, level, true);
+        static const char *const options[] = {"--recompute 0", "--recompute 1", "--recompute 2"};
+        peak[level] = peak_of(&d, model, options[level], false);
+        said[level] = peak_of(&d, model, options[level], true);
     }
     for (int level = 1; level < RECOMPUTE_LEVELS; level++) {
         double less = peak[level - 1] - peak[level], wanted = said[level - 1] - said[level];
@@ -176,14 +185,14 @@ static void test_recompute_runs(void) {
     ProgramData d = program_data();
     ProgramResult r;
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors"};
-    static const char *const names[] = {"diff_v2", "diff_v1"};
-    for (int v = 0; v < 2; v++) {
+    static const char *const names[] = {"diff_v2", "diff_v1", "gated_head"}, *const more[] = {"", "", "--gemm fp8"};
+    for (int v = 0; v < 3; v++) {
         for (int level = 0; level < RECOMPUTE_LEVELS; level++) {
             run_command(
                 &r,
                 "%s --train-data '%s/train.bin' %s --attention %s --total-batch 128 --doc-mask --separator 10:after "
-                "--stats-every 1 --steps 4 --out '%s/%s%d' --recompute %d",
-                test_program(), d.dir.path, recompute_model, names[v], d.dir.path, names[v], level, level);
+                "--stats-every 1 --steps 4 --out '%s/%s%d' --recompute %d %s",
+                test_program(), d.dir.path, recompute_model, names[v], d.dir.path, names[v], level, level, more[v]);
             EXPECT_STATUS(r, 0);
         }
         run_command(&r, "cd '%s' && rm -rf resumed && cp -r %s0 resumed && rm -r resumed/checkpoints/step_*",

@@ -10,6 +10,7 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many);
   fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
   and B*T <= 32768.
+  --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
@@ -86,7 +87,7 @@ static double bench_steps(BenchModel *b, int *steps) {
 
 static size_t bench_bytes(const Model *m) {
     return m->plan.params_bytes + m->plan.grads_bytes + m->plan.moments_bytes + m->plan.master_bytes +
-           m->plan.activations_bytes + m->plan.workspace_bytes;
+           m->plan.copies_bytes + m->plan.activations_bytes + m->plan.workspace_bytes;
 }
 
 typedef struct {
@@ -226,7 +227,7 @@ static void run_profile(const char *preset, const char *attention, int NKV, int 
     }
     qsort(parts, (size_t)count, sizeof(Part), compare_parts);
     char of[96];
-    FORMAT(of, "%s %s, B %d T %d", preset, attention, B, T);
+    FORMAT(of, "%s %s, B %d T %d%s", preset, attention, B, T, linear_in_fp8() ? ", fp8" : "");
     record("{\"table\": \"profile\", \"of\": \"%s\", \"operation\": \"step\", \"calls\": 1, \"ms\": %.3f, \"share\": "
            "1, \"unwatched_ms\": %.3f}",
            of, whole, plain);
@@ -261,10 +262,12 @@ static int number(const char *text, int least) {
 }
 
 int main(int argc, char **argv) {
-    const char *usage = "usage: bench_cuda [--tiny] [--repeats N] [--json FILE] facts | kernels PRESET KV_HEADS B T "
-                        "[WORD] | model PRESET T CASE... | "
-                        "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
+    const char *usage =
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--json FILE] facts | kernels PRESET KV_HEADS B T "
+        "[WORD] | model PRESET T CASE... | "
+        "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
+    bool fp8 = false;
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
@@ -272,6 +275,7 @@ int main(int argc, char **argv) {
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
+        else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
@@ -279,6 +283,8 @@ int main(int argc, char **argv) {
         } else break;
     }
     attention_configure(use);
+    const char *refused = linear_configure(fp8 ? GEMM_FP8 : GEMM_BF16);
+    CHECK(!refused, "--gemm fp8: %s", refused);
     const char *command = i < argc ? argv[i] : "";
     char **a = argv + i + 1;
     int count = argc - i - 1;

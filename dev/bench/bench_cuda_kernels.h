@@ -16,8 +16,8 @@ static struct {
     char *random[3]; // device memory: TEMPLATE_BYTES of SIGNED, POSITIVE and TOKENS each
     int V, l2_bytes;
     cudaEvent_t events[MOST_REPEATS + 1];
-    const char *word; // only operations whose name contains it
-    double copy_gbs, gemm_tflops;
+    const char *word;                         // only operations whose name contains it
+    double copy_gbs, gemm_tflops, fp8_tflops; // fp8_tflops 0: the device has no FP8
 } kernels;
 
 // Contents of a tensor: floatX in [-1, 1), fp32 in [-1, 1), fp32 in [0, 1), tokens.
@@ -26,6 +26,7 @@ typedef struct {
     const char *name;
     char shape[200];
     double bytes, flops;
+    bool fp8; // products
     int tensors;
     Kind kind[TENSORS];
     size_t count[TENSORS], at[TENSORS], set_bytes;
@@ -134,14 +135,16 @@ template <typename Run> static double kernel_ms(const KernelCase &c, Run run) {
     return median(ms, repeats);
 }
 
-template <typename Run> static void kernel_measure(const KernelCase &c, Run run) {
-    if (!strstr(c.name, kernels.word)) return;
-    double ms = kernel_ms(c, run), gbs = 1e-6 * c.bytes / ms, tflops = 1e-9 * c.flops / ms;
+static void kernel_record(const KernelCase &c, double ms) {
+    double gbs = 1e-6 * c.bytes / ms, tflops = 1e-9 * c.flops / ms;
     bool product = c.flops > 0;
     record("{\"table\": \"kernels\", \"kernel\": \"%s\", \"shape\": \"%s\", \"ms\": %.5f, \"rate\": %.2f, \"unit\": "
            "\"%s\", \"share\": %.4f}",
            c.name, c.shape, ms, product ? tflops : gbs, product ? "TFLOP/s" : "GB/s",
-           product ? tflops / kernels.gemm_tflops : gbs / kernels.copy_gbs);
+           product ? tflops / (c.fp8 ? kernels.fp8_tflops : kernels.gemm_tflops) : gbs / kernels.copy_gbs);
+}
+template <typename Run> static void kernel_measure(const KernelCase &c, Run run) {
+    if (strstr(c.name, kernels.word)) kernel_record(c, kernel_ms(c, run));
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -178,6 +181,47 @@ static void kernel_peaks(void) {
         library, 1e-6 * copy.bytes / library);
     record("{\"table\": \"peaks\", \"what\": \"copy by a kernel\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"GB/s\"}",
            own, 1e-6 * copy.bytes / own);
+}
+
+// The codes of x (M,K) in FP8, in `memory`.
+static Fp8Codes kernel_codes(void *memory, const void *x, int M, int K) {
+    char *at = (char *)memory;
+    Fp8Codes codes = linear_codes(&at, M, K, false);
+    absmax_t *max = (absmax_t *)(void *)((char *)memory + FP8_ALIGN);
+    buffer_zero(max, sizeof(*max));
+    absmax_update(max, (const floatX *)x, M, K, K);
+    fp8_quantize(codes, (const floatX *)x, M, K, K, max, FP8_ACTIVATION);
+    return codes;
+}
+// A product y (M,N) = x (M,K) weight (N,K)^T of codes alone: milliseconds, TFLOP/s of the kernel case.
+static double kernel_fp8_product(KernelCase &c, int M, int N, int K) {
+    const size_t counts[] = {(size_t)M * (size_t)N, (size_t)M * (size_t)K, (size_t)N * (size_t)K};
+    bool prepared[MOST_SETS] = {false};
+    tensors(c, "xxxff", counts[0], counts[1], counts[2], FP8_HEADER / 4 + fp8_codes_bytes(M, K) / 4,
+            FP8_HEADER / 4 + fp8_codes_bytes(N, K) / 4);
+    return kernel_ms(c, [&](void **t) {
+        size_t which = (size_t)((char *)t[0] - kernels.pool) / c.set_bytes;
+        if (!prepared[which]) kernel_codes(t[3], t[1], M, K), kernel_codes(t[4], t[2], N, K);
+        prepared[which] = true;
+        char *at[2] = {(char *)t[3], (char *)t[4]};
+        Fp8Codes x = linear_codes(&at[0], M, K, false), weight = linear_codes(&at[1], N, K, false);
+        GemmShape s = {false, true, false, sizeof(floatX) == 4, M, N, K, K, K, N};
+        gemm_fp8(s, t[0], linear_operands(x.codes, weight.codes, x, weight, OPERAND_E4M3));
+    });
+}
+static void kernel_peak_fp8(void) {
+    const char *why = linear_configure(GEMM_FP8);
+    linear_configure(GEMM_BF16);
+    if (why) {
+        record("{\"table\": \"facts\", \"what\": \"FP8\", \"value\": \"%s\"}", quotable(why));
+        return;
+    }
+    int size = bench_tiny ? 64 : 8192;
+    KernelCase product = kernel_case("gemm in fp8", 0, 2.0 * size * size * size, "%d x %d x %d", size, size, size);
+    double ms = kernel_fp8_product(product, size, size, size);
+    kernels.fp8_tflops = 1e-9 * product.flops / ms;
+    record("{\"table\": \"peaks\", \"what\": \"%s %s\", \"ms\": %.4f, \"rate\": %.1f, \"unit\": \"TFLOP/s\"}",
+           product.name, product.shape, ms, kernels.fp8_tflops);
 }
 
 // ---------------------------------------------------------------------------------------------------
@@ -316,6 +360,64 @@ static void kernels_of_products(const Model *m, int N) {
         kernel_measure(k, [=](void **t) { matmul_backward(X(0), F(1), X(2), X(3), X(4), rows, IC, OC, ldy, true); });
     }
 }
+
+// The linear layers of a block in FP8: rounding alone, and whole operations, with the rounding of their operands.
+static void kernels_of_fp8(const Model *m, int N) {
+    static const char *const names[] = {"q, k, v, lambda", "o_proj", "gate, up", "down"};
+    if (kernels.fp8_tflops == 0) return;
+    linear_configure(GEMM_FP8);
+    for (int i = 0; i < LINEAR_BLOCK_COUNT; i++) {
+        Linear shape = linear_shape(&m->plan, (LinearKind)i);
+        int IC = shape.IC, OC = shape.OC;
+        size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;
+        size_t copy = linear_copy_bytes(IC, OC, false) / sizeof(float);
+        ops_init(max_size(m->plan.workspace_bytes, linear_workspace_bytes(N, IC, OC)));
+        KernelCase k = kernel_case("fp8_quantize", (double)fp8_quantize_bytes(N, IC, 2), 0, "%s: N %d IC %d, both",
+                                   names[i], N, IC);
+        tensors(k, "xff", in, FP8_HEADER / 4 + 2 * fp8_codes_bytes(N, IC) / 4, 1);
+        kernel_measure(k, [=](void **t) {
+            char *memory = (char *)t[1];
+            fp8_quantize(linear_codes(&memory, N, IC, true), X(0), N, IC, IC, (absmax_t *)t[2], FP8_ACTIVATION);
+        });
+        k = kernel_case("linear_copy_weight", (double)(absmax_bytes(OC, IC) + fp8_quantize_bytes(OC, IC, 2)), 0,
+                        "%s: OC %d IC %d", names[i], OC, IC);
+        auto layer = [=](void **t, int copy_at, int weight_at, int max_at) {
+            Linear w = shape;
+            w.weight = X(weight_at), w.copy = t[copy_at];
+            w.x_max = w.dy_max = (absmax_t *)t[max_at];
+            return w;
+        };
+        kernel_measure(tensors(k, "fx", copy, weight), [=](void **t) { linear_copy_weight(layer(t, 0, 1, 0)); });
+        bool prepared[MOST_SETS] = {false};
+        auto prepare = [&](void **t, Linear w) {
+            size_t which = (size_t)((char *)t[0] - kernels.pool) / k.set_bytes;
+            if (!prepared[which]) linear_copy_weight(w);
+            prepared[which] = true;
+        };
+        k = kernel_case("linear_forward in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
+                        N, IC, OC);
+        k.fp8 = true;
+        kernel_measure(tensors(k, "xxxff", out, in, weight, copy, 1), [=, &prepare](void **t) {
+            Linear w = layer(t, 3, 2, 4);
+            prepare(t, w);
+            linear_forward(X(0), X(1), w, N);
+        });
+        k = kernel_case("linear_backward in fp8", 0, matmul_backward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i],
+                        N, IC, OC);
+        k.fp8 = true;
+        memset(prepared, 0, sizeof(prepared));
+        kernel_measure(tensors(k, "xfxxxff", in, weight, out, in, weight, copy, 1), [=, &prepare](void **t) {
+            Linear w = layer(t, 5, 4, 6);
+            prepare(t, w);
+            linear_backward(X(0), F(1), X(2), X(3), w, N, true);
+        });
+        k = kernel_case("gemm in fp8", 0, matmul_forward_flops(N, IC, OC), "%s: N %d IC %d OC %d", names[i], N, IC, OC);
+        k.fp8 = true;
+        if (N % FP8_ALIGN || IC % FP8_ALIGN || OC % FP8_ALIGN || !strstr(k.name, kernels.word)) continue;
+        kernel_record(k, kernel_fp8_product(k, N, OC, IC));
+    }
+    linear_configure(GEMM_BF16);
+}
 #undef F
 
 // Attention of a model's first key set, read from the fused rows, by the backend of `use`.
@@ -359,11 +461,13 @@ static void kernels_run(const char *preset, int NKV, int B, int T, const char *w
     kernels_open(m.plan.config.V, bench_tiny);
     ops_init(max_size(m.plan.workspace_bytes, embedding_workspace_bytes(B * T)));
     kernel_peaks();
+    kernel_peak_fp8();
     kernels_of_rows(&m, B * T);
     kernels_of_vocabulary(&m, B * T);
     kernels_of_update(&m);
     kernels_of_heads(&m, B, T);
     kernels_of_products(&m, B * T);
+    kernels_of_fp8(&m, B * T);
     char twice[64];
     const AttentionOptions usual = {false, false, true, false, false}, faster = {false, false, false, false, false},
                            own = {true, false, true, false, false};

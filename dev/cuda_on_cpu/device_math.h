@@ -82,6 +82,12 @@ inline float __int_as_float(int x) { return cuda_on_cpu_bits<float>(x); }
 inline float __uint_as_float(unsigned x) { return cuda_on_cpu_bits<float>(x); }
 inline long long __double_as_longlong(double x) { return cuda_on_cpu_bits<long long>(x); }
 inline double __longlong_as_double(long long x) { return cuda_on_cpu_bits<double>(x); }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selectors) { // four bytes of those of a, then b
+    unsigned long long bytes = (unsigned long long)b << 32 | a;
+    unsigned result = 0;
+    for (int i = 0; i < 4; i++) result |= (unsigned)(bytes >> 8 * (selectors >> 4 * i & 7) & 0xFF) << 8 * i;
+    return result;
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsigned long long)a * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
@@ -94,6 +100,8 @@ inline float __fdividef(float x, float y) { // 0 for a divisor of 2^126 and more
     return fabsf(y) > 0x1p126f && fabsf(y) <= 0x1.fffffep127f ? x * 0.0f : x / y;
 }
 inline float __expf(float x) { return exp2f(x * 1.44269504f); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
 inline float __saturatef(float x) { return x > 0 ? (x < 1 ? x : 1) : 0; } // NaN gives 0
 #define CUDA_ON_CPU_MIN_MAX(type)                             \

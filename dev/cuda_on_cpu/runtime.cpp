@@ -147,7 +147,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     p->pciBusID = device_identity(device).bus + 1;
     snprintf(p->name, sizeof(p->name), "%s", device_name());
     p->totalGlobalMem = device_bytes();
-    p->major = 8;
+    const char *capability = getenv("CUDA_ON_CPU_CAPABILITY");
+    p->major = capability ? atoi(capability) / 10 : 9;
+    p->minor = capability ? atoi(capability) % 10 : 0;
     p->multiProcessorCount = multiprocessors;
     p->warpSize = 32;
     p->maxThreadsPerBlock = max_block;

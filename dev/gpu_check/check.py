@@ -15,6 +15,7 @@ Parts, the most valuable first:
     models     tokens/s of baseline, diff_v1, diff_v2 and a baseline with the query heads of diff_v2, at four sizes;
                also diff_v2 with --no-deterministic
     peer       the same models in PyTorch (dev/bench/bench_torch.py), alternating step by step
+    fp8        --gemm fp8 beside bf16 at 1.4b: the time of a step, alternating, and the loss of 200 steps
     kernels    time of each operation, and its share of the rate of a copy or of a matmul
     profile    the operations' shares of a step, beside the prediction of --dry-run --device; with ncu also its counters
     sanitizer  runs all operations under compute-sanitizer: memory and races
@@ -38,6 +39,7 @@ from pathlib import Path
 import benchmarks
 import build
 import correctness
+import fp8
 import probe
 import sanitizer
 import torch_comparison
@@ -56,6 +58,7 @@ PARTS = {  # name: (function, seconds that it needs at least, programs that it r
     "memcheck": (sanitizer.memcheck, 20, ["TEST_DIFFV2CU"]),
     "models": (benchmarks.models, 30, ["BENCH_CUDA"]),
     "peer": (torch_comparison.peer, 45, ["BENCH_CUDA"]),
+    "fp8": (fp8.fp8, 60, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
     "kernels": (benchmarks.kernels, 20, ["BENCH_CUDA"]),
     "profile": (benchmarks.profile, 20, ["BENCH_CUDA"]),
     "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),

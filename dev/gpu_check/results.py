@@ -98,6 +98,20 @@ COLUMNS = {  # table: [(title, key, format)]
         ("PyTorch/ours", "ratio", ".3f"),
         ("", "torch", "s"),
     ],
+    "fp8": [
+        ("step of", "of", "s"),
+        ("bf16 ms", "bf16", ".1f"),
+        ("fp8 ms", "fp8", ".1f"),
+        ("bf16/fp8", "ratio", ".3f"),
+        ("least", "least", ".3f"),
+        ("most", "most", ".3f"),
+    ],
+    "fp8_loss": [
+        ("loss", "what", "s"),
+        ("bf16", "bf16", ".4f"),
+        ("fp8", "fp8", ".4f"),
+        ("difference", "difference", "+.4f"),
+    ],
     "profile": [
         ("of", "of", "s"),
         ("operation", "operation", "s"),

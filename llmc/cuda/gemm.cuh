@@ -2,12 +2,13 @@
 gemm.cuh: matrix products.
 
   gemm(shape, C, A, B)     C = op(A) op(B), or C += op(A) op(B);  op(A) is M x K, op(B) K x N, C M x N, all row-major
+  gemm_fp8(shape, C, operands)   the same of operands in FP8, times their scales
 
-  types      A and B floatX; C floatX, or fp32 with shape.fp32_out
+  types      A and B floatX, or FP8; C floatX, or fp32 with shape.fp32_out
   numerics   products of floatX, sums in fp32 (never TF32), one rounding at the store
   plans      An algorithm is chosen once per (shape, alignment of the addresses) and kept. The choice is the entry of a
              table (gemm_table.cuh), otherwise the library's first choice, so that identical runs are identical.
-             A product that the library refuses is computed by gemm_plain, with a warning.
+             A product that the library refuses is computed by gemm_plain, with a warning; in FP8 it is an error.
   measuring  With --tune-gemm the library's first algorithms are timed on the operands of the product. The product is
              repeated, so its output is invalid.
   split K    A library may divide the sum over K among several blocks. In cuBLASLt 12.8 to 13.1 on H100, GB200 and GB300
@@ -65,22 +66,23 @@ static inline bool gemm_same_problem(const GemmProblem *a, const GemmProblem *b)
     const GemmShape *s = &a->shape, *t = &b->shape;
     return s->transpose_a == t->transpose_a && s->transpose_b == t->transpose_b && s->add == t->add &&
            s->fp32_out == t->fp32_out && s->M == t->M && s->N == t->N && s->K == t->K && s->lda == t->lda &&
-           s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
+           s->ldb == t->ldb && s->ldc == t->ldc && memcmp(a->types, b->types, sizeof(a->types)) == 0 &&
+           memcmp(a->alignment, b->alignment, sizeof(a->alignment)) == 0;
 }
 
 // The library's safe algorithms for a problem, the fastest by its estimate first; returns their number.
 static inline int gemm_candidates(GemmAlgorithm found[GEMM_CANDIDATES], const GemmPlan *plan, const char **why) {
-    const GemmShape *s = &plan->problem.shape;
-    int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, &plan->problem, gemm_may_split(s->K, 2), why);
+    const GemmProblem *p = &plan->problem;
+    int count = gemm_find(found, GEMM_CANDIDATES, &plan->handles, p, gemm_may_split(p, 2), why);
     int sound = 0;
     for (int i = 0; i < count; i++)
-        if (gemm_may_split(s->K, gemm_parts_of_k(&found[i]))) found[sound++] = found[i];
+        if (gemm_may_split(p, gemm_parts_of_k(&found[i]))) found[sound++] = found[i];
     return sound;
 }
 
 // The minimum milliseconds of a few runs, after one that loads the kernel.
-static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C, const floatX *A,
-                               const floatX *B) {
+static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algorithm, void *C,
+                               const GemmOperands *operands) {
     cudaEvent_t begin, end;
     double best = INFINITY;
     CUDA_CHECK(cudaEventCreate(&begin));
@@ -88,7 +90,7 @@ static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algori
     for (int i = 0; i <= GEMM_TRIES; i++) {
         float ms = 0;
         CUDA_CHECK(cudaEventRecord(begin, main_stream));
-        gemm_multiply(&plan->handles, plan->problem.shape, algorithm, C, A, B, gemm_state.workspace);
+        gemm_multiply(&plan->handles, &plan->problem, algorithm, C, operands, gemm_state.workspace);
         CUDA_CHECK(cudaEventRecord(end, main_stream));
         CUDA_CHECK(cudaEventSynchronize(end));
         CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
@@ -100,13 +102,13 @@ static inline double gemm_time(const GemmPlan *plan, const GemmAlgorithm *algori
 }
 
 // Stores the fastest candidate in the table; one other than the first must be faster by more than 1%.
-static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C, const floatX *A,
-                                const floatX *B) {
+static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int count, void *C,
+                                const GemmOperands *operands) {
     if (gemm_table.count == GEMM_TABLE_ENTRIES) return;
     GemmEntry *entry = &gemm_table.entries[gemm_table.count++];
     entry->problem = plan->problem;
     for (int i = 0; i < count; i++) {
-        double ms = gemm_time(plan, &found[i], C, A, B);
+        double ms = gemm_time(plan, &found[i], C, operands);
         if (i == 0) entry->first_ms = ms;
         if (i > 0 && !(ms < 0.99 * entry->ms)) continue;
         entry->algorithm = found[i], entry->place = i, entry->ms = ms;
@@ -114,7 +116,7 @@ static inline void gemm_measure(GemmPlan *plan, const GemmAlgorithm *found, int 
     plan->algorithm = entry->algorithm;
 }
 
-static inline void gemm_choose(GemmPlan *plan, void *C, const floatX *A, const floatX *B) {
+static inline void gemm_choose(GemmPlan *plan, void *C, const GemmOperands *operands) {
     const GemmShape *s = &plan->problem.shape;
     GemmAlgorithm found[GEMM_CANDIDATES];
     const char *why = "no algorithm is safe";
@@ -127,31 +129,50 @@ static inline void gemm_choose(GemmPlan *plan, void *C, const floatX *A, const f
     gemm_table.missed++;
     int count = gemm_candidates(found, plan, &why);
     plan->refused = count == 0;
+    CHECK(!plan->refused || !gemm_in_fp8(&plan->problem),
+          "cuBLASLt does not support the FP8 product %d x %d x %d with row strides %d, %d, %d (%s); use --gemm bf16",
+          s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
     if (plan->refused)
         warn("cuBLASLt does not support the product %d x %d x %d with row strides %d, %d, %d (%s); a slower kernel "
              "computes it",
              s->M, s->N, s->K, s->lda, s->ldb, s->ldc, why);
-    else if (gemm_table.measuring) gemm_measure(plan, found, count, C, A, B);
+    else if (gemm_table.measuring) gemm_measure(plan, found, count, C, operands);
     else plan->algorithm = found[0];
 }
 
-static inline const GemmPlan *gemm_plan(GemmShape shape, void *C, const floatX *A, const floatX *B) {
-    GemmProblem problem = {shape, {gemm_alignment(A), gemm_alignment(B), gemm_alignment(C)}};
+static inline GemmPlan *gemm_plan(GemmShape shape, void *C, const GemmOperands *x) {
+    GemmProblem problem = {
+        shape, {x->types[0], x->types[1]}, {gemm_alignment(x->A), gemm_alignment(x->B), gemm_alignment(C)}};
     for (int i = 0; i < min_int(gemm_state.count, GEMM_PLANS); i++)
         if (gemm_same_problem(&gemm_state.plans[i].problem, &problem)) return &gemm_state.plans[i];
     GemmPlan *plan = &gemm_state.plans[gemm_state.count % GEMM_PLANS];
     if (gemm_state.count++ >= GEMM_PLANS) gemm_forget(&plan->handles);
     if (gemm_state.count == 2 * GEMM_PLANS) gemm_state.count = GEMM_PLANS;
     plan->problem = problem;
-    gemm_describe(&plan->handles, shape);
-    gemm_choose(plan, C, A, B);
+    gemm_describe(&plan->handles, &problem);
+    gemm_set_scales(&plan->handles, x);
+    gemm_choose(plan, C, x);
     return plan;
 }
 
-static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+static inline void gemm_of(GemmShape shape, void *C, const GemmOperands *x) {
     CHECK(gemm_started(), "gemm: a product of %d x %d x %d before gemm_start", shape.M, shape.N, shape.K);
-    const GemmPlan *plan = gemm_plan(shape, C, A, B);
-    if (plan->refused) gemm_plain(shape, C, A, B);
-    else gemm_multiply(&plan->handles, shape, &plan->algorithm, C, A, B, gemm_state.workspace);
+    GemmPlan *plan = gemm_plan(shape, C, x);
+    if (plan->refused) {
+        gemm_plain(shape, C, (const floatX *)x->A, (const floatX *)x->B);
+        return;
+    }
+    gemm_set_scales(&plan->handles, x);
+    gemm_multiply(&plan->handles, &plan->problem, &plan->algorithm, C, x, gemm_state.workspace);
+}
+
+static inline void gemm(GemmShape shape, void *C, const floatX *A, const floatX *B) {
+    const GemmOperands operands = {A, B, NULL, NULL, {OPERAND_STORED, OPERAND_STORED}};
+    gemm_of(shape, C, &operands);
+}
+
+static inline void gemm_fp8(GemmShape shape, void *C, GemmOperands operands) {
+    assert(operands.types[0] != OPERAND_STORED && operands.types[1] != OPERAND_STORED);
+    gemm_of(shape, C, &operands);
 }
 #endif

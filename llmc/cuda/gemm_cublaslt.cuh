@@ -4,7 +4,7 @@ gemm_cublaslt.cuh: matrix products by cuBLASLt, with the interface of gemm_shape
   layout     row-major C = A B is column-major C^T = B^T A^T: cuBLASLt gets B as its first operand and A as its second;
              our rows are its columns
   numerics   compute type fp32 for bf16 and fp32: TF32 is not allowed. Split sums are added in fp32, in the workspace,
-             never in the output's type.
+             never in the output's type. FP8: without fast accumulation, which keeps fewer bits of partial sums.
 */
 #ifndef LLMC_GEMM_CUBLASLT_CUH
 #define LLMC_GEMM_CUBLASLT_CUH
@@ -32,17 +32,33 @@ static inline void gemm_library_start(void) { CUBLAS_CHECK(cublasLtCreate(&cubla
 static inline void gemm_library_stop(void) { CUBLAS_CHECK(cublasLtDestroy(cublaslt)); }
 
 // The layouts and the operation in cuBLASLt's terms: its first operand is B, its second A, its rows are our columns.
-static inline void gemm_describe(GemmHandles *h, GemmShape s) {
-    cudaDataType_t in = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F, out = s.fp32_out ? CUDA_R_32F : in;
+static inline void gemm_describe(GemmHandles *h, const GemmProblem *p) {
+    const GemmShape s = p->shape;
+    const cudaDataType_t stored = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType_t types[OPERAND_TYPES] = {stored, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    const int8_t fast_sums = 0;
     cublasOperation_t op_b = s.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                       op_a = s.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&h->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_b, sizeof(op_b)));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_a, sizeof(op_a)));
+    if (gemm_in_fp8(p))
+        CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast_sums,
+                                                    sizeof(fast_sums)));
     uint64_t M = (uint64_t)s.M, N = (uint64_t)s.N, K = (uint64_t)s.K;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&h->b, in, s.transpose_b ? K : N, s.transpose_b ? N : K, s.ldb));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&h->a, in, s.transpose_a ? M : K, s.transpose_a ? K : M, s.lda));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&h->c, out, N, M, s.ldc));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&h->b, types[p->types[1]], s.transpose_b ? K : N, s.transpose_b ? N : K, s.ldb));
+    CUBLAS_CHECK(
+        cublasLtMatrixLayoutCreate(&h->a, types[p->types[0]], s.transpose_a ? M : K, s.transpose_a ? K : M, s.lda));
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&h->c, s.fp32_out ? CUDA_R_32F : stored, N, M, s.ldc));
+}
+
+static inline void gemm_set_scales(const GemmHandles *h, const GemmOperands *x) {
+    if (x->types[0] == OPERAND_STORED) return;
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &x->B_scale,
+                                                sizeof(x->B_scale)));
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(h->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &x->A_scale,
+                                                sizeof(x->A_scale)));
 }
 
 static inline void gemm_forget(GemmHandles *h) {
@@ -97,17 +113,18 @@ static inline int gemm_parts_of_k(const GemmAlgorithm *algorithm) {
     return parts;
 }
 
-static inline bool gemm_accepts(const GemmHandles *h, const GemmAlgorithm *algorithm) {
+static inline bool gemm_accepts(const GemmHandles *h, const GemmProblem *p, const GemmAlgorithm *algorithm) {
+    (void)p; // the handles describe it
     cublasLtMatmulHeuristicResult_t result;
     cublasStatus_t status = cublasLtMatmulAlgoCheck(cublaslt, h->operation, h->b, h->a, h->c, h->c,
                                                     (const cublasLtMatmulAlgo_t *)(const void *)algorithm, &result);
     return status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
 }
 
-static inline void gemm_multiply(const GemmHandles *h, GemmShape s, const GemmAlgorithm *algorithm, void *C,
-                                 const floatX *A, const floatX *B, void *workspace) {
-    const float one = 1, beta = s.add ? 1 : 0;
-    CUBLAS_CHECK(cublasLtMatmul(cublaslt, h->operation, &one, B, h->b, A, h->a, &beta, C, h->c, C, h->c,
+static inline void gemm_multiply(const GemmHandles *h, const GemmProblem *p, const GemmAlgorithm *algorithm, void *C,
+                                 const GemmOperands *x, void *workspace) {
+    const float one = 1, beta = p->shape.add ? 1 : 0;
+    CUBLAS_CHECK(cublasLtMatmul(cublaslt, h->operation, &one, x->B, h->b, x->A, h->a, &beta, C, h->c, C, h->c,
                                 (const cublasLtMatmulAlgo_t *)(const void *)algorithm, workspace, GEMM_WORKSPACE_BYTES,
                                 main_stream));
 }

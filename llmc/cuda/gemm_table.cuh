@@ -1,8 +1,9 @@
 /*
 gemm_table.cuh: a file with the library's algorithm for each product (--tune-gemm).
 
-  {"diffv2_gemm_table": 1, "device": TEXT, "library": TEXT, "storage": "bf16", "products": [
-    {"transpose_a": BOOL, "transpose_b": BOOL, "add": BOOL, "fp32_out": BOOL, "M": ..., "N": ..., "K": ..., "lda": ...,
+  {"diffv2_gemm_table": 2, "device": TEXT, "library": TEXT, "storage": "bf16", "products": [
+    {"type_a": "stored", "e4m3" or "e5m2", "type_b": the same, "transpose_a": BOOL, "transpose_b": BOOL, "add": BOOL,
+     "fp32_out": BOOL, "M": ..., "N": ..., "K": ..., "lda": ...,
      "ldb": ..., "ldc": ..., "align_a": BYTES, "align_b": BYTES, "align_c": BYTES,
      "algorithm": 128 hexadecimal digits, "place": I, "ms": X, "first_ms": X}, ...]}
 
@@ -29,7 +30,7 @@ typedef struct {
     double ms, first_ms;
 } GemmEntry;
 
-enum { GEMM_TABLE_ENTRIES = 1024, GEMM_NUMBERS = 9 };
+enum { GEMM_TABLE_VERSION = 2, GEMM_TABLE_ENTRIES = 1024, GEMM_NUMBERS = 9 };
 static struct {
     bool measuring;
     int count, missed; // missed: products without an entry
@@ -52,12 +53,14 @@ static inline void gemm_table_facts(GemmFact facts[3]) {
 static const char *const gemm_number_keys[GEMM_NUMBERS] = {"M",   "N",       "K",       "lda",    "ldb",
                                                            "ldc", "align_a", "align_b", "align_c"};
 static const char *const gemm_flag_keys[4] = {"transpose_a", "transpose_b", "add", "fp32_out"};
+static const char *const gemm_type_keys[2] = {"type_a", "type_b"};
+static const char *const gemm_type_names[OPERAND_TYPES] = {"stored", "e4m3", "e5m2"};
 
 static inline char *gemm_table_text(size_t *size) {
     GemmFact facts[3];
     cJSON *json = cJSON_CreateObject();
     gemm_table_facts(facts);
-    cJSON_AddNumberToObject(json, "diffv2_gemm_table", 1);
+    cJSON_AddNumberToObject(json, "diffv2_gemm_table", GEMM_TABLE_VERSION);
     for (int i = 0; i < 3; i++) cJSON_AddStringToObject(json, facts[i].key, facts[i].value);
     cJSON *products = cJSON_AddArrayToObject(json, "products");
     for (int e = 0; e < gemm_table.count; e++) {
@@ -70,6 +73,8 @@ static inline char *gemm_table_text(size_t *size) {
         char hex[129];
         for (int i = 0; i < 8; i++) snprintf(hex + 16 * i, 17, "%016" PRIx64, entry->algorithm.data[i]);
         cJSON *item = cJSON_CreateObject();
+        for (int i = 0; i < 2; i++)
+            cJSON_AddStringToObject(item, gemm_type_keys[i], gemm_type_names[entry->problem.types[i]]);
         for (int i = 0; i < 4; i++) cJSON_AddBoolToObject(item, gemm_flag_keys[i], flags[i]);
         for (int i = 0; i < GEMM_NUMBERS; i++) cJSON_AddNumberToObject(item, gemm_number_keys[i], numbers[i]);
         cJSON_AddStringToObject(item, "algorithm", hex);
@@ -109,6 +114,14 @@ static inline bool gemm_read_entry(GemmEntry *entry, const cJSON *item) {
         if (!cJSON_IsBool(flag)) return false;
         flags[i] = cJSON_IsTrue(flag);
     }
+    for (int i = 0; i < 2; i++) {
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(item, gemm_type_keys[i]));
+        int type = 0;
+        while (type < OPERAND_TYPES && !(name && strcmp(name, gemm_type_names[type]) == 0)) type++;
+        if (type == OPERAND_TYPES) return false;
+        entry->problem.types[i] = (OperandType)type;
+    }
+    if ((entry->problem.types[0] == OPERAND_STORED) != (entry->problem.types[1] == OPERAND_STORED)) return false;
     GemmShape s = {flags[0],   flags[1],   flags[2],   flags[3],   numbers[0],
                    numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
     entry->problem.shape = s;
@@ -121,9 +134,9 @@ static inline bool gemm_read_entry(GemmEntry *entry, const cJSON *item) {
 // Whether the library computes the entry's product with its algorithm.
 static inline bool gemm_entry_works(const GemmEntry *entry) {
     GemmHandles handles;
-    gemm_describe(&handles, entry->problem.shape);
-    bool works = gemm_accepts(&handles, &entry->algorithm) &&
-                 gemm_may_split(entry->problem.shape.K, gemm_parts_of_k(&entry->algorithm));
+    gemm_describe(&handles, &entry->problem);
+    bool works = gemm_accepts(&handles, &entry->problem, &entry->algorithm) &&
+                 gemm_may_split(&entry->problem, gemm_parts_of_k(&entry->algorithm));
     gemm_forget(&handles);
     return works;
 }
@@ -135,9 +148,13 @@ static inline bool gemm_table_read(const char *text, size_t size, char *why, siz
     cJSON *json = cJSON_ParseWithLength(text, size);
     const cJSON *products = cJSON_GetObjectItemCaseSensitive(json, "products"), *item;
     int count = cJSON_IsArray(products) ? cJSON_GetArraySize(products) : -1;
-    snprintf(why, why_size, "it is not a table of matrix products of this version");
-    bool good = json_get_number(json, "diffv2_gemm_table", &version) && version == 1 && count >= 0 &&
-                count <= GEMM_TABLE_ENTRIES;
+    snprintf(why, why_size, "it is not a table of matrix products");
+    bool good = json_get_number(json, "diffv2_gemm_table", &version) && count >= 0 && count <= GEMM_TABLE_ENTRIES;
+    if (good && version != GEMM_TABLE_VERSION) {
+        snprintf(why, why_size, "it is a table of version %g, and this program reads version %d", version,
+                 GEMM_TABLE_VERSION);
+        good = false;
+    }
     gemm_table_facts(facts);
     for (int i = 0; good && i < 3; i++) {
         const char *made_for = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(json, facts[i].key));

@@ -38,8 +38,9 @@ static __device__ inline float to_float(floatX x) { return (float)x; }
 static __device__ inline void round_to(float *to, float x) { *to = x; }
 static __device__ inline void round_to(__nv_bfloat16 *to, float x) { *to = __float2bfloat16_rn(x); }
 
-// The bits of W stored elements, one access of 2 to 16 bytes.
+// The bits of W stored elements, one access.
 template <int BYTES> struct Bits;
+template <> struct Bits<1> { typedef unsigned char type; };
 template <> struct Bits<2> { typedef unsigned short type; };
 template <> struct Bits<4> { typedef unsigned type; };
 template <> struct Bits<8> { typedef uint2 type; };

@@ -1,10 +1,20 @@
 /*
-fp8.cuh: numbers of 8 bits, and the scales that tensors need to be stored in them. Formats and numerics in fp8.h.
+fp8.cuh: numbers of 8 bits, and the scales that tensors need to be stored in them. Formats and numerics in fp8.h: both
+twins round to the same bits.
+
+  fp8_quantize(...)   the codes of a matrix, of its transpose, or of both, padded to multiples of 16 with zeros; with
+                      NaN if the tensor has one, since all products with it are NaN
+
+  mapping   a block of 256 threads per 128 x 128 tile, which is in shared memory as codes. A thread transposes 16 rows of
+            4 columns in registers. Global memory is read and written 16 bytes at a time, whole lines of 128 bytes.
+  traffic   reads x once (2 bytes per element in bf16), writes 1 byte per element and output
 */
 #ifndef LLMC_FP8_CUH
 #define LLMC_FP8_CUH
 #include "../cuda/kernel_utils.cuh"
-#include "ops.h"
+#include "fp8.h"
+#include "traffic.h"
+#include <cuda_fp8.h>
 
 // ---------------------------------------------------------------------------------------------------
 // The largest magnitude: a maximum of unsigned integers, the bits of |x|. fmaxf would lose NaN.
@@ -56,29 +66,167 @@ struct Absmax {
         else LAUNCH_EITHER((kernel<PACK, NoMax>), (kernel<1, NoMax>), __VA_ARGS__, NoMax());          \
     } while (0)
 
-enum { ABSMAX_THREADS = 256, ABSMAX_PACKS = 8 }; // of a block; loads per thread
+enum { ABSMAX_THREADS = 256, ABSMAX_ROWS = 4 }; // of a block; rows, whose loads are independent
 
-// A block per `rows` rows; its threads read a row together.
 template <int W>
 static __global__ void __launch_bounds__(ABSMAX_THREADS)
-    absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld, int rows) {
+    absmax_kernel(absmax_t *max, const floatX *x, int N, int columns, int ld) {
     absmax_t own = 0;
-    int first = (int)blockIdx.x * rows, last = min(N, first + rows);
-    for (int n = first; n < last; n++)
-        for (int c = (int)threadIdx.x * W; c < columns; c += (int)blockDim.x * W) {
-            float v[W];
-            load<W>(v, x + (size_t)n * ld + c);
-            own = absmax_of_pack<W>(own, v);
-        }
+    int first = (int)blockIdx.x * ABSMAX_ROWS;
+    for (int c = (int)threadIdx.x * W; c < columns; c += (int)blockDim.x * W) {
+        float v[ABSMAX_ROWS][W];
+        UNROLL
+        for (int i = 0; i < ABSMAX_ROWS; i++) load<W>(v[i], x + (size_t)min(first + i, N - 1) * ld + c);
+        UNROLL
+        for (int i = 0; i < ABSMAX_ROWS; i++) own = absmax_of_pack<W>(own, v[i]);
+    }
     absmax_of_block(max, own);
 }
 
 static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
     OPERATION();
     bool wide = packed(ld, x) && packed(columns);
-    int packs = columns / (wide ? PACK : 1), threads = min_int(ABSMAX_THREADS, (int)round_up(packs, WARP));
-    int rows = max_int(1, ABSMAX_PACKS * threads / packs);
-    if (wide) LAUNCH(absmax_kernel<PACK>, blocks_of(N, rows), threads, 0, max, x, N, columns, ld, rows);
-    else LAUNCH(absmax_kernel<1>, blocks_of(N, rows), threads, 0, max, x, N, columns, ld, rows);
+    int threads = min_int(ABSMAX_THREADS, (int)round_up((size_t)(columns / (wide ? PACK : 1)), WARP));
+    if (wide) LAUNCH(absmax_kernel<PACK>, blocks_of(N, ABSMAX_ROWS), threads, 0, max, x, N, columns, ld);
+    else LAUNCH(absmax_kernel<1>, blocks_of(N, ABSMAX_ROWS), threads, 0, max, x, N, columns, ld);
+}
+
+// ---------------------------------------------------------------------------------------------------
+// Codes
+
+enum { FP8_TILE = 128, FP8_THREADS = 256, FP8_BLOCKS = 4 }; // blocks per multiprocessor, at least
+
+// A matrix in FP8: addresses in device memory.
+typedef struct {
+    uint8_t *codes;      // (fp8_padded(rows), fp8_padded(columns)), or NULL
+    uint8_t *transposed; // (fp8_padded(columns), fp8_padded(rows)), or NULL
+    float *scale;        // what a stored number is multiplied by
+} Fp8Codes;
+
+// The first word of a row of the tile. Each 16 rows are followed by 16 bytes, so that the 8 x 4 threads of a warp that
+// read columns of words, 16 rows apart, read from 32 banks.
+enum { FP8_TILE_WORDS = FP8_TILE * FP8_TILE / 4 + FP8_TILE / 16 * 4 };
+static __device__ inline int fp8_tile_row(int row) { return row * (FP8_TILE / 4) + row / 16 * 4; }
+
+// The codes of W numbers, in the order of memory.
+template <int W, __nv_fp8_interpretation_t FORMAT>
+static __device__ inline void fp8_store(uint8_t *to, const float *v, float multiplier) {
+    uint8_t codes[W];
+    if constexpr (W == 1) {
+        codes[0] = __nv_cvt_float_to_fp8(__fmul_rn(v[0], multiplier), __NV_SATFINITE, FORMAT);
+    } else {
+        UNROLL
+        for (int k = 0; k < W; k += 2) {
+            const float2 pair = make_float2(__fmul_rn(v[k], multiplier), __fmul_rn(v[k + 1], multiplier));
+            const __nv_fp8x2_storage_t two = __nv_cvt_float2_to_fp8x2(pair, __NV_SATFINITE, FORMAT);
+            memcpy(codes + k, &two, sizeof(two));
+        }
+    }
+    typename Bits<W>::type bits;
+    memcpy(&bits, codes, sizeof(bits));
+    *(typename Bits<W>::type *)(void *)to = bits;
+}
+
+// Several loads are under way before the first is used.
+template <int W, __nv_fp8_interpretation_t FORMAT>
+static __device__ inline void fp8_load_tile(unsigned *tile, const floatX *x, int rows, int columns, int ld,
+                                            float multiplier) {
+    enum { LOADS = 4, STEP = FP8_THREADS * W };
+    for (int first = 0; first < FP8_TILE * FP8_TILE; first += LOADS * STEP) {
+        float v[LOADS][W];
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            int at = first + i * STEP + (int)threadIdx.x * W, row = at / FP8_TILE, column = at % FP8_TILE;
+            UNROLL
+            for (int k = 0; k < W; k++) v[i][k] = 0;
+            if (row < rows && column < columns) load<W>(v[i], x + (size_t)row * ld + column);
+        }
+        UNROLL
+        for (int i = 0; i < LOADS; i++) {
+            int at = first + i * STEP + (int)threadIdx.x * W, row = at / FP8_TILE, column = at % FP8_TILE;
+            fp8_store<W, FORMAT>((uint8_t *)(tile + fp8_tile_row(row)) + column, v[i], multiplier);
+        }
+    }
+}
+
+// Stores a tile of codes (rows, columns), both multiples of 16, with row stride ld.
+static __device__ inline void fp8_store_tile(uint8_t *codes, const unsigned *tile, int rows, int columns, int ld) {
+    UNROLL
+    for (int first = 0; first < FP8_TILE * FP8_TILE; first += FP8_THREADS * 16) {
+        int at = first + (int)threadIdx.x * 16, row = at / FP8_TILE, column = at % FP8_TILE;
+        if (row < rows && column < columns)
+            *(uint4 *)(void *)(codes + (size_t)row * ld + column) =
+                *(const uint4 *)(const void *)(tile + fp8_tile_row(row) + column / 4);
+    }
+}
+
+// t[j] = byte j of words a, b, c, d
+static __device__ inline void fp8_transpose_4x4(unsigned t[4], unsigned a, unsigned b, unsigned c, unsigned d) {
+    unsigned ab_low = __byte_perm(a, b, 0x5140), cd_low = __byte_perm(c, d, 0x5140); // a0 b0 a1 b1
+    unsigned ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+    t[0] = __byte_perm(ab_low, cd_low, 0x5410), t[1] = __byte_perm(ab_low, cd_low, 0x7632);
+    t[2] = __byte_perm(ab_high, cd_high, 0x5410), t[3] = __byte_perm(ab_high, cd_high, 0x7632);
+}
+
+// The same of the transposed tile: rows of the output are columns of the tile. A thread has 16 rows of 4 columns.
+static __device__ inline void fp8_store_transposed(uint8_t *codes, const unsigned *tile, int rows, int columns,
+                                                   int ld) {
+    int row = (int)threadIdx.x % 8 * 16, column = (int)threadIdx.x / 8 * 4;
+    if (row >= rows || column >= columns) return;
+    unsigned t[4][4]; // [4 rows each][column]
+    UNROLL
+    for (int i = 0; i < 4; i++) {
+        const unsigned *word = tile + fp8_tile_row(row) + 4 * i * (FP8_TILE / 4) + column / 4;
+        fp8_transpose_4x4(t[i], word[0], word[FP8_TILE / 4], word[FP8_TILE / 2], word[FP8_TILE / 4 * 3]);
+    }
+    UNROLL
+    for (int j = 0; j < 4; j++)
+        *(uint4 *)(void *)(codes + (size_t)(column + j) * ld + row) = make_uint4(t[0][j], t[1][j], t[2][j], t[3][j]);
+}
+
+template <int W, __nv_fp8_interpretation_t FORMAT>
+static __global__ void __launch_bounds__(FP8_THREADS, FP8_BLOCKS)
+    fp8_quantize_kernel(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
+                        float largest) {
+    SHARED(uint4, tile4, FP8_TILE_WORDS / 4);
+    unsigned *tile = (unsigned *)(void *)tile4;
+    int padded_rows = (rows + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN,
+        padded_columns = (columns + FP8_ALIGN - 1) / FP8_ALIGN * FP8_ALIGN,
+        across = (columns + FP8_TILE - 1) / FP8_TILE;
+    int row = (int)blockIdx.x / across * FP8_TILE, column = (int)blockIdx.x % across * FP8_TILE;
+    float most = max ? fabsf(__uint_as_float(*max)) : 0;
+    if (most < FP8_SMALLEST) most = FP8_SMALLEST; // NaN stays NaN
+    if (blockIdx.x == 0 && threadIdx.x == 0) *to.scale = __fdiv_rn(most, largest);
+    fp8_load_tile<W, FORMAT>(tile, x + (size_t)row * ld + column, rows - row, columns - column, ld,
+                             __fdiv_rn(largest, most));
+    __syncthreads();
+    if (to.codes)
+        fp8_store_tile(to.codes + (size_t)row * padded_columns + column, tile, padded_rows - row,
+                       padded_columns - column, padded_columns);
+    if (to.transposed)
+        fp8_store_transposed(to.transposed + (size_t)column * padded_rows + row, tile, padded_rows - row,
+                             padded_columns - column, padded_rows);
+}
+
+template <__nv_fp8_interpretation_t FORMAT>
+static inline void fp8_quantize_as(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
+                                   float largest) {
+    size_t tiles = (size_t)((rows + FP8_TILE - 1) / FP8_TILE) * (size_t)((columns + FP8_TILE - 1) / FP8_TILE);
+    if (packed(ld, x) && packed(columns))
+        LAUNCH((fp8_quantize_kernel<PACK, FORMAT>), blocks_of(tiles, 1), FP8_THREADS, 0, to, x, rows, columns, ld, max,
+               largest);
+    else
+        LAUNCH((fp8_quantize_kernel<1, FORMAT>), blocks_of(tiles, 1), FP8_THREADS, 0, to, x, rows, columns, ld, max,
+               largest);
+}
+
+// x (rows, columns) with row stride ld; max: its largest magnitude, in device memory; NULL: 0
+static inline void fp8_quantize(Fp8Codes to, const floatX *x, int rows, int columns, int ld, const absmax_t *max,
+                                Fp8Format f) {
+    assert(rows > 0 && columns > 0 && ld >= columns && to.scale);
+    assert((uintptr_t)to.codes % 16 == 0 && (uintptr_t)to.transposed % 16 == 0);
+    float largest = fp8_formats[f].largest;
+    if (f == FP8_E4M3) fp8_quantize_as<__NV_E4M3>(to, x, rows, columns, ld, max, largest);
+    else fp8_quantize_as<__NV_E5M2>(to, x, rows, columns, ld, max, largest);
 }
 #endif

@@ -53,6 +53,7 @@ static inline float fp8_round(float x, Fp8Format f) {
     return copysignf(rounded, x);
 }
 
+#ifndef DEVICE_OPS
 // x (N, columns) with row stride ld
 static inline void absmax_update(absmax_t *max, const floatX *x, int N, int columns, int ld) {
     uint32_t largest = *max;
@@ -69,4 +70,5 @@ static inline void absmax_update(absmax_t *max, const floatX *x, int N, int colu
     }
     *max = largest;
 }
+#endif
 #endif

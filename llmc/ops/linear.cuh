@@ -1,30 +1,144 @@
 /*
 linear.cuh: a linear layer without bias whose operands are rounded as --gemm says. Equations in linear.h.
+
+  y = x8 w8^T,   dx = dy8 w8,   dweight = dy8^T x8, each times the scales of its operands
+
+  layout     cuBLASLt multiplies FP8 matrices that are contiguous along K only (gemm_shape.cuh): forward x8 (N,IC) by w8
+             (OC,IC); dx: dy8 (N,OC) by w8^T (IC,OC); dweight: dy8^T (OC,N) by x8^T (IC,N). fp8_quantize makes the
+             transposed codes in the same pass.
+  copy       {scale and largest magnitude, w8, w8^T}, made once per update
+  workspace  the codes of x and dy, and a piece of an output
+  padding    N, IC and OC are padded to multiples of 16 with zeros. Where an output has other sizes, or its rows are not
+             aligned to 16 bytes, the product is written to the workspace, some rows at a time, and copied.
+  numerics   sums in fp32, y and dx rounded once to floatX; dweight accumulates in fp32
 */
 #ifndef LLMC_LINEAR_CUH
 #define LLMC_LINEAR_CUH
+#include "fp8.cuh"
 #include "matmul.cuh"
+#include "traffic.h"
 
 static inline bool linear_native(void) { return true; }
+static GemmType linear_type;
+
 static inline const char *linear_configure(GemmType type) {
-    return type == GEMM_FP8 ? "the CUDA program has no FP8 products yet" : NULL;
+    static char text[400];
+    int count = 0, index = 0;
+    cudaDeviceProp facts;
+    linear_type = type;
+    if (type != GEMM_FP8) return NULL;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) { // a dry run without a device
+        cudaGetLastError();
+        return NULL;
+    }
+    CUDA_CHECK(cudaGetDevice(&index));
+    CUDA_CHECK(cudaGetDeviceProperties(&facts, index));
+    if (10 * facts.major + facts.minor >= 89) return NULL;
+    FORMAT(text, "requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); %.250s has %d.%d",
+           facts.name, facts.major, facts.minor);
+    return text;
 }
-static inline bool linear_in_fp8(void) { return false; }
+static inline bool linear_in_fp8(void) { return linear_type == GEMM_FP8; }
+
 static inline size_t linear_copy_bytes(int IC, int OC, bool head) {
-    (void)IC, (void)OC, (void)head;
-    return 0;
+    return linear_in_fp8() && !head ? fp8_copy_bytes(IC, OC) : 0;
 }
 static inline size_t linear_workspace_bytes(int N, int IC, int OC) {
-    (void)N, (void)IC, (void)OC;
-    return 0;
+    return linear_in_fp8() ? fp8_workspace_bytes(N, IC, OC) : 0;
 }
-static inline void linear_copy_weight(Linear w) { (void)w; }
+
+// Takes the memory of codes (rows, columns) from `memory`, which begins with their scale.
+static inline Fp8Codes linear_codes(char **memory, int rows, int columns, bool both) {
+    char *at = *memory + FP8_HEADER;
+    size_t bytes = fp8_codes_bytes(rows, columns);
+    Fp8Codes codes = {(uint8_t *)at, both ? (uint8_t *)at + bytes : NULL, (float *)(void *)*memory};
+    *memory = at + (both ? 2 : 1) * bytes;
+    return codes;
+}
+
+static inline void linear_copy_weight(Linear w) {
+    OPERATION();
+    char *memory = (char *)w.copy;
+    absmax_t *max = (absmax_t *)(void *)(memory + FP8_ALIGN);
+    buffer_zero(max, sizeof(*max));
+    absmax_update(max, w.weight, w.OC, w.IC, w.IC);
+    fp8_quantize(linear_codes(&memory, w.OC, w.IC, true), w.weight, w.OC, w.IC, w.IC, max, FP8_WEIGHT);
+}
+
+// to[n,:] = from[n,:], or +=       to (rows, columns) with row stride ld
+template <typename T>
+static __global__ void linear_piece_kernel(T *to, const T *from, int columns, int ld, int from_ld, bool add) {
+    T *row = to + (size_t)blockIdx.x * ld;
+    for (int c = (int)threadIdx.x; c < columns; c += (int)blockDim.x) {
+        T value = from[(size_t)blockIdx.x * from_ld + c];
+        row[c] = add ? (T)((float)row[c] + (float)value) : value;
+    }
+}
+
+// C (M, N) = A B^T, or C +=, times the scales; A and B are codes with rows of K, padded. piece: memory for some rows
+template <typename T>
+static inline void linear_product(T *C, int M, int N, int K, int ldc, bool add, GemmOperands operands, char *piece) {
+    int padded_n = (int)fp8_padded(N), padded_k = (int)fp8_padded(K);
+    bool fp32_out = sizeof(T) == sizeof(float);
+    if (M % FP8_ALIGN == 0 && N == padded_n && (uintptr_t)C % 16 == 0 && ldc * sizeof(T) % 16 == 0) {
+        GemmShape whole = {false, true, add, fp32_out, M, N, padded_k, padded_k, padded_k, ldc};
+        gemm_fp8(whole, C, operands);
+        return;
+    }
+    int rows = (int)fp8_piece_rows(M, N, sizeof(T));
+    for (int m = 0; m < M; m += rows) {
+        int some = min_int(rows, M - m), padded_some = (int)fp8_padded(some);
+        GemmShape part = {false, true, false, fp32_out, padded_some, padded_n, padded_k, padded_k, padded_k, padded_n};
+        GemmOperands from = operands;
+        from.A = (const uint8_t *)operands.A + (size_t)m * padded_k;
+        gemm_fp8(part, piece, from);
+        LAUNCH(linear_piece_kernel<T>, some, 256, 0, C + (size_t)m * ldc, (const T *)(const void *)piece, N, ldc,
+               padded_n, add);
+    }
+}
+
+static inline GemmOperands linear_operands(const uint8_t *A, const uint8_t *B, Fp8Codes a, Fp8Codes b,
+                                           OperandType type) {
+    GemmOperands operands = {A, B, a.scale, b.scale, {type, OPERAND_E4M3}};
+    return operands;
+}
 
 static inline void linear_forward(floatX *y, const floatX *x, Linear w, int N) {
-    matmul_forward(y, x, w.weight, N, w.IC, w.OC, w.ld);
+    OPERATION();
+    if (!w.copy) {
+        matmul_forward(y, x, w.weight, N, w.IC, w.OC, w.ld);
+        return;
+    }
+    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
+    Fp8Codes x8 = linear_codes(&memory, N, w.IC, false), w8 = linear_codes(&copy, w.OC, w.IC, true);
+    fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
+    linear_product(y, N, w.OC, w.IC, w.ld, false, linear_operands(x8.codes, w8.codes, x8, w8, OPERAND_E4M3), memory);
 }
+
 static inline void linear_backward(floatX *dx, grad_t *dweight, const floatX *dy, const floatX *x, Linear w, int N,
                                    bool add) {
-    matmul_backward(dx, dweight, dy, x, w.weight, N, w.IC, w.OC, w.ld, add);
+    OPERATION();
+    if (!w.copy) {
+        matmul_backward(dx, dweight, dy, x, w.weight, N, w.IC, w.OC, w.ld, add);
+        return;
+    }
+    char *memory = (char *)ops_workspace_take(linear_workspace_bytes(N, w.IC, w.OC)), *copy = (char *)w.copy;
+    Fp8Codes x8 = linear_codes(&memory, N, w.IC, false), dy8 = linear_codes(&memory, N, w.OC, true),
+             w8 = linear_codes(&copy, w.OC, w.IC, true);
+    x8.transposed = x8.codes, x8.codes = NULL;
+    fp8_quantize(x8, x, N, w.IC, w.IC, w.x_max, FP8_ACTIVATION);
+    fp8_quantize(dy8, dy, N, w.OC, w.ld, w.dy_max, FP8_GRADIENT);
+    linear_product(dx, N, w.IC, w.OC, w.IC, false, // dx = dy weight
+                   linear_operands(dy8.codes, w8.transposed, dy8, w8, OPERAND_E5M2), memory);
+    linear_product(dweight, w.OC, w.IC, N, w.IC, add, // dweight = dy^T x
+                   linear_operands(dy8.transposed, x8.transposed, dy8, x8, OPERAND_E5M2), memory);
+}
+
+// Name, version and types of the library, for run.json.
+static inline const char *matmul_library(void) {
+    static char text[160];
+    FORMAT(text, "%s, %s%s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32",
+           linear_in_fp8() ? ", in the blocks fp8: E4M3, gradients E5M2" : "");
+    return text;
 }
 #endif

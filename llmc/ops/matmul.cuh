@@ -28,18 +28,13 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 }
 
 // ---------------------------------------------------------------------------------------------------
-// Choices and facts about the matrix library. The storage type determines the type of the operands; --gemm has no
-// effect.
+// Choices and facts about the matrix library. The storage type determines the type of the operands; of --gemm only
+// fp8 has an effect (linear.cuh).
 
 static const bool matmul_has_choice = false;
 static const bool matmul_in_bf16 = sizeof(floatX) == 2;
 
 static inline bool matmul_wants_wide_kernels(void) { return false; }
-static inline const char *matmul_library(void) {
-    static char text[128];
-    FORMAT(text, "%s, %s", gemm_library(), sizeof(floatX) == 2 ? "bf16 with fp32 sums" : "fp32");
-    return text;
-}
 
 static const bool matmul_has_algorithms = true;
 static inline void matmul_tune_measure(void) {

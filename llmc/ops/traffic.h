@@ -35,6 +35,40 @@ static inline size_t matmul_dweight_bytes(size_t N, size_t IC, size_t OC, bool a
     return N * (IC + OC) * FLOATX_BYTES + (add ? 2 : 1) * OC * IC * FP32_BYTES;
 }
 
+// Linear layers in FP8 (linear.cuh). Codes of a matrix, one byte each, are padded to multiples of 16 rows and columns.
+// A copy of a weight is a header with its scale, its codes, and the codes of its transpose. The workspace has the codes
+// of the operands, and a piece of an output whose shape the library does not write directly.
+enum { FP8_ALIGN = 16, FP8_HEADER = 256 };
+#ifndef LINEAR_PIECE_BYTES // tests make it small (test_diffv2.cu)
+#define LINEAR_PIECE_BYTES (16 << 20)
+#endif
+static inline size_t fp8_padded(int n) { return round_up((size_t)n, FP8_ALIGN); }
+static inline size_t fp8_codes_bytes(int rows, int columns) { return fp8_padded(rows) * fp8_padded(columns); }
+static inline size_t fp8_copy_bytes(int IC, int OC) { return FP8_HEADER + 2 * fp8_codes_bytes(OC, IC); }
+// The rows, a multiple of 16, of an output (M, N) that a piece holds.
+static inline size_t fp8_piece_rows(int M, int N, size_t element_bytes) {
+    size_t rows = LINEAR_PIECE_BYTES / (fp8_padded(N) * element_bytes) / FP8_ALIGN * FP8_ALIGN;
+    return min_size(fp8_padded(M), max_size(rows, FP8_ALIGN));
+}
+static inline size_t fp8_piece_bytes(int M, int N, size_t element_bytes) {
+    return fp8_piece_rows(M, N, element_bytes) * fp8_padded(N) * element_bytes;
+}
+static inline size_t fp8_workspace_bytes(int N, int IC, int OC) {
+    size_t x = FP8_HEADER + fp8_codes_bytes(N, IC), dy = FP8_HEADER + 2 * fp8_codes_bytes(N, OC);
+    size_t backward = max_size(fp8_piece_bytes(N, IC, FLOATX_BYTES), fp8_piece_bytes(OC, IC, FP32_BYTES));
+    return max_size(x + fp8_piece_bytes(N, OC, FLOATX_BYTES), x + dy + backward);
+}
+// Bytes moved: reading a matrix for its largest magnitude; rounding it to `outputs` matrices of codes (the codes, those
+// of the transpose, or both); products, of which an output (M, N) with unaligned rows is copied from a piece.
+static inline size_t absmax_bytes(size_t rows, size_t columns) { return rows * columns * FLOATX_BYTES; }
+static inline size_t fp8_quantize_bytes(size_t rows, size_t columns, size_t outputs) {
+    return rows * columns * (FLOATX_BYTES + outputs);
+}
+static inline size_t fp8_product_bytes(size_t M, size_t N, size_t K, size_t element_bytes, bool add) {
+    bool direct = M % FP8_ALIGN == 0 && N % FP8_ALIGN == 0;
+    return K * (M + N) + M * N * element_bytes * ((add ? 2 : 1) + (direct ? 0 : 2));
+}
+
 // Pairs of a query and a key that it attends to, per head.
 static inline double attention_visible(AttentionShape s) {
     return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));

@@ -15,6 +15,7 @@ times. If a device shows another value, correct it here and name the device in t
 
 typedef enum {
     ASSUME_GEMM,
+    ASSUME_FP8_GEMM,
     ASSUME_ATTENTION_FORWARD,
     ASSUME_ATTENTION_BACKWARD,
     ASSUME_FORWARD_HALF,
@@ -43,6 +44,7 @@ typedef struct {
 static const Assumption assumptions[ASSUMPTION_COUNT] = {
     {"large matrix products", "of peak", {0.84, 0.88, 0.80, 0.72}, false,
         "H200 measured: 769 to 798 TFLOP/s at 8192^3 on random data; others estimated"},
+    {"large matrix products in FP8", "of peak", {0.70, 0.80, 0.70, 0.65}, false, "estimated"},
     {"attention forward, long sequences", "of peak", {0.64, 0.70, 0.71, 0.62}, false,
         "H200, cuDNN 9.19, published: 484 to 673 TFLOP/s at 2K to 16K; A100: arXiv 2307.08691; others estimated"},
     {"attention backward, long sequences", "of peak", {0.56, 0.58, 0.63, 0.52}, false,

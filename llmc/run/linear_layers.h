@@ -34,13 +34,13 @@ static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, Line
     return kept ? maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) + gradient : NULL;
 }
 
+enum { COPY_ALIGN = 256 };
 // Lays out the rounded copies of the weights; generation reads the weights themselves.
 static inline void plan_copies(ModelPlan *plan) {
-    const size_t align = 256;
     if (plan->purpose == FOR_GENERATION) return;
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
         Linear w = linear_shape(plan, (LinearKind)kind);
-        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), align);
+        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), COPY_ALIGN);
         if (kind == LINEAR_HEAD) {
             plan->copy_at[kind] = plan->config.L * plan->layer_copies_bytes;
             plan->copies_bytes = plan->copy_at[kind] + bytes;

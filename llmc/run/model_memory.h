@@ -209,7 +209,8 @@ static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B,
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
         Linear w = linear_shape(plan, (LinearKind)kind);
         int rows = kind == LINEAR_HEAD ? plan->logit_rows : N;
-        plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
+        if (linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD)) // otherwise nothing is rounded
+            plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
     }
 }
 #endif

@@ -222,6 +222,11 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--device predicts the bf16 program; this program is compiled for fp32");
     if (o->dry_run_out && !o->device) REFUSE(problems, "--dry-run-out requires --device");
     if (o->device && !device_peak_named(o->device)) problems += options_unknown_device(o->device);
+    const DevicePeak *gpu = o->device ? device_peak_named(o->device) : NULL;
+    if (gpu && o->gemm == GEMM_FP8 && device_fp8_tflops(gpu) == 0)
+        REFUSE(problems,
+               "--gemm fp8 requires a GPU of compute capability 8.9 or higher (Ada, Hopper, Blackwell); --device is %s",
+               gpu->name);
     if (comm_ranks() > 1 && (o->eval_out || o->dump_attention))
         REFUSE(problems, "--eval-out and --dump-attention require a single process, not %d ranks", comm_ranks());
     if (o->quantize) problems += options_quantize_problems(o->quantize);

@@ -24,7 +24,7 @@ static inline size_t predicted_workspace(const ModelPlan *plan, bool determinist
     return each * n;
 }
 
-// Turns a plan into that of the bf16 program on this GPU. The plan must not be allocated. A CUDA program's plan already
+// Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A CUDA program's plan already
 // is one: only its device changes.
 static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool deterministic) {
     plan->device = gpu;
@@ -34,6 +34,12 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool 
     if (plan->purpose == FOR_TRAINING) plan->logit_rows = (int)min_size((size_t)plan->B * plan->T, rows);
     plan_count_bytes(plan, gpu_elements);
     plan->workspace_bytes = predicted_workspace(plan, deterministic);
+    plan->copies_bytes = 0;
+    for (int kind = 0; kind < LINEAR_BLOCK_COUNT && plan->fp8; kind++) {
+        Linear w = linear_shape(plan, (LinearKind)kind);
+        plan->copies_bytes += plan->config.L * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
+        plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
+    }
     plan->received_bytes = s->level == 2 ? s->largest / s->ranks * FP32_BYTES : 0;
 }
 
@@ -53,6 +59,7 @@ static inline Prediction predict_step(const ModelPlan *plan, const Options *o, i
     predict_backward(&p, N);
     predict_recompute(&p, N);
     predict_update(&p);
+    if (plan->fp8) predict_fp8(&p, N);
     predict_communication(&p);
     for (int i = 0; i < PREDICTION_CLASSES; i++) p.step_ms += p.class_ms[i];
     return p;

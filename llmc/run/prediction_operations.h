@@ -11,6 +11,7 @@ tests/prediction_test.py checks that every operation occurs as often as there.
 */
 #ifndef LLMC_PREDICTION_OPERATIONS_H
 #define LLMC_PREDICTION_OPERATIONS_H
+#include "linear_layers.h"
 #include "prediction_types.h"
 
 // ---- rates
@@ -47,14 +48,21 @@ static inline void predict_rows(Prediction *p, PredictionClass kind, const char 
     predict_op(p, kind, name, calls, launches, 0, (double)bytes, memory_ms(p, (double)bytes) / share);
 }
 
+// Whether the products of a class are those of linear layers in FP8.
+static inline bool predicted_fp8(const Prediction *p, PredictionClass kind) {
+    return p->plan->fp8 && kind == CLASS_BLOCK_GEMMS;
+}
+
 // Milliseconds of C (M,N) = A (M,K) B (K,N), which reads and writes `bytes` bytes.
-static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes) {
+static inline double gemm_ms(const Prediction *p, int M, int N, int K, double bytes, bool fp8) {
     static const struct {
         int M, N;
         double share;
     } tiles[] = {{128, 256, 1}, {256, 128, 1}, {128, 128, 0.93}, {64, 128, 0.75}};
-    double rate = 1e9 * p->plan->device->tflops * p->assumed[ASSUME_GEMM], best = INFINITY;
-    int width = device_multiprocessors(p->plan->device);
+    const DevicePeak *gpu = p->plan->device;
+    double peak = fp8 ? device_fp8_tflops(gpu) : gpu->tflops, best = INFINITY;
+    double rate = 1e9 * peak * p->assumed[fp8 ? ASSUME_FP8_GEMM : ASSUME_GEMM];
+    int width = device_multiprocessors(gpu);
     for (size_t i = 0; i < sizeof(tiles) / sizeof(tiles[0]); i++)
         for (int split = 1; split == 1 || (split <= 8 && K % (128 * split) == 0); split *= 2) {
             double count = ceil((double)M / tiles[i].M) * ceil((double)N / tiles[i].N) * split,
@@ -66,19 +74,27 @@ static inline double gemm_ms(const Prediction *p, int M, int N, int K, double by
     double memory = memory_ms(p, bytes);
     return fmax(best, memory) + 0.25 * fmin(best, memory); // the first and last tiles do not overlap
 }
-static inline void predict_matmul_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
-    double bytes = (double)matmul_forward_bytes(N, IC, OC);
-    predict_op(p, kind, "matmul_forward", calls, 1, matmul_forward_flops(N, IC, OC), bytes,
-               gemm_ms(p, N, OC, IC, bytes));
+static inline void predict_linear_forward(Prediction *p, PredictionClass kind, double calls, int N, int IC, int OC) {
+    bool fp8 = predicted_fp8(p, kind);
+    double rounding = fp8 ? (double)fp8_quantize_bytes(N, IC, 1) : 0;
+    double bytes = (double)(fp8 ? fp8_product_bytes(N, OC, IC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
+    predict_op(p, kind, "linear_forward", calls, fp8 ? 2 : 1, matmul_forward_flops(N, IC, OC), rounding + bytes,
+               memory_ms(p, rounding) + gemm_ms(p, N, OC, IC, bytes, fp8));
 }
 // `writes` of the calls of a step write the weight's gradient; the others add to it.
-static inline void predict_matmul_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N,
+static inline void predict_linear_backward(Prediction *p, PredictionClass kind, double calls, double writes, int N,
                                            int IC, int OC) {
-    double adds = 1 - writes / (calls * p->repeats), dx = (double)matmul_forward_bytes(N, IC, OC);
-    double dweight = (double)matmul_dweight_bytes(N, IC, OC, false) * (1 - adds) +
-                     (double)matmul_dweight_bytes(N, IC, OC, true) * adds;
-    predict_op(p, kind, "matmul_backward", calls, 2, matmul_backward_flops(N, IC, OC), dx + dweight,
-               gemm_ms(p, N, IC, OC, dx) + gemm_ms(p, OC, IC, N, dweight));
+    bool fp8 = predicted_fp8(p, kind);
+    double dweight[2], share = 1 - writes / (calls * p->repeats); // of the calls that add
+    double rounding = fp8 ? (double)(fp8_quantize_bytes(N, IC, 1) + fp8_quantize_bytes(N, OC, 2)) : 0;
+    double dx = (double)(fp8 ? fp8_product_bytes(N, IC, OC, FLOATX_BYTES, false) : matmul_forward_bytes(N, IC, OC));
+    for (int add = 0; add < 2; add++)
+        dweight[add] =
+            (double)(fp8 ? fp8_product_bytes(OC, IC, N, FP32_BYTES, add) : matmul_dweight_bytes(N, IC, OC, add));
+    double written = dweight[0] * (1 - share) + dweight[1] * share;
+    predict_op(p, kind, "linear_backward", calls, fp8 ? 4 : 2, matmul_backward_flops(N, IC, OC),
+               rounding + dx + written,
+               memory_ms(p, rounding) + gemm_ms(p, N, IC, OC, dx, fp8) + gemm_ms(p, OC, IC, N, written, fp8));
 }
 // How often a step writes the gradient of a weight: once, or with --zero 2 in every micro-step.
 static inline double gradient_writes(const Prediction *p) { return p->plan->sharding.level == 2 ? p->micro_steps : 1; }
@@ -129,15 +145,15 @@ static inline void predict_heads(Prediction *p, int N) {
 static inline void predict_block_attention(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
     const AttentionDims *d = &p->plan->dims;
-    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
     predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
     predict_heads(p, N);
-    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
     predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
 }
 static inline void predict_block_mlp(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
-    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * c->F);
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, 2 * c->F);
     predict_rows(p, CLASS_SWIGLU, "swiglu_forward", 1, 1, swiglu_forward_bytes(N, c->F));
 }
 
@@ -149,7 +165,7 @@ static inline void predict_forward(Prediction *p, int N) {
     predict_begin(p, PART_LAYER, p->micro_steps * c->L);
     predict_block_attention(p, N);
     predict_block_mlp(p, N);
-    predict_matmul_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
     predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
 }
 
@@ -159,9 +175,9 @@ static inline void predict_head(Prediction *p, int N) {
     predict_begin(p, PART_HEAD, p->micro_steps);
     for (int last = 0; last <= (rest > 0); last++) {
         int n = last ? rest : rows, chunks = last ? 1 : N / rows;
-        predict_matmul_forward(p, CLASS_LM_HEAD, chunks, n, C, V);
+        predict_linear_forward(p, CLASS_LM_HEAD, chunks, n, C, V);
         predict_rows(p, CLASS_CROSS_ENTROPY, "cross_entropy", chunks, 1, cross_entropy_bytes(n, V, m->Vp, true));
-        predict_matmul_backward(p, CLASS_LM_HEAD, chunks, last ? 0 : gradient_writes(p), n, C, V);
+        predict_linear_backward(p, CLASS_LM_HEAD, chunks, last ? 0 : gradient_writes(p), n, C, V);
     }
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
 }
@@ -191,14 +207,14 @@ static inline void predict_backward(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
     double writes = gradient_writes(p) * c->L;
     predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
+    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
     predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, c->F));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
+    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 2, 2, rmsnorm_backward_bytes(N, c->C));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
+    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
     predict_heads_backward(p, N);
     predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
-    predict_matmul_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
+    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
     predict_begin(p, PART_EMBED_BACKWARD, p->micro_steps);
     int distinct =
         (int)(c->V * (1 - exp(-(double)N / c->V))); // expected number of different tokens among N, all equally likely
@@ -233,5 +249,29 @@ static inline void predict_update(Prediction *p) {
     predict_rows(p, CLASS_UPDATE, "buffer_zero", zeroed * gradient_writes(p), 1, zeros * FP32_BYTES / zeroed);
     predict_rows(p, CLASS_UPDATE, "sum_of_squares", s->count, 2, sum_of_squares_bytes(s->own) / s->count);
     predict_rows(p, CLASS_UPDATE, "adamw_update", m->tensors.count, 1, adamw_bytes(own, true) / m->tensors.count);
+}
+
+// What --gemm fp8 adds: the copies of weights, once per update, and maxima of tensors whose producers do not compute
+// them.
+static inline void predict_fp8(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    const AttentionDims *d = &p->plan->dims;
+    bool by_combine = d->pair_stride && !d->norm_count;
+    for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
+        Linear w = linear_shape(p->plan, (LinearKind)kind);
+        predict_begin(p, PART_UPDATE, 1);
+        predict_rows(p, CLASS_FP8, "linear_copy_weight", c->L, 3,
+                     absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
+    }
+    predict_begin(p, PART_EMBED, p->micro_steps);
+    predict_rows(p, CLASS_FP8, "buffer_zero", 1, 1, linear_max_count(p->plan) * sizeof(absmax_t));
+    predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
+    predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, d->fused_width));
+    if (by_combine || d->gate_width) return;
+    predict_begin(p, PART_LAYER, p->micro_steps * c->L);
+    predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, (size_t)d->OH * d->DV));
+    predict_begin(p, PART_RECOMPUTE, p->micro_steps * (c->L - 1));
+    if (p->plan->recompute == RECOMPUTE_BLOCK)
+        predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, (size_t)d->OH * d->DV));
 }
 #endif

@@ -81,8 +81,10 @@ static inline void print_prediction(const ModelPlan *plan, const Options *o) {
     PredictionSummary s = prediction_summary(&p);
     const DevicePeak *d = plan->device;
     char rate[32];
-    printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16: from assumed rates, not measured\n", d->name,
-           d->tflops, d->memory_gbs);
+    char fp8[64] = "";
+    if (plan->fp8) FORMAT(fp8, ", blocks fp8 (%.1f TFLOP/s)", device_fp8_tflops(d));
+    printf("expected step on %s (%.1f TFLOP/s, %.0f GB/s), bf16%s: from assumed rates, not measured\n", d->name,
+           d->tflops, d->memory_gbs, fp8);
     print_prediction_classes(&p);
     format_count(rate, sizeof(rate), s.tokens_per_s);
     printf("  %-24s %10.2f ms for %.0f micro-step%s of %d x %d, %d rows of logits at a time\n", "step", p.step_ms,
@@ -135,6 +137,7 @@ static inline void write_prediction(const char *path, const ModelPlan *plan, con
     double needs = (double)process_bytes(plan, sampling);
     cJSON *json = cJSON_CreateObject();
     cJSON_AddStringToObject(json, "device", plan->device->name);
+    cJSON_AddStringToObject(json, "products", plan->fp8 ? "fp8" : "bf16");
     cJSON_AddNumberToObject(json, "parameters", (double)plan->tensors.parameter_count);
     cJSON_AddNumberToObject(json, "ranks", plan->sharding.ranks);
     cJSON_AddNumberToObject(json, "micro_steps", p.micro_steps);

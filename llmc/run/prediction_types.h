@@ -17,6 +17,7 @@ static const char *const bound_names[BOUNDS] = {"matrix products", "attention", 
 // clang-format off
 #define PREDICTION_CLASS_TABLE(CLASS)                                            \
     CLASS(CLASS_BLOCK_GEMMS, "block GEMMs", BOUND_PRODUCTS)                      \
+    CLASS(CLASS_FP8, "FP8 copies and maxima", BOUND_MEMORY)                      \
     CLASS(CLASS_LM_HEAD, "LM head", BOUND_PRODUCTS)                              \
     CLASS(CLASS_ATTENTION_FORWARD, "attention forward", BOUND_ATTENTION)         \
     CLASS(CLASS_ATTENTION_BACKWARD, "attention backward", BOUND_ATTENTION)       \

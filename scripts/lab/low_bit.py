@@ -13,9 +13,18 @@ LOSSES = {  # of a run: what is compared, and how to get it
     "validated at its own precision": lambda run: run.val.get(run.steps),
     "both evaluated in fp32": lambda run: (run.eval or {}).get("loss"),
 }
-MEASURED = {  # over the layers of an evaluation: the name, the key, and the function
-    "largest attention logit": ("logit_max", max),
-    "largest activation": ("hidden_max", max),
+MEASURED = {  # of an evaluation: the part, the keys of a layer (the first that is not null), the function of the layers
+    "largest attention logit": ("attention", ("logit_max",), max),
+    "largest activation": ("attention", ("hidden_max",), max),
+    "bf16 error of a head, mean": ("attention_rounding", ("heads_mean",), stats.mean),
+    "bf16 error of a head, largest": ("attention_rounding", ("heads_max",), max),
+    "bf16 error of an output, mean": ("attention_rounding", ("combined_mean", "heads_mean"), stats.mean),
+    "bf16 error of an output, largest": ("attention_rounding", ("combined_max", "heads_max"), max),
+    "the same with bf16 inputs, mean": (
+        "attention_rounding",
+        ("combined_of_inputs_mean", "heads_of_inputs_mean"),
+        stats.mean,
+    ),
 }
 
 
@@ -89,19 +98,20 @@ def measured(study, lr, precisions):
     table = []
     for precision in precisions:
         part = []
-        for what, (key, over) in MEASURED.items():
+        for what, place in MEASURED.items():
             values = {}
             for arm in study.arms:
                 runs = run_at(study, arm, lr, precision).items()
-                values[arm] = {s: over_layers(run, key, over) for s, run in runs}
+                values[arm] = {s: over_layers(run.eval or {}, *place) for s, run in runs}
             part += rows(study, values, precision=precision, what=what)
         table += correct(part)
     return table
 
 
-def over_layers(run, key, over):
-    found = [layer.get(key) for layer in ((run.eval or {}).get("attention") or {}).get("layers", [])]
-    return over(found) if found and all(map(stats.finite, found)) else None
+def over_layers(evaluation, part, keys, over):
+    layers = evaluation.get(part, {}).get("layers", [])
+    found = [next((layer[key] for key in keys if stats.finite(layer.get(key))), None) for layer in layers]
+    return over(found) if found and None not in found else None
 
 
 def missing(study, lr, precisions, specs):

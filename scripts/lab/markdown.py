@@ -3,10 +3,10 @@
 from . import stats
 
 
-def interval(e, sign=False):
+def interval(e, sign=False, digits=4):
     if not e:
         return "–"
-    form = "+.4f" if sign else ".4f"
+    form = f"{'+' if sign else ''}.{digits}f"
     return f"{e['mean']:{form}}" + (
         f" [{e['mean'] - e['half']:{form}}, {e['mean'] + e['half']:{form}}]" if e["half"] is not None else ", one seed"
     )
@@ -108,7 +108,7 @@ def recall(r):
 def low_bit(r):
     part = r["low_bit"]
     decided = lambda e: e["half"] is not None and abs(e["mean"]) > e["half"]
-    estimate = lambda e: interval(e, True) + (" not shown" if e and not decided(e) else "")
+    estimate = lambda e: interval(e, True, 5) + (" not shown" if e and not decided(e) else "")
     cells = lambda row: [
         row["precision"],
         row["what"],

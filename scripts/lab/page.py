@@ -207,14 +207,14 @@ def low_bit_rows(r, part):
     for row in r["low_bit"][part]:
         gap = row["gap"]
         kind = "open" if not decided(gap) else "good" if gap["mean"] < 0 else "bad"
-        cost = interval(row["cost"], True) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
+        cost = interval(row["cost"], True, 5) + ("" if decided(row["cost"]) else " <span class=note>not shown</span>")
         rows.append(
             [
                 escape(row["precision"]),
                 escape(row["what"]),
                 arm_cell(row),
                 cost,
-                (interval(gap, True) + ("" if kind != "open" else " <span class=note>not shown</span>"), kind)
+                (interval(gap, True, 5) + ("" if kind != "open" else " <span class=note>not shown</span>"), kind)
                 if gap
                 else "reference"
                 if row["arm"] == r["reference"]
@@ -250,7 +250,9 @@ def low_bit_section(r):
         + table(
             ["trained in", "magnitude", "arm", "value", *head[2:]],
             low_bit_rows(r, "measured"),
-            "Over the layers, on the first 64 tokens of the windows. Gap: the arm's value minus that of the reference.",
+            "Over the layers. Logits and activations: on the first 64 tokens of windows. bf16 error: of rows of "
+            "attention in bf16, relative to their norm; an output is a head, or a pair after the subtraction. Gap: the "
+            "arm's value minus that of the reference.",
         )
     )
 

@@ -83,6 +83,7 @@ EVALUATION = {
     ],
     "quantized?": [{"spec": "text", "val_loss": "number or null"}],
     "attention?": {"layers": [{"*": "number or null"}]},
+    "attention_rounding?": {"layers": [{"*": "number or null"}]},
 }
 RECORDS = {
     "train": {"tokens": "number", "*": "value"},

@@ -1,0 +1,225 @@
+/*
+cuda_linear.h: FP8 on the device: codes and scales bit for bit, linear layers, and the products that the library
+refuses.
+*/
+#ifndef TESTS_CUDA_LINEAR_H
+#define TESTS_CUDA_LINEAR_H
+#include "cuda_engine.h"
+
+// The number of a code, from the definition of the format: sign, exponent, mantissa.
+static double fp8_decode(unsigned char code, Fp8Format f) {
+    int mantissa_bits = fp8_formats[f].mantissa_bits, smallest = fp8_formats[f].smallest_exponent;
+    int mantissa = code & ((1 << mantissa_bits) - 1), exponent = (code & 0x7F) >> mantissa_bits;
+    bool nan = f == FP8_E4M3 ? (code & 0x7F) == 0x7F : exponent == 31 && mantissa;
+    double size = exponent ? ldexp((1 << mantissa_bits) + mantissa, exponent - 1 + smallest - mantissa_bits)
+                           : ldexp(mantissa, smallest - mantissa_bits);
+    if (f == FP8_E5M2 && exponent == 31) size = INFINITY; // never stored
+    return nan ? NAN : code & 0x80 ? -size : size;
+}
+
+static absmax_t twin_absmax(const Tensor &x, int rows, int columns, int ld) {
+    twin::absmax_t max = 0;
+    twin::absmax_update(&max, x.twin.data(), rows, columns, ld);
+    return max;
+}
+
+// What x becomes in FP8, with the scale or without.
+static double twin_rounded(double x, absmax_t max, Fp8Format f, bool scaled) {
+    twin::Fp8Format format = (twin::Fp8Format)f;
+    float rounded = twin::fp8_round((float)x * twin::fp8_multiplier(max, format), format);
+    return scaled ? (double)rounded * (double)twin::fp8_scale(max, format) : (double)rounded;
+}
+
+static bool same_bits(double a, double b) { return isnan(a) ? isnan(b) : a == b && signbit(a) == signbit(b); }
+
+// Every code of the matrix (rows, columns) or, with `across`, of its transpose, and zeros in the padding.
+static void expect_codes(const char *what, const Tensor &codes, const Tensor &x, int rows, int columns, int ld,
+                         absmax_t max, Fp8Format f, bool across) {
+    size_t padded_rows = fp8_padded(rows), padded_columns = fp8_padded(columns), wrong = 0;
+    for (size_t r = 0; r < padded_rows; r++)
+        for (size_t c = 0; c < padded_columns; c++) {
+            bool inside = r < (size_t)rows && c < (size_t)columns;
+            double want = twin_rounded(inside ? x.twin[r * (size_t)ld + c] : 0, max, f, false); // NaN if max is
+            unsigned char code = codes.result[codes.begin + (across ? c * padded_rows + r : r * padded_columns + c)];
+            if (same_bits(fp8_decode(code, f), want)) continue;
+            EXPECT(wrong++ > 0, "%s: [%zu,%zu] is %.9g, the twin's %.9g", what, r, c, fp8_decode(code, f), want);
+        }
+    EXPECT(wrong == 0, "%s: %zu codes are wrong", what, wrong);
+}
+
+// The special tensors: what they contain besides random numbers of all magnitudes.
+enum { FP8_PLAIN, FP8_ZERO, FP8_INF, FP8_NAN, FP8_TINY, FP8_BEYOND, FP8_SPECIALS };
+
+static void fill_for_fp8(Tensor &x, int rows, int columns, int ld, int special) {
+    for (int r = 0; r < rows; r++) // with the columns beyond, which are not read
+        for (int c = 0; c < ld; c++) {
+            double v = test_random_real(&test_random) * exp2(12 * test_random_real(&test_random));
+            if (special == FP8_ZERO) v = c % 2 ? -0.0 : 0;
+            if (special == FP8_TINY) v = ldexp(v, -135); // many are subnormal in fp32
+            x.set(product(r, ld) + (size_t)c, c < columns ? v : NAN);
+        }
+    size_t last = product(rows - 1, ld) + (size_t)columns - 1;
+    if (special == FP8_INF) x.set(last, -INFINITY);
+    if (special == FP8_NAN) x.set(last, NAN);
+}
+
+// absmax_update and fp8_quantize. n: rows, columns, columns that are not read
+static void check_fp8_quantize(const Case *c) {
+    int rows = c->n[0], columns = c->n[1], ld = columns + c->n[2];
+    for (int way = 0; way < 2 * FP8_SPECIALS; way++) {
+        int special = way / 2, outputs = way % 3; // both; codes; their transpose
+        Fp8Format f = way % 2 ? FP8_E5M2 : FP8_E4M3;
+        Operands o(c->shift);
+        size_t words = fp8_padded(rows) * fp8_padded(columns) / sizeof(float);
+        Tensor &x = o.in("x", product(rows, ld)), &max = o.updated_fp32("max", 1), &scale = o.out_fp32("scale", 1),
+               &codes = o.out_fp32("codes", words), &across = o.out_fp32("transposed codes", words);
+        fill_for_fp8(x, rows, columns, ld, special);
+        max.set(0, 0);
+        absmax_t given = twin_absmax(x, rows, columns, ld);
+        if (special == FP8_BEYOND) given = 0x3C000000; // 2^-7: most numbers are beyond the largest
+        Fp8Codes to = {outputs == 2 ? nullptr : (uint8_t *)codes.at(), outputs == 1 ? nullptr : (uint8_t *)across.at(),
+                       scale.f()};
+        o.run(0, [&] {
+            if (special == FP8_BEYOND) buffer_upload(max.at(), &given, sizeof(given));
+            else absmax_update((absmax_t *)max.at(), x.x(), rows, columns, ld);
+            fp8_quantize(to, x.x(), rows, columns, ld, (absmax_t *)max.at(), f);
+        });
+        absmax_t got;
+        memcpy(&got, &max.result[max.begin], sizeof(got));
+        bool both_nan = got > 0x7F800000 && given > 0x7F800000;
+        EXPECT(got == given || both_nan, "way %d: the largest magnitude is %08x, the twin's %08x", way, got, given);
+        double want = (double)twin::fp8_scale(given, (twin::Fp8Format)f), is = scale.value(scale.result, 0);
+        EXPECT(same_bits(is, want), "way %d: the scale is %.9g, the twin's %.9g", way, is, want);
+        if (to.codes) expect_codes("codes", codes, x, rows, columns, ld, given, f, false);
+        if (to.transposed) expect_codes("transposed codes", across, x, rows, columns, ld, given, f, true);
+    }
+}
+static const Check fp8_quantize_check = {"fp8_quantize", check_fp8_quantize, "rows columns gap"};
+
+// to (rows, columns) = what `x` becomes in FP8
+static std::vector<double> rounded_matrix(const Tensor &x, int rows, int columns, int ld, Fp8Format f) {
+    absmax_t max = twin_absmax(x, rows, columns, ld);
+    std::vector<double> to;
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++) to.push_back(twin_rounded(x.twin[product(r, ld) + (size_t)c], max, f, true));
+    return to;
+}
+
+// A sum of `length` products below 1: rounding errors of fp32 sums and of the scales. On a GPU also those of partial
+// sums: Hopper's tensor cores keep 14 bits of them (DeepSeek-V3 technical report, section 3.3.2).
+static Error fp8_product_error(int length) {
+#ifdef CUDA_ON_CPU
+    return {4, error_of_product(length)};
+#else
+    return {4, error_of_product(length) + 0x1p10 * length};
+#endif
+}
+
+// A linear layer is the product of the rounded operands. special: an infinity in dy, a NaN in x
+static void check_linear(const Case *c) {
+    int N = c->n[0], IC = c->n[1], OC = c->n[2], ld = c->n[3], special = c->n[4];
+    EXPECT(!linear_configure(GEMM_FP8), "%s", linear_configure(GEMM_FP8));
+    for (int add = 0; add < 2; add++) {
+        Operands o(c->shift);
+        Tensor &x = o.in("x", product(N, IC)), &weight = o.in("weight", product(OC, IC)),
+               &dy = o.in("dy", product(N, ld)), &y = o.out("y", product(N, ld)), &dx = o.out("dx", product(N, IC)),
+               &dweight = o.updated_fp32("dweight", product(OC, IC)), &x_max = o.updated_fp32("x_max", 1),
+               &dy_max = o.updated_fp32("dy_max", 1),
+               &copy = o.out_fp32("copy", linear_copy_bytes(IC, OC, false) / sizeof(float));
+        for (int n = 0; n < N; n++)
+            for (int k = OC; k < ld; k++) dy.set(product(n, ld) + (size_t)k, NAN);
+        if (special == 1) dy.set(0, INFINITY);
+        if (special == 2) x.set(0, NAN);
+        x_max.set(0, 0), dy_max.set(0, 0);
+        if (!add) dweight.poison();
+        Linear w = {weight.x(), copy.at(), IC, OC, ld, (absmax_t *)x_max.at(), (absmax_t *)dy_max.at()};
+        o.run(linear_workspace_bytes(N, IC, OC), [&] {
+            absmax_update(w.x_max, x.x(), N, IC, IC);
+            absmax_update(w.dy_max, dy.x(), N, OC, ld);
+            linear_copy_weight(w);
+            linear_forward(y.x(), x.x(), w, N);
+            linear_backward(dx.x(), dweight.f(), dy.x(), x.x(), w, N, add);
+        });
+        std::vector<double> xs = rounded_matrix(x, N, IC, IC, FP8_ACTIVATION),
+                            ws = rounded_matrix(weight, OC, IC, IC, FP8_WEIGHT),
+                            dys = rounded_matrix(dy, N, OC, ld, FP8_GRADIENT);
+        twin::matmul_forward(y.t(), xs.data(), ws.data(), N, IC, OC, ld);
+        twin::matmul_backward(dx.t(), dweight.t(), dys.data(), xs.data(), ws.data(), N, IC, OC, OC, add);
+        o.expect(y, fp8_product_error(IC));
+        o.expect(dx, fp8_product_error(OC));
+        o.expect(dweight, fp8_product_error(N));
+    }
+    linear_configure(sizeof(floatX) == 2 ? GEMM_BF16 : GEMM_FP32);
+}
+static const Check linear_check = {"linear", check_linear, "N IC OC ld special"};
+
+#ifdef CUDA_ON_CPU
+// What cuBLASLt refuses in FP8, each with a product that it supports but for one fact.
+static void check_fp8_refusals(const Case *) {
+    const OperandType STORED_ = OPERAND_STORED, E4M3 = OPERAND_E4M3, E5M2 = OPERAND_E5M2;
+    const GemmProblem supported = {{false, true, false, false, 32, 48, 64, 64, 64, 48}, {E5M2, E4M3}, {16, 16, 16}};
+    const float scale = 1;
+    struct {
+        const char *capability, *reason; // NULL: supported
+        bool transpose_a, transpose_b;
+        int M, N, K, lda, ldb, ldc;
+        OperandType types[2];
+        unsigned alignment[3];
+        const float *scales[2];
+    } const cases[] = {
+#define TYPES {E5M2, E4M3}
+#define ALIGNED \
+    { 16, 16, 16 }
+#define SCALED \
+    { &scale, &scale }
+        {"90", NULL, false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
+        {"89", NULL, false, true, 32, 48, 64, 64, 64, 48, {E4M3, E5M2}, {256, 32, 16}, SCALED},
+        {"120", NULL, false, true, 16, 16, 16, 16, 32, 64, {E4M3, E4M3}, ALIGNED, SCALED},
+        {"100", NULL, false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
+        {"90", "layout", false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
+        {"90", "layout", true, true, 32, 48, 64, 32, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "layout", true, false, 32, 48, 64, 32, 48, 48, TYPES, ALIGNED, SCALED},
+        {"89", "layout", false, false, 32, 48, 64, 64, 48, 48, TYPES, ALIGNED, SCALED},
+        {"120", "layout", true, true, 32, 48, 64, 32, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "multiple of 16", false, true, 24, 48, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "multiple of 16", false, true, 32, 40, 64, 64, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "multiple of 16", false, true, 32, 48, 56, 64, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "rows are not aligned", false, true, 32, 48, 64, 72, 64, 48, TYPES, ALIGNED, SCALED},
+        {"90", "rows are not aligned", false, true, 32, 48, 64, 64, 72, 48, TYPES, ALIGNED, SCALED},
+        {"90", "rows are not aligned", false, true, 32, 48, 64, 64, 64, 50, TYPES, ALIGNED, SCALED},
+        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {8, 16, 16}, SCALED},
+        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {16, 8, 16}, SCALED},
+        {"90", "an address", false, true, 32, 48, 64, 64, 64, 48, TYPES, {16, 16, 8}, SCALED},
+        {"90", "E5M2", false, true, 32, 48, 64, 64, 64, 48, {E5M2, E5M2}, ALIGNED, SCALED},
+        {"90", "not in FP8", false, true, 32, 48, 64, 64, 64, 48, {E5M2, STORED_}, ALIGNED, SCALED},
+        {"90", "a scale is missing", false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, {&scale, NULL}},
+        {"90", "a scale is missing", false, true, 32, 48, 64, 64, 64, 48, TYPES, ALIGNED, {NULL, &scale}},
+#undef TYPES
+#undef ALIGNED
+#undef SCALED
+    };
+    gemm_library_start();
+    for (const auto &c : cases) {
+        GemmProblem p = supported;
+        GemmHandles handles;
+        GemmAlgorithm found[GEMM_CANDIDATES];
+        const char *why = "?";
+        p.shape = {c.transpose_a, c.transpose_b, false, false, c.M, c.N, c.K, c.lda, c.ldb, c.ldc};
+        memcpy(p.types, c.types, sizeof(p.types));
+        memcpy(p.alignment, c.alignment, sizeof(p.alignment));
+        const GemmOperands operands = {NULL, NULL, c.scales[0], c.scales[1], {c.types[0], c.types[1]}};
+        setenv("CUDA_ON_CPU_CAPABILITY", c.capability, 1);
+        gemm_describe(&handles, &p);
+        gemm_set_scales(&handles, &operands);
+        int count = gemm_find(found, GEMM_CANDIDATES, &handles, &p, false, &why);
+        bool refused = count == 0;
+        EXPECT(refused == (c.reason != NULL) && (!refused || strstr(why, c.reason)),
+               "case %d: %d algorithms (%s), the reason should be %s", (int)(&c - cases), count, refused ? why : "-",
+               c.reason ? c.reason : "none");
+    }
+    unsetenv("CUDA_ON_CPU_CAPABILITY");
+    gemm_library_stop();
+}
+static const Check fp8_refusals_check = {"refused FP8 products", check_fp8_refusals, ""};
+#endif
+#endif

@@ -1,0 +1,499 @@
+/*
+low_precision.h: tests of --gemm bf16 and fp8 in the model and in runs: what each linear layer rounds, gradients beside
+those in fp32, zeros, numbers that are not finite, copies of weights, and numerics of the other modes. recompute.h and
+ranks.h contain the tests of --recompute and of ranks; operations.h and fp8_test.py those of the rounding.
+*/
+#ifndef TESTS_LOW_PRECISION_H
+#define TESTS_LOW_PRECISION_H
+#include "recompute.h"
+#include "spikes.h"
+
+// A number is rounded by at most this share of it (if it is not subnormal): half a unit of the last bit of 1.
+static double rounding_share(GemmType type, bool gradient) {
+    return type == GEMM_BF16 ? 0x1p-8 : 0.5 * exp2(-fp8_formats[gradient ? FP8_GRADIENT : FP8_WEIGHT].mantissa_bits);
+}
+
+// ---- what each linear layer rounds
+
+// The layer with its own copy of the weight, and the largest magnitudes of these operands.
+static Linear fresh_linear(const Model *m, LinearKind kind, int l, absmax_t *max, const floatX *x, const floatX *dy,
+                           int N) {
+    Linear w = linear_of(m, kind, l);
+    w.copy = buffer_alloc(linear_copy_bytes(w.IC, w.OC, false), "a test");
+    max[0] = max[1] = 0;
+    absmax_update(&max[0], x, N, w.IC, w.IC);
+    if (dy) absmax_update(&max[1], dy, N, w.OC, w.ld);
+    w.x_max = &max[0], w.dy_max = &max[1];
+    linear_copy_weight(w);
+    return w;
+}
+
+// y of a layer, computed with fresh_linear.
+static floatX *fresh_output(const Model *m, LinearKind kind, int l, const floatX *x, int N) {
+    absmax_t max[2];
+    Linear w = fresh_linear(m, kind, l, max, x, NULL, N);
+    floatX *y = (floatX *)checked_calloc((size_t)N * w.ld, sizeof(floatX));
+    linear_forward(y, x, w, N);
+    buffer_free(w.copy);
+    return y;
+}
+static size_t different(const floatX *a, const floatX *b, int N, int columns, int ld) {
+    size_t count = 0;
+    for (int n = 0; n < N; n++)
+        for (int c = 0; c < columns; c++) count += memcmp(&a[n * ld + c], &b[n * ld + c], sizeof(floatX)) != 0;
+    return count;
+}
+static void add_to(floatX *y, const floatX *x, size_t count) {
+    for (size_t i = 0; i < count; i++) y[i] += x[i];
+}
+
+// The forward has left the input of each layer, and v, gate_up and the residual stream. RoPE has rotated q and k.
+static void expect_forward_rounds(const Model *m, int l, int N, const char *what) {
+    const LayerActivations *a = &m->acts.layers[l];
+    const AttentionDims *d = &m->plan.dims;
+    int C = m->plan.config.C, F = m->plan.config.F;
+    floatX *fused = fresh_output(m, LINEAR_FUSED, l, a->norm1, N), *o = fresh_output(m, LINEAR_O, l, a->attn_out, N),
+           *gate_up = fresh_output(m, LINEAR_GATE_UP, l, a->norm2, N),
+           *down = fresh_output(m, LINEAR_DOWN, l, a->hidden, N);
+    add_to(o, block_input(m, l), (size_t)N * C);
+    add_to(down, a->x_mid, (size_t)N * C);
+    size_t wrong[] = {different(fused + d->v_at, a->fused + d->v_at, N, d->v_rows, d->fused_ld),
+                      different(o, a->x_mid, N, C, C), different(gate_up, a->gate_up, N, 2 * F, 2 * F),
+                      different(down, a->x_out, N, C, C)};
+    for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++)
+        EXPECT(!wrong[kind], "%s: layer %d, matrix %d: %zu outputs are not those of operands with their own maxima",
+               what, l, kind, wrong[kind]);
+    free(fused);
+    free(o);
+    free(gate_up);
+    free(down);
+}
+
+// dweight of a layer, computed with fresh_linear, beside the model's; and dx, unless `wanted` is NULL.
+static void expect_backward_rounds(Model *m, LinearKind kind, int l, const floatX *x, const floatX *dy,
+                                   const floatX *wanted, TensorKind weight, int N, const char *what) {
+    absmax_t max[2];
+    Linear w = fresh_linear(m, kind, l, max, x, dy, N);
+    floatX *dx = (floatX *)checked_calloc((size_t)N * w.IC, sizeof(floatX));
+    grad_t *dw = (grad_t *)checked_calloc((size_t)w.OC * w.IC, sizeof(grad_t));
+    linear_backward(dx, dw, dy, x, w, N, false);
+    size_t weights = different(dw, grad(m, weight, l), w.OC, w.IC, w.IC),
+           inputs = wanted ? different(dx, wanted, N, w.IC, w.IC) : 0;
+    EXPECT(!weights && !inputs, "%s: layer %d, matrix %d: %zu gradients of the weight and %zu of the input are wrong",
+           what, l, (int)kind, weights, inputs);
+    buffer_free(w.copy);
+    free(dx);
+    free(dw);
+}
+
+// The gradient of o_proj's output is dx before norm1 adds to it: it adds zeros while its weight is zero.
+static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens, const char *what) {
+    Activations *a = &m->acts;
+    int N = mc->B * mc->T, C = mc->C, L = mc->L;
+    size_t bytes = (size_t)N * C * sizeof(floatX);
+    floatX *before = (floatX *)checked_calloc(1, bytes), *norm1 = (floatX *)checked_calloc(C, sizeof(floatX));
+    model_read_batch(m, tokens, tokens + 1, NULL, N);
+    model_forward(m, mc->B, mc->T, 0);
+    for (int l = 0; l < L; l++) expect_forward_rounds(m, l, N, what);
+    model_classify(m, N, (real)(1.0 / N));
+    rmsnorm_backward(a->dx, grad(m, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out, param(m, T_NORM_FINAL, 0),
+                     a->rstd_final, N, C, false, output_max(m, LINEAR_DOWN, L - 1));
+    for (int l = L - 1; l >= 0; l--) {
+        const LayerActivations *layer = &a->layers[l];
+        memcpy(before, a->dx, bytes);
+        memcpy(norm1, param(m, T_NORM1, l), C * sizeof(floatX));
+        memset(param(m, T_NORM1, l), 0, C * sizeof(floatX));
+        block_backward(m, l, block_input(m, l), mc->B, mc->T);
+        memcpy(param(m, T_NORM1, l), norm1, C * sizeof(floatX));
+        expect_backward_rounds(m, LINEAR_DOWN, l, layer->hidden, before, a->dhidden, T_MLP_DOWN, N, what);
+        expect_backward_rounds(m, LINEAR_GATE_UP, l, layer->norm2, a->dgate_up, NULL, T_MLP_GATE, N, what);
+        expect_backward_rounds(m, LINEAR_O, l, layer->attn_out, a->dx, NULL, T_O, N, what);
+        expect_backward_rounds(m, LINEAR_FUSED, l, layer->norm1, a->dfused, a->dnorm, T_Q, N, what);
+    }
+    free(before);
+    free(norm1);
+}
+
+// wide: as on a CPU that does not multiply bf16.
+static void low_precision_begin(GemmType type, bool wide) {
+    CHECK(!linear_configure(type), "--gemm %s is refused", gemm_choice(type));
+    if (wide) linear_storage = STORE_FP32;
+}
+
+static void test_each_layer_rounds(void) {
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++)
+        for (int wide = 0; wide < 2; wide++)
+            for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+                for (int c = 0; c < MODEL_CASE_COUNT; c++) {
+                    const ModelCase *mc = &model_cases[c];
+                    char what[200];
+                    Model m;
+                    low_precision_begin((GemmType)type, wide);
+                    int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
+                    if (!tokens) continue;
+                    FORMAT(what, "%s%s, %s, %s", gemm_choice(type), wide ? " in fp32" : "", attention_variants[v].name,
+                           mc->why);
+                    expect_model_rounds(&m, mc, tokens, what);
+                    case_end(&m, tokens);
+                }
+    low_precision_begin(GEMM_FP32, false);
+}
+
+// ---- gradients beside those in fp32
+
+// The smallest cosine of the gradient of a tensor with that in fp32. Each of the 4L products (in bf16 one more, of the LM
+// head) rounds two operands in the forward, and W and dy in the backward; dweight rounds x and dy. If the relative errors
+// of these steps are independent, their squares add up. What is between the products doubles an error at most: swiglu
+// multiplies two numbers that have errors, and softmax and norms subtract means. With a relative error e, orthogonal to
+// the gradient, the cosine is 1/sqrt(1 + e^2).
+static double least_cosine(GemmType type, int L) {
+    double products = 4 * L + (type == GEMM_BF16), u = rounding_share(type, false), u_dy = rounding_share(type, true);
+    double squares = (3 * products + 1) * u * u + (products + 1) * u_dy * u_dy;
+    return 1 / sqrt(1 + 4 * squares);
+}
+static double cosine(const grad_t *a, const grad_t *b, size_t count) {
+    double ab = 0, aa = 0, bb = 0;
+    for (size_t i = 0; i < count; i++) {
+        ab += (double)a[i] * (double)b[i];
+        aa += (double)a[i] * (double)a[i];
+        bb += (double)b[i] * (double)b[i];
+    }
+    return ab / sqrt(aa * bb);
+}
+static double tensor_norm(const Model *m, const grad_t *grads, int i) {
+    const Tensor *t = &m->plan.tensors.tensors[i];
+    double squares = 0;
+    for (size_t e = 0; e < t->count; e++) squares += pow((double)grads[t->offset + e], 2);
+    return sqrt(squares);
+}
+
+static void test_gradients_of_types(void) {
+    double worst[2] = {1, 1};
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+        for (int c = 0; c < MODEL_CASE_COUNT; c++) {
+            const ModelCase *mc = &model_cases[c];
+            grad_t *exact = NULL;
+            for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
+                Model m;
+                low_precision_begin((GemmType)type, false);
+                int *tokens = case_start(&m, mc, &attention_variants[v], FOR_TRAINING);
+                if (!tokens) continue;
+                double loss = case_loss(&m, tokens, mc->B, mc->T, true), largest = 0;
+                if (type == GEMM_FP32) exact = m.grads, m.grads = NULL;
+                for (int i = 0; i < m.plan.tensors.count; i++) largest = fmax(largest, tensor_norm(&m, exact, i));
+                for (int i = 0; i < m.plan.tensors.count && type != GEMM_FP32; i++) {
+                    const Tensor *t = &m.plan.tensors.tensors[i];
+                    if (tensor_norm(&m, exact, i) < 1e-5 * largest) continue; // zero in exact arithmetic
+                    double is = cosine(m.grads + t->offset, exact + t->offset, t->count);
+                    worst[type - 1] = fmin(worst[type - 1], is);
+                    EXPECT(isfinite(loss) && is >= least_cosine((GemmType)type, mc->L),
+                           "%s, %s, %s: the cosine of %s is %.6f, at least %.6f is expected", gemm_choice(type),
+                           attention_variants[v].name, mc->why, t->name, is, least_cosine((GemmType)type, mc->L));
+                }
+                case_end(&m, tokens);
+            }
+            buffer_free(exact);
+        }
+    EXPECT(worst[0] < 1 && worst[1] < worst[0], "the smallest cosines are %.9f in bf16 and %.9f in fp8", worst[0],
+           worst[1]);
+    low_precision_begin(GEMM_FP32, false);
+}
+
+// Each micro-batch has its own maxima: the gradients of two add up, also if the first one's numbers are larger. A product
+// is added in fp32.
+static void test_micro_batches_of_types(void) {
+    const ModelCase *mc = &model_cases[1];
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
+        Model m;
+        low_precision_begin((GemmType)type, false);
+        int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING), N = mc->B * mc->T;
+        size_t count = m.plan.tensors.buffer_count;
+        grad_t *sum = (grad_t *)checked_calloc(count, sizeof(grad_t));
+        int *batches[] = {case_tokens(N + 1, mc->V, 31), tokens};
+        // the first batch is 5 times as important, so that its gradients are larger
+        const double rows[] = {0.2 * N, N};
+        for (int b = 0; b < 2; b++) {
+            m.micro_step = 0;
+            model_micro_step(&m, batches[b], batches[b] + 1, NULL, mc->B, mc->T, rows[b]);
+            for (size_t i = 0; i < count; i++) sum[i] += m.grads[i];
+        }
+        for (int b = 0; b < 2; b++) {
+            m.micro_step = b;
+            model_micro_step(&m, batches[b], batches[b] + 1, NULL, mc->B, mc->T, rows[b]);
+        }
+        double error = gradient_distance(m.grads, sum, count);
+        EXPECT(error <= 50 * 0x1p-23, "%s: two micro-batches: relative difference %.3g", gemm_choice(type), error);
+        free(batches[0]);
+        free(sum);
+        case_end(&m, tokens);
+    }
+    low_precision_begin(GEMM_FP32, false);
+}
+
+// ---- zeros, and numbers that are not finite
+
+// Zero weights and zero activations have the largest magnitude 0, and products of 0, not NaN.
+static void test_zero_tensors(void) {
+    static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN, T_NORM1, T_NORM2};
+    const ModelCase *mc = &model_cases[1];
+    for (int k = 0; k < 6; k++) {
+        Model m;
+        low_precision_begin(GEMM_FP8, false);
+        int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
+        const Tensor *t = tensor_of(&m.plan.tensors, kinds[k], 1);
+        memset(m.params + t->offset, 0, t->count * sizeof(floatX));
+        double loss = case_loss(&m, tokens, mc->B, mc->T, true), norm = case_grad_norm(&m);
+        EXPECT(isfinite(loss) && isfinite(norm) && norm > 0, "%s = 0: loss %g, gradient norm %g", t->name, loss, norm);
+        // without the down projection no gradient reaches the MLP's other matrices; without norm2 their input is 0
+        const Tensor *gate = tensor_of(&m.plan.tensors, T_MLP_GATE, 1);
+        double of_gate = 0;
+        for (size_t e = 0; e < gate->count; e++) of_gate += fabs((double)m.grads[gate->offset + e]);
+        bool none = kinds[k] == T_MLP_DOWN || kinds[k] == T_NORM2;
+        EXPECT((of_gate == 0) == none, "%s = 0: the sum of gradients of %s is %g", t->name, gate->name, of_gate);
+        case_end(&m, tokens);
+    }
+    low_precision_begin(GEMM_FP32, false);
+}
+
+// Every product with an infinity or NaN in an operand is NaN, also where that element meets zeros, and also if the other
+// operand is zero.
+static void test_not_finite_operands(void) {
+    enum { N = 20, IC = 24, OC = 16 };
+    static const float bad[] = {INFINITY, -INFINITY, NAN};
+    for (int wide = 0; wide < 2; wide++)
+        for (int of = 0; of < 3; of++)              // x, the weight, dy
+            for (int zeros = 0; zeros < 2; zeros++) // whether the other operands are 0
+                for (int b = 0; b < 3; b++) {
+                    floatX x[N * IC], weight[OC * IC], dy[N * OC], y[N * OC], dx[N * IC];
+                    grad_t dw[OC * IC];
+                    floatX *const operands[] = {x, weight, dy};
+                    absmax_t max[2] = {0, 0};
+                    for (int i = 0; i < N * IC; i++) x[i] = (floatX)(zeros ? 0 : 1);
+                    for (int i = 0; i < OC * IC; i++) weight[i] = (floatX)(zeros ? 0 : 1);
+                    for (int i = 0; i < N * OC; i++) dy[i] = (floatX)(zeros ? 0 : 1);
+                    operands[of][37] = (floatX)bad[b];
+                    low_precision_begin(GEMM_FP8, wide);
+                    absmax_update(&max[0], x, N, IC, IC);
+                    absmax_update(&max[1], dy, N, OC, OC);
+                    Linear w = {weight, buffer_alloc(linear_copy_bytes(IC, OC, false), "a test"), IC, OC, OC, &max[0],
+                                &max[1]};
+                    ops_init(linear_workspace_bytes(N, IC, OC));
+                    linear_copy_weight(w);
+                    linear_forward(y, x, w, N);
+                    linear_backward(dx, dw, dy, x, w, N, false);
+                    int good[3] = {0, 0, 0};
+                    for (int i = 0; i < N * OC; i++) good[0] += !isnan((double)y[i]);
+                    for (int i = 0; i < N * IC; i++) good[1] += !isnan((double)dx[i]);
+                    for (int i = 0; i < OC * IC; i++) good[2] += !isnan((double)dw[i]);
+                    EXPECT((good[0] == 0 || of == 2) && (good[1] == 0 || of == 0) && (good[2] == 0 || of == 1),
+                           "%s, operand %d has %g: %d of y, %d of dx, %d of dweight are not NaN",
+                           wide ? "in fp32" : "as on this CPU", of, (double)bad[b], good[0], good[1], good[2]);
+                    buffer_free(w.copy);
+                    ops_free();
+                }
+    low_precision_begin(GEMM_FP32, false);
+}
+
+// A step with an infinity or a NaN in a weight leaves the weights and the moments as they are.
+static void test_not_finite_steps(void) {
+    static const TensorKind kinds[] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN};
+    ProgramData d = program_data();
+    InnerRun *inner = inner_open(&d, "--gemm fp8");
+    Model *model = &inner->run.model;
+    size_t params_bytes = model->plan.params_bytes, moments_bytes = model->plan.moments_bytes;
+    floatX *params = (floatX *)checked_calloc(1, params_bytes);
+    real *moments = (real *)checked_calloc(1, moments_bytes);
+    EXPECT(run_step(&inner->run).decision.apply, "the first step is not applied");
+    for (int k = 0; k < 8; k++) {
+        floatX *weight = param(model, kinds[k % 4], 0) + 5, kept = *weight;
+        *weight = (floatX)(k < 4 ? INFINITY : NAN);
+        weight_copies_forget(&model->copies, &model->plan);
+        memcpy(params, model->params, params_bytes);
+        memcpy(moments, model->m, moments_bytes);
+        StepResult r = run_step(&inner->run);
+        EXPECT(!r.decision.finite && !r.decision.apply, "matrix %d: loss %g, norm %g, applied %d", k, r.loss,
+               r.grad_norm, r.decision.apply);
+        EXPECT(memcmp(params, model->params, params_bytes) == 0 && memcmp(moments, model->m, moments_bytes) == 0,
+               "matrix %d: weights or moments changed", k);
+        *weight = kept;
+        weight_copies_forget(&model->copies, &model->plan);
+        EXPECT(run_step(&inner->run).decision.apply, "matrix %d: the next step is not applied", k);
+    }
+    free(params);
+    free(moments);
+    inner_close(inner);
+    low_precision_begin(GEMM_FP32, false);
+    test_remove_directory(&d.dir);
+}
+
+// ---- copies of weights
+
+// The loss of a batch with the copies as they are, and with new ones.
+static void expect_current_copies(Model *model, const int *tokens, int B, int T, const char *what) {
+    double as_is = case_loss(model, tokens, B, T, false);
+    weight_copies_forget(&model->copies, &model->plan);
+    double current = case_loss(model, tokens, B, T, false);
+    EXPECT(as_is == current, "%s after %s: the loss is %.9g, with new copies %.9g", gemm_choice((int)linear_type), what,
+           as_is, current);
+}
+
+static void test_copies_after_changes(void) {
+    ProgramData d = program_data();
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
+        char options[700];
+        FORMAT(options, "--gemm %s --out %s/%s --rollback 1:1 --checkpoint-every 9 --no-checkpoint-background",
+               gemm_choice(type), d.dir.path, gemm_choice(type));
+        InnerRun *inner = inner_open(&d, options);
+        Run *run = &inner->run;
+        Model *model = &run->model;
+        int B = model->plan.B, T = model->plan.T, *tokens = case_tokens(B * T + 1, 256, 3);
+        double first = case_loss(model, tokens, B, T, false);
+        run_step(run);
+        expect_current_copies(model, tokens, B, T, "an update");
+        double saved = case_loss(model, tokens, B, T, false);
+        run_checkpoint(run, false);
+        run_step(run);
+        double last = case_loss(model, tokens, B, T, false);
+        rollback_record_step(&run->state.rollback, run->state.step, true);
+        run_roll_back(run);
+        EXPECT(first != saved && saved != last, "the losses are %.9g, %.9g and %.9g", first, saved, last);
+        double back = case_loss(model, tokens, B, T, false);
+        EXPECT(back == saved, "%s: the loss after a rollback is %.9g, in the checkpoint it was %.9g", gemm_choice(type),
+               back, saved);
+        expect_current_copies(model, tokens, B, T, "a rollback");
+        free(tokens);
+        inner_close(inner);
+    }
+    low_precision_begin(GEMM_FP32, false);
+    test_remove_directory(&d.dir);
+}
+
+// ---- runs
+
+// Rounded products change a run a little, from the first step on. A resume keeps the type, and gives the same bits.
+static void expect_run_of_type(const ProgramData *d, GemmType type) {
+    const char *name = gemm_choice(type);
+    ProgramResult r;
+    char options[700], wanted[100];
+    double exact = 0, loss = 0, val = 0, evaluated = 0;
+    FORMAT(options, "--steps 20 --val-data '%s/val.bin' --val-every 20 --val-steps 2 --gemm %s", d->dir.path, name);
+    run_trainer(&r, d, name, options);
+    EXPECT_STATUS(r, 0);
+    strcat(options, " --stop-after 7");
+    run_trainer(&r, d, "stopped", options);
+    EXPECT_STATUS(r, 0);
+    run_command(&r, "%s --out '%s/stopped' --resume", test_program(), d->dir.path);
+    EXPECT(r.status == 0 && !strstr(r.out, "option --gemm:"), "status %d, a resume with the same type: %.600s",
+           r.status, r.out);
+    for (int i = 0; i < 2; i++) {
+        run_command(&r, "cd '%s' && cmp %s/checkpoints/step_00000020/%s stopped/checkpoints/step_00000020/%s",
+                    d->dir.path, name, i ? "model.safetensors" : "optimizer.safetensors",
+                    i ? "model.safetensors" : "optimizer.safetensors");
+        EXPECT(r.status == 0, "--gemm %s, after a resume: %.200s", name, r.out);
+    }
+    log_records(d, "exact", "train", "loss", &exact);
+    log_records(d, name, "train", "loss", &loss);
+    log_records(d, name, "val", "loss", &val);
+    EXPECT(loss != exact && fabs(loss - exact) < 2 * rounding_share(type, true) * exact,
+           "the last loss is %.9g in fp32, %.9g in %s", exact, loss, name);
+    FORMAT(wanted, "products of numbers rounded to %s", name);
+    run_command(&r, "cat '%s/%s/run.json'", d->dir.path, name);
+    EXPECT(strstr(r.out, wanted), "run.json does not contain '%s'", wanted);
+    FORMAT(wanted, "\"gemm\": \"%s\"", name);
+    EXPECT(strstr(r.out, wanted), "run.json has no option %s", wanted);
+    // --eval with the same type is the run's validation; with fp32 it is not
+    for (int i = 0; i < 2; i++) {
+        run_command(&r,
+                    "%s --init '%s/%s/checkpoints/step_00000020' --eval --val-data '%s/val.bin' --val-steps 2 "
+                    "--batch-size 4 --threads 2 --gemm %s",
+                    test_program(), d->dir.path, name, d->dir.path, i ? "fp32" : name);
+        const char *line = strstr(r.out, "validation loss ");
+        EXPECT(r.status == 0 && line && sscanf(line, "validation loss %lf", &evaluated) == 1, "status %d: %.300s",
+               r.status, r.out);
+        bool same = fabs(evaluated - val) < 1e-6 * val;
+        EXPECT(same == (i == 0), "--eval of a run in %s with --gemm %s gives %.9g, the run %.9g", name,
+               i ? "fp32" : name, evaluated, val);
+    }
+    run_command(&r, "rm -r '%s/stopped'", d->dir.path);
+}
+
+static void test_runs_of_types(void) {
+    ProgramData d = program_data();
+    ProgramResult r;
+    run_trainer(&r, &d, "exact", "--steps 20 --gemm fp32");
+    EXPECT_STATUS(r, 0);
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) expect_run_of_type(&d, (GemmType)type);
+    // another type after a resume is printed and recorded
+    run_command(&r, "%s --out '%s/fp8' --resume --steps 22 --gemm bf16", test_program(), d.dir.path);
+    EXPECT(r.status == 0 && strstr(r.out, "option --gemm: fp8 in the checkpoint, bf16 now"), "%.600s", r.out);
+    run_command(&r, "tail -n 5 '%s/fp8/log.jsonl'", d.dir.path);
+    EXPECT(strstr(r.out, "{\"name\": \"gemm\", \"old\": \"fp8\", \"new\": \"bf16\"}"),
+           "the log does not record the change: %.900s", r.out);
+    // samples read the weights themselves
+    char text[2][4096];
+    for (int i = 0; i < 2; i++) {
+        run_command(&r,
+                    "%s --init '%s/exact/checkpoints/step_00000020' --generate 60 --seed 4 --gemm %s | grep -v "
+                    "'^--gemm'",
+                    test_program(), d.dir.path, i ? "fp8" : "fp32");
+        EXPECT_STATUS(r, 0);
+        FORMAT(text[i], "%.4000s", r.out);
+    }
+    EXPECT(strlen(text[0]) > 20 && strcmp(text[0], text[1]) == 0, "--generate with fp8 prints %.200s, with fp32 %.200s",
+           text[1], text[0]);
+    test_remove_directory(&d.dir);
+}
+
+// ---- memory
+
+// The copies of a layer are four matrices with rows of whole cache lines and a header; bf16 has one more, of the LM head.
+static void test_memory_of_copies(void) {
+    const char *model =
+        "--layers 2 --hidden 1024 --heads 8 --kv-heads 8 --head-dim 128 --ffn 3072 --attention baseline "
+        "--vocab 257 --seq-len 32 --batch-size 1 --steps 1 --threads 2";
+    ProgramData d = program_data();
+    double peak[3], said[3];
+    for (int type = GEMM_FP32; type <= GEMM_FP8; type++) {
+        char options[40];
+        FORMAT(options, "--gemm %s", gemm_choice(type));
+        peak[type] = peak_of(&d, model, options, false);
+        said[type] = peak_of(&d, model, options, true);
+    }
+    low_precision_begin(GEMM_FP8, false);
+    double bytes = (double)linear_element_bytes(), layer = bytes * (4.0 * 1024 * 1024 + 3.0 * 1024 * 3072);
+    for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
+        double more = peak[type] - peak[0], wanted = said[type] - said[0];
+        double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 1024 * 264 : 0);
+        // printed to 0.1 MiB; less than 2 MB of workspace for the rounded operands of the largest product
+        EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
+               gemm_choice(type), wanted / 1e6, copies / 1e6);
+        // the libraries of fp32 and of bf16 products use different memory of their own, about 10 MB
+        EXPECT(fabs(more - wanted) < 0.05 * wanted + 16e6,
+               "%s: the process takes %.2f MB more than in fp32, by --dry-run %.2f", gemm_choice(type), more / 1e6,
+               wanted / 1e6);
+    }
+    low_precision_begin(GEMM_FP32, false);
+    ProgramResult r;
+    run_command(&r, "%s %s --dry-run --gemm fp8", test_program(), model);
+    const char *row = strstr(r.out, "rounded copies of weights");
+    double mib = 0;
+    EXPECT(row && sscanf(row, "rounded copies of weights %lf MiB", &mib) == 1 &&
+               fabs(mib * 1048576 - 2 * layer) < 0.06 * 1048576,
+           "%.2f MiB of copies, not %.2f: %.900s", mib, 2 * layer / 1048576, r.out);
+    test_remove_directory(&d.dir);
+}
+
+static const Test low_precision_tests[] = {
+    {"each linear layer rounds its operands with their own maxima, in all variants", test_each_layer_rounds},
+    {"gradients of all variants in bf16 and fp8 have the directions of those in fp32", test_gradients_of_types},
+    {"gradients of micro-batches with scales of their own add up", test_micro_batches_of_types},
+    {"tensors of zeros have products of zero in fp8", test_zero_tensors},
+    {"products of operands that are not finite are NaN in fp8", test_not_finite_operands},
+    {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},
+    {"rounded copies of weights are current after an update and a rollback", test_copies_after_changes},
+    {"--gemm bf16 and fp8 train with losses close to fp32, a resume is bitwise, and --generate rounds nothing",
+     test_runs_of_types},
+    {"copies of weights take the memory that --dry-run prints", test_memory_of_copies},
+};
+enum { LOW_PRECISION_TEST_COUNT = sizeof(low_precision_tests) / sizeof(low_precision_tests[0]) };
+#endif
