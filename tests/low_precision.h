@@ -117,7 +117,7 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
 // wide: as on a CPU that does not multiply bf16.
 static void low_precision_begin(GemmType type, bool wide) {
     CHECK(!linear_configure(type), "--gemm %s is refused", gemm_choice(type));
-    if (wide) linear_native = false;
+    if (wide) linear_storage = STORE_FP32;
 }
 
 static void test_each_layer_rounds(void) {
@@ -491,7 +491,8 @@ static void test_memory_of_copies(void) {
         said[type] = peak_of(&d, model, options[type], true);
     }
     low_precision_begin(GEMM_FP8, false);
-    double bytes = (double)linear_element_bytes(), layer = bytes * (4.0 * 1024 * 1024 + 3.0 * 1024 * 3072);
+    double bytes = linear_storage == STORE_BF16 ? 2 : 4; // fp32, or tiles of bf16 in two forms
+    double layer = bytes * (4.0 * 1024 * 1024 + 3.0 * 1024 * 3072);
     for (int type = GEMM_BF16; type <= GEMM_FP8; type++) {
         double wanted = said[type] - said[0];
         double copies = 2 * layer + (type == GEMM_BF16 ? bytes * 1024 * 264 : 0);

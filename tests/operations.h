@@ -66,7 +66,7 @@ static void test_bf16_rounding(void) {
     free(narrow);
 }
 
-// A linear layer in bf16 or FP8 is the product of the rounded operands, in either implementation. In bf16 few rows are
+// A linear layer in bf16 or FP8 is the product of the rounded operands, in each implementation. In bf16 few rows are
 // not rounded.
 enum { LINEAR_IC = 40, LINEAR_OC = 70, LINEAR_LD = 80, LINEAR_TEST_ROWS = 50 };
 typedef struct {
@@ -120,14 +120,15 @@ static void test_linear_rounds(void) {
         linear_start_dw(reference);
         matmul_forward(reference.y, reference.x, reference.w, ROWS, IC, OC, LD);
         matmul_backward(reference.dx, reference.dw, reference.dy, reference.x, reference.w, ROWS, IC, OC, LD, true);
-        for (int native = 0; native < 2; native++) {
+        for (int storage = STORE_FP32; storage <= STORE_TILES; storage++) {
             EXPECT(!linear_configure((GemmType)type), "type %d is refused", type);
-            linear_native = false;
+            bool supported = storage == STORE_FP32 || (storage == STORE_TILES && amx_begin());
 #ifdef ONEDNN
             // oneDNN converts bf16 to fp32 on CPUs with AVX-512 without bf16 products: tests its path there too
-            linear_native = native && (bf16_begin() || bf16_probe());
+            supported = supported || (storage == STORE_BF16 && (bf16_begin() || bf16_probe()));
 #endif
-            if (linear_native != (native == 1)) break;
+            if (!supported) continue;
+            linear_storage = (LinearStorage)storage;
             absmax_t max[2] = {0, 0};
             absmax_update(&max[0], own.x, ROWS, IC, IC);
             absmax_update(&max[1], own.dy, ROWS, OC, LD);
@@ -144,8 +145,11 @@ static void test_linear_rounds(void) {
                               linear_difference(own.dw, reference.dw, OC, IC, IC)};
             // sums of up to 70 products below 50 in fp32
             EXPECT(worst[0] < 2e-3 && worst[1] < 1e-4 && worst[2] < 1e-4,
-                   "type %d, %s: y, dx, dweight differ by %.2g, %.2g, %.2g", type, native ? "oneDNN" : "wide", worst[0],
-                   worst[1], worst[2]);
+                   "type %d, %s: y, dx, dweight differ by %.2g, %.2g, %.2g", type,
+                   storage == STORE_FP32   ? "wide"
+                   : storage == STORE_BF16 ? "oneDNN"
+                                           : "tiles",
+                   worst[0], worst[1], worst[2]);
             linear_forward(own.y, own.x, w, LINEAR_ROWS - 1);
             matmul_forward(reference.y, own.x, own.w, LINEAR_ROWS - 1, IC, OC, LD);
             bool same = linear_difference(own.y, reference.y, LINEAR_ROWS - 1, OC, LD) == 0;
@@ -657,7 +661,7 @@ static const Test operations_tests[] = {
     {"rmsnorm of zeros is zero", test_rmsnorm_of_zeros},
     {"matmul and its backward agree with the definition", test_matmul},
     {"conversion to bf16 rounds to nearest and preserves NaN and infinity", test_bf16_rounding},
-    {"a linear layer in bf16 or FP8 multiplies rounded matrices, with and without oneDNN", test_linear_rounds},
+    {"a linear layer in bf16 or FP8 multiplies rounded matrices, in fp32, by oneDNN and by AMX", test_linear_rounds},
     {"rope and its backward agree with the definition", test_rope},
     {"rope preserves norms, its backward inverts it, and products depend on distances alone", test_rope_properties},
     {"attention and its backward agree with the definition", test_attention},

@@ -1,10 +1,11 @@
 /*
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
-  build/bench [--filter WORD] [--rounds N] [--threads N] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
+  build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
+    --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
@@ -139,6 +140,17 @@ static void write_shard(const char *path, int32_t count, uint64_t key) {
 
 #include "bench_host.h"
 
+// Selects the type of products; false for an unknown one.
+static bool find_gemm(const char *name) {
+    for (int i = 0; gemm_choice(i); i++)
+        if (strcmp(name, gemm_choice(i)) == 0) {
+            const char *why = linear_configure((GemmType)i);
+            CHECK(!why, "--gemm %s: %s", name, why);
+            return true;
+        }
+    return false;
+}
+
 int main(int argc, char **argv) {
     environment_reexecute(argv);
     bench.threads = omp_get_num_procs();
@@ -149,9 +161,11 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--rounds") == 0 && number > 0 && number <= 64) bench.rounds = number;
         else if (strcmp(argv[i], "--threads") == 0 && number > 0) bench.threads = number;
         else if (strcmp(argv[i], "--turns") == 0 && value[0]) bench.turns = value;
+        else if (strcmp(argv[i], "--gemm") == 0 && find_gemm(value)) continue;
         else {
-            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--turns CASE]", argv[i],
-                 value);
+            warn("%s %s: usage: build/bench [--filter WORD] [--rounds 1..64] [--threads N] [--gemm fp32|bf16|fp8] "
+                 "[--turns CASE]",
+                 argv[i], value);
             return EXIT_USAGE;
         }
     }

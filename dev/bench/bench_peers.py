@@ -1,6 +1,7 @@
 """Compares the speed of the CPU trainer with PyTorch and llm.c, in turns in one run: same shapes, same threads.
 
-Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--gemm TYPE] [--torch PYTHON] [--llmc DIRECTORY] [CASE...]
+  --gemm      fp32 (default) or bf16: our --gemm bf16 against PyTorch under autocast to bf16
   --torch     a Python with torch 2.5 or later (python3); none: without PyTorch
   --llmc      a checkout of karpathy/llm.c (default: without llm.c)
   CASE        PRESET,ATTENTION,KV_HEADS,B,T; KV_HEADS 0: the preset's (default: CASES below). llm.c runs the cases of a
@@ -8,9 +9,9 @@ Usage: dev/bench/bench_peers.py [--rounds N] [--threads N] [--torch PYTHON] [--l
               3072 instead of three of 768 x 2048), and also biases, learned positions and LayerNorm.
 
 Requires build/bench (make build/bench). Each program runs one step in its turn while the others wait. The ratio is the
-median over the rounds of (its time / our time). PyTorch runs eagerly and compiled. llm.c cannot run single steps: it is
-stopped with SIGSTOP between its turns, and an interrupted step is not counted. It is compiled from a copy with other B
-and T, with its own flags, and starts from random weights and tokens.
+median over the rounds of (its time / our time), with the smallest and the largest. PyTorch runs eagerly and compiled.
+llm.c cannot run single steps: it is stopped with SIGSTOP between its turns, and an interrupted step is not counted. It
+is compiled from a copy with other B and T, with its own flags, and starts from random weights and tokens.
 """
 
 import argparse
@@ -133,10 +134,12 @@ def write_shard(path, count):
 def compare(case, options):
     preset, attention, kv, B, T = case.split(",")
     threads = str(options.threads)
-    players = [StepServer("diffv2.c", ["build/bench", "--threads", threads, "--turns", case])]
+    ours = ["build/bench", "--threads", threads, "--gemm", options.gemm, "--turns", case]
+    players = [StepServer("diffv2.c", ours)]
     if options.torch != "none":
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bench_torch.py")
         command = [options.torch, script, preset, attention, kv, B, T, "--threads", threads]
+        command += ["--bf16"] if options.gemm == "bf16" else []
         players += [StepServer("PyTorch", command), StepServer("PyTorch compiled", command + ["--compile"])]
     if options.llmc and (preset, attention, kv) == ("124m", "baseline", "12"):
         players.append(Llmc(options.llmc, int(B), int(T), options.threads))
@@ -152,15 +155,17 @@ def compare(case, options):
     print(f"{case}  ({threads} threads, {options.rounds} rounds)")
     for p in players:
         ms = statistics.median(times[p.name])
-        ratio = statistics.median(t / o for t, o in zip(times[p.name], times["diffv2.c"]))
+        ratios = [t / o for t, o in zip(times[p.name], times["diffv2.c"])]
         rate = 1e3 * int(B) * int(T) / ms
-        print(f"  {p.name:18} {ms:10.1f} ms {rate:8.0f} tokens/s   {ratio:6.2f}x our time   {p.about}", flush=True)
+        ratio = f"{statistics.median(ratios):6.2f}x our time ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"  {p.name:18} {ms:10.1f} ms {rate:8.0f} tokens/s   {ratio}   {p.about}", flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--gemm", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--torch", default="python3")
     parser.add_argument("--llmc")
     parser.add_argument("cases", nargs="*", metavar="CASE")

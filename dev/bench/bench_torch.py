@@ -3,9 +3,9 @@
 Runs one optimizer step for each line on stdin and prints its milliseconds (see dev/bench/bench_peers.py and
 dev/gpu_check.sh). It uses scaled_dot_product_attention, cross_entropy and fused AdamW of PyTorch, and random tokens.
 
-Usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile]
+Usage: bench_torch.py PRESET ATTENTION KV_HEADS B T [--device cpu | cuda] [--threads N] [--compile] [--bf16]
     KV_HEADS 0: the preset's
-    cpu     fp32
+    cpu     fp32; with --bf16 fp32 weights, moments and gradients, autocast to bf16
     cuda    the usual mixed precision: fp32 weights, moments and gradients, autocast to bf16, residual stream in bf16;
             SDPA with grouped key/value heads, by the kernel that PyTorch selects; TF32 for the rest
 """
@@ -103,6 +103,7 @@ def parse_arguments():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
     return parser.parse_args()
 
 
@@ -132,7 +133,7 @@ def main():
     for _ in sys.stdin:
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast("cuda", torch.bfloat16) if cuda else contextlib.nullcontext():
+        with torch.autocast(o.device, torch.bfloat16) if cuda or o.bf16 else contextlib.nullcontext():
             loss = step(inputs, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -5,7 +5,7 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
   void bf16_round_matrix(...)             fp32 to bf16
   void fp8_round_matrix(...)              fp32 to FP8, after multiplication by a factor, stored as bf16
   void ..._round_matrix_wide(...)         the same, stored as fp32
-  void gemm_bf16(shape, A, B, C, scale)   C = op(A) op(B), or C += op(A) op(B); with shape.scaled times `scale`
+  void gemm_bf16(shape, A, B, C, scale)   by oneDNN: C = op(A) op(B), or C += op(A) op(B); with shape.scaled times `scale`
 
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
   numerics  each element of A and B rounded once, to nearest, ties to even, NaN to NaN; products exact; sums fp32
@@ -19,9 +19,8 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
 #ifndef LLMC_MATMUL_BF16_H
 #define LLMC_MATMUL_BF16_H
 #include "fp8.h"
+#include "matmul_amx.h"
 #include "ops.h"
-
-typedef uint16_t bf16_t;
 
 static inline uint32_t bf16_bits(float x) { // in the upper 16 bits; the lower 16 bits are undefined
     uint32_t bits;
@@ -75,12 +74,6 @@ static inline void fp8_round_matrix_wide(float *out, int ldo, const float *in, i
         for (int c = 0; c < columns; c++) to[c] = fp8_round(from[c] * multiplier, f);
     }
 }
-
-// C (M,N) = op(A) op(B), op(A) M x K; row-major with row strides lda, ldb, ldc
-typedef struct {
-    bool ta, tb, add, scaled;
-    int M, N, K, lda, ldb, ldc;
-} MatmulShape;
 
 #ifdef ONEDNN
 typedef struct {
