@@ -220,8 +220,8 @@ static double quantized_loss(Model *model, const char *spec, const int *tokens, 
     return loss;
 }
 
-// 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss of
-// a few thousand such numbers, as a random walk, by less than a few times that.
+// 16 bits change no bit. A step of 8 bits is max/127, which moves a number of size max/2 by 0.4% at most, and the loss
+// of a few thousand such numbers, as a random walk, by less than a few times that.
 static void test_quantized_losses(void) {
     const ModelCase *mc = &model_cases[1];
     static const char *const fine[] = {"w8a8", "w8a8:tensor", "logits8", "w8a16", "w16a8"};

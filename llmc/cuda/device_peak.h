@@ -8,9 +8,9 @@ bandwidth of the memory and the link to other GPUs, from the same data sheets an
             GeForce this is half of the rate with fp16 accumulation: 512 FLOPs per multiprocessor and cycle at the
             boost clock.
             Cards that are newer than their whitepaper: the same rule with the clock of NVIDIA's product pages.
-  fp8       Products of FP8 with fp32 accumulation have twice the bf16 rate in all documents of GPUs that have them, from
-            Ada and Hopper on: 1979 of the H100 and H200, 4500 of the B200, 362 of the L40, 330.3 of the RTX 4090, 419
-            of the RTX 5090. (The data sheet of the L40S has 733 beside 362.05.)
+  fp8       Products of FP8 with fp32 accumulation have twice the bf16 rate in all documents of GPUs that have them,
+            from Ada and Hopper on: 1979 of the H100 and H200, 4500 of the B200, 362 of the L40, 330.3 of the RTX 4090,
+            419 of the RTX 5090. (The data sheet of the L40S has 733 beside 362.05.)
   matching  The name that CUDA reports, without "NVIDIA" and "GeForce", must equal the row's name ("RTX 4090" matches
             neither "RTX 4090 D" nor "RTX 4090 Laptop GPU"). A * in a row matches any text, such as a memory size. The
             number of multiprocessors must match too: there are two RTX 3080, and MIG instances must not match.

@@ -5,8 +5,8 @@ twins round to the same bits.
   fp8_quantize(...)   the codes of a matrix, of its transpose, or of both, padded to multiples of 16 with zeros; with
                       NaN if the tensor has one, since all products with it are NaN
 
-  mapping   a block of 256 threads per 128 x 128 tile, which is in shared memory as codes. A thread transposes 16 rows of
-            4 columns in registers. Global memory is read and written 16 bytes at a time, whole lines of 128 bytes.
+  mapping   a block of 256 threads per 128 x 128 tile, which is in shared memory as codes. A thread transposes 16 rows
+            of 4 columns in registers. Global memory is read and written 16 bytes at a time, whole lines of 128 bytes.
   traffic   reads x once (2 bytes per element in bf16), writes 1 byte per element and output
 */
 #ifndef LLMC_FP8_CUH

@@ -6,8 +6,8 @@ matmul_amx.h: products of bf16 matrices by the matrix instructions of Intel CPUs
   void gemm_amx(shape, A, B, C, scale)    C = op(A) op(B), or C += op(A) op(B); with shape.scaled times `scale`
 
   shapes    op(A) M x K, op(B) K x N, packed; C M x N, fp32, row-major
-  forms     A matrix is packed along its rows if K is the index of its columns, down its columns if K is that of its rows;
-            and for the left (A) or the right (B) of the product.
+  forms     A matrix is packed along its rows if K is the index of its columns, down its columns if K is that of its
+            rows; and for the left (A) or the right (B) of the product.
   tiles     An instruction multiplies 16 x 32 numbers of A by 32 x 16 of B. A tile of A has 16 rows of 32 numbers; one
             of B has 16 rows with the numbers of two rows of B in turns. A tile is 1 KiB; the tiles of 16 rows of op(A),
             or of 16 columns of op(B), follow each other in the order of K. Missing rows and columns are zeros.

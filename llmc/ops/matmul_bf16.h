@@ -5,7 +5,7 @@ matmul_bf16.h: matrices rounded to bf16 or to FP8, and products of bf16 matrices
   void bf16_round_matrix(...)             fp32 to bf16
   void fp8_round_matrix(...)              fp32 to FP8, after multiplication by a factor, stored as bf16
   void ..._round_matrix_wide(...)         the same, stored as fp32
-  void gemm_bf16(shape, A, B, C, scale)   by oneDNN: C = op(A) op(B), or C += op(A) op(B); with shape.scaled times `scale`
+  void gemm_bf16(shape, A, B, C, scale)   by oneDNN: C = op(A) op(B), or C += ...; with shape.scaled times `scale`
 
   shapes    op(A) M x K, op(B) K x N, bf16, row-major; C M x N, fp32
   numerics  each element of A and B rounded once, to nearest, ties to even, NaN to NaN; products exact; sums fp32

@@ -59,8 +59,8 @@ static inline void matmul_backward(floatX *dx, grad_t *dweight, const floatX *dy
 static inline size_t matmul_rows_at_a_time(size_t row_bytes);
 
 // The same product with operands rounded as --gemm says: linear.h. `copy` holds the rounded weight, made once per
-// update. Without a copy nothing is rounded: the product is that of matmul_forward. Columns of y between OC and ld may be
-// overwritten.
+// update. Without a copy nothing is rounded: the product is that of matmul_forward. Columns of y between OC and ld may
+// be overwritten.
 typedef enum { GEMM_FP32, GEMM_BF16, GEMM_FP8 } GemmType;
 typedef struct {
     const floatX *weight;     // (OC,IC)
@@ -170,7 +170,7 @@ static inline void lambda_exp_backward(grad_t *dq1, grad_t *dk1, grad_t *dq2, gr
 // x[:] *= factor; its own backward
 static inline void scale_inplace(floatX *x, real factor, size_t count);
 
-// x = round(L x / max) max / L, L = 2^(bits-1) - 1: b-bit integers times a step, for evaluation.  x (N,columns) with row
+// x = round(L x / max) max / L, L = 2^(bits-1) - 1: b-bit integers times a step, for evaluation. x (N,columns) with row
 // stride ld; max: the largest magnitude of the row, or of the whole matrix
 static inline void quantize_inplace(floatX *x, int N, int columns, int ld, int bits, bool whole);
 // attention_forward with the scaled logits of each query row and head rounded likewise, before the softmax

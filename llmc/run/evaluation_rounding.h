@@ -4,8 +4,9 @@ pair after the subtraction, which may cancel the errors of its maps or amplify t
 
   row        the output of a token and query head, or of a token and output head after the subtraction and before
              norms and gates: DV numbers
-  error      ||row - exact row|| / ||exact row||; the largest and the mean over the rows. Rows of zeros are left out, and
-             differences below 2^-40 of their first term: such a pair cancels, as that of the first token without lambda
+  error      ||row - exact row|| / ||exact row||; the largest and the mean over the rows. Rows of zeros are left out,
+             and differences below 2^-40 of their first term: such a pair cancels, as that of the first token without
+             lambda
   exact      in double, from the q, k, v and lambda that the attention has read
   row        bf16 program: as the device has stored it. Otherwise bf16 attention is emulated: q, k, v and lambda are
              rounded to bf16; products, exp and sums are fp32; P = exp(S - max) is rounded to bf16 before the product

@@ -222,7 +222,7 @@ static const OptionRow option_rows[] = {
     {"run", "measure-peak", OPTION_BOOL, OPTION_LOCAL, FIELD(measure_peak), NULL, "no", NULL, NULL,
         "report speed relative to a matrix product measured at the start, even if the GPU's peak is known"},
     {"run", "gemm", OPTION_CHOICE, OPTION_SAVED, FIELD(gemm), "TYPE", "fp32", NULL, gemm_choice,
-        "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights stay fp32"},
+        "precision of matrix products: bf16 rounds their operands, fp8 those of the blocks; sums and weights are fp32"},
     {"run", "tune-gemm", OPTION_TEXT, OPTION_SAVED, FIELD(tune_gemm), "FILE", NULL, NULL, NULL,
         "on a GPU: use the fastest algorithm for each matrix product, read from FILE; if FILE does not exist, "
         "measure and write it"},

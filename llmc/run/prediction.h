@@ -24,8 +24,8 @@ static inline size_t predicted_workspace(const ModelPlan *plan, bool determinist
     return each * n;
 }
 
-// Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A CUDA program's plan already
-// is one: only its device changes.
+// Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A
+// CUDA program's plan already is one: only its device changes.
 static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool deterministic) {
     plan->device = gpu;
     if (!gpu || !ops_use_host_memory) return;
