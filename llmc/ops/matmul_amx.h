@@ -71,6 +71,10 @@ static inline void amx_transpose(__m512i *row) {
     }
 }
 
+// Masked forms: gcc 12 warns about the undefined values that the others pass in C++.
+#define AMX_ALL ((__mmask16)0xFFFF)
+static inline __m512i amx_widen(__m256i x) { return _mm512_maskz_cvtepu16_epi32(AMX_ALL, x); }
+
 // A tile from the upper left of rows x columns numbers: 16 rows of 32, or `paired` 16 pairs of rows of 16, in turns.
 static inline void amx_pack_tile(bf16_t *to, const bf16_t *from, int ld, int rows, int columns, bool paired,
                                  bool transpose) {
@@ -82,7 +86,7 @@ static inline void amx_pack_tile(bf16_t *to, const bf16_t *from, int ld, int row
             const bf16_t *a = from + (size_t)2 * i * ld;
             __m256i even = _mm256_maskz_loadu_epi16(2 * i < rows ? mask : 0, a);
             __m256i odd = _mm256_maskz_loadu_epi16(2 * i + 1 < rows ? mask : 0, a + ld);
-            row[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+            row[i] = _mm512_or_si512(amx_widen(even), _mm512_maskz_slli_epi32(AMX_ALL, amx_widen(odd), 16));
         } else {
             __mmask32 mask = columns >= 32 ? 0xFFFFFFFF : (1u << columns) - 1;
             row[i] = _mm512_maskz_loadu_epi16(i < rows ? mask : 0, from + (size_t)i * ld);
@@ -160,8 +164,16 @@ static inline void amx_block(MatmulShape s, const bf16_t *A, const bf16_t *B, fl
             }
 }
 
+static inline int amx_blocks(int size, int block) { return (size + block - 1) / block; }
+
+// Blocks of C are halved until each thread has several.
 static inline void gemm_amx(MatmulShape s, const bf16_t *A, const bf16_t *B, float *C, float scale) {
-    const int M = AMX_BLOCK_M, N = AMX_BLOCK_N, across = (s.N + N - 1) / N, blocks = across * ((s.M + M - 1) / M);
+    int M = AMX_BLOCK_M, N = AMX_BLOCK_N, wanted = omp_get_max_threads() > 1 ? 4 * omp_get_max_threads() : 1;
+    while (M + N > 64 && amx_blocks(s.M, M) * amx_blocks(s.N, N) < wanted) {
+        int *larger = M > N ? &M : &N;
+        *larger = (int)round_up((size_t)*larger / 2, 32);
+    }
+    const int across = amx_blocks(s.N, N), blocks = across * amx_blocks(s.M, M);
     AmxConfig config = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 #pragma omp parallel
     {
