@@ -357,6 +357,8 @@ static void inner_close(InnerRun *inner) {
     run_close(&inner->run);
     free(inner);
     omp_set_num_threads(threads);
+    signal(SIGPIPE, SIG_DFL); // run_open ignores it for the process, and for the programs that later tests start
+    linear_configure(GEMM_FP32);
 }
 
 static void fill_detectors(Run *run) {
