@@ -47,7 +47,7 @@ static void expect_codes(const char *what, const Tensor &codes, const Tensor &x,
     EXPECT(wrong == 0, "%s: %zu codes are wrong", what, wrong);
 }
 
-// The special tensors: what they contain besides random numbers of all magnitudes.
+// Special tensors: random numbers of all magnitudes, and the following values.
 enum { FP8_PLAIN, FP8_ZERO, FP8_INF, FP8_NAN, FP8_TINY, FP8_BEYOND, FP8_SPECIALS };
 
 static void fill_for_fp8(Tensor &x, int rows, int columns, int ld, int special) {

@@ -500,7 +500,7 @@ static void test_memory_of_copies(void) {
         EXPECT(wanted > copies - 1e5 && wanted < copies + 2e6, "%s: --dry-run counts %.2f MB for copies of %.2f MB",
                gemm_choice(type), wanted / 1e6, copies / 1e6);
     }
-    // the libraries of fp32 and of bf16 products use different memory of their own, about 10 MB
+    // the libraries of fp32 and bf16 products allocate different amounts of memory, about 10 MB
     double more = peak[GEMM_FP8] - peak[0], wanted = said[GEMM_FP8] - said[0];
     EXPECT(fabs(more - wanted) < 0.05 * wanted + 16e6, "fp8 takes %.2f MB more than fp32, by --dry-run %.2f",
            more / 1e6, wanted / 1e6);
@@ -519,7 +519,7 @@ static const Test low_precision_tests[] = {
     {"weights and activations are rounded to E4M3, gradients to E5M2", test_formats_of_operands},
     {"each linear layer rounds its operands with their own maxima, in all variants", test_each_layer_rounds},
     {"gradients of all variants in bf16 and fp8 have the directions of those in fp32", test_gradients_of_types},
-    {"gradients of micro-batches with scales of their own add up", test_micro_batches_of_types},
+    {"gradients accumulate over micro-batches, each with its own scales", test_micro_batches_of_types},
     {"tensors of zeros have products of zero in fp8", test_zero_tensors},
     {"products of operands that are not finite are NaN in fp8", test_not_finite_operands},
     {"a step with a weight that is not finite is left out in fp8", test_not_finite_steps},

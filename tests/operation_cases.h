@@ -88,7 +88,7 @@ typedef struct {
     const void *dy;                         // with the layout of y[0]
     bool in_place;                          // y[0] is x[0] at first, and dx[0] is dy
     bool exact;                             // sums of whole numbers have no rounding error
-    int integers;                           // inputs are whole numbers up to this one: what is rounded is exact
+    int integers;                           // inputs are whole numbers up to this: exact before rounding
     bool no_backward, threads_change_sums;
     bool max_of_y, max_of_dx;             // the operation also computes the largest magnitude of y[0], or of dx[0]
     uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
