@@ -248,7 +248,7 @@ static void block_forward_attention(Model *model, int l, const floatX *x, int B,
     int N = B * T, C = c->C, ld = d->fused_ld;
     floatX *fused = a->fused + (size_t)first * ld; // the rows of this call; earlier rows are the key/value cache
     block_linear_forward(model, fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v and lambda or gate
-    rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first);
+    rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first ? model->acts.first : NULL);
     attention_heads_forward(model, l, fused, B, T, first);
     block_linear_forward(model, branch, a->attn_out, LINEAR_O, l, N);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
@@ -433,7 +433,7 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
     attention_heads_backward(model, l, B, T);
-    rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, d->fused_ld, 0);
+    rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, d->fused_ld, NULL);
     if (g->maxima) absmax_update(output_max(model, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);
     linear_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, linear_of(model, LINEAR_FUSED, l), N, add);
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true,
@@ -599,6 +599,7 @@ static void model_next_logits(void *sampling_model, const int *tokens, int count
     Activations *a = &model->acts;
     int C = model->plan.config.C, V = model->plan.config.V;
     buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
+    buffer_upload(a->first, &first, sizeof(int));
     model_forward(model, 1, count, first);
     linear_forward(a->logits, a->norm_final + (size_t)(count - 1) * C, linear_of(model, LINEAR_HEAD, 0), 1);
     floatX *host = (floatX *)checked_calloc(V, sizeof(floatX));

@@ -96,6 +96,7 @@ static inline twin::AttentionShape twin_shape(AttentionShape s, const int *first
     r.ldq = s.ldq, r.ldkv = s.ldkv, r.ldo = s.ldo;
     r.q_head = s.q_head, r.k_head = s.k_head, r.v_head = s.v_head, r.o_head = s.o_head;
     r.scale = (double)s.scale;
+    r.window = s.window;
     r.first_key = first_key;
     return r;
 }

@@ -67,16 +67,18 @@ static void sizes_rope(const Case *c) {
     rope_table(angles.data(), m.T, m.D, 10000);
     buffer_upload(table.at, angles.data(), angles.size() * sizeof(float));
     Values exact(angles.begin(), angles.end()), want = s.sample(x);
-    for (size_t r = 0; r < s.rows.size(); r++)
-        twin::rope_forward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld,
-                           (int)(s.rows[r] % (size_t)m.T));
-    with_workspace(0, [&] { rope_forward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, 0); });
+    for (size_t r = 0; r < s.rows.size(); r++) {
+        const int position = (int)(s.rows[r] % (size_t)m.T);
+        twin::rope_forward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld, &position);
+    }
+    with_workspace(0, [&] { rope_forward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, nullptr); });
     s.expect("x", x, want, {0, 4});
     want = s.sample(x);
-    for (size_t r = 0; r < s.rows.size(); r++)
-        twin::rope_backward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld,
-                            (int)(s.rows[r] % (size_t)m.T));
-    with_workspace(0, [&] { rope_backward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, 0); });
+    for (size_t r = 0; r < s.rows.size(); r++) {
+        const int position = (int)(s.rows[r] % (size_t)m.T);
+        twin::rope_backward(&want[r * (size_t)m.ld], exact.data(), 1, 1, heads, m.D, m.ld, &position);
+    }
+    with_workspace(0, [&] { rope_backward(x.x(), table.f(), m.B, m.T, heads, m.D, m.ld, nullptr); });
     s.expect("dx", x, want, {0, 4});
 }
 

@@ -41,7 +41,7 @@ static void op_forward(const OpCase *c) {
     case OP_EMBEDDING: embedding_forward(OP_Y(0), c->index, OP_X(0), d[0], d[2]); break;
     case OP_RMSNORM: rmsnorm_forward(OP_Y(0), OP_STAT(1), OP_X(0), OP_X(1), d[0], d[1], (real)OP_EPS, c->max); break;
     case OP_MATMUL: matmul_forward(OP_Y(0), OP_X(0), OP_X(1), d[0], d[1], d[2], d[3]); break;
-    case OP_ROPE: rope_forward(OP_Y(0), (const real *)c->x[1].data, d[0], d[1], d[2], d[3], d[4], d[5]); break;
+    case OP_ROPE: rope_forward(OP_Y(0), (const real *)c->x[1].data, d[0], d[1], d[2], d[3], d[4], c->index); break;
     case OP_ATTENTION: op_attention_forward(c, a->maps - 1); break;
     case OP_ATTENTION_SETS:
         for (int set = 0; set < 2; set++) op_attention_forward(c, set);
@@ -85,7 +85,7 @@ static void op_backward(const OpCase *c) {
     case OP_MATMUL:
         matmul_backward(OP_DX(0), OP_DW(1), OP_DY, OP_X(0), OP_X(1), d[0], d[1], d[2], d[3], d[4] != 0);
         break;
-    case OP_ROPE: rope_backward(OP_DX(0), (const real *)c->x[1].data, d[0], d[1], d[2], d[3], d[4], d[5]); break;
+    case OP_ROPE: rope_backward(OP_DX(0), (const real *)c->x[1].data, d[0], d[1], d[2], d[3], d[4], c->index); break;
     case OP_ATTENTION: op_attention_backward(c, a->maps - 1, c->x[0].view[2].adds); break;
     case OP_ATTENTION_SETS:
         for (int set = 0; set < 2; set++) op_attention_backward(c, set, set > 0);

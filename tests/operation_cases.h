@@ -223,6 +223,7 @@ static void rope_setup(OpCase *c) {
     op_view(&c->y[0], "y", 0, d[0] * d[1], d[2], d[3], d[4], d[3]);
     op_statistics(&c->x[1], "table", d[5] + d[1], d[3], 0, 0);
     c->x[1].constant = true;
+    op_index(c, d[0], d[5] + 1); // the first positions of the sequences
     op_error(&c->y[0], 0, 4);
     op_error(&c->dx[0], 0, 4);
     c->length = 2, c->in_place = true;
@@ -230,7 +231,7 @@ static void rope_setup(OpCase *c) {
 static void rope_reference(OpCase *c) {
     for (size_t i = 0; i < op_size(c->y->view); i++) {
         size_t at = op_at(c->y->view, i), D = (size_t)c->d[3], T = (size_t)c->d[1], half = D / 2;
-        size_t t = (size_t)c->d[5] + i / D / (size_t)c->d[2] % T;
+        size_t n = i / D / (size_t)c->d[2], t = (size_t)c->index[n / T] + n % T;
         double angle = (double)t * pow(OP_THETA, -2.0 * (double)(i % half) / (double)D);
         const double *x = c->x->ref + at;
         c->y->ref[at] =

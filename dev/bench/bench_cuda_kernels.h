@@ -306,9 +306,9 @@ static void kernels_of_heads(const Model *m, int B, int T) {
     KernelCase k =
         kernel_case("rope_forward", (double)rope_bytes(N, rotated, D), 0, "N %d heads %d D %d", N, rotated, D);
     tensors(k, "xf", n * (size_t)ld, (size_t)T * (size_t)D);
-    kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, 0); });
+    kernel_measure(k, [=](void **t) { rope_forward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
     k.name = "rope_backward";
-    kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, 0); });
+    kernel_measure(k, [=](void **t) { rope_backward(X(0), F(1), B, T, rotated, D, ld, nullptr); });
     k = kernel_case("diff_combine_forward", (double)diff_combine_forward_bytes(N, NH, D), 0, "N %d NH %d D %d", N, NH,
                     D);
     tensors(k, "xxx", heads, 2 * heads, n * (size_t)ld);

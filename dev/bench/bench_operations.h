@@ -131,7 +131,7 @@ static double op_rmsnorm_b(const Shape *s, real *const *x) {
     return 4.0 * s->N * s->C;
 }
 static double op_rope(const Shape *s, real *const *x) {
-    if (x) rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, 0);
+    if (x) rope_forward(x[0], x[1], s->B, s->T, s->rope_heads, s->QD, s->ld, NULL);
     return 2.0 * s->N * s->rope_heads * s->QD;
 }
 static double op_combine(const Shape *s, real *const *x) {

@@ -141,7 +141,8 @@ static inline void attention_copy_keys(const AttentionWorkspace *a, const floatX
 
 // The first key that query row t of sequence b attends to.
 static inline int attention_first_key(AttentionShape s, int b, int t) {
-    return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    return s.window ? max_int(document, s.first + t - s.window + 1) : document;
 }
 
 // The number of keys of the block at k0 that a tile of rows uses whose last row is t.

@@ -91,10 +91,13 @@ static inline char *matmul_tune_table(size_t *size);
 static inline bool matmul_tune_read(const char *text, size_t size, char *why, size_t why_size);
 static inline int matmul_tune_missed(void);
 
-// rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first + t
+// rotates `heads` heads of width D in place, half-split pairs (i, i + D/2); row n = b*T + t has position first[b] + t,
+// or t if first is NULL
 // x (N, heads*D) with row stride ldx; table (positions, 2, D/2) of cosines, sines, filled on the host by rope_table
-static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first);
-static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first);
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx,
+                                const int *first);
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx,
+                                 const int *first);
 
 // Causal attention of NQ query heads over NKV key/value heads; query head j uses key/value head j / (NQ/NKV). Rows of
 // q, k, v and of the output have separate strides, and so do the heads within a row, so that q, k and v are read
@@ -106,7 +109,8 @@ typedef struct {
     int ldq, ldkv, ldo;                 // row strides
     int q_head, k_head, v_head, o_head; // head strides
     real scale;
-    const int *first_key; // (B,T): the first key that a row attends to, nondecreasing in T; NULL: 0
+    int window;           // a row attends to the last `window` keys up to its own position; 0: to all of them
+    const int *first_key; // (B,T): the first key that a row may attend to, nondecreasing in T; NULL: 0
 } AttentionShape;
 
 // Elements of lse per key set: a multiple of 16 bytes, the alignment that cuDNN requires.
@@ -139,6 +143,24 @@ static inline const char *attention_library_version(void); // of the library, us
 // A line about a shape, prepared since the last call, that is slower than the user may expect, with the remedy; NULL:
 // no further warning.
 static inline const char *attention_warning(void);
+
+// The key/value cache of a layer: (B, capacity, width), rows [k | v]. The row of position p is p % capacity, so that a
+// layer with a window of W positions needs W rows.
+// Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1. Of rows with
+// the same place the last is stored.
+static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
+                               int width, int ld);
+// Loads `count` rows of one sequence, positions first .. first+count-1, which are in the cache; rows (count, width)
+static inline void cache_load(floatX *rows, const floatX *cache, int first, int count, int capacity, int width);
+// Attention of one new position per sequence, first[b], over a cache whose last row is that position's: out (B,NQ,DV),
+// lse (B,NQ), q (B, ...). k and v point to the first key and value of a cache with ldkv = width; s.T is 1, s.first is
+// not used. A sequence attends to min(first[b] + 1, capacity) rows, so the window of the layer is its capacity.
+static inline void attention_decode(floatX *out, real *lse, const floatX *q, const floatX *k, const floatX *v,
+                                    const int *first, int capacity, AttentionShape s);
+static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capacity, int threads);
+
+// sum = x, or with add sum += x; then x = sum: a running sum in `real` whose last value x receives
+static inline void accumulate(real *sum, floatX *x, size_t count, bool add);
 
 // Replaces out (N,NH,D) and lse (B,NH,T) of attention_forward by those of a softmax with one additional logit per head,
 // sinks (NH) or 0 (NULL), whose column is dropped. attention_backward with these gives the correct gradients.

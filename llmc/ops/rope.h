@@ -24,12 +24,12 @@ static inline void rope_table(real *table, int positions, int D, double theta) {
         }
 }
 
-static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first,
+static inline void rope_rotate(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, const int *first,
                                real sign) {
     int half = D / 2;
 #pragma omp parallel for schedule(static)
     for (int n = 0; n < B * T; n++) {
-        const real *cosines = table + (size_t)(first + n % T) * D, *sines = cosines + half;
+        const real *cosines = table + (size_t)((first ? first[n / T] : 0) + n % T) * D, *sines = cosines + half;
         for (int h = 0; h < heads; h++) {
             floatX *x1 = x + (size_t)n * ldx + h * D, *x2 = x1 + half;
 #pragma omp simd
@@ -42,11 +42,13 @@ static inline void rope_rotate(floatX *x, const real *table, int B, int T, int h
     }
 }
 
-static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+static inline void rope_forward(floatX *x, const real *table, int B, int T, int heads, int D, int ldx,
+                                const int *first) {
     rope_rotate(x, table, B, T, heads, D, ldx, first, 1);
 }
 
-static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx, int first) {
+static inline void rope_backward(floatX *dx, const real *table, int B, int T, int heads, int D, int ldx,
+                                 const int *first) {
     rope_rotate(dx, table, B, T, heads, D, ldx, first, -1);
 }
 #endif

@@ -34,6 +34,7 @@ typedef struct {
 
 typedef struct {
     int *inputs, *targets;    // (N)
+    int *first;               // (B): position of the first row of each sequence; for generation
     int *starts;              // (N): where the document of each input begins in its sequence; not for generation
     absmax_t *maxima;         // [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy; or NULL
     real *losses;             // (N): summed over the micro-steps of an update
@@ -93,6 +94,7 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
 
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
+    a->first = plan->purpose == FOR_GENERATION ? CARVE(arena, int, plan->B) : NULL;
     a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
     a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, linear_max_count(plan)) : NULL;
     a->losses = CARVE(arena, real, N);

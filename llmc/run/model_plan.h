@@ -85,6 +85,7 @@ static inline KeySet key_set(const ModelPlan *plan, int set, int B, int T, int f
     k.shape.v_head = d->DV;
     k.shape.o_head = sets * d->DV;
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
+    k.shape.window = 0;
     k.shape.first_key = NULL; // attends to all earlier positions
     k.q = (size_t)(set * d->QD);
     k.k = (size_t)(d->k_at + set * d->QD);
