@@ -501,6 +501,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
     bool add = grads_add(model), yoco = l == yoco_layer(c);
+    // columns that pad the rows of this half of YOCO were others in the other half
+    if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
+        buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
     // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
