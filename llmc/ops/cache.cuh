@@ -21,7 +21,7 @@ static __global__ void cache_store_kernel(int lanes, floatX *cache, const floatX
     unsigned n = row_index(lanes);
     int b = (int)n / T, t = (int)n % T;
     if (b >= B || t + capacity < T) return; // a later row has the same place
-    floatX *to = cache + ((size_t)b * capacity + (first[b] + t) % capacity) * width;
+    floatX *to = cache + ((size_t)b * capacity + ((first ? first[b] : 0) + t) % capacity) * width;
     cache_copy<W>(to, rows + n * (size_t)ld, width, lanes);
 }
 
