@@ -39,6 +39,7 @@ from pathlib import Path
 import benchmarks
 import build
 import correctness
+import decode
 import fp8
 import probe
 import sanitizer
@@ -60,6 +61,7 @@ PARTS = {  # name: (function, seconds that it needs at least, programs that it r
     "peer": (torch_comparison.peer, 45, ["BENCH_CUDA"]),
     "fp8": (fp8.fp8, 60, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
     "kernels": (benchmarks.kernels, 20, ["BENCH_CUDA"]),
+    "decode": (decode.decode, 30, ["BENCH_CUDA"]),
     "profile": (benchmarks.profile, 20, ["BENCH_CUDA"]),
     "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }
