@@ -367,7 +367,7 @@ static void kernels_of_fp8(const Model *m, int N) {
     if (kernels.fp8_tflops == 0) return;
     linear_configure(GEMM_FP8);
     for (int i = 0; i < LINEAR_BLOCK_COUNT; i++) {
-        Linear shape = linear_shape(&m->plan, (LinearKind)i);
+        Linear shape = linear_shape(&m->plan, (LinearKind)i, 0);
         int IC = shape.IC, OC = shape.OC;
         size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;
         size_t copy = linear_copy_bytes(IC, OC, false) / sizeof(float);
@@ -427,7 +427,7 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     attention_stop();
     attention_configure(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
-    KeySet set = key_set(&m.plan, 0, B, T, 0);
+    KeySet set = key_set(&m.plan, 0, 0, B, T, 0);
     AttentionShape s = set.shape;
     size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.plan.dims.fused_ld, out = n * (size_t)s.ldo,
            lse = n * (size_t)s.NQ;

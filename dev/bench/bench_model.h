@@ -111,7 +111,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     double start = now_seconds();
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
-    model_forward(model, b->B, b->T, 0);
+    model_forward(model, b->B, b->T);
     if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
     model_classify(model, N, training ? (real)(1.0 / N) : 0);
     double forward = now_seconds();

@@ -8,8 +8,7 @@ accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
 #include "../cuda/kernel_utils.cuh"
 #include "ops.h"
 
-template <int W>
-static __global__ void accumulate_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
+template <int W> static __global__ void accumulate_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
     float a[W];

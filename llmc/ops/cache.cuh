@@ -15,7 +15,7 @@ static __global__ void cache_store_kernel(int lanes, floatX *cache, const floatX
     unsigned n = row_index(lanes);
     int b = (int)n / T, t = (int)n % T;
     if (b >= B || t + capacity < T) return; // a later row has the same place
-    floatX *to = cache + ((size_t)b * capacity + (first[b] + t) % capacity) * width;
+    floatX *to = cache + ((size_t)b * capacity + ((first ? first[b] : 0) + t) % capacity) * width;
     const floatX *from = rows + n * (size_t)ld;
     float x[W];
     for (int i = row_lane(lanes) * W; i < width; i += lanes * W) {

@@ -15,7 +15,7 @@ static inline void cache_store(floatX *cache, const floatX *rows, const int *fir
     for (int n = 0; n < B * T; n++) {
         int b = n / T, t = n % T;
         if (t + capacity < T) continue; // a later row has the same place
-        size_t place = (size_t)b * capacity + (first[b] + t) % capacity;
+        size_t place = (size_t)b * capacity + ((first ? first[b] : 0) + t) % capacity;
         memcpy(cache + place * width, rows + (size_t)n * ld, (size_t)width * sizeof(floatX));
     }
 }

@@ -1,8 +1,10 @@
 /*
 generation.h: text from a model: the tokens that continue a prompt, one after another.
 
-  The model is a callback: next_logits(model, tokens, count, first, logits) computes the logits [V] after `count` tokens
-  at positions first .. first + count - 1; the model keeps the earlier positions in its key/value cache.
+  The model is two callbacks, and keeps keys and values of earlier positions:
+    prefill(model, sequence, tokens, count, logits)   processes `count` tokens from position 0; logits [V] after them
+    decode(model, tokens, first, B, logits)           processes one more token of each sequence, at position first[b];
+                                                      logits [B][V]
 */
 #ifndef LLMC_GENERATION_H
 #define LLMC_GENERATION_H
@@ -12,7 +14,8 @@ generation.h: text from a model: the tokens that continue a prompt, one after an
 
 typedef struct {
     void *model;
-    void (*next_logits)(void *model, const int *tokens, int count, int first, float *logits);
+    void (*prefill)(void *model, int sequence, const int *tokens, int count, float *logits);
+    void (*decode)(void *model, const int *tokens, const int *first, int B, float *logits);
     int V, T; // vocabulary, longest context
     double temperature;
     int top_k;
@@ -32,7 +35,8 @@ static inline int generate_tokens(const Generator *g, int *tokens, int length, i
             begin = end - max_int(1, g->T / 2);
             cached = 0;
         }
-        g->next_logits(g->model, tokens + begin + cached, end - begin - cached, cached, logits);
+        if (cached && end - begin - cached == 1) g->decode(g->model, tokens + end - 1, &cached, 1, logits);
+        else g->prefill(g->model, 0, tokens + begin, end - begin, logits);
         cached = end - begin;
         if (!isfinite(logits[0])) break;
         tokens[end] = sample_token(logits, g->V, g->temperature, g->top_k,

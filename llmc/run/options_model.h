@@ -63,6 +63,9 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
+    c.window = (int)o->window;
+    c.full_every = (int)o->full_every;
+    c.yoco = o->yoco;
     if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
     return c;
 }
@@ -88,8 +91,8 @@ static inline int options_model_problems(const Options *o) {
              " at any MLP width; use a larger --ffn",
              c.attention->name, o->ffn);
     for (int i = 0; i < count; i++)
-        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
-             c.D);
+        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
+             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
     return count + (narrow && options_usable(o, widths));
 }
 
@@ -327,6 +330,14 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
         REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
                loaded->rope_theta);
+    if (options_given(o, "window") && o->window != loaded->window)
+        REFUSE(count, "--window %" PRId64 " contradicts the loaded model, which has %d", o->window, loaded->window);
+    if (options_given(o, "full-every") && o->full_every != loaded->full_every)
+        REFUSE(count, "--full-every %" PRId64 " contradicts the loaded model, which has %d", o->full_every,
+               loaded->full_every);
+    if (options_given(o, "yoco") && o->yoco != loaded->yoco)
+        REFUSE(count, "--%syoco contradicts the loaded model, which has %s", o->yoco ? "" : "no-",
+               loaded->yoco ? "it" : "no YOCO");
     bool tie_given = options_given(o, "tie-embeddings");
     bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
     if ((tie_given || o->given[preset]) && tied != loaded->tied)
@@ -361,6 +372,9 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     o->attention = (int)(loaded->attention - attention_variants);
     o->rope_theta = loaded->rope_theta;
     o->rms_norm_eps = loaded->rms_norm_eps;
+    o->window = loaded->window;
+    o->full_every = loaded->full_every;
+    o->yoco = loaded->yoco;
     o->tie_embeddings = loaded->tied;
     o->has[option_row("tie-embeddings")] = true;
 }
