@@ -369,6 +369,7 @@ class Pass {
         else op_fill_index(&c, values.data(), &test_random);
         index = &o.ints("index", values.size(), 1);
         for (size_t n = 0; n < values.size(); n++) index->set(n, values[n]);
+        c.index = index->twin_ints.data();
     }
     void make_rope_table(Tensor *table) { // both twins read the same numbers
         std::vector<float> angles(table->count);
@@ -385,6 +386,9 @@ class Pass {
         if (inputs == INFINITE_AND_NAN) factor->set(0, INFINITY);
         if (inputs >= INFINITE) factor->set(factor->count - 1, inputs == INFINITE ? INFINITY : NAN);
         if (inputs != ORDINARY_AND_SPECIAL) return;
+        for (const OpView *v = c.x[1].view; v < c.x[1].view + c.x[1].views; v++)
+            for (size_t i = 0; i < op_size(v); i++)
+                if (op_in_empty_row(&c, v, i)) x[1]->set(op_at(v, i), NAN);
         // sigmoids that are 1, less than 2^-125, which the device may take for 0, and NaN
         const double saturated[] = {100, -87.5, -88.5, -100, -INFINITY, NAN};
         Tensor *gates = c.kind == OP_SWIGLU ? x[0] : c.kind == OP_GATE && c.d[4] > 1 ? x[1] : nullptr;

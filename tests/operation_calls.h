@@ -12,7 +12,7 @@ this file twice, for the CUDA operations and within namespace twin for the C ope
 static AttentionShape op_attention_shape(const OpCase *c) {
     AttentionShape s;
     memset(&s, 0, sizeof(s));
-    s.B = c->a.B, s.T = c->a.T, s.first = c->a.first;
+    s.B = c->a.B, s.T = c->a.T, s.first = c->a.first, s.window = c->a.window;
     s.NQ = c->a.NQ, s.NKV = c->a.NKV, s.D = c->a.D, s.DV = c->a.DV;
     s.ldq = s.ldkv = c->a.ld;
     s.ldo = c->a.ldo;
@@ -32,6 +32,12 @@ static void op_attention_backward(const OpCase *c, int set, bool add_dv) {
     OpKeySet a = op_key_set(&c->a, set);
     attention_backward(OP_DX(0) + a.q, OP_DX(0) + a.k, OP_DX(0) + a.v, OP_DY + a.out, OP_Y(0) + a.out,
                        OP_STAT(1) + a.lse, OP_X(0) + a.q, OP_X(0) + a.k, OP_X(0) + a.v, op_attention_shape(c), add_dv);
+}
+static AttentionShape op_decode_shape(const OpCase *c) {
+    AttentionShape s = op_attention_shape(c);
+    s.first = 0;
+    s.ldkv = c->x[1].view->ld;
+    return s;
 }
 
 static void op_forward(const OpCase *c) {
@@ -60,6 +66,14 @@ static void op_forward(const OpCase *c) {
     case OP_LAMBDA_SCALAR: lambda_scalar_forward(OP_Y(0), OP_X(0), (size_t)d[0]); break;
     case OP_FILL: fill_forward(OP_Y(0), (real)(d[1] / 8.0), (size_t)d[0]); break;
     case OP_SCALE: scale_inplace(OP_Y(0), (real)op_factor(c), (size_t)d[0]); break;
+    case OP_ACCUMULATE: accumulate(OP_STAT(1), OP_Y(0), (size_t)d[0], d[1] != 0); break;
+    case OP_CACHE_STORE: cache_store(OP_Y(0), OP_X(1), c->index, d[0], d[1], d[2], d[3], d[4]); break;
+    case OP_CACHE_LOAD: cache_load(OP_Y(0), OP_X(0), d[0], d[1], d[2], d[3]); break;
+    case OP_DECODE:
+        attention_decode(OP_Y(0) + c->y->view->offset, c->y[1].views ? OP_STAT(1) : NULL, OP_X(0) + c->x->view->offset,
+                         OP_X(1) + c->x[1].view[0].offset, OP_X(1) + c->x[1].view[1].offset, c->index, d[7],
+                         op_decode_shape(c));
+        break;
     case OP_QUANTIZE: quantize_inplace(OP_Y(0), d[0], d[1], d[2], d[3], d[4] != 0); break;
     case OP_ATTENTION_QUANTIZED: {
         OpKeySet set = op_key_set(a, a->maps - 1);
@@ -107,6 +121,10 @@ static void op_backward(const OpCase *c) {
     case OP_SWIGLU: swiglu_backward(OP_DX(0), OP_DY, OP_X(0), d[0], d[1], c->max); break;
     case OP_CROSS_ENTROPY: cross_entropy(OP_STAT(0), OP_DX(0), c->index, d[0], d[1], d[2], (real)c->dloss); break;
     case OP_FILL:
+    case OP_ACCUMULATE:
+    case OP_CACHE_STORE:
+    case OP_CACHE_LOAD:
+    case OP_DECODE:
     case OP_QUANTIZE:
     case OP_ATTENTION_QUANTIZED:
     case OP_KIND_COUNT: break; // no backward
@@ -121,6 +139,7 @@ static size_t op_workspace(const OpCase *c, bool backward) {
     case OP_ATTENTION:
     case OP_ATTENTION_SETS:
     case OP_SINK: return attention_workspace_bytes(op_attention_shape(c), omp_get_max_threads());
+    case OP_DECODE: return attention_decode_workspace_bytes(op_decode_shape(c), c->d[7], omp_get_max_threads());
     default: return 0;
     }
 }

@@ -15,7 +15,7 @@ To add an operation, add a name to OpKindName, its calls, an entry to op_kinds, 
 #include "../llmc/model/variants.h"
 #include "harness.h"
 
-enum { OP_DIMS = 11, OP_VIEWS = 3, OP_TENSORS = 2 };
+enum { OP_DIMS = 12, OP_VIEWS = 3, OP_TENSORS = 2, OP_KEYS = 1024 };
 #define OP_EPS 1e-5      // of rmsnorm
 #define OP_THETA 10000.0 // of rope
 
@@ -67,6 +67,10 @@ typedef enum {
     OP_LAMBDA_SCALAR,
     OP_FILL,
     OP_SCALE,
+    OP_ACCUMULATE,
+    OP_CACHE_STORE,
+    OP_CACHE_LOAD,
+    OP_DECODE,
     OP_QUANTIZE,
     OP_ATTENTION_QUANTIZED,
     OP_GATE,
@@ -76,7 +80,7 @@ typedef enum {
 } OpKindName;
 
 typedef struct {
-    int B, T, first, NQ, NKV, D, DV, maps, ld, ldo;
+    int B, T, first, NQ, NKV, D, DV, maps, ld, ldo, window;
 } OpAttention;
 
 typedef struct {
@@ -94,7 +98,7 @@ typedef struct {
     uint32_t *max;                        // of the implementation under test: absmax_t; NULL: it is not asked for
     double length;                        // of the longest sum
     double dloss;                         // not 0: dx[0] is x[0] at first, and cleared between the rows
-    int *index, index_count, index_limit; // tokens or targets below the limit
+    int *index, index_count, index_limit; // tokens, targets or positions below the limit
     bool documents;                       // index has the first key of each row
     OpAttention a;
 } OpCase;
@@ -142,6 +146,7 @@ static void op_statistics(OpTensor *t, const char *name, int rows, int width, do
 static void op_error(OpTensor *t, double relative, double absolute) {
     t->error.relative = relative, t->error.absolute = absolute;
 }
+static double op_start(size_t i) { return (double)(i * 37 % 64) / 16 - 2; } // what "+=" adds to in the C engine
 static void op_index(OpCase *c, int count, int limit) { c->index_count = count, c->index_limit = limit; }
 static void op_fill_index(const OpCase *c, int *index, TestRandom *random) {
     for (int n = 0; n < c->index_count && !c->documents; n++) index[n] = test_random_int(random, c->index_limit);
@@ -256,11 +261,17 @@ static OpKeySet op_key_set(const OpAttention *a, int set) {
     return s;
 }
 static double attention_error(const OpAttention *a) { return error_of_sum(a->D) + error_of_sum(a->T + a->first) + 16; }
+// The error of CUDA, and the sums of C, of the output and lse of attention to the keys 0 .. first + T - 1.
+static void attention_rounding(OpCase *c, const OpAttention *a) {
+    c->y[1].type = FP32;
+    op_error(&c->y[0], 4, 2 * attention_error(a));
+    op_error(&c->y[1], 4, attention_error(a));
+    c->length = 4 * max_int(a->T + a->first, a->D); // errors of scores grow with their size, up to 4
+}
 // The key sets from `set` on.
 static void attention_layout(OpCase *c, int maps, int set, int padding, int ldo_padding) {
     const int *d = c->d;
-    OpAttention a = {d[0], d[1], 0, d[2], d[3], d[4], d[5], maps, 0, 0};
-    a.first = c->a.first;
+    OpAttention a = {d[0], d[1], c->a.first, d[2], d[3], d[4], d[5], maps, 0, 0, c->a.window};
     a.ld = (a.NQ + a.NKV) * maps * a.D + a.NKV * a.DV + padding;
     a.ldo = a.NQ * maps * a.DV + ldo_padding;
     c->a = a;
@@ -272,16 +283,13 @@ static void attention_layout(OpCase *c, int maps, int set, int padding, int ldo_
     c->x[0].spread = 2; // scores spread enough for some keys to matter more than others
     op_view(&c->y[0], "out", s.out, rows, of * a.NQ, a.DV, a.ldo, step * a.DV);
     op_view(&c->y[1], "lse", s.lse, of, a.B * a.NQ, a.T, (int)op_key_set(&a, 1).lse, a.T);
-    c->y[1].type = FP32;
-    op_error(&c->y[0], 4, 2 * attention_error(&a));
-    op_error(&c->y[1], 4, attention_error(&a));
+    attention_rounding(c, &a);
     op_error(&c->dx[0], 4, attention_error(&a) + error_of_sum(a.DV));
     c->dx[0].error_grows = true;
-    c->length = 4 * max_int(a.T + a.first, a.D); // errors of scores grow with their size, up to 4
 }
 static void attention_setup(OpCase *c) {
     const int *d = c->d;
-    c->a.first = d[9];
+    c->a.first = d[9], c->a.window = d[11];
     c->documents = d[8] == 2;
     c->no_backward = d[9] > 0;
     attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
@@ -289,7 +297,10 @@ static void attention_setup(OpCase *c) {
     if (c->documents) op_index(c, d[0] * d[1], 0);
     if (d[10]) c->y[1].views = 0;
 }
-static void attention_sets_setup(OpCase *c) { attention_layout(c, 2, 0, c->d[7], c->d[7]); }
+static void attention_sets_setup(OpCase *c) {
+    c->a.window = c->d[8];
+    attention_layout(c, 2, 0, c->d[7], c->d[7]);
+}
 static void sink_setup(OpCase *c) {
     attention_layout(c, 1, 0, c->d[7], 0); // sink_forward reads rows without padding
     if (!c->d[6]) return;
@@ -307,11 +318,31 @@ static double quantize_largest(const double *x, int count) {
     for (int i = 0; i < count; i++) max = fmax(max, fabs(x[i]));
     return max;
 }
-// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none. bits: of the logits
+// The definition for one query row, which attends to the keys [low, end): the sum of exp(scale q.k). The softmax has
+// `sum` more in its denominator. bits: of the logits
+static double attention_define_row(double *out, const double *q, const double *k, const double *v, int ld, int low,
+                                   int end, const OpAttention *s, double sum, int bits) {
+    double scores[OP_KEYS], scale = 1 / sqrt((double)s->D);
+    assert(low < end && end <= OP_KEYS);
+    for (int i = 0; i < s->DV; i++) out[i] = 0;
+    for (int j = low; j < end; j++) {
+        scores[j] = 0;
+        for (int i = 0; i < s->D; i++) scores[j] += scale * (q[i] * k[j * ld + i]);
+    }
+    quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
+    for (int j = low; j < end; j++) {
+        double p = exp(scores[j]); // scores are small: no maximum is needed
+        sum += p;
+        for (int i = 0; i < s->DV; i++) out[i] += p * v[j * ld + i];
+    }
+    for (int i = 0; i < s->DV; i++) out[i] /= sum;
+    return sum;
+}
+// The definition, for one key set; `sinks` has one more logit per head, NULL: there is none.
 static void attention_define(OpCase *c, int set, const double *sinks, int bits) {
     OpAttention s = c->a;
     OpKeySet at = op_key_set(&s, set);
-    double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL, scale = 1 / sqrt((double)s.D);
+    double *all_lse = c->y[1].views ? c->y[1].ref + at.lse : NULL;
     int head = s.maps * s.D;
 #pragma omp parallel for
     for (int bh = 0; bh < s.B * s.NQ; bh++) {
@@ -319,23 +350,11 @@ static void attention_define(OpCase *c, int set, const double *sinks, int bits) 
         const double *x = c->x->ref + b * s.T * s.ld, *q = x + at.q + h * head, *k = x + at.k + kv * head;
         const double *v = x + at.v + kv * s.DV;
         for (int t = 0; t < s.T; t++) {
-            double sum = sinks ? exp(sinks[h]) : 0, *out = c->y->ref + at.out + (b * s.T + t) * s.ldo;
-            out += h * s.maps * s.DV;
-            for (int i = 0; i < s.DV; i++) out[i] = 0;
-            double scores[512];
+            double *out = c->y->ref + at.out + (b * s.T + t) * s.ldo + h * s.maps * s.DV;
             int low = c->documents ? c->index[b * s.T + t] : 0, end = s.first + t + 1;
-            assert(end <= 512);
-            for (int j = low; j < end; j++) {
-                scores[j] = 0;
-                for (int i = 0; i < s.D; i++) scores[j] += scale * (q[t * s.ld + i] * k[j * s.ld + i]);
-            }
-            quantize_define(scores + low, end - low, quantize_largest(scores + low, end - low), bits);
-            for (int j = low; j < end; j++) {
-                double p = exp(scores[j]); // scores are small: no maximum is needed
-                sum += p;
-                for (int i = 0; i < s.DV; i++) out[i] += p * v[j * s.ld + i];
-            }
-            for (int i = 0; i < s.DV; i++) out[i] /= sum;
+            if (s.window) low = max_int(low, end - s.window);
+            double sum =
+                attention_define_row(out, q + t * s.ld, k, v, s.ld, low, end, &s, sinks ? exp(sinks[h]) : 0, bits);
             if (all_lse) all_lse[bh * s.T + t] = log(sum);
         }
     }
@@ -424,6 +443,93 @@ static void scale_reference(OpCase *c) {
     for (int i = 0; i < c->d[0]; i++) c->y->ref[i] = c->x->ref[i] * op_factor(c);
 }
 
+// --- accumulate: x and y[0] (count), y[1] the running sum ---
+
+static void accumulate_setup(OpCase *c) {
+    op_rows(&c->x[0], "x", 1, c->d[0], c->d[0]);
+    op_rows(&c->y[0], "x", 1, c->d[0], c->d[0]);
+    op_error(&c->y[0], 1, 0);
+    op_statistics(&c->y[1], "sum", 1, c->d[0], 0, 0);
+    c->y[1].view->adds = c->d[1] != 0;
+    c->in_place = c->no_backward = true;
+}
+static void accumulate_reference(OpCase *c) {
+    for (int i = 0; i < c->d[0]; i++) {
+        c->y[1].ref[i] = c->x->ref[i];
+        c->y[0].ref[i] = c->x->ref[i] + (c->d[1] ? op_start((size_t)i) : 0);
+    }
+}
+
+// --- cache_store: x[0] and y the cache (B,capacity,width), x[1] rows (B,T,width) with row stride ld ---
+
+static void cache_store_setup(OpCase *c) {
+    const int *d = c->d;
+    op_rows(&c->x[0], "cache", d[0] * d[2], d[3], d[3]);
+    op_rows(&c->x[1], "rows", d[0] * d[1], d[3], d[4]);
+    op_rows(&c->y[0], "cache", d[0] * d[2], d[3], d[3]);
+    op_index(c, d[0], d[5] + 1); // the first positions of the sequences
+    c->in_place = c->no_backward = true;
+}
+static void cache_store_reference(OpCase *c) {
+    int T = c->d[1], capacity = c->d[2], width = c->d[3];
+    memcpy(c->y->ref, c->x->ref, c->y->count * sizeof(double));
+    for (int n = 0; n < c->d[0] * T; n++) {
+        int place = n / T * capacity + (c->index[n / T] + n % T) % capacity;
+        memcpy(c->y->ref + place * width, c->x[1].ref + n * c->d[4], (size_t)width * sizeof(double));
+    }
+}
+
+// --- cache_load: x the cache (capacity,width), y rows (count,width) ---
+
+static void cache_load_setup(OpCase *c) {
+    op_rows(&c->x[0], "cache", c->d[2], c->d[3], c->d[3]);
+    op_rows(&c->y[0], "rows", c->d[1], c->d[3], c->d[3]);
+    c->no_backward = true;
+}
+static void cache_load_reference(OpCase *c) {
+    for (int i = 0, width = c->d[3]; i < c->d[1]; i++)
+        memcpy(c->y->ref + i * width, c->x->ref + (c->d[0] + i) % c->d[2] * width, (size_t)width * sizeof(double));
+}
+
+// --- attention_decode: x[0] q (B,NQ,D), x[1] caches (B,capacity) of rows [k | v], y[0] out (B,NQ,DV), y[1] lse (B,NQ)
+// With maps 2 the last of two key sets, as for attention. Rows of the cache without a position are NaN.
+
+static void decode_setup(OpCase *c) {
+    const int *d = c->d;
+    OpAttention a = {d[0], 1, min_int(d[8], d[7] - 1), d[1], d[2], d[3], d[4], d[5], 0, 0, 0};
+    int set = a.maps - 1, head = a.maps * a.D, keys = a.NKV * head, width = keys + a.NKV * a.DV;
+    a.ld = a.NQ * head + d[6];
+    a.ldo = a.NQ * a.maps * a.DV + d[6];
+    c->a = a;
+    op_view(&c->x[0], "q", product(set, a.D), a.B, a.NQ, a.D, a.ld, head);
+    op_view(&c->x[1], "k", product(set, a.D), a.B * d[7], a.NKV, a.D, width, head);
+    op_view(&c->x[1], "v", (size_t)keys, a.B * d[7], a.NKV, a.DV, width, a.DV);
+    c->x[0].spread = c->x[1].spread = 2;
+    op_view(&c->y[0], "out", product(set, a.DV), a.B, a.NQ, a.DV, a.ldo, a.maps * a.DV);
+    if (!d[9]) op_rows(&c->y[1], "lse", a.B, a.NQ, a.NQ);
+    attention_rounding(c, &a);
+    op_index(c, a.B, d[8] + 1); // the positions of the sequences
+    c->no_backward = true;
+}
+static void decode_reference(OpCase *c) {
+    const OpAttention *s = &c->a;
+    const OpView *k = &c->x[1].view[0], *v = &c->x[1].view[1];
+    for (int bh = 0; bh < s->B * s->NQ; bh++) {
+        int b = bh / s->NQ, h = bh % s->NQ, kv = h / (s->NQ / s->NKV), capacity = c->d[7];
+        const double *cache = c->x[1].ref + b * capacity * k->ld;
+        double sum = attention_define_row(c->y->ref + op_at(c->y->view, (size_t)(bh * s->DV)),
+                                          c->x->ref + op_at(c->x->view, (size_t)(bh * s->D)),
+                                          cache + k->offset + kv * k->stride, cache + v->offset + kv * v->stride, k->ld,
+                                          0, min_int(c->index[b] + 1, capacity), s, 0, 0);
+        if (c->y[1].views) c->y[1].ref[bh] = log(sum);
+    }
+}
+// Whether element i of a view of x[1] is in a row that no position has.
+static bool op_in_empty_row(const OpCase *c, const OpView *v, size_t i) {
+    int row = c->kind == OP_DECODE ? (int)(i / (size_t)v->width) / v->heads : 0;
+    return c->kind == OP_DECODE && row % c->d[7] > c->index[row / c->d[7]];
+}
+
 // --- quantize_inplace: x and y (N,columns) with row stride ld ---
 
 static void quantize_setup(OpCase *c) {
@@ -452,6 +558,7 @@ static void attention_quantized_setup(OpCase *c) {
     const int *d = c->d;
     c->no_backward = true;
     c->documents = d[8] != 0;
+    c->a.window = d[10];
     c->integers = 2; // logits up to 4 sqrt(D), three roundings each
     attention_layout(c, d[6], d[6] - 1, d[7], d[7]);
     double logit_error = 12 * sqrt((double)d[4]);
@@ -533,17 +640,21 @@ static const struct {
     {"rmsnorm", "N C 1/scale add", rmsnorm_setup, rmsnorm_reference},
     {"matmul", "N IC OC ldy add", matmul_setup, matmul_reference},
     {"rope", "B T heads D ldx first", rope_setup, rope_reference},
-    {"attention", "B T NQ NKV D DV maps padding add_dv=1,documents=2 first no_lse", attention_setup,
+    {"attention", "B T NQ NKV D DV maps padding add_dv=1,documents=2 first no_lse window", attention_setup,
      attention_reference},
-    {"attention of two sets", "B T NQ NKV D DV maps padding", attention_sets_setup, attention_sets_reference},
+    {"attention of two sets", "B T NQ NKV D DV maps padding window", attention_sets_setup, attention_sets_reference},
     {"attention with sinks", "B T NQ NKV D DV learned padding", sink_setup, sink_reference},
     {"diff_combine", "N NH D ldl stride sigmoid", diff_combine_setup, diff_combine_reference},
     {"lambda_exp", "D count layer", lambda_exp_setup, lambda_exp_reference},
     {"lambda_scalar", "count", lambda_scalar_setup, lambda_scalar_reference},
     {"fill", "count 8*value", fill_setup, fill_reference},
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
+    {"accumulate", "count add", accumulate_setup, accumulate_reference},
+    {"cache_store", "B T capacity width ld first", cache_store_setup, cache_store_reference},
+    {"cache_load", "first count capacity width", cache_load_setup, cache_load_reference},
+    {"attention_decode", "B NQ NKV D DV maps padding capacity first no_lse", decode_setup, decode_reference},
     {"quantize_inplace", "N columns ld bits whole", quantize_setup, quantize_reference},
-    {"attention_quantized", "B T NQ NKV D DV maps padding documents bits", attention_quantized_setup,
+    {"attention_quantized", "B T NQ NKV D DV maps padding documents bits window", attention_quantized_setup,
      attention_quantized_reference},
     {"gate", "N heads D ldg width", gate_setup, gate_reference},
     {"swiglu", "N F scale", swiglu_setup, swiglu_reference},

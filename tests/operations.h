@@ -19,6 +19,12 @@ static void test_layer_lambda(void) {
     op_check_all(OP_FILL);
 }
 static void test_scale(void) { op_check_all(OP_SCALE); }
+static void test_accumulate(void) { op_check_all(OP_ACCUMULATE); }
+static void test_cache(void) {
+    op_check_all(OP_CACHE_STORE);
+    op_check_all(OP_CACHE_LOAD);
+}
+static void test_decode(void) { op_check_all(OP_DECODE); }
 static void test_quantize(void) { op_check_all(OP_QUANTIZE); }
 static void test_attention_quantized(void) { op_check_all(OP_ATTENTION_QUANTIZED); }
 static void test_gate(void) { op_check_all(OP_GATE); }
@@ -676,6 +682,9 @@ static const Test operations_tests[] = {
     {"diff_combine pairs the heads of each variant", test_diff_combine_pairs},
     {"lambdas of layers and their backward agree with the definitions", test_layer_lambda},
     {"scale_inplace scales values and gradients", test_scale},
+    {"accumulate adds to the sum and copies it", test_accumulate},
+    {"a cache has the row of position p at p % capacity, and gives rows back in order", test_cache},
+    {"attention of one position over a cache agrees with the definition and ignores empty rows", test_decode},
     {"quantize_inplace rounds to the integers of its bits, by row or as a whole", test_quantize},
     {"attention with rounded logits agrees with the definition", test_attention_quantized},
     {"the gates and their backward agree with the definition", test_gate},
