@@ -34,7 +34,8 @@ static double decode_measure(const char *preset, int arm, int NKV, int B, int co
     const AttentionDims *d = &m.plan.dims;
     int sets = m.plan.config.attention->key_sets, capacity = cache_capacity(&m.plan, 0);
     size_t rows = (size_t)B, width = (size_t)d->kv_rows, cache = rows * (size_t)capacity * width,
-           fused = rows * (size_t)d->fused_ld, lse = (size_t)sets * lse_set_stride(key_set(&m.plan, 0, 0, B, 1, 0).shape);
+           fused = rows * (size_t)d->fused_ld,
+           lse = (size_t)sets * lse_set_stride(key_set(&m.plan, 0, 0, B, 1, 0).shape);
     ops_init(m.plan.workspace_bytes);
     double bytes = store ? (double)cache_store_bytes(rows, width) : 0;
     for (int set = 0; set < sets && !store; set++)
