@@ -26,7 +26,7 @@ typedef struct {
 // position 0.
 static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key) {
     float *logits = (float *)checked_calloc(g->V, sizeof(float));
-    Candidate *candidates = (Candidate *)checked_calloc(g->V, sizeof(Candidate));
+    Sampler sampler = sampler_open(g->V);
     int begin = max_int(0, length - g->T),
         cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
     int end = length;
@@ -38,11 +38,11 @@ static inline int generate_tokens(const Generator *g, int *tokens, int length, i
         if (cached && end - begin - cached == 1) g->decode(g->model, tokens + end - 1, &cached, 1, logits);
         else g->prefill(g->model, 0, tokens + begin, end - begin, logits);
         cached = end - begin;
-        if (!isfinite(logits[0])) break;
         tokens[end] = sample_token(logits, g->V, g->temperature, g->top_k,
-                                   random_uniform(key, (uint64_t)(end - length)), candidates);
+                                   random_uniform(key, (uint64_t)(end - length)), &sampler);
+        if (tokens[end] < 0) break;
     }
-    free(candidates);
+    sampler_close(&sampler);
     free(logits);
     return end - length;
 }
