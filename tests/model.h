@@ -41,8 +41,9 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
 
 static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
                          uint64_t key) {
-    Generator generator = model_generator(model, temperature, top_k);
-    return generate_tokens(&generator, tokens, length, count, key);
+    Generator generator = model_generator(model, temperature, top_k, -1);
+    StopReason stopped;
+    return generate_tokens(&generator, tokens, length, count, key, &stopped);
 }
 
 // Of the gradients of one rank, before clipping.

@@ -130,22 +130,35 @@ static inline void print_text(FILE *out, const unsigned char *text, size_t size)
     }
 }
 
-// Prints tokens as text by the tokenizer; without one, byte tokens as bytes and those of other vocabularies as numbers.
-// In text, a separator (-1: none) is printed as an empty line.
+// The bytes of tokens, followed by four 0 bytes; free(). NULL if the tokens of the vocabulary have no text: there is no
+// tokenizer, and tokens are not bytes.
+static inline unsigned char *tokens_text(const int *tokens, int count, int V, const Tokenizer *tokenizer,
+                                         size_t *size) {
+    if (tokenizer) return (unsigned char *)tokenizer_decode(tokenizer, tokens, (size_t)count, size);
+    if (V != BYTE_VOCABULARY) return NULL;
+    unsigned char *bytes = (unsigned char *)checked_calloc((size_t)count + 4, 1);
+    for (int i = 0; i < count; i++) bytes[i] = (unsigned char)tokens[i];
+    *size = (size_t)count;
+    return bytes;
+}
+
+static inline void print_numbers(FILE *out, const int *tokens, int count, const char *between) {
+    for (int i = 0; i < count; i++) fprintf(out, "%s%d", i ? between : "", tokens[i]);
+}
+
+// Prints tokens as text for a terminal, or as numbers if they have no text. In text, a separator (-1: none) is printed
+// as an empty line.
 static inline void print_tokens(FILE *out, const int *tokens, int count, int V, const Tokenizer *tokenizer,
                                 int separator) {
-    if (!tokenizer && V != BYTE_VOCABULARY) {
-        for (int i = 0; i < count; i++) fprintf(out, i ? " %d" : "%d", tokens[i]);
-        return;
-    }
     for (int begin = 0, end; begin < count; begin = end + 1) {
+        size_t size = 0;
         for (end = begin; end < count && tokens[end] != separator; end++) {
         }
-        unsigned char *bytes = NULL;
-        size_t size = end - begin;
-        if (tokenizer) bytes = (unsigned char *)tokenizer_decode(tokenizer, tokens + begin, size, &size);
-        else bytes = (unsigned char *)checked_calloc(size + 4, 1);
-        for (int i = begin; !tokenizer && i < end; i++) bytes[i - begin] = (unsigned char)tokens[i];
+        unsigned char *bytes = tokens_text(tokens + begin, end - begin, V, tokenizer, &size);
+        if (!bytes) {
+            print_numbers(out, tokens, count, " ");
+            return;
+        }
         print_text(out, bytes, size);
         free(bytes);
         if (end < count) fputs("\n\n", out);
