@@ -10,8 +10,10 @@ attention_kernels.cuh: the built-in attention kernels, tile by tile. Equations i
   numerics  products, softmax and sums in fp32, as are P and dS; out, dq, dk, dv rounded once (with add_dv, dv + the
             sum). Sums have one order: bitwise reproducible.
   traffic   q, out and, per tile of queries, k and v from the cache
+  windows   tiles of keys that no row of the block attends to are skipped, in dK and dV tiles of queries, so the time
+            grows with T * window
   flops     those of attention_forward_flops and attention_backward_flops; in addition the masked part of the tiles on
-            the diagonal and, in the backward, Q K^T twice and dO V^T once more
+            the diagonal and at the window's end and, in the backward, Q K^T twice and dO V^T once more
   use       the fp32 build, and shapes that cuDNN does not support (attention_plans.cuh); no tensor cores
 */
 #ifndef LLMC_ATTENTION_KERNELS_CUH
@@ -47,7 +49,8 @@ static __device__ inline AttentionPlace attention_place(AttentionShape s, int b,
 // The first key that query row t of sequence b attends to; INT_MAX beyond the last row.
 static __device__ inline int attention_low(AttentionShape s, int b, int t) {
     if (t >= s.T) return INT_MAX;
-    return s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    int document = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    return s.window ? max(document, s.first + t - s.window + 1) : document;
 }
 
 // P = exp(scale S - lse), 0 if row t does not attend to the key.

@@ -7,6 +7,7 @@ attention_stats.cuh: the attention statistics. Equations in stats.h.
 */
 #ifndef LLMC_ATTENTION_STATS_CUH
 #define LLMC_ATTENTION_STATS_CUH
+#include "attention_kernels.cuh"
 #include "ops.h"
 #include "stats.cuh"
 
@@ -66,7 +67,7 @@ static __global__ void attention_stats_kernel(AttentionHeadStats *results, Atten
     AttentionHeadStats *result = results + blockIdx.y * (size_t)in.NH + blockIdx.x;
     int h = (int)blockIdx.x, b, t, thread = (int)threadIdx.x, maps = in.stride ? 2 : 1;
     attention_stats_row(first_row + (int)blockIdx.y, in.rows, s.B, s.T, &b, &t);
-    int low = s.first_key ? s.first_key[(size_t)b * s.T + t] : 0;
+    int low = attention_low(s, b, t);
     int head = in.stride ? 2 * in.stride * (h / in.stride) + h % in.stride : h; // as in diff_combine
     double lambda = in.stride ? stats_lambda(in.l[((size_t)b * s.T + t) * in.ldl + h], in.sigmoid) : 0;
     double sum = 0, local = 0;
