@@ -133,5 +133,8 @@ def windows(check, part, preset, NKV):
                 f"{len(rows)} measurements, {len(shown)} of them with a window",
             )
     for (kernel, of), times in ms.items():
-        if of == "diff_v2" and len(times) >= 2:
-            part.fact(f"T {T}: {kernel} of diff_v2, window {window} relative to none", percent(times[-1] / times[0]))
+        count = len(times) // 2  # the first with the default backend, the last with the built-in kernel
+        for backend, i in (("the default backend", 0), ("the built-in kernel", count - 1)):
+            if of == "diff_v2" and count >= 2:
+                what = f"T {T}: {kernel} of diff_v2 by {backend}, window {window} relative to none"
+                part.fact(what, percent(times[count + i] / times[i]))
