@@ -186,6 +186,7 @@ static const OpRow op_cases[] = {
     {OP_CACHE_STORE, {1, 37, 9, 8, 11, 5}, BOTH, "a chunk longer than the ring: its last rows stay"},
     {OP_CACHE_STORE, {2, 9, 9, 8, 8, 13}, BOTH, "a chunk as long as the ring"},
     {OP_CACHE_STORE, {1, 3, 5, 2568, 2600, 4}, BOTH, "rows wider than a block of packs"},
+    {OP_CACHE_STORE, {2, 5, 7, 24, 64, -1}, BOTH, "without first: from position 0 on"},
     {OP_CACHE_STORE, {70, 2, 4, 9, 9, 3}, BOTH, "more rows than a block, no packs"},
 
     {OP_CACHE_LOAD, {0, 1, 1, 1}, BOTH, "the smallest"},
