@@ -13,6 +13,7 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
+  --window W, --full-every K, --yoco, --doc-mask   layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
   --json FILE         appends each result to FILE as one line of JSON
@@ -271,6 +272,7 @@ int main(int argc, char **argv) {
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
+        else if (bench_layer_option(argc, argv, &i)) continue;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
