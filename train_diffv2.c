@@ -131,7 +131,7 @@ static void model_alloc(Model *model, const Model *shared) {
     }
     model->copies = weight_copies_alloc(plan);
     model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
-    Arena arena = {model->activations_memory, 0, own_elements};
+    Arena arena = {model->activations_memory, 0, 0, own_elements};
     activations_carve(&model->acts, plan, &arena);
 
     size_t count = (size_t)plan->config.T * plan->dims.QD;
