@@ -18,7 +18,7 @@ CUDA operations.
 #include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/gemm_table.h"
-#include "llmc/run/generation.h"
+#include "llmc/run/generated_text.h"
 #include "llmc/run/layer_stats.h"
 #include "llmc/run/linear_layers.h"
 #include "llmc/run/model_init.h"
@@ -84,8 +84,8 @@ static absmax_t *output_max(const Model *model, LinearKind kind, int l) {
 static bool grads_add(const Model *model) { return model->micro_step > 0 && model->plan.sharding.level < 2; }
 
 // As key_set; with --doc-mask attention stays within documents.
-static KeySet model_key_set(const Model *model, int set, int B, int T, int first) {
-    KeySet k = key_set(&model->plan, set, B, T, first);
+static KeySet model_key_set(const Model *model, int l, int set, int B, int T, int first) {
+    KeySet k = key_set(&model->plan, l, set, B, T, first);
     k.shape.first_key = model->documents ? model->acts.starts : NULL;
     return k;
 }
@@ -195,31 +195,82 @@ static void subnorm_forward(Model *model, int l, int N) {
     if (variant->norm == NORM_HEAD) scale_inplace(a->normed, (real)(1 - lambda_init(l)), (size_t)N * (d->OH * d->DV));
 }
 
-// From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
-static void attention_heads_forward(Model *model, int l, floatX *fused, int B, int T, int first) {
-    const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = &model->plan.dims;
+// The rows of a forward: T rows of each of B sequences. Training and evaluation run whole sequences. A model for
+// generation keeps keys and values in caches: it runs a piece of one sequence's prompt, or one new position of each.
+typedef struct {
+    int B, T;
+    int first;    // of a piece: the position of its first row
+    int sequence; // of a piece: its place in the caches
+} Rows;
+
+// Attention of a model for generation: the new keys and values, in the fused rows, join those of the cache.
+static void cached_attention_forward(Model *model, int l, const floatX *fused, Rows r) {
+    const ModelPlan *plan = &model->plan;
+    const AttentionDims *d = plan_dims(plan, l);
     const LayerActivations *a = &model->acts.layers[l];
-    int N = B * T, ld = d->fused_ld;
+    int capacity = cache_capacity(plan, l), width = d->kv_rows, earlier = 0;
+    floatX *cache = a->kv + (size_t)r.sequence * capacity * width;
+    const floatX *k = cache, *own = fused + d->k_at;
+    const int *first = model->acts.first;
+    bool ring = capacity < plan->T && r.T > 1, cross = layer_cross(&plan->config, l);
+    if (ring) { // the piece overwrites positions that its first rows attend to: they are copied
+        earlier = min_int(r.first, capacity - 1);
+        cache_load(model->acts.staged, cache, r.first - earlier, earlier, capacity, width);
+        cache_store(model->acts.staged + (size_t)earlier * width, own, NULL, 1, r.T, r.T, width, d->fused_ld);
+        k = model->acts.staged;
+    }
+    if (!cross) cache_store(cache, own, first, r.B, r.T, capacity, width, d->fused_ld);
+    for (int set = 0; set < plan->config.attention->key_sets; set++) {
+        KeySet s = key_set(plan, l, set, r.B, r.T, ring ? earlier : r.first);
+        floatX *out = a->heads + s.out;
+        real *lse = a->lse + s.lse;
+        if (r.T == 1) attention_decode(out, lse, fused + s.q, k + s.k, k + s.v, first, capacity, s.shape);
+        else attention_forward(out, lse, fused + s.q, k + s.k, k + s.v, s.shape);
+    }
+}
+
+// From the fused rows to the attention output that o_proj reads. Traits of the variant decide which steps there are.
+static void attention_heads_forward(Model *model, int l, Rows r) {
+    const AttentionVariant *variant = model->plan.config.attention;
+    const AttentionDims *d = plan_dims(&model->plan, l);
+    const LayerActivations *a = &model->acts.layers[l];
+    bool cached = model->plan.purpose == FOR_GENERATION;
+    int B = r.B, T = r.T, N = B * T, ld = d->fused_ld;
     absmax_t *max = input_max(model, LINEAR_O, l), *combined_max = d->norm_count || d->gate_width ? NULL : max;
-    for (int set = 0; set < variant->key_sets; set++) {
-        KeySet s = model_key_set(model, set, B, T, first);
-        floatX *out = a->heads + s.out, *k = a->fused + s.k, *v = a->fused + s.v;
+    if (cached) cached_attention_forward(model, l, a->fused, r);
+    for (int set = 0; set < variant->key_sets && !cached; set++) {
+        KeySet s = model_key_set(model, l, set, B, T, 0);
+        floatX *out = a->heads + s.out, *q = a->fused + s.q, *k = a->kv + s.k, *v = a->kv + s.v;
         int bits = model->quant.logit_bits;
-        if (bits) attention_quantized_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape, bits);
-        else attention_forward(out, a->lse + s.lse, fused + s.q, k, v, s.shape);
+        if (bits) attention_quantized_forward(out, a->lse + s.lse, q, k, v, s.shape, bits);
+        else attention_forward(out, a->lse + s.lse, q, k, v, s.shape);
     }
     if (variant->sink) sink_forward(a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ, d->DV);
     if (a->lambda) lambda_forward(model, l, N);
     if (d->pair_stride) {
-        LambdaRows lambda = lambda_rows(d, a->lambda, fused);
+        LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
         diff_combine_forward(a->combined, a->heads, lambda.rows, N, d->OH, d->DV, lambda.ld, d->pair_stride,
                              variant->lambda == LAMBDA_SIGMOID, combined_max);
     }
     subnorm_forward(model, l, N);
     if (d->gate_width)
-        gate_forward(a->attn_out, a->normed, fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
+        gate_forward(a->attn_out, a->normed, a->fused + d->gate_at, N, d->OH, d->DV, ld, d->gate_width, max);
     else if (max && !(d->pair_stride && combined_max)) absmax_update(max, a->attn_out, N, d->OH * d->DV, d->OH * d->DV);
+}
+
+// YOCO: the keys and values that the upper half of the layers reads, from x, the output of the lower half.
+static void yoco_forward(Model *model, const floatX *x, Rows r) {
+    const ModelConfig *c = &model->plan.config;
+    const AttentionDims *d = &model->plan.cross_dims;
+    Activations *a = &model->acts;
+    int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
+                    input_max(model, LINEAR_KV, l));
+    block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
+    rope_forward(a->kv, a->rope, r.B, r.T, d->NK, d->QD, d->kv_ld, a->first);
+    if (model->plan.purpose == FOR_GENERATION)
+        cache_store(a->layers[l].kv + (size_t)r.sequence * capacity * d->kv_rows, a->kv, a->first, r.B, r.T, capacity,
+                    d->kv_rows, d->kv_ld);
 }
 
 // The norm that follows a block: of the next block, or the final norm. Its operation also adds to the residual stream.
@@ -240,16 +291,15 @@ static NextNorm norm_after_block(Model *model, int l) {
 }
 
 // The attention half of a block: from norm1, the norm of its input x, to x_mid and norm2.
-static void block_forward_attention(Model *model, int l, const floatX *x, int B, int T, int first) {
+static void block_forward_attention(Model *model, int l, const floatX *x, Rows r) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = &model->plan.dims;
+    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = c->C, ld = d->fused_ld;
-    floatX *fused = a->fused + (size_t)first * ld; // the rows of this call; earlier rows are the key/value cache
-    block_linear_forward(model, fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v and lambda or gate
-    rope_forward(fused, model->acts.rope, B, T, d->NQ + d->NK, d->QD, ld, first ? model->acts.first : NULL);
-    attention_heads_forward(model, l, fused, B, T, first);
+    int N = r.B * r.T, C = c->C;
+    block_linear_forward(model, a->fused, a->norm1, LINEAR_FUSED, l, N); // q, k, v and lambda or gate
+    rope_forward(a->fused, model->acts.rope, r.B, r.T, d->rope_heads, d->QD, d->fused_ld, model->acts.first);
+    attention_heads_forward(model, l, r);
     block_linear_forward(model, branch, a->attn_out, LINEAR_O, l, N);
     residual_rmsnorm_forward(a->x_mid, a->norm2, a->rstd2, x, branch, param(model, T_NORM2, l), N, C,
                              (real)c->rms_norm_eps, input_max(model, LINEAR_GATE_UP, l));
@@ -263,12 +313,12 @@ static void block_forward_mlp(Model *model, int l, int N) {
 }
 
 // One block: from the residual stream x and its norm, norm1, to x_out and the norm that follows the block.
-static void block_forward(Model *model, int l, const floatX *x, int B, int T, int first) {
+static void block_forward(Model *model, int l, const floatX *x, Rows r) {
     const LayerActivations *a = &model->acts.layers[l];
     floatX *branch = model->acts.branch;
-    int N = B * T, C = model->plan.config.C;
+    int N = r.B * r.T, C = model->plan.config.C;
     weight_copies_refresh(&model->copies, &model->plan, model->params, l);
-    block_forward_attention(model, l, x, B, T, first);
+    block_forward_attention(model, l, x, r);
     block_forward_mlp(model, l, N);
     block_linear_forward(model, branch, a->hidden, LINEAR_DOWN, l, N);
     NextNorm next = norm_after_block(model, l);
@@ -294,12 +344,23 @@ static void model_forward_embedding(Model *model, int N) {
                     (real)model->plan.config.rms_norm_eps, input_max(model, LINEAR_FUSED, 0));
 }
 
-// Runs positions first .. first+T-1 of B sequences, whose tokens are in acts.inputs, up to the final norm. first > 0
-// requires a model for generation, whose key/value cache holds the earlier positions.
-static void model_forward(Model *model, int B, int T, int first) {
-    assert(B <= model->plan.B && first + T <= model->plan.T && (first == 0 || model->plan.purpose == FOR_GENERATION));
+// Runs layers from .. to-1, and before the upper half of YOCO its keys and values. visit: called after each layer; or
+// NULL.
+static void model_forward_layers(Model *model, int from, int to, Rows r, LayerVisit visit, void *visitor) {
+    for (int l = from; l < to; l++) {
+        const floatX *x = block_input(model, l);
+        if (l == yoco_layer(&model->plan.config)) yoco_forward(model, x, r);
+        block_forward(model, l, x, r);
+        if (visit) visit(visitor, l);
+    }
+}
+
+// Runs B whole sequences of T positions, whose tokens are in acts.inputs, up to the final norm.
+static void model_forward(Model *model, int B, int T) {
+    assert(B <= model->plan.B && T <= model->plan.T && model->plan.purpose != FOR_GENERATION);
+    Rows r = {B, T, 0, 0};
     model_forward_embedding(model, B * T);
-    for (int l = 0; l < model->plan.config.L; l++) block_forward(model, l, block_input(model, l), B, T, first);
+    model_forward_layers(model, 0, model->plan.config.L, r, NULL, NULL);
 }
 
 // Adds the loss of each row to acts.losses, logit_rows rows at a time. dloss: the weight of one row in the loss that is
@@ -335,7 +396,7 @@ static double squares_norm(const Model *model, int first, int last) {
 static void model_gather_stats(Model *model, int l, int B, int T) {
     ops_wait(); // so that only the statistics are timed
     double start = now_seconds();
-    model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], model_key_set(model, 0, B, T, 0));
+    model->stats[l] = layer_stats(&model->plan, &model->acts.layers[l], l, model_key_set(model, l, 0, B, T, 0));
     model->stats_seconds += now_seconds() - start;
 }
 
@@ -362,7 +423,7 @@ static void lambda_backward(Model *model, int l, int N) {
 // The inverse of attention_heads_forward: from the gradient of the attention output to that of the fused rows.
 static void attention_heads_backward(Model *model, int l, int B, int T) {
     const AttentionVariant *variant = model->plan.config.attention;
-    const AttentionDims *d = &model->plan.dims;
+    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, ld = d->fused_ld;
@@ -389,11 +450,29 @@ static void attention_heads_backward(Model *model, int l, int B, int T) {
         sink_backward(grad(model, T_SINKS, l), g->dheads, a->heads, a->lse, param(model, T_SINKS, l), B, T, d->NQ,
                       d->DV);
     // inverts heads, lse = attention(q, k, v), for each set of keys
+    bool cross = layer_cross(&model->plan.config, l);
+    floatX *dkv = cross ? g->dkv : g->dfused;
     for (int set = 0; set < variant->key_sets; set++) {
-        KeySet s = model_key_set(model, set, B, T, 0);
-        attention_backward(g->dfused + s.q, g->dfused + s.k, g->dfused + s.v, g->dheads + s.out, a->heads + s.out,
-                           a->lse + s.lse, a->fused + s.q, a->fused + s.k, a->fused + s.v, s.shape, set > 0);
+        KeySet s = model_key_set(model, l, set, B, T, 0);
+        attention_backward(g->dfused + s.q, dkv + s.k, dkv + s.v, g->dheads + s.out, a->heads + s.out, a->lse + s.lse,
+                           a->fused + s.q, a->kv + s.k, a->kv + s.v, s.shape, set > 0);
     }
+    // the layers of YOCO's upper half read the same keys and values
+    if (cross) accumulate(g->dkv_sum, dkv, (size_t)N * d->kv_ld, l < model->plan.config.L - 1);
+}
+
+// Inverts yoco_forward: from the gradient of its keys and values, the sum over the upper half, adds to acts.dx.
+static void yoco_backward(Model *model, const floatX *x, int B, int T) {
+    const ModelConfig *c = &model->plan.config;
+    const AttentionDims *d = &model->plan.cross_dims;
+    Activations *g = &model->acts;
+    int l = yoco_layer(c), N = B * T;
+    rope_backward(g->dkv, g->rope, B, T, d->NK, d->QD, d->kv_ld, NULL);
+    if (g->maxima) absmax_update(output_max(model, LINEAR_KV, l), g->dkv, N, d->kv_rows, d->kv_ld);
+    linear_backward(g->dnorm, grad(model, T_YOCO_K, l), g->dkv, g->kv_norm, linear_of(model, LINEAR_KV, l), N,
+                    grads_add(model));
+    rmsnorm_backward(g->dx, grad(model, T_YOCO_NORM, l), g->dnorm, x, param(model, T_YOCO_NORM, l), g->kv_rstd, N, c->C,
+                     true, output_max(model, LINEAR_DOWN, l - 1));
 }
 
 // --recompute: computes the activations that were not kept again, by the operations of the forward, with equal bits.
@@ -404,7 +483,8 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
     real eps = (real)model->plan.config.rms_norm_eps;
     if (model->plan.recompute == RECOMPUTE_NOTHING || l == model->plan.config.L - 1) return;
     rmsnorm_forward(a->norm1, a->rstd1, x, param(model, T_NORM1, l), N, C, eps, input_max(model, LINEAR_FUSED, l));
-    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, B, T, 0);
+    Rows r = {B, T, 0, 0};
+    if (model->plan.recompute == RECOMPUTE_BLOCK) block_forward_attention(model, l, x, r);
     else {
         subnorm_forward(model, l, N);
         rmsnorm_forward(a->norm2, a->rstd2, a->x_mid, param(model, T_NORM2, l), N, C, eps,
@@ -416,11 +496,11 @@ static void block_recompute(Model *model, int l, const floatX *x, int B, int T) 
 // On entry acts.dx is the gradient of x_out, on return that of x.
 static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     const ModelConfig *c = &model->plan.config;
-    const AttentionDims *d = &model->plan.dims;
+    const AttentionDims *d = plan_dims(&model->plan, l);
     const LayerActivations *a = &model->acts.layers[l];
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
-    bool add = grads_add(model);
+    bool add = grads_add(model), yoco = l == yoco_layer(c);
 
     // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
@@ -433,11 +513,12 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
     attention_heads_backward(model, l, B, T);
-    rope_backward(g->dfused, g->rope, B, T, d->NQ + d->NK, d->QD, d->fused_ld, NULL);
+    rope_backward(g->dfused, g->rope, B, T, d->rope_heads, d->QD, d->fused_ld, NULL);
     if (g->maxima) absmax_update(output_max(model, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);
     linear_backward(g->dnorm, grad(model, T_Q, l), g->dfused, a->norm1, linear_of(model, LINEAR_FUSED, l), N, add);
     rmsnorm_backward(g->dx, grad(model, T_NORM1, l), g->dnorm, x, param(model, T_NORM1, l), a->rstd1, N, C, true,
-                     output_max(model, LINEAR_DOWN, l - 1));
+                     yoco ? NULL : output_max(model, LINEAR_DOWN, l - 1));
+    if (yoco) yoco_backward(model, x, B, T);
 }
 
 // Called before a group's gradients are written or added to. With --zero 2 waits until the gradients that were in the
@@ -514,7 +595,7 @@ static void model_micro_step(Model *model, const int *inputs, const int *targets
                              double total_rows) {
     model_read_batch(model, inputs, targets, starts, B * T);
     watch_phase(PHASE_FORWARD);
-    model_forward(model, B, T, 0);
+    model_forward(model, B, T);
     watch_phase(PHASE_BACKWARD);
     grads_open(model, 0);
     grads_open(model, model->plan.config.L + 1);
@@ -587,32 +668,72 @@ static void model_await_params(const Model *model) {
 // The forward of an EvaluationModel: up to the final norm, with a call of `visit` after each layer unless it is NULL.
 static void model_forward_tokens(void *data, const int *tokens, int B, int T, LayerVisit visit, void *visitor) {
     Model *model = (Model *)data;
+    Rows r = {B, T, 0, 0};
     model_read_batch(model, tokens, tokens, NULL, B * T);
     model_forward_embedding(model, B * T);
-    for (int l = 0; l < model->plan.config.L; l++) {
-        block_forward(model, l, block_input(model, l), B, T, 0);
-        if (visit) visit(visitor, l);
-    }
+    model_forward_layers(model, 0, model->plan.config.L, r, visit, visitor);
 }
 
-// Logits (V) after the tokens at positions first .. first+count-1 of one sequence; earlier ones are in the cache.
-static void model_next_logits(void *sampling_model, const int *tokens, int count, int first, float *logits) {
-    Model *model = (Model *)sampling_model;
-    Activations *a = &model->acts;
-    int C = model->plan.config.C, V = model->plan.config.V;
-    buffer_upload(a->inputs, tokens, (size_t)count * sizeof(int));
-    buffer_upload(a->first, &first, sizeof(int));
-    model_forward(model, 1, count, first);
-    linear_forward(a->logits, a->norm_final + (size_t)(count - 1) * C, linear_of(model, LINEAR_HEAD, 0), 1);
-    floatX *host = (floatX *)checked_calloc(V, sizeof(floatX));
-    buffer_download(host, a->logits, (size_t)V * sizeof(floatX));
-    for (int v = 0; v < V; v++) logits[v] = (float)host[v];
+// Logits [B][V] of B rows of the final norm's output.
+static void model_logits(Model *model, const floatX *rows, int B, float *logits) {
+    int V = model->plan.config.V, Vp = model->plan.Vp;
+    linear_forward(model->acts.logits, rows, linear_of(model, LINEAR_HEAD, 0), B);
+    floatX *host = (floatX *)checked_calloc((size_t)B * Vp, sizeof(floatX));
+    buffer_download(host, model->acts.logits, (size_t)B * Vp * sizeof(floatX));
+    for (int b = 0; b < B; b++)
+        for (int v = 0; v < V; v++) logits[(size_t)b * V + v] = (float)host[(size_t)b * Vp + v];
     free(host);
 }
 
-static Generator model_generator(Model *sampling_model, double temperature, int top_k) {
-    Generator g = {sampling_model,         model_next_logits, sampling_model->plan.config.V,
-                   sampling_model->plan.T, temperature,       top_k};
+// Row `from` of x, with rows of C elements, becomes row 0.
+static void row_to_front(floatX *x, int from, int C) {
+    if (from) cache_load(x, x, from, 1, from + 1, C);
+}
+
+// Processes the prompt of a sequence, piece by piece, and computes the logits [V] after its last token. With YOCO the
+// upper half runs for that token alone.
+static void model_prefill(void *generator, int sequence, const int *tokens, int count, float *logits) {
+    Model *model = (Model *)generator;
+    const ModelConfig *c = &model->plan.config;
+    Activations *a = &model->acts;
+    int lower = c->yoco ? yoco_layer(c) : c->L, last = 0;
+    assert(count > 0 && count <= model->plan.T && sequence < model->plan.B);
+    for (int first = 0; first < count; first += PREFILL_ROWS) {
+        Rows r = {1, min_int(PREFILL_ROWS, count - first), first, sequence};
+        buffer_upload(a->inputs, tokens + first, (size_t)r.T * sizeof(int));
+        buffer_upload(a->first, &first, sizeof(int));
+        model_forward_embedding(model, r.T);
+        model_forward_layers(model, 0, lower, r, NULL, NULL);
+        if (c->yoco) yoco_forward(model, block_input(model, lower), r);
+        last = r.T - 1;
+    }
+    if (c->yoco) {
+        Rows r = {1, 1, count - 1, sequence};
+        row_to_front(a->layers[lower - 1].x_out, last, c->C);
+        row_to_front(a->layers[lower].norm1, last, c->C);
+        buffer_upload(a->first, &r.first, sizeof(int));
+        for (int l = lower; l < c->L; l++) block_forward(model, l, block_input(model, l), r);
+        last = 0;
+    }
+    model_logits(model, a->norm_final + (size_t)last * c->C, 1, logits);
+}
+
+// Processes one more token of each of the sequences 0 .. B-1, at position first[b]; logits [B][V].
+static void model_decode(void *generator, const int *tokens, const int *first, int B, float *logits) {
+    Model *model = (Model *)generator;
+    Rows r = {B, 1, 0, 0};
+    assert(B <= model->plan.B);
+    buffer_upload(model->acts.inputs, tokens, (size_t)B * sizeof(int));
+    buffer_upload(model->acts.first, first, (size_t)B * sizeof(int));
+    model_forward_embedding(model, B);
+    model_forward_layers(model, 0, model->plan.config.L, r, NULL, NULL);
+    model_logits(model, model->acts.norm_final, B, logits);
+}
+
+static Generator model_generator(Model *sampling_model, double temperature, int top_k, int stop) {
+    const ModelPlan *plan = &sampling_model->plan;
+    Generator g = {sampling_model, model_prefill, model_decode, plan->B, plan->T,
+                   plan->config.V, temperature,   top_k,        stop};
     return g;
 }
 
@@ -630,11 +751,13 @@ typedef struct {
     DataLoader train, val;
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
-    Log log;           // rank 0 with --out; else closed
-    double first_loss; // of the steps of this start
-    double last_loss;  // likewise
-    double val_loss;   // the last one; 0: none yet
-    int stop;          // the signal that one of the ranks got, as of the last step; 0: none
+    Prompts prompts;     // --prompts
+    Sequence *sequences; // their tokens
+    Log log;             // rank 0 with --out; else closed
+    double first_loss;   // of the steps of this start
+    double last_loss;    // likewise
+    double val_loss;     // the last one; 0: none yet
+    int stop;            // the signal that one of the ranks got, as of the last step; 0: none
     Checkpointer checkpointer;
     double *agreed;        // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;       // per update
@@ -730,7 +853,7 @@ static double run_validate(Run *run, double *by_position) {
         dataloader_next(&run->val, run->inputs, run->targets, run->starts);
         model_read_batch(model, run->inputs, run->targets, run->starts, rows);
         buffer_zero(model->acts.losses, (size_t)rows * sizeof(real));
-        model_forward(model, rows / T, T, 0);
+        model_forward(model, rows / T, T);
         model_classify(model, rows, 0);
         sum += model_loss_sum(model, rows);
         if (by_position) model_losses_by_position(model, by_position, rows, T, (double)windows);
@@ -790,9 +913,15 @@ static void run_evaluate(Run *run) {
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 
+static Generator run_generator(const Run *run, Model *model) {
+    const Options *o = &run->options;
+    int stop = o->stop_at_separator ? run->tokenizer.separator : -1;
+    return model_generator(model, o->temperature, (int)o->top_k, stop);
+}
+
 // Prints `count` tokens that a model for generation appends to the prompt; false when its logits are not finite.
 static bool run_generate(const Run *run, Model *model, int count, uint64_t key) {
-    Generator generator = model_generator(model, run->options.temperature, (int)run->options.top_k);
+    Generator generator = run_generator(run, model);
     return print_generated(&generator, &run->tokenizer, count, key);
 }
 
@@ -1009,7 +1138,8 @@ static void warn_of_attention(void) {
 // The plans of the model and of the one for samples; nothing is allocated.
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
-    int B = run->mode == MODE_GENERATE ? 1 : (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
+    int B = (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
+    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->prompts.count) : 1;
     model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
                (int)o->zero);
     bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
@@ -1022,7 +1152,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
         return;
     }
-    if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
+    if (attention_backend() && is_rank0() && !o->prompts) printf("attention: %s\n", attention_backend());
     warn_of_attention();
 }
 
@@ -1042,9 +1172,12 @@ static void run_plan_last_batch(Run *run) {
     ModelPlan *plan = &run->model.plan;
     int B = (int)(run_validation_windows(run) % (uint64_t)plan->B);
     if (B == 0) return;
-    AttentionShape shape = key_set(plan, 0, B, plan->T, 0).shape;
-    attention_prepare(shape, false, false);
-    plan->workspace_bytes = max_size(plan->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    for (int l = 0; l < plan->config.L; l++) {
+        AttentionShape shape = key_set(plan, l, 0, B, plan->T, 0).shape;
+        attention_prepare(shape, false, false);
+        plan->workspace_bytes =
+            max_size(plan->workspace_bytes, attention_workspace_bytes(shape, omp_get_max_threads()));
+    }
     warn_of_attention();
 }
 
@@ -1054,6 +1187,9 @@ static void run_open_data(Run *run, const char *loaded) {
     const ModeRow *mode = &mode_rows[run->mode];
     int V = run->model.plan.config.V;
     run_tokenizer_open(&run->tokenizer, o, loaded, !mode->prompts);
+    if (o->prompts)
+        run->sequences = prompts_sequences(&run->prompts, &run->tokenizer, V, (int)o->seq_len, (int)o->generate,
+                                           random_key("generate", o->seed));
     bool generates = mode->prompts || run_sampling_plan(run);
     if (generates && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
@@ -1120,6 +1256,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->checkpointer.log = &run->log;
     bool trains = run->mode == MODE_TRAIN;
     if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
+    if (o->prompts) run->prompts = prompts_read(o->prompts);
     run_plan(run, config);
     if (run->mode == MODE_DRY_RUN) return;
     run_check_memory(run, loaded);
@@ -1148,6 +1285,8 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
+    free_sequences(run->sequences, run->prompts.count);
+    prompts_close(&run->prompts);
     run_tokenizer_close(&run->tokenizer);
     if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
     model_free(&run->model, true);
@@ -1239,7 +1378,16 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
 
 static void mode_generate(Run *run) {
     const Options *o = &run->options;
-    bool whole = run_generate(run, &run->model, (int)o->generate, random_key("generate", o->seed));
+    Model *model = &run->model;
+    if (o->prompts) {
+        Generator g = run_generator(run, model);
+        int broken = print_results(&g, run->sequences, &run->prompts, &run->tokenizer);
+        CHECK(broken == 0,
+              "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",
+              broken, run->prompts.count);
+        return;
+    }
+    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed));
     CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
 }
 

@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # test.sh: builds everything and runs all tests. The last line is "N passed, N failed", and ", N skipped" if tests were
-# skipped. Exit status: 0 nothing failed, 1 something failed, 2 usage.
+# skipped. Exit status: 0 nothing failed, 1 something failed, 2 usage, 130 stopped by a signal.
 #
-# Stages, in order. A stage prints one line per test: "ok", "FAIL" or "skip".
-#   dependencies     installs what the tests require (scripts/install_deps.sh)
-#   float            the tests, with the build that users run
-#   C++              the trainer compiled as C++17 computes the same gradients as the C build
+# Stages run side by side (tests/stages.sh), since most of them use one core. Their output is printed in this order. A
+# stage prints one line per test: "ok", "FAIL" or "skip".
+#   dependencies     installs what the tests require (scripts/install_deps.sh), before all other stages
+#   float            the tests, with the build that users run; the trainer compiled as C++17 computes the same gradients
 #   sources          includes point downwards and headers compile alone (dev/rooms.py); the variants in Python equal
 #                    variants.h; all sources are formatted, with at most 120 columns (dev/format/format.sh)
+#   FP8              rounding to FP8 against ml_dtypes. Requires Python packages
 #   double           the tests compiled with REAL=double, and finite differences of the whole model
 #   sanitizers       the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 #   x86-64           the operations compiled for the oldest x86-64, with vectors of 4 floats
-#   CUDA on the CPU  CUDA kernels and trainer, run by dev/cuda_on_cpu, also under the sanitizers; dev/gpu_check.sh with
-#                    this emulation; the predictions of --dry-run --device. Requires CUDA's headers
+#   CUDA operations, CUDA trainer
+#                    kernels and trainer, run by dev/cuda_on_cpu, in bf16, in fp32 and under the sanitizers. Requires
+#                    CUDA's headers
+#   CUDA tools       dev/gpu_check.sh with this emulation; the predictions of --dry-run --device
 #   nvcc             the configuration of the build (tests/build_test.sh); the CUDA programs compile and link without
 #                    warnings, for one architecture; with --all for all of them, and cuDNN's plans for other GPUs
 #   data             the scripts of data/, and the C tokenizer against the tokenizers library. Requires Python packages
@@ -21,97 +24,51 @@
 #   lab              plans, runs and reports of scripts/lab, and its page in Chromium. Requires Python packages
 #   fuzzing          the readers of files (dev/fuzz), 5 s each with libFuzzer if clang is installed
 #
-# Usage: scripts/test.sh [--quick | --all]
-#   --quick   only dependencies, float and C++
+# Usage: scripts/test.sh [--quick | --all] [--jobs N]
+#   --quick   only dependencies and float
 #   --all     also the slow tests: a million strings through the tokenizers, Slurm, more interruptions, many ranks and
 #             200 steps under the sanitizers, kernels under ThreadSanitizer, all GPU architectures, cuDNN's plans, 20 s
 #             of fuzzing each
+#   --jobs N  stages at once (default: the number of cores, at most 4)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
+source tests/stages.sh
 
-quick=no all=no
-case "$#:${1-}" in
-0:) ;;
-1:--all) all=yes ;;
-1:--quick) quick=yes ;;
-1:--help | 1:-h)
-    sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
-    exit 0
-    ;;
-*)
-    echo "test.sh: unexpected argument '$*': usage: scripts/test.sh [--quick | --all]" >&2
+usage() {
+    echo "test.sh: $1: usage: scripts/test.sh [--quick | --all] [--jobs N]" >&2
     exit 2
-    ;;
-esac
-
-passed=0 failed=0 skipped=0
-scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
-
-finish() {
-    local line="$passed passed, $failed failed"
-    [ "$skipped" -eq 0 ] || line="$line, $skipped skipped"
-    echo "$line"
-    [ "$failed" -eq 0 ]
-    exit
 }
-pass() {
-    echo "ok   $1"
-    passed=$((passed + 1))
-}
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-}
-skip() {
-    echo "skip $1"
-    skipped=$((skipped + 1))
-}
-
-# Builds targets. A failed build is a failed test.
-build() { # name, arguments of make...
-    local name=$1 start=$SECONDS
+quick=no all_tests=no jobs=$(nproc)
+[ "$jobs" -le 4 ] || jobs=4
+while [ $# -gt 0 ]; do
+    case $1 in
+    --all) all_tests=yes ;;
+    --quick) quick=yes ;;
+    --jobs)
+        [[ ${2-} =~ ^[1-9][0-9]?$ ]] || usage "--jobs '${2-}' must be a number from 1 to 99"
+        jobs=$2
+        shift
+        ;;
+    --help | -h)
+        sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' scripts/test.sh
+        exit 0
+        ;;
+    *) usage "unexpected argument '$1'" ;;
+    esac
     shift
-    if make -s -j2 "$@" >"$scratch/build" 2>&1; then
-        pass "build: $name ($((SECONDS - start)) s)"
-    else
-        cat "$scratch/build"
-        fail "build: $name"
-        return 1
-    fi
-}
+done
+[ $quick$all_tests != yesyes ] || usage "--quick and --all exclude each other"
 
-# Runs a test program and adds the counts of its last line, "N passed, N failed[, N skipped]". A program fails if it
-# prints no such line, if it runs and skips nothing, or if its exit status contradicts the line.
-run() { # name, command...
-    local name=$1 status last
-    shift
-    "$@" 2>&1 | tee "$scratch/tests"
-    status=${PIPESTATUS[0]}
-    last=$(tail -n 1 "$scratch/tests")
-    if [[ $last =~ ^([0-9]+)\ passed,\ ([0-9]+)\ failed(,\ ([0-9]+)\ skipped)?$ ]]; then
-        passed=$((passed + BASH_REMATCH[1]))
-        failed=$((failed + BASH_REMATCH[2]))
-        skipped=$((skipped + ${BASH_REMATCH[4]:-0}))
-        if [ $((BASH_REMATCH[1] + BASH_REMATCH[2] + ${BASH_REMATCH[4]:-0})) -eq 0 ]; then
-            fail "$name ran no test"
-        elif [ $((status != 0)) -ne $((BASH_REMATCH[2] != 0)) ]; then
-            fail "$name ended with status $status, which contradicts '$last'"
-        fi
-    else
-        passed=$((passed + $(grep -c '^ok ' "$scratch/tests")))
-        failed=$((failed + $(grep -c '^FAIL ' "$scratch/tests")))
-        fail "$name ended with status $status before its last test"
-    fi
-}
+all=$(mktemp -d) || exit 1
+scratch=$all
+trap 'rm -rf "$all"' EXIT
+
 run_script() { run "$1" "$@"; } # path, arguments...
-
-run_tests() { # build directory, words that select tests
-    local directory=$1 start=$SECONDS
+run_tests() {                   # build directory, words that select tests
+    local directory=$1
     shift
     TRAIN_DIFFV2="$directory/train_diffv2" TEXT_TO_SHARDS="$directory/text_to_shards" \
         run_script "$directory/test_diffv2" "$@"
-    echo "     $directory: $((SECONDS - start)) s"
 }
 
 # The leak checker is off: the programs do not free memory before they exit with an error, and it cannot stop the
@@ -162,72 +119,58 @@ help_without_ranks() {
         && "${help[@]}" OMPI_COMM_WORLD_RANK=0 build/nvcc/train_diffv2cu --help | grep '^Usage: ' >/dev/null
 }
 
-echo "== dependencies"
-scripts/install_deps.sh --with-mpi || {
-    fail "dependencies: see the line above"
-    finish
-}
-
-echo "== float"
-if build "float" train_diffv2 text_to_shards build/train_diffv2 build/text_to_shards build/test_diffv2 \
-    build/faulty_diffv2 build/single_diffv2; then
-    run_tests build
-    run_script tests/quantize_test.py build/train_diffv2
-fi
-
-echo "== C++"
-if build "the trainer as C++17" build/train_diffv2 build/train_diffv2_cpp; then
+float() {
+    build "float" train_diffv2 text_to_shards build/{train_diffv2,train_diffv2_cpp,text_to_shards,test_diffv2} \
+        build/{faulty_diffv2,single_diffv2} || return
     if compare_languages; then
         pass "C++: the trainer compiled as C++17 computes bitwise equal gradients"
     else
         fail "C++: the gradients of the trainer compiled as C++17 differ from the C build's"
     fi
-fi
-[ "$quick" = no ] || finish
-
-echo "== sources"
-run_script tests/rooms_test.py
-run_script tests/variants_test.py
-if dev/format/format.sh --check >"$scratch/format" 2>&1; then
-    pass "all sources are formatted"
-else
-    cat "$scratch/format"
-    fail "all sources are formatted"
-fi
-
-# These stages do not measure speed, and -O1 compiles in a third of the time; --all uses the optimization of users.
-speed=(OPT=-O1)
-[ $all = no ] || speed=(OPT=-O3)
-echo "== FP8"
-if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
-    skip "FP8: $(tail -n 1 "$scratch/python")"
-elif build "the rounding of FP8 as a filter" build/round_fp8; then
-    run tests/fp8_test.py "$python" tests/fp8_test.py
-fi
-
-echo "== double"
-if build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2}; then
-    run_tests build/fp64
-fi
-
-echo "== sanitizers"
-if ! has_sanitizers; then
-    skip "sanitizers: the compiler of this machine does not support them"
-elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" \
-    build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2,single_diffv2}; then
-    if [ $all = yes ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
-fi
-
-if [ "$(uname -m)" = x86_64 ]; then
-    echo "== x86-64"
-    if build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2; then
-        run_tests build/narrow operations
+    run_tests build
+    run_script tests/quantize_test.py build/train_diffv2
+}
+sources() {
+    run_script tests/rooms_test.py
+    run_script tests/variants_test.py
+    if dev/format/format.sh --check >"$scratch/format" 2>&1; then
+        pass "all sources are formatted"
+    else
+        cat "$scratch/format"
+        fail "all sources are formatted"
     fi
-fi
+}
+fp8() {
+    local python
+    if ! python=$(python3 scripts/python_environment.py tests 2>"$scratch/python"); then
+        skip "FP8: $(tail -n 1 "$scratch/python")"
+    elif build "the rounding of FP8 as a filter" build/round_fp8; then
+        run tests/fp8_test.py "$python" tests/fp8_test.py
+    fi
+}
+# Stages that do not measure speed: -O1 compiles in a third of the time; --all uses the optimization of users.
+speed=(OPT=-O1)
+[ $all_tests = no ] || speed=(OPT=-O3)
+double() {
+    build "double" BUILD=build/fp64 REAL=double "${speed[@]}" build/fp64/{train_diffv2,text_to_shards,test_diffv2} \
+        && run_tests build/fp64
+}
+sanitized() {
+    if ! has_sanitizers; then
+        skip "sanitizers: the compiler of this machine does not support them"
+    elif build "sanitizers" BUILD=build/asan SANITIZE="$sanitizers" \
+        build/asan/{train_diffv2,text_to_shards,test_diffv2,faulty_diffv2,single_diffv2}; then
+        if [ $all_tests = yes ]; then run_tests build/asan; else run_tests build/asan -ranks "-200 steps of tiny"; fi
+    fi
+}
+narrow() {
+    build "x86-64" BUILD=build/narrow ARCH=-march=x86-64 "${speed[@]}" build/narrow/test_diffv2 \
+        && run_tests build/narrow operations
+}
 
-echo "== CUDA on the CPU"
-cuda_start=$SECONDS cuda=${CUDA:-/usr/local/cuda}
-cuda_tests() { # name, build directory, variables of make, "-", programs...: builds and runs them
+cuda=${CUDA:-/usr/local/cuda}
+has_cuda_headers() { [ -e "$cuda/include/cuda_runtime.h" ]; }
+oncpu() { # name, build directory, variables of make, "-", programs...: builds and runs them
     local name=$1 directory=$2/oncpu variables=("BUILD=$2") program
     shift 2
     while [ "$1" != - ]; do
@@ -235,127 +178,175 @@ cuda_tests() { # name, build directory, variables of make, "-", programs...: bui
         shift
     done
     shift
+    if ! has_cuda_headers; then
+        skip "$name: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
+        return 1
+    fi
     build "$name" "${variables[@]}" "${@/#/$directory/}" || return 1
     for program; do
         # single_diffv2 is started by test_trainer
         [ "$program" = single_diffv2 ] || run_script "$directory/$program"
     done
 }
-if [ ! -e "$cuda/include/cuda_runtime.h" ]; then
-    skip "CUDA on the CPU: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
-else
-    cuda_tests "CUDA on the CPU" build - test_layer planted_bugs test_diffv2
-    cuda_tests "CUDA on the CPU, fp32" build/fp32 PRECISION=fp32 - test_diffv2
-    cuda_tests "the CUDA trainer on the CPU, bf16" build - test_trainer single_diffv2
-    cuda_tests "the CUDA trainer on the CPU, fp32" build/fp32 PRECISION=fp32 - test_trainer
-    [ ! -x build/fp32/oncpu/test_trainer ] \
-        || run_script tests/quantize_test.py 'build/fp32/oncpu/test_trainer --trainer'
-    if build "CUDA benchmark on the CPU" build/train_diffv2 build/text_to_shards build/oncpu/bench_cuda; then
+oncpu_sanitized() { # name, sanitizers, build directory, programs...
+    if has_sanitizers "$2"; then
+        oncpu "$1" "$3" SANITIZE="$2" - "${@:4}"
+    else
+        skip "$1: the compiler of this machine does not support -fsanitize=$2"
+    fi
+}
+cuda_operations() { oncpu "CUDA operations" build - test_layer planted_bugs test_diffv2; }
+cuda_operations_fp32() { oncpu "CUDA operations, fp32" build/fp32 PRECISION=fp32 - test_diffv2; }
+cuda_trainer() { oncpu "CUDA trainer" build - test_trainer single_diffv2; }
+cuda_trainer_fp32() {
+    oncpu "CUDA trainer, fp32" build/fp32 PRECISION=fp32 - test_trainer \
+        && run_script tests/quantize_test.py 'build/fp32/oncpu/test_trainer --trainer'
+}
+cuda_operations_sanitized() {
+    oncpu_sanitized "CUDA operations, sanitizers" $sanitizers build/asan test_layer planted_bugs test_diffv2
+}
+cuda_trainer_sanitized() { oncpu_sanitized "CUDA trainer, sanitizers" $sanitizers build/asan test_trainer; }
+without_assembly() { oncpu "CUDA without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs; }
+thread_sanitizer() { # one thread: the barriers of OpenMP are not instrumented
+    OMP_NUM_THREADS=1 oncpu_sanitized "CUDA, ThreadSanitizer" thread build/tsan test_layer planted_bugs test_diffv2
+}
+cuda_tools() {
+    if ! has_cuda_headers; then
+        skip "CUDA tools: no CUDA headers in $cuda/include (CUDA=DIRECTORY specifies another directory)"
+    elif build "CUDA tools" build/{train_diffv2,text_to_shards} build/oncpu/{bench_cuda,test_diffv2,test_trainer} \
+        && build "CUDA tools, fp32" BUILD=build/fp32 PRECISION=fp32 build/fp32/oncpu/{test_diffv2,test_trainer}; then
         run_script tests/gpu_check_test.sh
-        [ ! -x build/oncpu/test_trainer ] || run_script tests/prediction_test.py build/train_diffv2 \
-            build/oncpu/bench_cuda 'build/oncpu/test_trainer --trainer'
+        run_script tests/prediction_test.py build/train_diffv2 build/oncpu/bench_cuda \
+            'build/oncpu/test_trainer --trainer'
     fi
-    if ! has_sanitizers; then
-        skip "CUDA on the CPU, sanitizers: the compiler of this machine does not support them"
-    elif cuda_tests "CUDA on the CPU, sanitizers" build/asan SANITIZE="$sanitizers" - \
-        test_layer planted_bugs test_diffv2; then
-        cuda_tests "the CUDA trainer on the CPU, sanitizers" build/asan SANITIZE="$sanitizers" - test_trainer
-    fi
-    if [ $all = yes ]; then
-        cuda_tests "CUDA on the CPU, without assembly" build/ucontext UCONTEXT=yes - test_layer planted_bugs
-        if ! has_sanitizers thread; then
-            skip "CUDA on the CPU, ThreadSanitizer: the compiler of this machine does not support it"
-        else # one thread: the barriers of OpenMP are not instrumented
-            OMP_NUM_THREADS=1 cuda_tests "CUDA on the CPU, ThreadSanitizer" build/tsan SANITIZE=thread - \
-                test_layer planted_bugs test_diffv2
-        fi
-    fi
-    echo "     CUDA on the CPU: $((SECONDS - cuda_start)) s"
-fi
+}
 
-echo "== nvcc"
-run_script tests/build_test.sh
-nvcc=${NVCC:-$cuda/bin/nvcc}
-# cuDNN's frontend is a header-only Python package
-[ ! -x "$nvcc" ] || scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
-    || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
-if [ ! -x "$nvcc" ]; then
-    skip "nvcc: no $nvcc (CUDA=DIRECTORY specifies another directory)"
-elif [ $all = yes ]; then
-    build "CUDA for all architectures, bf16 and fp32" all-archs
-    build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
-else # one architecture and precision per revision
+nvcc_one() { # one architecture and precision per revision
+    local turn archs=(80 89 90 100 120) precisions=(bf16 fp32) arch precision emulated
     turn=$((0x$(git rev-parse --short=4 HEAD 2>/dev/null || echo 0)))
-    archs=(80 89 90 100 120) precisions=(bf16 fp32)
     arch=${archs[turn % 5]} precision=${precisions[turn / 5 % 2]}
-    emulated=build/oncpu/test_trainer
-    [ "$precision" = bf16 ] || emulated=build/fp32/oncpu/test_trainer
-    if build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \
-        build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu && [ -x "$emulated" ]; then
-        if compare_dry_runs "$emulated"; then
-            pass "nvcc: the program starts without a GPU, and its dry run equals the emulated program's"
-        else
-            fail "nvcc: the dry runs of build/nvcc/train_diffv2cu and $emulated differ"
-        fi
-        if help_without_ranks; then
-            pass "nvcc: --help requires neither a GPU nor other ranks"
-        else
-            fail "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
-        fi
+    emulated=build
+    [ "$precision" = bf16 ] || emulated=build/fp32
+    build "the emulated trainer, $precision" BUILD=$emulated PRECISION="$precision" $emulated/oncpu/test_trainer \
+        && build "CUDA for sm_$arch, $precision" ARCHS="$arch" PRECISION="$precision" CUDA_BUILD=build/nvcc \
+            build/nvcc/train_diffv2cu build/nvcc/test_diffv2cu || return
+    if compare_dry_runs $emulated/oncpu/test_trainer; then
+        pass "nvcc: the program starts without a GPU, and its dry run equals the emulated program's"
+    else
+        fail "nvcc: the dry runs of build/nvcc/train_diffv2cu and $emulated/oncpu/test_trainer differ"
     fi
-fi
-if [ $all = yes ] && [ -x "$nvcc" ]; then # cuDNN plans for devices that are not in this machine
-    plans=build/cudnn_plans
-    mkdir -p "$plans"
-    if ! scripts/find_cuda.sh "$plans/cuda.mk" >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' "$plans/cuda.mk"; then
+    if help_without_ranks; then
+        pass "nvcc: --help requires neither a GPU nor other ranks"
+    else
+        fail "nvcc: build/nvcc/train_diffv2cu --help fails as one of two processes"
+    fi
+}
+cudnn_plans() { # for devices that are not in this machine
+    local plans=build/cudnn_plans
+    mkdir -p $plans
+    if ! scripts/find_cuda.sh $plans/cuda.mk >/dev/null 2>&1 || ! grep -q '^CUDNN_LIBS.*cudnn' $plans/cuda.mk; then
         skip "cuDNN plans: cuDNN, its frontend or NVRTC is missing (run scripts/find_cuda.sh -)"
-    elif build "cuDNN plans" CUDA_BUILD="$plans" PRECISION=bf16 "$plans/cudnn_plans"; then
-        LD_LIBRARY_PATH="$plans/no_gpu" run_script "$plans/cudnn_plans"
+    elif build "cuDNN plans" CUDA_BUILD=$plans PRECISION=bf16 $plans/cudnn_plans; then
+        LD_LIBRARY_PATH=$plans/no_gpu run_script $plans/cudnn_plans
     fi
-fi
+}
+compile_cuda() {
+    run_script tests/build_test.sh
+    if [ ! -x "${NVCC:-$cuda/bin/nvcc}" ]; then
+        skip "nvcc: no ${NVCC:-$cuda/bin/nvcc} (CUDA=DIRECTORY specifies another directory)"
+        return
+    fi
+    # cuDNN's frontend is a header-only Python package
+    scripts/install_deps.sh --with-cuda-python >"$scratch/frontend" 2>&1 \
+        || echo "     nvcc: $(tail -n 1 "$scratch/frontend")"
+    if [ $all_tests = yes ]; then
+        build "CUDA for all architectures, bf16 and fp32" all-archs
+        build "CUDA benchmark" ARCHS=90 build/cuda_bf16/bench_cuda
+        cudnn_plans
+    else
+        nvcc_one
+    fi
+}
 
-echo "== data"
-strings=(--strings 1500 --every 64)
-[ $all = no ] || strings=(--strings 125000 --every 4)
-if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
-    skip "data: $(tail -n 1 "$scratch/python")"
-elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
-    run data/test_data.py "$python" data/test_data.py
-    run data/test_tokenizer.py "$python" data/test_tokenizer.py "${strings[@]}"
-fi
-
-echo "== runs"
-rounds=5
-[ $all = no ] || rounds=20
-if build "the trainer" build/train_diffv2 build/text_to_shards; then
+data() {
+    local python strings=(--strings 1500 --every 64)
+    [ $all_tests = no ] || strings=(--strings 125000 --every 4)
+    if ! python=$(python3 scripts/python_environment.py data 2>"$scratch/python"); then
+        skip "data: $(tail -n 1 "$scratch/python")"
+    elif build "the tokenizer as a filter" build/encode_text build/train_diffv2; then
+        run data/test_data.py "$python" data/test_data.py
+        run data/test_tokenizer.py "$python" data/test_tokenizer.py "${strings[@]}"
+    fi
+}
+runs() {
+    local rounds=5 programs=(build/train_diffv2 build/text_to_shards)
+    [ $all_tests = no ] || rounds=20
+    ! has_cuda_headers || programs+=(build/oncpu/test_trainer) # for the figures of the recipes
+    build "the trainer" "${programs[@]}" || return
     run_script tests/readme_test.py
     run_script tests/recipe_test.sh
     run_script tests/soak.sh --rounds $rounds
-    if [ $all = no ]; then
+    if [ $all_tests = no ]; then
         :
     elif tests/slurm_test.sh --check 2>"$scratch/slurm"; then
         run_script tests/slurm_test.sh
     else
         skip "Slurm: $(tail -n 1 "$scratch/slurm")"
     fi
-fi
-
-echo "== lab"
-if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
-    skip "lab: $(tail -n 1 "$scratch/python")"
-else
-    reports=(--report --browser)
+}
+lab() {
+    local python reports=(--report --browser)
+    if ! python=$(python3 scripts/python_environment.py lab 2>"$scratch/python"); then
+        skip "lab: $(tail -n 1 "$scratch/python")"
+        return
+    fi
     if ! scripts/install_deps.sh --with-browser >"$scratch/browser" 2>&1; then
         skip "lab: pages in a browser: $(tail -n 1 "$scratch/browser")"
         reports=(--report)
     fi
-    TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
-fi
+    build "the trainer" build/train_diffv2 build/text_to_shards \
+        && TRAIN_DIFFV2=build/train_diffv2 run scripts/lab/test_lab.py "$python" scripts/lab/test_lab.py "${reports[@]}"
+}
+fuzzing() {
+    local fuzz=(--seconds 5 --mutations 5000)
+    [ $all_tests = no ] || fuzz=(--seconds 20)
+    run_script dev/fuzz/run.sh "${fuzz[@]}"
+}
 
-echo "== fuzzing"
-fuzz=(--seconds 5 --mutations 5000)
-[ $all = no ] || fuzz=(--seconds 20)
-run_script dev/fuzz/run.sh "${fuzz[@]}"
+echo "== dependencies"
+scripts/install_deps.sh --with-mpi || {
+    fail "dependencies: see the line above"
+    finish
+}
+stage float "float"
+if [ $quick = no ]; then
+    # before the stages, of which several use one environment; each of them reports what is missing
+    for environment in tests data lab; do
+        python3 scripts/python_environment.py $environment >/dev/null 2>&1
+    done
+    stage sources "sources"
+    stage fp8 "FP8"
+    stage double "double"
+    stage sanitized "sanitizers"
+    [ "$(uname -m)" != x86_64 ] || stage narrow "x86-64"
+    stage cuda_operations "CUDA operations"
+    stage cuda_operations_fp32 "CUDA operations, fp32"
+    stage cuda_trainer "CUDA trainer"
+    stage cuda_trainer_fp32 "CUDA trainer, fp32"
+    stage cuda_tools "CUDA tools"
+    stage cuda_operations_sanitized "CUDA operations, sanitizers"
+    stage cuda_trainer_sanitized "CUDA trainer, sanitizers"
+    if [ $all_tests = yes ]; then
+        stage without_assembly "CUDA without assembly"
+        stage thread_sanitizer "CUDA, ThreadSanitizer"
+    fi
+    stage compile_cuda "nvcc"
+    stage data "data"
+    stage runs "runs"
+    stage lab "lab"
+    stage fuzzing "fuzzing"
+fi
+run_stages "$jobs"
 
 echo "     all stages: $SECONDS s"
 finish

@@ -595,15 +595,14 @@ exit 1"
 }
 
 # ---------------------------------------------------------------------------------------------------
-# scripts/test.sh: how it counts the results of a test program
+# tests/stages.sh: how it counts the results of a test program, and runs stages side by side
 
 counts() { # expected passed, failed and skipped; the program's last line and exit status
     program "$tree/program" "echo 'ok   one'; echo 'FAIL other'; echo '$2'; exit $3"
     local counted
     counted=$(
-        scratch=$tree passed=0 failed=0 skipped=0
-        unset -f fail
-        eval "$(sed -n '/^fail()/,/^}/p; /^run()/,/^}/p' scripts/test.sh)"
+        scratch=$tree
+        source tests/stages.sh
         run tests "$tree/program" >/dev/null
         echo "$passed $failed $skipped"
     )
@@ -620,6 +619,42 @@ test_a_test_program_must_run_tests_and_its_status_must_match_its_counts() {
     counts '3 2 0' '3 passed, 1 failed' 0
     counts '1 2 0' 'Segmentation fault' 139
     counts '1 2 0' '' 0
+}
+stages() { # text: writes a script whose stages run two at a time
+    mkdir "$tree/all"
+    file "$tree/stages" "source tests/stages.sh; all=$tree/all tree=$tree; $1; run_stages 2; finish"
+}
+test_stages_run_at_once_and_their_output_is_printed_whole_and_in_their_order() {
+    stages 'waits() { echo first; until [ -e $tree/other ]; do sleep 0.1; done; pass waits; }
+        ends() { : >$tree/other; fail ends; skip ends; }
+        dies() { pass unknown; kill -KILL $BASHPID; }
+        last() { pass last; }
+        stage waits "the first"; stage ends "the second"; stage dies "the third"; stage last "the fourth"'
+    timeout 60 bash "$tree/stages" >"$tree/out" 2>&1 && fail "the exit status is 0"
+    equal "$(sed '/^     .*: [0-9]* s$/d; /Killed/d' "$tree/out")" "$(printf '%s\n' '== the first' first 'ok   waits' \
+        '== the second' 'FAIL ends' 'skip ends' '== the third' 'ok   unknown' \
+        'FAIL the stage the third ended before its last test' '== the fourth' 'ok   last' \
+        '2 passed, 2 failed, 1 skipped')"
+}
+test_a_signal_stops_all_stages_and_what_they_have_started() {
+    local stages end process
+    stages 'shell() { echo $BASHPID >$tree/one; sleep 100; }
+        group() { timeout 100 sh -c "echo \$\$ >$tree/two; sleep 100"; } # timeout makes a process group
+        stage shell one; stage group two'
+    bash "$tree/stages" >"$tree/out" 2>&1 &
+    stages=$! end=$((SECONDS + 20))
+    until [ -s "$tree/one" ] && [ -s "$tree/two" ]; do
+        [ $SECONDS -lt $end ] || fail "not started after 20 s: $(cat "$tree/out")"
+        sleep 0.1
+    done
+    kill "$stages"
+    wait "$stages" && fail "the exit status is 0"
+    for process in $(cat "$tree/one" "$tree/two"); do
+        while kill -0 "$process" 2>/dev/null; do
+            [ $SECONDS -lt $end ] || fail "process $process is alive: $(ps -o args= "$process")"
+            sleep 0.1
+        done
+    done
 }
 
 for test in $(declare -F | sed -n 's/^declare -f \(test_\)/\1/p'); do

@@ -423,6 +423,8 @@ static void check_operation(const Case *row) {
     const double store = 1.01 * ROUND_STORE / ROUND_FP32; // of what is stored twice
     if (c.kind == OP_SINK) c.y[0].error.relative += store;
     if (c.kind == OP_ATTENTION_SETS) c.dx[0].error.absolute += store;
+    // the weights of the values as sums of two bf16 numbers
+    if (c.kind == OP_DECODE) c.y[0].error.absolute += c.x[1].spread * ROUND_STORE * ROUND_STORE / ROUND_FP32;
     // sums of whole numbers are exact
     for (int exact = 0; exact <= (c.exact ? 1 : 0); exact++) check_passes(c, row->shift, exact, ORDINARY_AND_SPECIAL);
     for (int inputs = ORDINARY; c.max_of_y && inputs < INPUTS_COUNT; inputs++)

@@ -97,7 +97,8 @@ static void test_attention_maps(void) {
         case_randomise(&model, 11);
         int T = mc.T, *tokens = case_tokens(mc.B * T + 1, mc.V, 4), l = 1;
         case_loss(&model, tokens, mc.B, T, false);
-        LayerOnHost host = layer_to_host(&model.plan, &model.acts.layers[l], model_key_set(&model, 0, mc.B, T, 0));
+        LayerOnHost host =
+            layer_to_host(&model.plan, &model.acts.layers[l], l, model_key_set(&model, l, 0, mc.B, T, 0));
         const HostAttention *m = &host.attention;
         const AttentionDims *d = &model.plan.dims;
         const LayerActivations *a = &model.acts.layers[l];
@@ -339,7 +340,7 @@ static void test_rounding_of_stored_rows(void) {
         const LayerActivations *a = &model.acts.layers[l];
         bool pairs = d->pair_stride > 0;
         EvaluationModel m = {&model.plan, &model.acts, linear_of(&model, LINEAR_HEAD, 0), &model, model_forward_tokens};
-        RoundingInput in = rounding_input(&m, a, key_set(&model.plan, 0, mc.B, mc.T, 0), false);
+        RoundingInput in = rounding_input(&m, a, l, key_set(&model.plan, l, 0, mc.B, mc.T, 0), false);
         double *heads = (double *)checked_calloc(N * (d->NQ + d->OH), sizeof(double)), *combined = heads + N * d->NQ;
         for (int planted = 0; planted < 2; planted++) {
             int row = 5 * d->NQ + 1, output = 5 * d->OH + 1;

@@ -93,7 +93,7 @@ static void expect_model_rounds(Model *m, const ModelCase *mc, const int *tokens
     size_t bytes = (size_t)N * C * sizeof(floatX);
     floatX *before = (floatX *)checked_calloc(1, bytes), *norm1 = (floatX *)checked_calloc(C, sizeof(floatX));
     model_read_batch(m, tokens, tokens + 1, NULL, N);
-    model_forward(m, mc->B, mc->T, 0);
+    model_forward(m, mc->B, mc->T);
     for (int l = 0; l < L; l++) expect_forward_rounds(m, l, N, what);
     model_classify(m, N, (real)(1.0 / N));
     rmsnorm_backward(a->dx, grad(m, T_NORM_FINAL, 0), a->dnorm, a->layers[L - 1].x_out, param(m, T_NORM_FINAL, 0),

@@ -41,8 +41,9 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
 
 static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
                          uint64_t key) {
-    Generator generator = model_generator(model, temperature, top_k);
-    return generate_tokens(&generator, tokens, length, count, key);
+    Generator generator = model_generator(model, temperature, top_k, -1);
+    StopReason stopped;
+    return generate_tokens(&generator, tokens, length, count, key, &stopped);
 }
 
 // Of the gradients of one rank, before clipping.
@@ -109,7 +110,7 @@ static inline double case_loss(Model *model, const int *tokens, int B, int T, bo
     } else {
         buffer_upload(model->acts.inputs, tokens, N * sizeof(int));
         buffer_upload(model->acts.targets, tokens + 1, N * sizeof(int));
-        model_forward(model, B, T, 0);
+        model_forward(model, B, T);
         model_classify(model, (int)N, 0);
     }
     return model_loss_sum(model, (int)N) / (double)N;
@@ -514,8 +515,9 @@ static void test_cached_logits(void) {
         int *tokens = case_tokens(mc->T, mc->V, 8);
         float a[64], b[64];
         for (int end = 5, begin = 0; end <= mc->T; begin = end, end++) {
-            model_next_logits(&cached, tokens + begin, end - begin, begin, a);
-            model_next_logits(&fresh, tokens, end, 0, b);
+            if (begin) model_decode(&cached, tokens + begin, &begin, 1, a);
+            else model_prefill(&cached, 0, tokens, end, a);
+            model_prefill(&fresh, 0, tokens, end, b);
             float largest = 0;
             for (int i = 0; i < mc->V; i++) largest = fmaxf(largest, fabsf(b[i]));
             for (int i = 0; i < mc->V; i++)
@@ -532,10 +534,12 @@ static void test_cached_logits(void) {
 // Draws a token from the logits after tokens[begin .. end-1], which are at positions from 0, without a cache.
 static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
     float logits[64];
-    Candidate candidates[64];
     assert(model->plan.config.V <= 64 && end - begin <= model->plan.T);
-    model_next_logits(model, tokens + begin, end - begin, 0, logits);
-    return sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
+    model_prefill(model, 0, tokens + begin, end - begin, logits);
+    Sampler sampler = sampler_open(model->plan.config.V);
+    int token = sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), &sampler);
+    sampler_close(&sampler);
+    return token;
 }
 
 // The context begins with the last T tokens of the prompt. When it is full, its last T/2 tokens remain. Compares every

@@ -191,10 +191,11 @@ static void test_comparison_presets(void) {
                kv);
         EXPECT(attention_parameters(more->name, kv, "baseline", &none) == diff - lambda && lambda > 0 && none == 0,
                "%s has not the attention parameters of diff_v2 with the heads of %s", more->name, p->name);
-        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true}, plain = c;
+        ModelConfig c = {variant_find("diff_v2"), 1, p->C, 1, p->NH, kv, p->D, p->F, 1, 1e4, 1e-5, true, 0, 0, false},
+                    plain = c;
         plain.attention = variant_find("baseline");
         plain.NH = twice->NH;
-        AttentionDims a = attention_dims(&c), b = attention_dims(&plain);
+        AttentionDims a = attention_dims(&c, false), b = attention_dims(&plain, false);
         EXPECT(a.NQ == b.NQ && a.QD == b.QD && a.NK == b.NK && a.NV == b.NV && a.DV == b.DV,
                "%s has not the attention kernel of diff_v2 with the heads of %s", twice->name, p->name);
     }

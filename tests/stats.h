@@ -257,7 +257,7 @@ static void test_statistics_definition(void) {
             if (c % 2) documents_step(&m, tokens, mc->B, mc->T);
             case_grad_norm(&m); // computes the layers' norms
             for (int l = 0; l < m.plan.config.L; l++) {
-                LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], model_key_set(&m, 0, mc->B, mc->T, 0));
+                LayerStats got = layer_stats(&m.plan, &m.acts.layers[l], l, model_key_set(&m, l, 0, mc->B, mc->T, 0));
                 LayerStats wanted =
                     direct_stats(&m, l, l ? m.acts.layers[l - 1].x_out : m.acts.embedded, mc->B, mc->T, sampled);
                 const AttentionStats *g = &got.attention, *w = &wanted.attention;
@@ -351,7 +351,7 @@ static void test_statistics_nan(void) {
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     m.acts.layers[0].fused[5 * m.plan.dims.fused_ld] = (floatX)NAN; // one query
-    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isfinite(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "a NaN in a query: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
@@ -365,7 +365,7 @@ static void test_statistics_one_position(void) {
     int *tokens = case_start(&m, mc, variant_find("diff_v2"), FOR_TRAINING);
     case_loss(&m, tokens, mc->B, mc->T, true);
     case_grad_norm(&m);
-    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], model_key_set(&m, 0, mc->B, mc->T, 0));
+    LayerStats s = layer_stats(&m.plan, &m.acts.layers[0], 0, model_key_set(&m, 0, 0, mc->B, mc->T, 0));
     EXPECT(isnan(s.attention.first[0]) && isnan(s.attention.first[1]) && isnan(s.attention.first_effective) &&
                isnan(s.attention.largest_logit),
            "attention: %g %g %g %g", s.attention.first[0], s.attention.first[1], s.attention.first_effective,
@@ -384,7 +384,7 @@ static void test_statistics_threads(void) {
     LayerStats stats[4];
     for (int threads = 1; threads <= 4; threads++) {
         omp_set_num_threads(threads);
-        stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], model_key_set(&m, 0, mc->B, mc->T, 0));
+        stats[threads - 1] = layer_stats(&m.plan, &m.acts.layers[1], 1, model_key_set(&m, 1, 0, mc->B, mc->T, 0));
         EXPECT(memcmp(&stats[0], &stats[threads - 1], sizeof(stats[0])) == 0, "%d threads give different statistics",
                threads);
     }

@@ -367,7 +367,7 @@ static void kernels_of_fp8(const Model *m, int N) {
     if (kernels.fp8_tflops == 0) return;
     linear_configure(GEMM_FP8);
     for (int i = 0; i < LINEAR_BLOCK_COUNT; i++) {
-        Linear shape = linear_shape(&m->plan, (LinearKind)i);
+        Linear shape = linear_shape(&m->plan, (LinearKind)i, 0);
         int IC = shape.IC, OC = shape.OC;
         size_t in = (size_t)N * (size_t)IC, out = (size_t)N * (size_t)shape.ld, weight = (size_t)IC * (size_t)OC;
         size_t copy = linear_copy_bytes(IC, OC, false) / sizeof(float);
@@ -427,14 +427,16 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     attention_stop();
     attention_configure(use);
     plan_model(&m, preset, attention, NKV, B, T, FOR_TRAINING);
-    KeySet set = key_set(&m.plan, 0, B, T, 0);
+    KeySet set = key_set(&m.plan, 0, 0, B, T, 0);
     AttentionShape s = set.shape;
     size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.plan.dims.fused_ld, out = n * (size_t)s.ldo,
            lse = n * (size_t)s.NQ;
     ops_init(m.plan.workspace_bytes);
+    char window[32] = "";
+    if (s.window) FORMAT(window, ", window %d", s.window);
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
-                               "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
-                               quotable(attention_backend()));
+                               "%s: B %d T %d%s, %d on %d, D %d, values %d; %.80s", what, B, T, window, s.NQ, s.NKV,
+                               s.D, s.DV, quotable(attention_backend()));
     tensors(k, "xfxxx", out, lse, fused, fused, out);
     kernel_measure(k, [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);

@@ -13,6 +13,9 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
+static int bench_window; // traits of the layers of all models of a call
+static bool bench_yoco;
+
 // A preset with NKV key/value heads (0: the preset's); false for an unknown preset or variant.
 static bool find_model(ModelConfig *c, const char *preset, const char *attention, int NKV, int T) {
     const Preset *p = NULL;
@@ -25,6 +28,8 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     c->V = p->V, c->tied = p->tied;
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
+    c->window = bench_window;
+    c->yoco = bench_yoco;
     return true;
 }
 
@@ -111,7 +116,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     double start = now_seconds();
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
     model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
-    model_forward(model, b->B, b->T, 0);
+    model_forward(model, b->B, b->T);
     if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
     model_classify(model, N, training ? (real)(1.0 / N) : 0);
     double forward = now_seconds();

@@ -95,7 +95,7 @@ static Shape shape_of(const Model *model, int B, int T) {
                model->plan.dims.fused_ld,
                model->plan.dims.NQ + model->plan.dims.NK,
                model->plan.tensors.parameter_count,
-               key_set(&model->plan, 0, B, T, 0).shape};
+               key_set(&model->plan, 0, 0, B, T, 0).shape};
     return s;
 }
 

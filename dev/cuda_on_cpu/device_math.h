@@ -119,6 +119,22 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
+// The product of llmc/cuda/mma.cuh. Lanes exchange their operands by shuffles, two registers at a time.
+inline void cuda_on_cpu_mma(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    const int lane = (int)(threadIdx.x % 32), g = lane / 4, r = lane % 4;
+    auto number = [](uint64_t bits, int i) { return __uint_as_float((unsigned)(bits >> 16 * i & 0xFFFF) << 16); };
+    auto both = [](unsigned low, unsigned high) { return (uint64_t)high << 32 | low; };
+    for (int from = 0; from < 4; from++) { // the columns of a, and rows of b, that these lanes hold
+        uint64_t rows[2], columns[2];
+        for (int i = 0; i < 2; i++) {
+            rows[i] = __shfl_sync(~0u, both(a[i], a[i + 2]), 4 * g + from);
+            columns[i] = __shfl_sync(~0u, both(b[0], b[1]), 4 * (2 * r + i) + from);
+        }
+        for (int i = 0; i < 4; i++)
+            for (int k = 0; k < 4; k++) c[i] += number(rows[i / 2], k) * number(columns[i % 2], k);
+    }
+}
+
 // loads and stores with a caching hint: plain ones
 template <class T> T __ldg(const T *p) { return *p; }
 template <class T> T __ldcs(const T *p) { return *p; }

@@ -42,7 +42,7 @@ void fuzz_seeds(void) {
 }
 
 static void check_sizes(const ModelConfig *c) {
-    AttentionDims a = attention_dims(c);
+    AttentionDims a = attention_dims(c, false);
     FUZZ_EXPECT(a.OH > 0 && a.DV > 0 && a.NQ > 0 && a.QD > 0 && a.NK > 0 && a.NV > 0, "a size is not positive");
     FUZZ_EXPECT(a.NQ % a.NK == 0 || a.NK % a.NV == 0, "query heads do not divide among key heads");
     FUZZ_EXPECT(a.QD % 2 == 0 && (int64_t)a.OH * a.DV == (int64_t)c->NH * c->D, "heads do not add up");

@@ -158,7 +158,7 @@ void fuzz_one(const uint8_t *data, size_t size) {
     check_options(&o);
     options_finish(&o, 1);
     ModelConfig c = options_model(&o);
-    FUZZ_EXPECT(attention_dims(&c).fused_rows > 0, "a model without a projection");
+    FUZZ_EXPECT(attention_dims(&c, false).fused_rows > 0, "a model without a projection");
     options_free(&o);
 }
 

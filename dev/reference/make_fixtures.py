@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Writes fixtures/<variant>_<a|b|c>.safetensors from model.py. fixtures.py describes the format.
+Writes fixtures/<variant>_<size>.safetensors from model.py. fixtures.py describes the format.
 
 Usage: make_fixtures.py [--check]
   --check   changes nothing: compares the files with what model.py computes
@@ -24,7 +24,8 @@ DTYPES = {"F32": "<f4", "F64": "<f8", "U16": "<u2"}
 
 # a: no size divides another, untied head. b: widths that are multiples of 8, tied head, T beyond a tile of 64 keys
 # (65: by one), one KV head or as many as query heads. c: another rms_norm_eps, which applies to the norm before o_proj
-# of diff_scalar and not to that of diff_v1.
+# of diff_scalar and not to that of diff_v1. w: windows, T beyond several tiles. f: windows and full layers. y: YOCO, with
+# two layers that read its keys and values, and another rms_norm_eps.
 COLUMNS = ("B", "T", "L", "C", "F", "V", "NH", "NKV", "D")
 SHAPES = {
     #                                B   T  L   C   F   V  NH NKV  D
@@ -52,23 +53,59 @@ SHAPES = {
     ("gated_elem", "b"): (2, 65, 2, 16, 8, 40, 3, 1, 16),
     ("diff_v1", "c"): (2, 13, 2, 12, 10, 37, 8, 4, 8),
     ("diff_scalar", "c"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "w"): (1, 200, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v2", "w"): (2, 100, 2, 12, 10, 37, 4, 2, 8),
+    ("diff_v1", "w"): (2, 72, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "f"): (2, 13, 3, 12, 10, 37, 4, 2, 8),
+    ("diff_v2", "f"): (3, 9, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v1", "f"): (2, 13, 2, 12, 10, 37, 4, 2, 8),
+    ("baseline", "y"): (2, 13, 4, 8, 6, 37, 4, 2, 8),
+    ("diff_v2", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_cross_group", "y"): (2, 13, 4, 8, 6, 37, 2, 2, 8),
+    ("diff_v2_no_lambda", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v2_no_sigmoid", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("diff_v1", "y"): (2, 72, 4, 12, 10, 37, 4, 2, 8),
+    ("diff_scalar", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("off_by_one", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
+    ("sink", "y"): (2, 72, 4, 8, 6, 37, 2, 1, 8),
+    ("gated_head", "y"): (3, 7, 4, 8, 6, 37, 2, 1, 8),
+    ("gated_elem", "y"): (2, 13, 4, 8, 6, 37, 2, 1, 8),
 }
-Size = namedtuple("Size", "tied theta eps")
-SIZES = {"a": Size(False, 10000.0, 1e-5), "b": Size(True, 500.0, 1e-5), "c": Size(False, 10000.0, 0.02)}
+Size = namedtuple("Size", "tied theta eps window full_every yoco", defaults=(0, 0, False))
+SIZES = {
+    "a": Size(False, 10000.0, 1e-5),
+    "b": Size(True, 500.0, 1e-5),
+    "c": Size(False, 10000.0, 0.02),
+    "w": Size(False, 10000.0, 1e-5, window=6),
+    "f": Size(True, 500.0, 1e-5, window=4, full_every=2),
+    "y": Size(False, 500.0, 0.02, window=5, yoco=True),
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+MINISTRAL = {"architectures": ["MinistralForCausalLM"], "model_type": "ministral"}
+DIFFV2 = {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2"}
+OF_LLAMA = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+
+
+def layer_types(size, L):
+    """Layer l, from 0, is full when l+1 is a multiple of full_every; with YOCO, when it reads the shared keys."""
+    full = lambda l: (size.full_every and (l + 1) % size.full_every == 0) or (size.yoco and l >= L // 2)
+    return ["full_attention" if full(l) else "sliding_attention" for l in range(L)]
 
 
 def make_config(attention, size, T, L, C, F, V, NH, NKV, D):
-    llama = attention == "baseline"  # which is written as a Llama
-    kind = (
-        {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-        if llama
-        else {"architectures": ["DiffV2ForCausalLM"], "model_type": "diffv2", "attention": attention}
-    )
-    rest = (
-        {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "bos_token_id": None, "eos_token_id": None}
-        if llama
-        else {}
-    )
+    plain = attention == "baseline" and not size.yoco  # written as a class of transformers
+    kind = {**DIFFV2, "attention": attention} if not plain else MINISTRAL if size.window else LLAMA
+    rest = OF_LLAMA if plain else {}
+    if size.window:
+        rest = {**rest, "sliding_window": size.window, "layer_types": layer_types(size, L)}
+    if size.yoco:
+        rest = {**rest, "yoco": True}
     return {
         **kind,
         "vocab_size": V,

@@ -4,6 +4,9 @@ The model as plain tensor code, the reference for all other implementations.
   block    x += Wo attention(rmsnorm(x));  x += Wdown (silu(Wgate y) * (Wup y)), y = rmsnorm(x)
   head     logits = Wlm rmsnorm(x), Wlm = the embedding when tied;  loss = mean cross-entropy, nats
   norm     rmsnorm(x) = w x / sqrt(mean(x^2) + eps)
+  window   position t of a layer with a window W attends to t-W+1 .. t
+  YOCO     the layers from L/2 read one set of keys and values: K = rope(Wk z), V = Wv z, z = rmsnorm(x), x the output
+           of layer L/2-1 (arXiv 2405.05254)
   legend   B sequences, T positions, C hidden size, L layers, V vocabulary, F MLP width,
            D head_dim, NH num_attention_heads, NKV num_key_value_heads;
            derived per variant: H heads after the subtraction, NQ NK NV query, key and value heads,
@@ -37,7 +40,20 @@ def shape_of(config):
         raise ValueError(f"NH {NH}, NKV {NKV}, D {D}: heads do not divide")
     if v.pair == "half" and NKV == 1:
         raise ValueError("with one KV head both heads of a pair read the same group")
+    if config.get("yoco", False) and config["num_hidden_layers"] % 2:
+        raise ValueError(f"YOCO needs an even number of layers, not {config['num_hidden_layers']}")
     return s
+
+
+def layer_is_cross(config, layer):
+    """Whether the layer reads the keys and values of YOCO instead of its own."""
+    return config.get("yoco", False) and layer >= config["num_hidden_layers"] // 2
+
+
+def layer_window(config, layer):
+    """The number of positions that a layer attends to; None: all. Without layer_types, all layers have the window."""
+    types = config.get("layer_types", ["sliding_attention"] * config["num_hidden_layers"])
+    return config.get("sliding_window") if types[layer] == "sliding_attention" else None
 
 
 # The factor of the second map, from the weights w of the layer, its normed input x (B,T,C) and its index. Projected
@@ -81,25 +97,33 @@ def rope(x, theta):
     return torch.cat((x1 * cos - x2 * sin, x2 * cos + x1 * sin), -1)
 
 
-def causal_softmax(scores, sink):
-    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped."""
+def causal_softmax(scores, sink, window):
+    """scores (B,H,T,T); sink None or (H,): an extra logit per head, whose column is dropped; window None or W."""
     T = scores.shape[-1]
-    future = torch.ones(T, T, dtype=torch.bool).triu(1)
-    scores = scores.masked_fill(future, -math.inf)
+    distance = torch.arange(T)[:, None] - torch.arange(T)
+    scores = scores.masked_fill((distance < 0) | (distance >= (window or T)), -math.inf)
     if sink is None:
         return scores.softmax(-1)
     column = sink[:, None, None].expand(*scores.shape[:-1], 1)
     return torch.cat((scores, column), -1).softmax(-1)[..., :-1]
 
 
-def attention(config, w, x, layer):
-    """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name."""
+def keys_and_values(config, w, x):
+    """x (B,T,C) after its norm -> (B,T,NK,DQ), (B,T,NV,DV)"""
+    s, (B, T, _) = shape_of(config), x.shape
+    key = rope((x @ w["k_proj.weight"].T).view(B, T, s.NK, s.DQ), config["rope_theta"])
+    return key, (x @ w["v_proj.weight"].T).view(B, T, s.NV, s.DV)
+
+
+def attention(config, w, x, layer, shared=None):
+    """x (B,T,C) after its norm -> (B,T,C); w: this layer's weights by short name; shared: the keys and values of YOCO,
+    or None for the layer's own."""
     v, s = variant_of(config), shape_of(config)
     B, T, _ = x.shape
-    theta, eps = config["rope_theta"], config["rms_norm_eps"] if v.norm_eps == 0 else v.norm_eps
-    query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), theta)
-    key = rope((x @ w["self_attn.k_proj.weight"].T).view(B, T, s.NK, s.DQ), theta)
-    value = (x @ w["self_attn.v_proj.weight"].T).view(B, T, s.NV, s.DV)
+    eps = config["rms_norm_eps"] if v.norm_eps == 0 else v.norm_eps
+    query = rope((x @ w["self_attn.q_proj.weight"].T).view(B, T, s.NQ, s.DQ), config["rope_theta"])
+    key, value = shared or keys_and_values(config, part(w, "self_attn."), x)
+    window = layer_window(config, layer)
 
     sink = {"none": None, "zero": x.new_zeros(s.H), "learned": w.get("self_attn.sinks")}[v.sink]
     head = torch.arange(s.H)
@@ -109,7 +133,7 @@ def attention(config, w, x, layer):
         g = q // (s.NQ // s.NV)  # its value head
         k = g * v.key_sets + m % v.key_sets  # its key head
         scores = torch.einsum("bthd,bshd->bhts", query[:, :, q], key[:, :, k]) / math.sqrt(s.DQ)
-        outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink), value[:, :, g]))
+        outputs.append(torch.einsum("bhts,bshd->bthd", causal_softmax(scores, sink, window), value[:, :, g]))
 
     o = outputs[0]  # (B,T,H,DV)
     if v.maps == 2:
@@ -129,15 +153,22 @@ def mlp(w, y):
     return hidden @ w["mlp.down_proj.weight"].T
 
 
+def part(weights, prefix):
+    """The weights whose names begin with `prefix`, by the rest of their names."""
+    return {name[len(prefix) :]: t for name, t in weights.items() if name.startswith(prefix)}
+
+
 def forward(config, weights, tokens):
     """tokens (B,T) -> logits (B,T,V)"""
-    eps = config["rms_norm_eps"]
+    eps, shared = config["rms_norm_eps"], None
     embedding = weights["model.embed_tokens.weight"]
     x = embedding[tokens]  # (B,T,C)
     for layer in range(config["num_hidden_layers"]):
-        prefix = f"model.layers.{layer}."
-        w = {name[len(prefix) :]: t for name, t in weights.items() if name.startswith(prefix)}
-        x = x + attention(config, w, rmsnorm(x, w["input_layernorm.weight"], eps), layer)
+        w = part(weights, f"model.layers.{layer}.")
+        if layer_is_cross(config, layer) and shared is None:
+            yoco = part(weights, "model.yoco.")
+            shared = keys_and_values(config, yoco, rmsnorm(x, yoco["norm.weight"], eps))
+        x = x + attention(config, w, rmsnorm(x, w["input_layernorm.weight"], eps), layer, shared)
         x = x + mlp(w, rmsnorm(x, w["post_attention_layernorm.weight"], eps))
     return rmsnorm(x, weights["model.norm.weight"], eps) @ weights.get("lm_head.weight", embedding).T
 
@@ -156,11 +187,11 @@ def tensor_table(config):
     linear = lambda out, fan_in: ((out, fan_in), 0, 1.3 / math.sqrt(fan_in))
     norm = lambda width: ((width,), 1, 0.2)
     vector = ((config["head_dim"],), 0, 0.5)
-    layer_rows = [  # present, name, shape and values
+    keys_values = [("k_proj.weight", *linear(s.NK * s.DQ, C)), ("v_proj.weight", *linear(s.NV * s.DV, C))]
+    layer_rows = lambda own: [  # present, name, shape and values; own: the layer has keys and values of its own
         (True, "input_layernorm.weight", norm(C)),
         (True, "self_attn.q_proj.weight", linear(s.NQ * s.DQ, C)),
-        (True, "self_attn.k_proj.weight", linear(s.NK * s.DQ, C)),
-        (True, "self_attn.v_proj.weight", linear(s.NV * s.DV, C)),
+        *((own, "self_attn." + name, row) for name, *row in keys_values),
         (v.lambda_ == "sigmoid", "self_attn.lambda_proj.weight", linear(NH, C)),
         (v.lambda_ == "linear", "self_attn.lambda_proj.weight", linear(NH, C)),
         (v.gate == "head", "self_attn.gate_proj.weight", linear(NH, C)),
@@ -177,8 +208,12 @@ def tensor_table(config):
         (True, "mlp.down_proj.weight", linear(C, F_)),
     ]
     table = [("model.embed_tokens.weight", (V, C), 0, 0.5)]
-    for layer in range(config["num_hidden_layers"]):
-        table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows if present]
+    L = config["num_hidden_layers"]
+    for layer in range(L):
+        cross = layer_is_cross(config, layer)
+        if cross and layer == L // 2:
+            table += [("model.yoco." + name, *row) for name, *row in [("norm.weight", *norm(C)), *keys_values]]
+        table += [(f"model.layers.{layer}.{name}", *row) for present, name, row in layer_rows(not cross) if present]
     table.append(("model.norm.weight", *norm(C)))
     if not config["tie_word_embeddings"]:
         table.append(("lm_head.weight", *linear(V, C)))

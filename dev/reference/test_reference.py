@@ -8,13 +8,15 @@ two correct formulations agree to about 1e-14; the tolerance is 1e-12.
 
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import model
-from make_fixtures import SHAPES, SIZES, COLUMNS, make_config
+from fixtures import is_weight
+from make_fixtures import COLUMNS, FIXTURES, SHAPES, SIZES, arrays_of, make_config
 
 TOLERANCE = 1e-12
 WORST = [0.0]  # largest difference of any passed comparison
@@ -45,12 +47,15 @@ def expect_different(a, b, what):
     assert difference > 1e-3, f"{what}: should differ, relative difference is {difference:.1e}"
 
 
-def attention_by_loops(config, w, x, layer):
-    """x (T,C) -> (T,C): attention with loops over heads and queries, independent of model.py."""
+def attention_by_loops(config, w, x, layer, z):
+    """x (T,C) -> (T,C): attention with loops over heads and queries, independent of model.py. Keys and values are
+    projections of z (T,C)."""
     name = config.get("attention", "baseline")
     NH, NKV, D = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     group, T, w = NH // NKV, len(x), {n: t.numpy() for n, t in w.items()}
-    q, k, v = (x @ w[f"self_attn.{p}_proj.weight"].T for p in "qkv")
+    q, k, v = (y @ w[f"self_attn.{p}_proj.weight"].T for p, y in zip("qkv", (x, z, z)))
+    sliding = config.get("layer_types", ["full_attention"] * (layer + 1))[layer] == "sliding_attention"
+    window = config["sliding_window"] if sliding else T
     DQ = D // 2 if name == "diff_scalar" else D
     DV = 2 * D if name == "diff_v1" else D
     sigmoid = lambda z: 1 / (1 + np.exp(-z))
@@ -62,10 +67,10 @@ def attention_by_loops(config, w, x, layer):
 
     def one_map(t, query_head, key_head, value_head, sink=None):
         a = rotated(q[t], query_head, t)
-        dots = [(a * rotated(k[u], key_head, u).conj()).real.sum() for u in range(t + 1)]
-        e = [math.exp(dot / math.sqrt(DQ)) for dot in dots]
+        seen = [u for u in range(t + 1) if t - window < u]
+        e = [math.exp((a * rotated(k[u], key_head, u).conj()).real.sum() / math.sqrt(DQ)) for u in seen]
         total = sum(e) + (0 if sink is None else math.exp(sink))
-        return sum(e[u] / total * v[u, value_head * DV : (value_head + 1) * DV] for u in range(t + 1))
+        return sum(p / total * v[u, value_head * DV : (value_head + 1) * DV] for p, u in zip(e, seen))
 
     def mean_square_normed(row, eps):
         return row / np.sqrt((row * row).mean() + eps) * w["self_attn.subln.weight"]
@@ -106,13 +111,18 @@ def attention_by_loops(config, w, x, layer):
 
 def test_attention_equals_the_table_written_as_loops():
     for variant, size in SHAPES:
-        config, weights, _, _ = case(variant, size, T=11, L=3)
-        x = np.random.RandomState(3).standard_normal((11, config["hidden_size"]))
-        for layer in (0, 2):  # diff_v1 depends on the layer
-            prefix = f"model.layers.{layer}."
-            w = {n[len(prefix) :]: t for n, t in weights.items() if n.startswith(prefix)}
-            expected = torch.from_numpy(attention_by_loops(config, w, x, layer))
-            got = model.attention(config, w, torch.from_numpy(x)[None], layer)[0]
+        T = 11
+        config, weights, _, _ = case(variant, size, T=T, L=4)
+        x, z = np.random.RandomState(3).standard_normal((2, T, config["hidden_size"]))
+        for layer in (0, 3):  # diff_v1 depends on the layer
+            w, shared = model.part(weights, f"model.layers.{layer}."), None
+            if config.get("yoco") and layer == 3:
+                assert "self_attn.k_proj.weight" not in w and "self_attn.v_proj.weight" not in w
+                yoco = model.part(weights, "model.yoco.")
+                w |= {f"self_attn.{p}_proj.weight": yoco[f"{p}_proj.weight"] for p in "kv"}
+                shared = model.keys_and_values(config, yoco, torch.from_numpy(z)[None])
+            expected = torch.from_numpy(attention_by_loops(config, w, x, layer, x if shared is None else z))
+            got = model.attention(config, w, torch.from_numpy(x)[None], layer, shared)[0]
             expect_close(got, expected, f"{variant} {size} layer {layer}")
 
 
@@ -143,6 +153,62 @@ def test_a_token_changes_its_own_logits_and_no_earlier_ones():
         expect_close(b[:, :t], a[:, :t], f"{variant} {size} before")
         expect_different(b[:, t], a[:, t], f"{variant} {size} at t")
         expect_different(b[:, t + 1 :], a[:, t + 1 :], f"{variant} {size} after")
+
+
+def with_types(config, window, types):
+    return {**config, "sliding_window": window, "layer_types": [f"{t}_attention" for t in types]}
+
+
+def test_a_window_of_all_positions_is_full_attention_and_full_layers_have_none():
+    for variant, size in (v for v in SHAPES if v[1] in "wf"):
+        config, weights, tokens, _ = case(variant, size)
+        L, T = config["num_hidden_layers"], config["max_position_embeddings"]
+        full = {n: x for n, x in config.items() if n not in ("sliding_window", "layer_types")}
+        expected = model.forward(full, weights, tokens)
+        expect_close(model.forward(with_types(full, T, ["sliding"] * L), weights, tokens), expected, "window T")
+        expect_close(model.forward(with_types(full, 1, ["full"] * L), weights, tokens), expected, "full layers")
+        expect_different(model.forward(config, weights, tokens), expected, f"{variant} {size}")
+        one = {**full, "sliding_window": 3}  # without layer_types, all layers have the window
+        expected = model.forward(with_types(full, 3, ["sliding"] * L), weights, tokens)
+        expect_close(model.forward(one, weights, tokens), expected, "no layer_types")
+
+
+def test_a_token_reaches_the_positions_of_the_windows_of_all_layers():
+    for variant, size in (v for v in SHAPES if v[1] == "w"):
+        W, L = 4, 2
+        config, weights, tokens, _ = case(variant, size, T=13, L=L)
+        changed = tokens.clone()
+        changed[:, 2] = (changed[:, 2] + 1) % config["vocab_size"]
+        a, b = (model.forward(with_types(config, W, ["sliding"] * L), weights, x) for x in (tokens, changed))
+        last = 2 + L * (W - 1)  # each layer passes it W-1 positions on
+        expect_different(b[:, last], a[:, last], f"{variant} at {last}")
+        expect_close(b[:, last + 1 :], a[:, last + 1 :], f"{variant} after {last}")
+
+
+def shared_and_own(weights, config):
+    """Weights of a YOCO model, and the same as those of a model without. Layers from L/2 have the norm of the shared keys
+    and values. Layer L/2 adds nothing, such that the layer after it has the same input."""
+    L, shared = config["num_hidden_layers"], dict(weights)
+    for name in (f"model.layers.{L // 2}.{n}.weight" for n in ("self_attn.o_proj", "mlp.down_proj")):
+        shared[name] = torch.zeros_like(shared[name])
+    own = {}
+    for prefix in (f"model.layers.{layer}." for layer in range(L // 2, L)):
+        shared[prefix + "input_layernorm.weight"] = weights["model.yoco.norm.weight"]
+        own |= {f"{prefix}self_attn.{p}_proj.weight": weights[f"model.yoco.{p}_proj.weight"] for p in "kv"}
+    return shared, {**{n: t for n, t in shared.items() if "yoco" not in n}, **own}
+
+
+def test_yoco_is_a_plain_model_where_all_upper_layers_have_the_input_of_the_first():
+    for variant, size in (v for v in SHAPES if v[1] == "y"):
+        config, weights, tokens, _ = case(variant, size)
+        shared, own = shared_and_own(weights, config)
+        expected = model.forward({**config, "yoco": False}, own, tokens)
+        expect_close(model.forward(config, shared, tokens), expected, variant)
+        # Layer 3 reads keys and values of the output of layer 1, not of layer 2
+        name = "model.layers.2.mlp.down_proj.weight"
+        shared[name] = own[name] = weights[name]
+        expected = model.forward({**config, "yoco": False}, own, tokens)
+        expect_different(model.forward(config, shared, tokens), expected, f"{variant}, layer 2 adds something")
 
 
 def test_rope_equals_interleaved_pairs_after_a_permutation_of_rows():
@@ -193,7 +259,7 @@ def with_projection(weights, name, logit):
 
 
 def test_an_open_gate_is_baseline_and_a_zero_gate_logit_halves_attention():
-    for variant, size in (v for v in SHAPES if v[0].startswith("gated")):
+    for variant, size in (v for v in SHAPES if v[0].startswith("gated") and v[1] in "ab"):
         config, weights, tokens, _ = case(variant, size, L=1)
         plain, o_proj = {**config, "attention": "baseline"}, "model.layers.0.self_attn.o_proj.weight"
         for logit, share in ((50.0, 1.0), (0.0, 0.5)):
@@ -204,7 +270,7 @@ def test_an_open_gate_is_baseline_and_a_zero_gate_logit_halves_attention():
 
 
 def test_lambda_at_zero_leaves_the_first_map_as_a_baseline():
-    for variant, size in (v for v in SHAPES if v[0] in ("diff_v2", "diff_v2_no_sigmoid")):
+    for variant, size in (v for v in SHAPES if v[0] in ("diff_v2", "diff_v2_no_sigmoid") and v[1] in "abwf"):
         config, weights, tokens, _ = case(variant, size, L=1)
         w = with_projection(weights, "lambda", -50.0 if variant == "diff_v2" else 0.0)
         q_proj = "model.layers.0.self_attn.q_proj.weight"
@@ -270,12 +336,42 @@ def test_what_has_no_meaning_is_refused():
         ("diff_v2_cross_group", {"NKV": 1}),
         ("diff_v1", {"NH": 3, "NKV": 3}),
         ("baseline", {"NH": 3, "NKV": 2}),
+        ("baseline", {"L": 3}),
     ):
         try:
-            case(variant, "a", **changes)
+            case(variant, "y" if "L" in changes else "a", **changes)
         except ValueError:
             continue
         raise AssertionError(f"{variant} {changes} was accepted")
+
+
+# Faults in model.py that the fixtures of these sizes must show.
+PLANTED = [
+    ("a window longer by one", 'return config.get("sliding_window")', 'return config["sliding_window"] + 1', "wfy"),
+    ("a window shorter by one", 'return config.get("sliding_window")', 'return config["sliding_window"] - 1', "wfy"),
+    ("windows in full layers", 'types[layer] == "sliding_attention"', "True", "fy"),
+    ("shared keys of each layer's input", " and shared is None", "", "y"),
+    ("shared keys with the layer's norm", 'yoco["norm.weight"]', 'w["input_layernorm.weight"]', "y"),
+    ("shared keys with another epsilon", 'yoco["norm.weight"], eps', 'yoco["norm.weight"], 1e-5', "y"),
+]
+
+
+def test_the_fixtures_show_planted_faults():
+    source = Path(model.__file__).read_text()
+    for what, old, new, sizes in PLANTED:
+        assert source.count(old) == 1, old
+        faulty = {}
+        exec(source.replace(old, new), faulty)
+        for variant, size in (v for v in SHAPES if v[1] in sizes):
+            arrays = arrays_of((FIXTURES / f"{variant}_{size}.safetensors").read_bytes())
+            config = make_config(variant, SIZES[size], **dict(zip(COLUMNS[1:], SHAPES[variant, size][1:])))
+            weights = {n: torch.from_numpy(a.astype(np.float64)) for n, a in arrays.items() if is_weight(n)}
+            tokens = torch.from_numpy(arrays["tokens"].astype(np.int64))
+            batch = [t.view(-1, config["max_position_embeddings"]) for t in (tokens[:-1], tokens[1:])]
+            expected = float(arrays["loss"][0])
+            difference = abs(float(faulty["loss"](config, weights, *batch)) / expected - 1)
+            assert difference > 1e-6, f"{variant}_{size}, {what}: the loss differs by {difference:.1e} only"
+            assert abs(float(model.loss(config, weights, *batch)) / expected - 1) < TOLERANCE, f"{variant}_{size}"
 
 
 def main():

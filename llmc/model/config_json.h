@@ -6,8 +6,9 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
                                                        line that names the key and its value
 
   format   One object, with keys in the order of config_json_build. The key "attention" names the variant. A baseline is
-           a Llama and is written as one, without "attention", so that other programs can load it.
-  reading  The variant is "attention" if present; otherwise model_type must be "llama". A key for a feature that this
+           a Llama, or with windows a Ministral, and is written as one, without "attention", so that other programs can
+           load it. Windows are "sliding_window" and "layer_types"; "yoco" is true or missing.
+  reading  The variant is "attention" if present; otherwise model_type must be "llama" or "ministral". A key for a feature that this
            model does not have must have the value that disables it (absent_features), otherwise the file is rejected.
            Other keys are ignored. null is the same as a missing key. Defaults are those of Llama configurations:
            num_key_value_heads = num_attention_heads, head_dim = hidden_size / num_attention_heads, rope_theta 10000
@@ -22,12 +23,25 @@ config_json.h: the architecture of a model as config.json, in the format of Hugg
 #include "../base/json.h"
 #include "model_config.h"
 
+static const char *const layer_type_names[] = {"sliding_attention", "full_attention"};
+static inline bool config_json_add_windows(cJSON *o, const ModelConfig *c) {
+    bool ok = cJSON_AddNumberToObject(o, "sliding_window", c->window) != NULL;
+    cJSON *types = cJSON_AddArrayToObject(o, "layer_types");
+    for (int l = 0; l < c->L; l++)
+        ok = ok && cJSON_AddItemToArray(types, cJSON_CreateString(layer_type_names[layer_window(c, l) == 0]));
+    return ok;
+}
+
 static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
-    bool llama = c->attention == variant_find("baseline");
+    bool foreign = c->attention == variant_find("baseline") && !c->yoco, ministral = foreign && c->window;
     cJSON *o = cJSON_CreateObject(), *list = cJSON_AddArrayToObject(o, "architectures");
-    bool ok = cJSON_AddItemToArray(list, cJSON_CreateString(llama ? "LlamaForCausalLM" : "DiffV2ForCausalLM")) &&
-              cJSON_AddStringToObject(o, "model_type", llama ? "llama" : "diffv2");
-    if (!llama) ok = ok && cJSON_AddStringToObject(o, "attention", c->attention->name);
+    const char *class_name = ministral ? "MinistralForCausalLM" : foreign ? "LlamaForCausalLM" : "DiffV2ForCausalLM";
+    bool ok =
+        cJSON_AddItemToArray(list, cJSON_CreateString(class_name)) && cJSON_AddStringToObject(o, "model_type",
+                                                                                              ministral ? "ministral"
+                                                                                              : foreign ? "llama"
+                                                                                                        : "diffv2");
+    if (!foreign) ok = ok && cJSON_AddStringToObject(o, "attention", c->attention->name);
     ok = ok && cJSON_AddNumberToObject(o, "vocab_size", c->V) && cJSON_AddNumberToObject(o, "hidden_size", c->C) &&
          cJSON_AddNumberToObject(o, "num_hidden_layers", c->L) &&
          cJSON_AddNumberToObject(o, "num_attention_heads", c->NH) &&
@@ -38,7 +52,9 @@ static inline cJSON *config_json_build(const ModelConfig *c, DType dtype) {
          cJSON_AddNumberToObject(o, "rms_norm_eps", c->rms_norm_eps) &&
          cJSON_AddBoolToObject(o, "tie_word_embeddings", c->tied) &&
          cJSON_AddStringToObject(o, "torch_dtype", dtype_table[dtype].torch_name);
-    if (llama) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
+    if (c->window) ok = ok && config_json_add_windows(o, c);
+    if (c->yoco) ok = ok && cJSON_AddTrueToObject(o, "yoco");
+    if (foreign) // defaults that a reader might assume otherwise; Llama's tokens 1 and 2 have no special meaning here
         ok = ok && cJSON_AddStringToObject(o, "hidden_act", "silu") && cJSON_AddFalseToObject(o, "attention_bias") &&
              cJSON_AddFalseToObject(o, "mlp_bias") && cJSON_AddNullToObject(o, "bos_token_id") &&
              cJSON_AddNullToObject(o, "eos_token_id");
@@ -59,9 +75,9 @@ static inline void config_json_write(const char *path, const ModelConfig *c, DTy
 static const struct {
     const char *key, *absent;
 } absent_features[] = {
-    {"sliding_window", "null"},  {"quantization_config", "null"}, {"num_local_experts", "null"},
-    {"attention_bias", "false"}, {"mlp_bias", "false"},           {"hidden_act", "\"silu\""},
-    {"attention_dropout", "0"},  {"partial_rotary_factor", "1"},
+    {"quantization_config", "null"}, {"num_local_experts", "null"}, {"attention_bias", "false"},
+    {"mlp_bias", "false"},           {"hidden_act", "\"silu\""},    {"attention_dropout", "0"},
+    {"partial_rotary_factor", "1"},
 };
 enum { ABSENT_FEATURE_COUNT = sizeof(absent_features) / sizeof(absent_features[0]) };
 
@@ -127,13 +143,20 @@ static inline void config_refuse_features(const ConfigReader *r) {
     }
 }
 
+static inline bool config_is_type(const ConfigReader *r, const char *name) {
+    const cJSON *type = config_item(r, "model_type");
+    return cJSON_IsString(type) && strcmp(type->valuestring, name) == 0;
+}
+
 static inline const AttentionVariant *config_attention(const ConfigReader *r) {
     const cJSON *attention = config_item(r, "attention"), *type = config_item(r, "model_type");
     if (!attention) {
-        CHECK(type, "%s: the key model_type is missing; supported are \"llama\", and models with the key attention",
+        CHECK(type,
+              "%s: the key model_type is missing; supported are \"llama\" and \"ministral\", and models with the key "
+              "attention",
               r->path);
-        CHECK(cJSON_IsString(type) && strcmp(type->valuestring, "llama") == 0,
-              "%s: model_type is %s; without the key attention only \"llama\" is supported", r->path,
+        CHECK(config_is_type(r, "llama") || config_is_type(r, "ministral"),
+              "%s: model_type is %s; without the key attention only \"llama\" and \"ministral\" are supported", r->path,
               config_value_text(type).text);
         return variant_find("baseline");
     }
@@ -179,6 +202,42 @@ static inline double config_rope_theta(const ConfigReader *r) {
     return isnan(theta) ? 10000 : theta;
 }
 
+// Whether layer l attends to all positions, by layer_types; without them the layers of a model with a window have it.
+static inline bool config_layer_is_full(const ConfigReader *r, const cJSON *types, int l, bool window) {
+    const cJSON *type = types ? cJSON_GetArrayItem(types, l) : NULL;
+    if (!types) return !window;
+    for (int full = 0; full < 2; full++)
+        if (cJSON_IsString(type) && strcmp(type->valuestring, layer_type_names[full]) == 0) return full;
+    CHECK(false, "%s: layer_types has %s; supported are \"%s\" and \"%s\"", r->path, config_value_text(type).text,
+          layer_type_names[0], layer_type_names[1]);
+    return false;
+}
+
+// sliding_window, layer_types and yoco. The class of model_type llama ignores windows: none may be given.
+static inline void config_read_windows(const ConfigReader *r, ModelConfig *c) {
+    const cJSON *types = config_item(r, "layer_types"), *window = config_item(r, "sliding_window");
+    c->window = window ? config_int(r, "sliding_window", 0) : 0;
+    CHECK(!window || !config_is_type(r, "llama"),
+          "%s: sliding_window is %s, but model_type is \"llama\", which has none", r->path,
+          config_value_text(window).text);
+    CHECK(!types || (cJSON_IsArray(types) && cJSON_GetArraySize(types) == c->L),
+          "%s: layer_types is %s; it must be an array with a name for each of the %d layers", r->path,
+          config_value_text(types).text, c->L);
+    c->yoco = config_bool(r, "yoco", false);
+    int upper = c->yoco ? c->L / 2 : c->L, first = upper; // first: the first layer that attends to all positions
+    for (int l = upper - 1; l >= 0; l--)
+        if (config_layer_is_full(r, types, l, c->window > 0)) first = l;
+    CHECK(c->window || first == 0, "%s: layer_types has \"%s\", but there is no sliding_window", r->path,
+          layer_type_names[0]);
+    if (first == 0) c->window = 0; // no layer that the window applies to
+    if (c->window && first < upper) c->full_every = first + 1;
+    for (int l = 0; l < c->L; l++)
+        CHECK(config_layer_is_full(r, types, l, c->window > 0 && !layer_cross(c, l)) == (layer_window(c, l) == 0),
+              "%s: layer_types: layer %d is not as the others say; supported are windows in every layer, or in all but "
+              "every K-th layer",
+              r->path, l);
+}
+
 static inline ModelConfig config_json_read(const char *directory) {
     char path[PATH_SIZE];
     size_t size = 0;
@@ -210,6 +269,7 @@ static inline ModelConfig config_json_read(const char *directory) {
     c.rope_theta = config_rope_theta(r);
     c.rms_norm_eps = config_number(r, "rms_norm_eps", 1e-6);
     c.tied = config_bool(r, "tie_word_embeddings", false);
+    config_read_windows(r, &c);
     const char *const dtype_keys[] = {"torch_dtype", "dtype"}; // informative only: each tensor states its type
     for (int k = 0; k < 2; k++) {
         const cJSON *item = config_item(r, dtype_keys[k]);

@@ -15,8 +15,21 @@ typedef struct {
     int V, C, L, NH, NKV, D, F;
     int T; // max_position_embeddings
     double rope_theta, rms_norm_eps;
-    bool tied; // the LM head is the embedding
+    bool tied;      // the LM head is the embedding
+    int window;     // of the layers that have one: position t attends to t-window+1 .. t; 0: none has
+    int full_every; // every full_every-th layer has no window; 0: all have it
+    bool yoco;      // the upper half of the layers attends to the keys and values of one layer (arXiv 2405.05254)
 } ModelConfig;
+
+// Whether layer l has no keys and values of its own: with YOCO those of the upper half.
+static inline bool layer_cross(const ModelConfig *c, int l) { return c->yoco && l >= c->L / 2; }
+// The layer before which the keys and values of YOCO's upper half are computed; -1: none.
+static inline int yoco_layer(const ModelConfig *c) { return c->yoco ? c->L / 2 : -1; }
+// The window of layer l; 0: it attends to all earlier positions.
+static inline int layer_window(const ModelConfig *c, int l) {
+    bool full = layer_cross(c, l) || (c->full_every && (l + 1) % c->full_every == 0);
+    return full ? 0 : c->window;
+}
 
 // The fastest bf16 kernels of cuBLAS require row widths that are multiples of 16 bytes, 8 elements (cuBLAS
 // documentation, "Tensor Core Usage"). Products of arbitrary output width (q, k, v, lambda; the logits) therefore
@@ -32,12 +45,17 @@ typedef struct {
     int gate_width;                                     // gates per output head; 0: none
     int norm_width;  // elements of the attention output that are normalised together; 0: no norm
     int norm_count;  // norms per row: NH*D / norm_width; 0: no norm
+    int rope_heads;  // heads at the start of a fused row that are rotated: q, k
+    int kv_rows;     // rows of k and v together, which with YOCO are a matrix of their own
+    int kv_ld;       // row stride of their activation: kv_rows rounded up to 64
     int fused_ld;    // row stride of the fused activation: fused_rows rounded up to 64
     int fused_width; // columns that products write and read: fused_rows rounded up to MATRIX_ROWS
     int pair_stride; // query heads h1 and h1 + pair_stride form a pair; 0: no pairs
 } AttentionDims;
 
-static inline AttentionDims attention_dims(const ModelConfig *c) {
+// cross: of a layer without keys and values of its own, whose fused rows are [q | lambda | gate]; NK, NV and kv_* are
+// those of the keys and values that it reads.
+static inline AttentionDims attention_dims(const ModelConfig *c, bool cross) {
     const AttentionVariant *a = c->attention;
     AttentionDims d;
     d.OH = c->NH / a->merge;
@@ -47,8 +65,11 @@ static inline AttentionDims attention_dims(const ModelConfig *c) {
     d.NV = c->NKV / a->merge;
     d.NK = a->key_sets * d.NV;
     d.q_rows = d.NQ * d.QD;
-    d.k_rows = d.NK * d.QD;
-    d.v_rows = d.NV * d.DV;
+    d.kv_rows = d.NK * d.QD + d.NV * d.DV;
+    d.kv_ld = (int)round_up(d.kv_rows, 64);
+    d.k_rows = cross ? 0 : d.NK * d.QD;
+    d.v_rows = cross ? 0 : d.NV * d.DV;
+    d.rope_heads = d.NQ + (cross ? 0 : d.NK);
     d.lambda_rows = a->lambda == LAMBDA_SIGMOID || a->lambda == LAMBDA_LINEAR ? c->NH : 0;
     d.gate_width = a->gate == GATE_HEAD ? 1 : a->gate == GATE_ELEMENT ? d.DV : 0;
     d.norm_width = a->norm == NORM_ALL ? d.OH * d.DV : a->norm == NORM_HEAD ? d.DV : 0;
@@ -93,9 +114,17 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
     PROBLEM(c->attention->split > 1 && c->D % (2 * c->attention->split),
             "%s needs a head dimension that is a multiple of %d, not %d", c->attention->name, 2 * c->attention->split,
             c->D);
+    PROBLEM(c->full_every && !c->window, "every %d-th layer is to attend to all positions, but no layer has a window",
+            c->full_every);
+    PROBLEM(c->full_every == 1, "every layer is to attend to all positions: then there is no window");
+    PROBLEM(c->full_every > c->L, "every %d-th layer is to attend to all positions, and there are %d layers",
+            c->full_every, c->L);
+    PROBLEM(c->yoco && !c->window, "YOCO needs a window for the lower half of the layers");
+    PROBLEM(c->yoco && c->full_every, "YOCO: all layers of the lower half have a window, none is full");
+    PROBLEM(c->yoco && c->L % 2, "YOCO needs an even number of layers, not %d", c->L);
     // the size of one row is an int; larger sizes are size_t
     PROBLEM((int64_t)c->NH * c->D > 1 << 24 || c->C > 1 << 24 || c->F > 1 << 24 || c->V > 1 << 28 || c->L > 1 << 16 ||
-                c->T > 1 << 24,
+                c->T > 1 << 24 || c->window > 1 << 24,
             "a dimension is too large for this program");
 #undef PROBLEM
     return n;
@@ -104,6 +133,7 @@ static inline int model_config_problems(const ModelConfig *c, Problem *out, int 
 // clang-format off
 typedef enum { // a tensor of a layer, or of the whole model
     T_EMBED,
+    T_YOCO_NORM, T_YOCO_K, T_YOCO_V,
     T_NORM1, T_Q, T_K, T_V, T_LAMBDA, T_GATE, T_O, T_SUBLN, T_LAMBDA_Q1, T_LAMBDA_K1, T_LAMBDA_Q2, T_LAMBDA_K2,
     T_LAYER_LAMBDA, T_SINKS, T_NORM2, T_MLP_GATE, T_MLP_UP, T_MLP_DOWN,
     T_NORM_FINAL, T_LM_HEAD,
@@ -112,7 +142,7 @@ typedef enum { // a tensor of a layer, or of the whole model
 
 typedef enum {
     DIM_NONE, DIM_V, DIM_C, DIM_F, DIM_Q, DIM_K, DIM_VALUE, DIM_LAMBDA, DIM_GATE, DIM_O, DIM_SUBLN, DIM_LAMBDA_VECTOR,
-    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_HEAD, DIM_COUNT
+    DIM_LAYER_LAMBDA, DIM_SINKS, DIM_YOCO_NORM, DIM_YOCO_K, DIM_YOCO_V, DIM_HEAD, DIM_COUNT
 } Dim;
 // clang-format on
 // 0; 1; normal(0, 0.02); normal(0, 0.02) / sqrt(2L); normal(0, 0.1); lambda_init of the layer
@@ -120,9 +150,9 @@ typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL, INIT_RESIDUAL, INIT_WIDE, INIT_
 
 typedef struct {
     TensorKind kind;
-    bool per_layer;
-    const char *name;
-    Dim shape[2]; // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
+    bool per_layer;   // in the group of a layer
+    const char *name; // of a tensor in each layer: after "model.layers.L."
+    Dim shape[2];     // the second is DIM_NONE for a vector; a tensor with a dimension of size 0 does not exist
     Init init;
     bool decay;
     bool joined; // stored directly after the previous tensor, as one matrix for a fused GEMM
@@ -132,6 +162,9 @@ typedef struct {
 static const TensorRow tensor_rows[] = {
     // kind        layer  name                                shape                    init           decay  joined
     {T_EMBED,      false, "model.embed_tokens.weight",        {DIM_V, DIM_C},          INIT_NORMAL,   true,  false},
+    {T_YOCO_NORM,  true,  "model.yoco.norm.weight",           {DIM_YOCO_NORM, DIM_NONE}, INIT_ONE,    false, false},
+    {T_YOCO_K,     true,  "model.yoco.k_proj.weight",         {DIM_YOCO_K, DIM_C},     INIT_NORMAL,   true,  false},
+    {T_YOCO_V,     true,  "model.yoco.v_proj.weight",         {DIM_YOCO_V, DIM_C},     INIT_NORMAL,   true,  true},
     {T_NORM1,      true,  "input_layernorm.weight",           {DIM_C, DIM_NONE},       INIT_ONE,      false, false},
     {T_Q,          true,  "self_attn.q_proj.weight",          {DIM_Q, DIM_C},          INIT_NORMAL,   true,  false},
     {T_K,          true,  "self_attn.k_proj.weight",          {DIM_K, DIM_C},          INIT_NORMAL,   true,  true},
@@ -196,9 +229,13 @@ static inline bool matrix_goes_on(int r, const size_t dims[DIM_COUNT]) {
     return false;
 }
 
-// dims[]: the sizes that rows of the table refer to.
-static inline void tensor_dims(const ModelConfig *c, size_t dims[DIM_COUNT]) {
-    AttentionDims a = attention_dims(c);
+// dims[]: the sizes that rows of the table refer to, in the group of layer l.
+static inline void tensor_dims(const ModelConfig *c, int l, size_t dims[DIM_COUNT]) {
+    AttentionDims a = attention_dims(c, layer_cross(c, l));
+    bool yoco = l == yoco_layer(c); // the keys and values are computed before this layer
+    dims[DIM_YOCO_NORM] = yoco ? c->C : 0;
+    dims[DIM_YOCO_K] = yoco ? a.NK * a.QD : 0;
+    dims[DIM_YOCO_V] = yoco ? a.NV * a.DV : 0;
     dims[DIM_V] = c->V;
     dims[DIM_C] = c->C;
     dims[DIM_F] = c->F;
@@ -217,7 +254,6 @@ static inline void tensor_dims(const ModelConfig *c, size_t dims[DIM_COUNT]) {
 
 static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
     size_t dims[DIM_COUNT] = {0};
-    tensor_dims(c, dims);
     TensorList list;
     memset(&list, 0, sizeof(list));
     list.L = c->L;
@@ -237,14 +273,16 @@ static inline TensorList tensor_list_build(const ModelConfig *c, int ranks) {
         bool per_layer = tensor_rows[r].per_layer;
         for (int l = 0; l < (per_layer ? c->L : 1); l++) {
             list.group_offset[per_layer ? 1 + l : after ? c->L + 1 : 0] = offset;
+            tensor_dims(c, l, dims);
             for (int i = r; i < group_end; i++) {
                 const TensorRow *row = &tensor_rows[i];
                 size_t count = dims[row->shape[0]] * (row->shape[1] == DIM_NONE ? 1 : dims[row->shape[1]]);
                 if (count == 0) continue;
                 if (!row->joined) matrix = offset = round_up(offset, TENSOR_ALIGN), rows = 0;
                 Tensor *t = &list.tensors[list.count];
-                if (per_layer) FORMAT(t->name, "model.layers.%d.%s", l, row->name);
-                else FORMAT(t->name, "%s", row->name);
+                bool whole = !per_layer || strncmp(row->name, "model.", 6) == 0;
+                if (whole) FORMAT(t->name, "%s", row->name);
+                else FORMAT(t->name, "model.layers.%d.%s", l, row->name);
                 t->row = row;
                 t->layer = per_layer ? l : after ? c->L : -1;
                 t->ndim = row->shape[1] == DIM_NONE ? 1 : 2;
@@ -283,10 +321,12 @@ static inline size_t model_parameter_count(const ModelConfig *c) {
     return count;
 }
 
-// The same model with the baseline's attention.
+// The same model with the baseline's attention in every layer.
 static inline ModelConfig model_as_baseline(const ModelConfig *c) {
     ModelConfig plain = *c;
     plain.attention = variant_find("baseline");
+    plain.window = plain.full_every = 0;
+    plain.yoco = false;
     return plain;
 }
 

@@ -11,10 +11,14 @@ accumulate.cuh: a running sum of a tensor in fp32. Equations in accumulate.h.
 template <int W> static __global__ void accumulate_kernel(size_t begin, size_t end, real *sum, floatX *x, bool add) {
     size_t i = element_index<W>(begin);
     if (i >= end) return;
-    float a[W];
+    float a[W], b[W];
     load<W>(a, x + i);
-    UNROLL
-    for (int k = 0; k < W; k++) sum[i + k] = a[k] = add ? sum[i + k] + a[k] : a[k];
+    if (add) {
+        load_fp32<W>(b, sum + i);
+        UNROLL
+        for (int k = 0; k < W; k++) a[k] += b[k];
+    }
+    store_fp32<W>(sum + i, a);
     store<W>(x + i, a);
 }
 

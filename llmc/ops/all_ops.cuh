@@ -10,6 +10,7 @@ all_ops.cuh: the CUDA twins of all operations that ops.h declares.
 #include "rope.cuh"
 #include "attention.cuh"
 #include "cache.cuh"
+#include "attention_decode.cuh"
 #include "sink.cuh"
 #include "diff_combine.cuh"
 #include "layer_lambda.cuh"

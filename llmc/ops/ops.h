@@ -151,8 +151,8 @@ static inline size_t attention_deterministic_bytes(void); // workspace that Atte
 
 // The key/value cache of a layer: (B, capacity, width), rows [k | v]. The row of position p is p % capacity, so that a
 // layer with a window of W positions needs W rows.
-// Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1. Of rows with
-// the same place the last is stored.
+// Stores T rows per sequence, rows (B*T, width) with row stride ld, at positions first[b] .. first[b]+T-1; first NULL: 0.
+// Of rows with the same place the last is stored.
 static inline void cache_store(floatX *cache, const floatX *rows, const int *first, int B, int T, int capacity,
                                int width, int ld);
 // Loads `count` rows of one sequence, positions first .. first+count-1, which are in the cache; rows (count, width)

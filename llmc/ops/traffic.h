@@ -71,8 +71,17 @@ static inline size_t fp8_product_bytes(size_t M, size_t N, size_t K, size_t elem
 
 // Pairs of a query and a key that it attends to, per head.
 static inline double attention_visible(AttentionShape s) {
-    return s.B * ((double)s.T * s.first + 0.5 * s.T * (s.T + 1.0));
+    double keys = (double)s.T * s.first + 0.5 * s.T * (s.T + 1.0), last = (double)s.first + s.T, hidden;
+    double beyond = s.window ? fmax(0, last - s.window) : 0; // what the window hides from the last row
+    double rows = fmin(beyond, s.T);                         // rows from which it hides something
+    hidden = rows * (beyond - 0.5 * (rows - 1));
+    return s.B * (keys - hidden);
 }
+// Of one new position per sequence, over `keys` positions of a cache.
+static inline size_t attention_decode_bytes(AttentionShape s, size_t keys) {
+    return s.B * (s.D + s.DV) * (keys * s.NKV + s.NQ) * FLOATX_BYTES;
+}
+static inline size_t cache_store_bytes(size_t rows, size_t width) { return 2 * rows * width * FLOATX_BYTES; }
 static inline double attention_forward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
 }

@@ -2,7 +2,7 @@
 attention_maps.h: attention maps, for --eval and --dump-attention. Computed on the host from the activations of a
 forward; training computes no maps.
 
-  map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, j <= t; 0 above the diagonal
+  map         A[t,j] = exp(S[t,j] - lse[t]), S[t,j] = scale q_t.k_j, for the keys that row t attends to; else 0
   effective   of output head h: A1 - s A2, s per row; A where there is one map
   first mass  alpha = mean over the rows t of A[t,0]; of an effective map of |E[t,0]| / sum_j |E[t,j]|, so that maps
               that sum to less than 1 compare
@@ -36,6 +36,9 @@ static inline int maps_query_head(const HostAttention *m, int h) {
     return m->stride ? 2 * m->stride * (h / m->stride) + h % m->stride : h;
 }
 
+// The first key that row t attends to.
+static inline int map_first_key(AttentionShape s, int t) { return s.window ? max_int(0, t - s.window + 1) : 0; }
+
 // The map and the logits (T,T) of one query head of sequence b; logits may be NULL.
 static inline void attention_map(float *map, float *logits, const HostAttention *m, int b, int head) {
     AttentionShape s = m->shape;
@@ -46,12 +49,13 @@ static inline void attention_map(float *map, float *logits, const HostAttention 
     const real *lse = m->lse + (size_t)set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * T;
     for (size_t t = 0; t < T; t++)
         for (size_t j = 0; j < T; j++) {
+            bool visible = j <= t && j >= (size_t)map_first_key(s, (int)t);
             double dot = 0;
-            for (int i = 0; i < s.D && j <= t; i++)
+            for (int i = 0; i < s.D && visible; i++)
                 dot += (double)q[t * (size_t)s.ldq + (size_t)i] * (double)k[j * (size_t)s.ldkv + (size_t)i];
             double logit = (double)s.scale * dot;
-            map[t * T + j] = j <= t ? (float)exp(logit - (double)lse[t]) : 0;
-            if (logits) logits[t * T + j] = j <= t ? (float)logit : 0;
+            map[t * T + j] = visible ? (float)exp(logit - (double)lse[t]) : 0;
+            if (logits) logits[t * T + j] = visible ? (float)logit : 0;
         }
 }
 

@@ -41,20 +41,23 @@ static inline void add_magnitudes(cJSON *json, const char *name, float *values, 
 typedef struct {
     HostAttention attention;
     floatX *fused, *own_lambda;
+    floatX *kv; // fused, or the rows of YOCO
     real *lse;
 } LayerOnHost;
 
-// s: key set 0 of the forward that filled the activations.
-static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, KeySet s) {
-    const AttentionDims *d = &plan->dims;
+// s: key set 0 of layer l in the forward that filled the activations.
+static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
+    const AttentionDims *d = plan_dims(plan, l);
     size_t N = (size_t)s.shape.B * s.shape.T, fused = N * d->fused_ld, own = a->lambda ? N * d->OH : 1,
-           lse = lse_count(plan, s.shape.B, s.shape.T);
+           lse = lse_count(plan, s.shape.B, s.shape.T), kv = N * s.shape.ldkv;
     LayerOnHost h;
     memset(&h, 0, sizeof(h));
     h.fused = (floatX *)checked_calloc(fused, sizeof(floatX));
     h.own_lambda = (floatX *)checked_calloc(own, sizeof(floatX));
     h.lse = (real *)checked_calloc(lse, sizeof(real));
     buffer_download(h.fused, a->fused, fused * sizeof(floatX));
+    h.kv = a->kv == a->fused ? h.fused : (floatX *)checked_calloc(kv, sizeof(floatX));
+    if (h.kv != h.fused) buffer_download(h.kv, a->kv, kv * sizeof(floatX));
     buffer_download(h.lse, a->lse, lse * sizeof(real));
     if (a->lambda) buffer_download(h.own_lambda, a->lambda, own * sizeof(floatX));
     LambdaRows lambda = lambda_rows(d, a->lambda ? h.own_lambda : NULL, h.fused);
@@ -63,13 +66,14 @@ static inline LayerOnHost layer_to_host(const ModelPlan *plan, const LayerActiva
     h.attention.stride = d->pair_stride;
     h.attention.sigmoid = plan->config.attention->lambda == LAMBDA_SIGMOID;
     h.attention.q = h.fused + s.q;
-    h.attention.k = h.fused + s.k;
+    h.attention.k = h.kv + s.k;
     h.attention.lse = h.lse;
     h.attention.lambda = lambda.rows;
     h.attention.ldl = lambda.ld;
     return h;
 }
 static inline void layer_on_host_free(LayerOnHost *h) {
+    if (h->kv != h->fused) free(h->kv);
     free(h->fused);
     free(h->own_lambda);
     free(h->lse);
@@ -118,7 +122,8 @@ static inline void layer_attention_add(LayerAttention *sums, AttentionDump *dump
                 attention_map(maps[i], logits, m, b, maps_query_head(m, h) + i * m->stride);
                 alpha[i] = map_first_mass(maps[i], T);
                 for (int t = 0; t < T; t++)
-                    for (int j = 0; j <= t; j++) sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
+                    for (int j = map_first_key(m->shape, t); j <= t; j++)
+                        sums->logits[sums->logit_count++] = fabsf(logits[t * T + j]);
                 if (b == 0) attention_dump_write(dump, maps[i], square);
             }
             alpha[2] = count == 2 ? map_effective_first_mass(maps[0], maps[1], m, b, h) : alpha[0];
@@ -167,7 +172,7 @@ static inline void attention_visit(void *data, int l) {
     const LayerActivations *a = &m->acts->layers[l];
     size_t square = (size_t)sums->T * sums->T, stream = (size_t)(sums->windows * sums->T) * m->plan->config.C;
     float *maps[2] = {sums->scratch, sums->scratch + square};
-    LayerOnHost host = layer_to_host(m->plan, a, key_set(m->plan, 0, sums->windows, sums->T, 0));
+    LayerOnHost host = layer_to_host(m->plan, a, l, key_set(m->plan, l, 0, sums->windows, sums->T, 0));
     layer_attention_add(&sums->layers[l], &sums->dump, &host, maps, sums->scratch + 2 * square);
     layer_on_host_free(&host);
     buffer_download(sums->hidden, a->x_out, stream * sizeof(floatX));

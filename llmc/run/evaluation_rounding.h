@@ -33,13 +33,16 @@ typedef struct {
     bool sink;
 } RoundingInput;
 
-static inline RoundingInput rounding_input(const EvaluationModel *m, const LayerActivations *a, KeySet s, bool round) {
+static inline RoundingInput rounding_input(const EvaluationModel *m, const LayerActivations *a, int l, KeySet s,
+                                           bool round) {
     RoundingInput in;
-    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * (size_t)m->plan->dims.fused_ld;
-    in.layer = layer_to_host(m->plan, a, s);
-    in.v = in.layer.fused + s.v;
+    size_t N = (size_t)s.shape.B * s.shape.T, fused = N * (size_t)plan_dims(m->plan, l)->fused_ld;
+    in.layer = layer_to_host(m->plan, a, l, s);
+    in.v = in.layer.kv + s.v;
     in.sink = m->plan->config.attention->sink != SINK_NONE;
     for (size_t i = 0; i < fused && round; i++) in.layer.fused[i] = (floatX)rounding_bf16((double)in.layer.fused[i]);
+    for (size_t i = 0; i < N * s.shape.ldkv && round && in.layer.kv != in.layer.fused; i++)
+        in.layer.kv[i] = (floatX)rounding_bf16((double)in.layer.kv[i]);
     for (size_t i = 0; i < N * (size_t)m->plan->dims.OH && round && a->lambda; i++)
         in.layer.own_lambda[i] = (floatX)rounding_bf16((double)in.layer.own_lambda[i]);
     return in;
@@ -56,12 +59,13 @@ static inline RoundingRow rounding_row(const RoundingInput *in, int b, int t, in
     const HostAttention *m = &in->layer.attention;
     AttentionShape s = m->shape;
     int set = head % m->key_sets, h = head / m->key_sets, kv = h / (s.NQ / s.NKV);
-    size_t sequence = (size_t)b * s.T;
+    int low = map_first_key(s, t);
+    size_t sequence = (size_t)b * s.T, first = sequence + low;
     RoundingRow r = {m->q + (sequence + t) * s.ldq + (h * s.q_head + set * s.D),
-                     m->k + sequence * s.ldkv + (kv * s.k_head + set * s.D),
-                     in->v + sequence * s.ldkv + kv * s.v_head,
+                     m->k + first * s.ldkv + (kv * s.k_head + set * s.D),
+                     in->v + first * s.ldkv + kv * s.v_head,
                      m->lse + set * lse_set_stride(s) + ((size_t)b * s.NQ + h) * s.T + t,
-                     t + 1,
+                     t + 1 - low,
                      s.D,
                      s.DV,
                      s.ldkv,
@@ -179,11 +183,11 @@ static inline void rounding_visit(void *data, int l) {
     const AttentionDims *d = &m->plan->dims;
     const LayerActivations *a = &m->acts->layers[l];
     const bool stored = sizeof(floatX) == 2, pairs = d->pair_stride > 0;
-    KeySet s = key_set(m->plan, 0, sums->windows, sums->T, 0);
+    KeySet s = key_set(m->plan, l, 0, sums->windows, sums->T, 0);
     size_t N = (size_t)sums->windows * sums->T, heads = N * (size_t)d->NQ, outputs = pairs ? N * (size_t)d->OH : 0;
     double *errors = (double *)checked_calloc(heads + outputs, sizeof(double));
     floatX *rows = (floatX *)checked_calloc((heads + outputs) * (size_t)d->DV, sizeof(floatX));
-    RoundingInput read = rounding_input(m, a, s, !stored), inputs = rounding_input(m, a, s, false);
+    RoundingInput read = rounding_input(m, a, l, s, !stored), inputs = rounding_input(m, a, l, s, false);
     if (stored) buffer_download(rows, a->heads, heads * d->DV * sizeof(floatX));
     if (stored && pairs) buffer_download(rows + heads * d->DV, a->combined, outputs * d->DV * sizeof(floatX));
     for (int of = 0; of < (stored ? 1 : 2); of++) {

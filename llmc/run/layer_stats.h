@@ -19,8 +19,9 @@ typedef struct {
     Magnitudes residual; // of the residual stream after the layer
 } LayerStats;
 
-static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, KeySet s) {
-    const AttentionDims *d = &plan->dims;
+// s: key set 0 of layer l
+static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivations *a, int l, KeySet s) {
+    const AttentionDims *d = plan_dims(plan, l);
     const AttentionVariant *variant = plan->config.attention;
     size_t N = (size_t)s.shape.B * s.shape.T;
     LambdaRows lambda = lambda_rows(d, a->lambda, a->fused);
@@ -29,7 +30,7 @@ static inline LayerStats layer_stats(const ModelPlan *plan, const LayerActivatio
     stats.lambda.min = stats.lambda.mean = stats.lambda.max = NAN;
     if (d->pair_stride) stats.lambda = lambda_stats(lambda.rows, (int)N, d->OH, lambda.ld, sigmoid);
     stats.context_rms = rms_stats(a->attn_out, N * d->OH, d->DV);
-    stats.attention = attention_stats(a->fused + s.q, a->fused + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
+    stats.attention = attention_stats(a->fused + s.q, a->kv + s.k, a->lse, lambda.rows, s.shape, variant->key_sets,
                                       lambda.ld, d->pair_stride, sigmoid);
     stats.residual = magnitude_stats(a->x_out, N * plan->config.C);
     return stats;

@@ -2,8 +2,8 @@
 linear_layers.h: the linear layers of a model: their shapes, weights, rounded copies of the weights, and the largest
 magnitudes of their operands.
 
-  linear_shape(plan, kind)                          without memory
-  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or the LM head
+  linear_shape(plan, kind, l)                       without memory; OC is 0 if layer l has no such linear layer
+  linear_at(plan, params, copies, maxima, kind, l)  of layer l, or one that the model has once
   linear_max(plan, maxima, kind, l, gradient)       where the largest magnitude of its x, or of its dy, is kept
 
 Copies are made by weight_copies_refresh, called before a layer's first product after an update, and used by all
@@ -14,24 +14,29 @@ micro-steps of the next one. weight_copies_forget is called when weights have ch
 #include "model_plan.h"
 
 // The shape of a linear layer, without memory.
-static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind) {
+static inline Linear linear_shape(const ModelPlan *plan, LinearKind kind, int l) {
     const ModelConfig *c = &plan->config;
+    const AttentionDims *d = plan_dims(plan, l);
     Linear w = {NULL, NULL, c->C, c->C, c->C, NULL, NULL};
     switch (kind) {
-    case LINEAR_FUSED: w.OC = plan->dims.fused_width, w.ld = plan->dims.fused_ld; break; // q, k, v and lambda or gate
+    case LINEAR_FUSED: w.OC = d->fused_width, w.ld = d->fused_ld; break; // q, k, v and lambda or gate
     case LINEAR_O: w.IC = c->NH * c->D; break;
     case LINEAR_GATE_UP: w.OC = w.ld = 2 * c->F; break;
     case LINEAR_DOWN: w.IC = c->F; break;
+    case LINEAR_KV: w.OC = c->yoco ? (int)round_up(d->kv_rows, MATRIX_ROWS) : 0, w.ld = d->kv_ld; break;
     default: w.OC = plan->Vw, w.ld = plan->Vp;
     }
     return w;
 }
 
-// maxima [L][LINEAR_BLOCK_COUNT][2], of x and of dy; NULL: not kept
-static inline size_t linear_max_count(const ModelPlan *plan) { return (size_t)plan->config.L * LINEAR_BLOCK_COUNT * 2; }
+// maxima [L][LINEAR_BLOCK_COUNT][2], then with YOCO [2], of x and of dy; NULL: not kept
+static inline size_t linear_max_count(const ModelPlan *plan) {
+    return ((size_t)plan->config.L * LINEAR_BLOCK_COUNT + plan->config.yoco) * 2;
+}
 static inline absmax_t *linear_max(const ModelPlan *plan, absmax_t *maxima, LinearKind kind, int l, int gradient) {
     bool kept = maxima && kind != LINEAR_HEAD && l >= 0 && l < plan->config.L;
-    return kept ? maxima + 2 * (l * LINEAR_BLOCK_COUNT + kind) + gradient : NULL;
+    int at = kind == LINEAR_KV ? plan->config.L * LINEAR_BLOCK_COUNT : l * LINEAR_BLOCK_COUNT + (int)kind;
+    return kept ? maxima + 2 * at + gradient : NULL;
 }
 
 enum { COPY_ALIGN = 256 };
@@ -39,14 +44,15 @@ enum { COPY_ALIGN = 256 };
 static inline void plan_copies(ModelPlan *plan) {
     if (plan->purpose == FOR_GENERATION) return;
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind);
-        size_t bytes = round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), COPY_ALIGN);
-        if (kind == LINEAR_HEAD) {
-            plan->copy_at[kind] = plan->config.L * plan->layer_copies_bytes;
-            plan->copies_bytes = plan->copy_at[kind] + bytes;
-        } else {
+        Linear w = linear_shape(plan, (LinearKind)kind, 0); // a layer without keys has a smaller one
+        size_t bytes = w.OC ? round_up(linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD), COPY_ALIGN) : 0;
+        if (kind < LINEAR_BLOCK_COUNT) {
             plan->copy_at[kind] = plan->layer_copies_bytes;
             plan->layer_copies_bytes += bytes;
+            plan->copies_bytes = plan->config.L * plan->layer_copies_bytes;
+        } else {
+            plan->copy_at[kind] = plan->copies_bytes;
+            plan->copies_bytes += bytes;
         }
     }
 }
@@ -68,12 +74,12 @@ static inline void weight_copies_free(WeightCopies *copies) {
 
 static inline Linear linear_at(const ModelPlan *plan, const floatX *params, const WeightCopies *copies,
                                absmax_t *maxima, LinearKind kind, int l) {
-    const TensorKind kinds[LINEAR_COUNT] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN, head_kind(plan)};
-    bool head = kind == LINEAR_HEAD;
-    Linear w = linear_shape(plan, kind);
+    const TensorKind kinds[LINEAR_COUNT] = {T_Q, T_O, T_MLP_GATE, T_MLP_DOWN, T_YOCO_K, head_kind(plan)};
+    bool head = kind == LINEAR_HEAD, once = kind >= LINEAR_BLOCK_COUNT;
+    Linear w = linear_shape(plan, kind, head ? 0 : l);
     w.weight = params + tensor_of(&plan->tensors, kinds[kind], head ? 0 : l)->offset;
     if (copies->memory && linear_copy_bytes(w.IC, w.OC, head))
-        w.copy = copies->memory + plan->copy_at[kind] + (head ? 0 : (size_t)l * plan->layer_copies_bytes);
+        w.copy = copies->memory + plan->copy_at[kind] + (once ? 0 : (size_t)l * plan->layer_copies_bytes);
     w.x_max = linear_max(plan, maxima, kind, l, 0);
     w.dy_max = linear_max(plan, maxima, kind, l, 1);
     return w;
@@ -83,7 +89,8 @@ static inline Linear linear_at(const ModelPlan *plan, const floatX *params, cons
 static inline void weight_copies_refresh(WeightCopies *copies, const ModelPlan *plan, const floatX *params, int l) {
     bool head = l == plan->config.L;
     if (!copies->memory || copies->current[l]) return;
-    for (int kind = head ? LINEAR_HEAD : 0; kind < (head ? LINEAR_COUNT : LINEAR_BLOCK_COUNT); kind++) {
+    int last = head ? LINEAR_HEAD : l == yoco_layer(&plan->config) ? LINEAR_KV : LINEAR_BLOCK_COUNT - 1;
+    for (int kind = head ? LINEAR_HEAD : 0; kind <= last; kind++) {
         Linear w = linear_at(plan, params, copies, NULL, (LinearKind)kind, l);
         if (w.copy) linear_copy_weight(w);
     }

@@ -10,13 +10,20 @@ these sizes. [] shapes are row-major.
 #ifndef LOGIT_ROWS
 #define LOGIT_ROWS(row_bytes) matmul_rows_at_a_time(row_bytes)
 #endif
+// Positions of a prompt that generation processes at a time, likewise.
+#ifndef PREFILL_ROWS
+#define PREFILL_ROWS 512
+#endif
 
-// The activations of a layer that its backward reads. Without a backward all layers share one set, except for the fused
-// rows of a model for generation, which are its key/value cache. With --recompute layers share some: see layer_keeps.
+// The activations of a layer that its backward reads. Without a backward all layers share one set, except for kv in a
+// model for generation. With --recompute layers share some: see layer_keeps.
 typedef struct {
-    floatX *norm1;    // (N, C)
-    real *rstd1;      // (N)
-    floatX *fused;    // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
+    floatX *norm1; // (N, C)
+    real *rstd1;   // (N)
+    floatX *fused; // (N, fused_ld): rows [q | k | v | lambda], q and k rotated
+    // Keys and values that the layer's attention reads, as KeySet says: its fused rows, the rows of YOCO, or in a model
+    // for generation its cache (B, cache_capacity, kv_rows)
+    floatX *kv;
     floatX *heads;    // (N, NQ, DV): attention output of every query head
     real *lse;        // (key_sets, lse_set_stride): of a set (B, NQ/key_sets, T)
     floatX *lambda;   // (N, OH): where lambda is not projected from the input, else NULL
@@ -39,6 +46,10 @@ typedef struct {
     absmax_t *maxima;         // [L][LINEAR_BLOCK_COUNT][2]: --gemm fp8: the largest magnitudes of x and dy; or NULL
     real *losses;             // (N): summed over the micro-steps of an update
     real *rope;               // (T, 2, QD/2): cosines, sines
+    floatX *kv_norm;          // with YOCO: (N, C): input of the keys and values of the upper half
+    real *kv_rstd;            // (N)
+    floatX *kv;               // (N, kv_ld): rows [k | v], k rotated
+    floatX *staged;           // generation with windows: (window - 1 + rows, kv_rows): what a piece of a prompt reads
     floatX *embedded;         // (N, C)
     LayerActivations *layers; // [L]
     floatX *branch;           // (N, C): output of o_proj and of down_proj, before it joins the residual stream
@@ -50,6 +61,8 @@ typedef struct {
     floatX *dx;        // (N, C)
     floatX *dnorm;     // (N, C)
     floatX *dfused;    // (N, fused_ld); columns from fused_rows on are zero
+    floatX *dkv;       // (N, kv_ld): of kv, by one layer; then the sum over layers
+    real *dkv_sum;     // (N, kv_ld)
     floatX *dheads;    // (N, NQ, DV)
     floatX *dlambda;   // (N, OH): as lambda
     floatX *dcombined; // (N, OH, DV): as combined
@@ -84,31 +97,44 @@ static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
     return l == 0 || (plan->purpose == FOR_TRAINING && plan->recompute < level);
 }
 
+// The cache of layer l: with YOCO the layers of the upper half share one.
+static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
+    if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].kv;
+    return CARVE(arena, floatX, (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows);
+}
+
 // Lays the activations of the model out in the arena. Only this function knows their sizes.
 static inline void activations_carve(Activations *a, const ModelPlan *plan, Arena *arena) {
     const ModelConfig *c = &plan->config;
     const AttentionDims *d = &plan->dims;
-    size_t N = (size_t)plan->B * plan->T, C = (size_t)c->C, F = (size_t)c->F;
+    size_t N = (size_t)plan->rows, C = (size_t)c->C, F = (size_t)c->F;
     size_t heads_width = (size_t)(d->NQ * d->DV), attn_width = (size_t)(c->NH * c->D), ld = (size_t)d->fused_ld;
     bool backward = plan->purpose == FOR_TRAINING, own_lambda = d->pair_stride && d->lambda_rows == 0;
+    bool generates = plan->purpose == FOR_GENERATION;
 
     a->inputs = CARVE(arena, int, N);
     a->targets = CARVE(arena, int, N);
-    a->first = plan->purpose == FOR_GENERATION ? CARVE(arena, int, plan->B) : NULL;
-    a->starts = plan->purpose == FOR_GENERATION ? NULL : CARVE(arena, int, N);
+    a->first = generates ? CARVE(arena, int, plan->B) : NULL;
+    a->starts = generates ? NULL : CARVE(arena, int, N);
     a->maxima = plan->fp8 ? (absmax_t *)CARVE(arena, int, linear_max_count(plan)) : NULL;
     a->losses = CARVE(arena, real, N);
     a->rope = CARVE(arena, real, (size_t)c->T * d->QD);
     a->embedded = CARVE(arena, floatX, N * C);
+    a->kv_norm = c->yoco ? CARVE(arena, floatX, N * C) : NULL;
+    a->kv_rstd = c->yoco ? CARVE(arena, real, N) : NULL;
+    a->kv = c->yoco ? CARVE(arena, floatX, N * d->kv_ld) : NULL;
+    bool ring = generates && c->window && c->window < plan->T;
+    a->staged = ring ? CARVE(arena, floatX, (c->window - 1 + N) * d->kv_rows) : NULL;
     for (int l = 0; l < c->L; l++) {
         LayerActivations *layer = &a->layers[l];
         bool own = layer_keeps(plan, l, RECOMPUTE_BLOCK);
         if (l) *layer = a->layers[0];
         if (l == 0 || backward) layer->x_out = CARVE(arena, floatX, N * C); // the next block's input
-        if (own || plan->purpose == FOR_GENERATION) layer->fused = CARVE(arena, floatX, N * ld);
         if (own) {
+            layer->fused = CARVE(arena, floatX, N * (size_t)plan_dims(plan, l)->fused_ld);
             layer->heads = CARVE(arena, floatX, N * heads_width);
-            layer->lse = CARVE(arena, real, lse_count(plan, plan->B, plan->T));
+            layer->lse =
+                CARVE(arena, real, generates ? lse_count(plan, 1, plan->rows) : lse_count(plan, plan->B, plan->T));
             layer->lambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
             layer->combined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : layer->heads;
             layer->x_mid = CARVE(arena, floatX, N * C);
@@ -123,6 +149,9 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
             layer->gate_up = CARVE(arena, floatX, N * 2 * F);
             layer->hidden = CARVE(arena, floatX, N * F);
         }
+        layer->kv = layer->fused;
+        if (generates) layer->kv = layer_carve_cache(a, plan, l, arena);
+        else if (layer_cross(c, l)) layer->kv = a->kv;
         if (!d->norm_width) layer->normed = layer->combined;
         if (!d->gate_width) layer->attn_out = layer->normed;
         else if (own) layer->attn_out = CARVE(arena, floatX, N * attn_width);
@@ -136,6 +165,8 @@ static inline void activations_carve(Activations *a, const ModelPlan *plan, Aren
     a->dx = CARVE(arena, floatX, N * C);
     a->dnorm = CARVE(arena, floatX, N * C);
     a->dfused = CARVE(arena, floatX, N * ld);
+    a->dkv = c->yoco ? CARVE(arena, floatX, N * d->kv_ld) : NULL;
+    a->dkv_sum = c->yoco ? CARVE(arena, real, N * d->kv_ld) : NULL;
     a->dheads = CARVE(arena, floatX, N * heads_width);
     a->dlambda = own_lambda ? CARVE(arena, floatX, N * d->OH) : NULL;
     a->dcombined = d->pair_stride ? CARVE(arena, floatX, N * attn_width) : a->dheads;
@@ -174,44 +205,62 @@ static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     plan->master_bytes = e.floatX_ < e.real_ ? plan->moments_bytes / 2 : 0;
 }
 
+// Prepares attention of all layers; returns the bytes of its workspace.
+static inline size_t plan_attention(const ModelPlan *plan) {
+    int threads = omp_get_max_threads();
+    size_t bytes = 0;
+    if (plan->purpose != FOR_GENERATION)
+        attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
+                          plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
+    for (int l = 0; l < plan->config.L; l++) {
+        if (plan->purpose == FOR_GENERATION) {
+            int piece = min_int(plan->T, PREFILL_ROWS);
+            AttentionShape one = key_set(plan, l, 0, plan->B, 1, 0).shape;
+            bytes = max_size(bytes, attention_decode_workspace_bytes(one, cache_capacity(plan, l), threads));
+            one = key_set(plan, l, 0, 1, piece, plan->T - piece).shape;
+            bytes = max_size(bytes, attention_workspace_bytes(one, threads));
+            continue;
+        }
+        AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;
+        attention_prepare(shape, plan->purpose == FOR_TRAINING, plan->config.attention->key_sets > 1);
+        bytes = max_size(bytes, attention_workspace_bytes(shape, threads));
+    }
+    return bytes;
+}
+
 // Plans a model for up to B sequences of T positions, on rank `rank` of `ranks` that share its state as --zero `zero`
 // says. Allocates lists only; plan_free() frees them.
 static inline void plan_build(ModelPlan *plan, const ModelConfig *config, int B, int T, Purpose purpose,
                               Recompute recompute, int rank, int ranks, int zero) {
     memset(plan, 0, sizeof(*plan));
     plan->config = *config;
-    plan->dims = attention_dims(config);
+    plan->dims = attention_dims(config, false);
+    plan->cross_dims = attention_dims(config, true);
     plan->tensors = tensor_list_build(config, ranks);
     plan->sharding = sharding_build(&plan->tensors, rank, zero, BUCKET_ELEMENTS(ranks));
     plan->B = B;
     plan->T = T;
+    plan->rows = purpose == FOR_GENERATION ? max_int(B, min_int(T, PREFILL_ROWS)) : B * T;
     plan->purpose = purpose;
     plan->recompute = recompute;
     plan->Vp = (int)round_up((size_t)config->V, 64);
     plan->Vw = (int)round_up((size_t)config->V, MATRIX_ROWS);
-    plan->logit_rows = (int)min_size((size_t)B * T, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
-    if (purpose == FOR_GENERATION) plan->logit_rows = 1; // those of the next token
+    plan->logit_rows = (int)min_size(plan->rows, LOGIT_ROWS((size_t)plan->Vp * sizeof(floatX)));
+    if (purpose == FOR_GENERATION) plan->logit_rows = B; // those of the next tokens
     plan->fp8 = linear_in_fp8() && purpose != FOR_GENERATION;
     plan_copies(plan);
     plan_count_bytes(plan, own_elements);
     if (purpose == FOR_TRAINING)
         plan->received_bytes =
             comm_received_bytes(plan->sharding.largest * sizeof(grad_t), ranks, plan->sharding.level);
-    int widest = max_int(config->C, plan->dims.norm_width), N = B * T;
-    AttentionShape attention = key_set(plan, 0, B, T, 0).shape;
-    if (purpose != FOR_GENERATION) {
-        attention_reserve(plan->params_bytes + plan->grads_bytes + plan->moments_bytes + plan->master_bytes +
-                          plan->copies_bytes + plan->activations_bytes + plan->received_bytes);
-        attention_prepare(attention, purpose == FOR_TRAINING, config->attention->key_sets > 1);
-    }
-    size_t needs[] = {attention_workspace_bytes(attention, omp_get_max_threads()), rmsnorm_workspace_bytes(widest),
-                      embedding_workspace_bytes(N)};
+    int widest = max_int(config->C, plan->dims.norm_width), N = plan->rows;
+    size_t needs[] = {plan_attention(plan), rmsnorm_workspace_bytes(widest), embedding_workspace_bytes(N)};
     for (size_t i = 0; i < sizeof(needs) / sizeof(needs[0]); i++)
         plan->workspace_bytes = max_size(plan->workspace_bytes, needs[i]);
     for (int kind = 0; kind < LINEAR_COUNT; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind);
+        Linear w = linear_shape(plan, (LinearKind)kind, 0);
         int rows = kind == LINEAR_HEAD ? plan->logit_rows : N;
-        if (linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD)) // otherwise nothing is rounded
+        if (w.OC && linear_copy_bytes(w.IC, w.OC, kind == LINEAR_HEAD)) // otherwise nothing is rounded
             plan->workspace_bytes = max_size(plan->workspace_bytes, linear_workspace_bytes(rows, w.IC, w.OC));
     }
 }

@@ -18,23 +18,26 @@ typedef enum { FOR_TRAINING, FOR_EVALUATION, FOR_GENERATION } Purpose;
 // activations of the MLP. BLOCK: everything in a block except its input.
 typedef enum { RECOMPUTE_NOTHING, RECOMPUTE_NORMS_AND_MLP, RECOMPUTE_BLOCK } Recompute;
 
-// The linear layers of a block, and the LM head.
+// The linear layers of a block, and those that a model has once.
 typedef enum {
     LINEAR_FUSED,
     LINEAR_O,
     LINEAR_GATE_UP,
     LINEAR_DOWN,
     LINEAR_BLOCK_COUNT,
-    LINEAR_HEAD = LINEAR_BLOCK_COUNT,
+    LINEAR_KV = LINEAR_BLOCK_COUNT, // with YOCO: the keys and values of the upper half
+    LINEAR_HEAD,
     LINEAR_COUNT
 } LinearKind;
 
 typedef struct {
     ModelConfig config;
-    AttentionDims dims;
+    AttentionDims dims;       // of a layer with keys and values of its own
+    AttentionDims cross_dims; // of one without: layer_cross
     TensorList tensors;
     Sharding sharding;
-    int B, T;       // largest micro-batch
+    int B, T;       // largest micro-batch; for generation: sequences, and positions of each
+    int rows;       // largest N of a forward: B*T, or for generation fewer: the prompt is processed in pieces
     int Vp;         // row stride of the logits: V rounded up to 64
     int Vw;         // columns of the logits that matrix products compute: V rounded up to MATRIX_ROWS
     int logit_rows; // rows of logits computed at a time
@@ -62,14 +65,27 @@ static inline bool is_product_weight(const ModelPlan *plan, const Tensor *t) {
     return t->ndim == 2 && (t->row->kind != T_EMBED || plan->config.tied);
 }
 
-// The attention of one key set: which heads it reads and where they are in the fused rows.
+static inline const AttentionDims *plan_dims(const ModelPlan *plan, int l) {
+    return layer_cross(&plan->config, l) ? &plan->cross_dims : &plan->dims;
+}
+
+// Positions of layer l's keys and values that generation keeps: a ring of the window's positions, or all.
+static inline int cache_capacity(const ModelPlan *plan, int l) {
+    int window = layer_window(&plan->config, l);
+    return window ? min_int(window, plan->T) : plan->T;
+}
+
+// The attention of one key set of layer l: which heads it reads, and where they are in the fused rows and in the rows of
+// keys and values (LayerActivations.kv).
 typedef struct {
     AttentionShape shape;
-    size_t q, k, v, out, lse; // first elements, in a fused row, in a row of heads, and in lse
+    size_t q, k, v, out, lse; // first elements, in a fused row, in a row of keys and values, in a row of heads, in lse
 } KeySet;
 
-static inline KeySet key_set(const ModelPlan *plan, int set, int B, int T, int first) {
-    const AttentionDims *d = &plan->dims;
+static inline KeySet key_set(const ModelPlan *plan, int l, int set, int B, int T, int first) {
+    const AttentionDims *d = plan_dims(plan, l);
+    bool own = plan->purpose != FOR_GENERATION && !layer_cross(&plan->config, l); // keys are in the fused rows
+    int window = layer_window(&plan->config, l);
     int sets = plan->config.attention->key_sets;
     KeySet k;
     k.shape.B = B;
@@ -79,17 +95,18 @@ static inline KeySet key_set(const ModelPlan *plan, int set, int B, int T, int f
     k.shape.NKV = d->NV;
     k.shape.D = d->QD;
     k.shape.DV = d->DV;
-    k.shape.ldq = k.shape.ldkv = d->fused_ld;
+    k.shape.ldq = d->fused_ld;
+    k.shape.ldkv = own ? d->fused_ld : plan->purpose == FOR_GENERATION ? d->kv_rows : d->kv_ld;
     k.shape.ldo = d->NQ * d->DV;
     k.shape.q_head = k.shape.k_head = sets * d->QD;
     k.shape.v_head = d->DV;
     k.shape.o_head = sets * d->DV;
     k.shape.scale = (real)(1 / sqrt((double)d->QD));
-    k.shape.window = 0;
+    k.shape.window = window < plan->T ? window : 0;
     k.shape.first_key = NULL; // attends to all earlier positions
     k.q = (size_t)(set * d->QD);
-    k.k = (size_t)(d->k_at + set * d->QD);
-    k.v = (size_t)d->v_at;
+    k.k = (size_t)((own ? d->k_at : 0) + set * d->QD);
+    k.v = (size_t)(own ? d->v_at : d->NK * d->QD);
     k.out = (size_t)(set * d->DV);
     k.lse = (size_t)set * lse_set_stride(k.shape);
     return k;
@@ -97,7 +114,7 @@ static inline KeySet key_set(const ModelPlan *plan, int set, int B, int T, int f
 
 // Elements of the lse of all key sets.
 static inline size_t lse_count(const ModelPlan *plan, int B, int T) {
-    return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, B, T, 0).shape);
+    return (size_t)plan->config.attention->key_sets * lse_set_stride(key_set(plan, 0, 0, B, T, 0).shape);
 }
 
 // Where diff_combine finds a layer's lambda (or its gradient): rows of its own, or columns of the fused rows.
@@ -119,8 +136,9 @@ static inline double forward_flops(const ModelPlan *plan, int B, int T) {
         const Tensor *t = &plan->tensors.tensors[i];
         if (is_product_weight(plan, t)) weights += (double)t->count;
     }
-    KeySet s = key_set(plan, 0, B, T, 0);
-    return 2 * weights * B * T + plan->config.L * plan->config.attention->key_sets * attention_forward_flops(s.shape);
+    double attention = 0;
+    for (int l = 0; l < plan->config.L; l++) attention += attention_forward_flops(key_set(plan, l, 0, B, T, 0).shape);
+    return 2 * weights * B * T + plan->config.attention->key_sets * attention;
 }
 static inline double training_flops(const ModelPlan *plan, int B, int T) { return 3 * forward_flops(plan, B, T); }
 #endif

@@ -63,6 +63,9 @@ static inline ModelConfig options_config(const Options *o) {
     c.rope_theta = o->rope_theta;
     c.rms_norm_eps = o->rms_norm_eps;
     c.tied = o->tie_embeddings;
+    c.window = (int)o->window;
+    c.full_every = (int)o->full_every;
+    c.yoco = o->yoco;
     if (o->match_params) c.F = model_match_ffn(&c); // --ffn itself does not change
     return c;
 }
@@ -88,8 +91,8 @@ static inline int options_model_problems(const Options *o) {
              " at any MLP width; use a larger --ffn",
              c.attention->name, o->ffn);
     for (int i = 0; i < count; i++)
-        warn("%s (--attention %s --heads %d --kv-heads %d --head-dim %d)", problems[i], c.attention->name, c.NH, c.NKV,
-             c.D);
+        warn("%s (--attention %s --layers %d --heads %d --kv-heads %d --head-dim %d --window %d --full-every %d%s)",
+             problems[i], c.attention->name, c.L, c.NH, c.NKV, c.D, c.window, c.full_every, c.yoco ? " --yoco" : "");
     return count + (narrow && options_usable(o, widths));
 }
 
@@ -114,7 +117,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
         REFUSE(problems,
                "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens; use a smaller one",
                o->batch_size, o->seq_len, INT_MAX);
-    else if (o->total_batch % micro_step) {
+    else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
         OptionText batch_size = ""; // suggested first: it does not change the updates
         if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
@@ -167,6 +170,9 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    bool generates = o->generate || o->refused[option_row("generate")];
+    if (o->prompts && !generates) REFUSE(problems, "--prompts requires --generate N");
+    if (o->stop_at_separator && !generates) REFUSE(problems, "--stop-at-separator requires --generate N");
     return problems;
 }
 
@@ -208,6 +214,11 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
         REFUSE(problems, "--prompt and --prompt-tokens are mutually exclusive: both specify the prompt");
+    const char *other = options_given(o, "prompt")          ? "prompt"
+                        : options_given(o, "prompt-tokens") ? "prompt-tokens"
+                                                            : NULL;
+    if (o->prompts && other) // those of a checkpoint are not used
+        REFUSE(problems, "--prompts and --%s are mutually exclusive: both specify the prompt", other);
     if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
         REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token IDs separated by commas",
                option_shown(shown, o->prompt_tokens));
@@ -327,6 +338,14 @@ static inline int options_contradictions(const Options *o, const ModelConfig *lo
     if (options_given(o, "rope-theta") && o->rope_theta != loaded->rope_theta)
         REFUSE(count, "--rope-theta %.15g contradicts the loaded model, which has %.15g", o->rope_theta,
                loaded->rope_theta);
+    if (options_given(o, "window") && o->window != loaded->window)
+        REFUSE(count, "--window %" PRId64 " contradicts the loaded model, which has %d", o->window, loaded->window);
+    if (options_given(o, "full-every") && o->full_every != loaded->full_every)
+        REFUSE(count, "--full-every %" PRId64 " contradicts the loaded model, which has %d", o->full_every,
+               loaded->full_every);
+    if (options_given(o, "yoco") && o->yoco != loaded->yoco)
+        REFUSE(count, "--%syoco contradicts the loaded model, which has %s", o->yoco ? "" : "no-",
+               loaded->yoco ? "it" : "no YOCO");
     bool tie_given = options_given(o, "tie-embeddings");
     bool tied = tie_given ? o->tie_embeddings : presets[o->preset].tied;
     if ((tie_given || o->given[preset]) && tied != loaded->tied)
@@ -361,6 +380,9 @@ static inline void options_adopt_model(Options *o, const ModelConfig *loaded) {
     o->attention = (int)(loaded->attention - attention_variants);
     o->rope_theta = loaded->rope_theta;
     o->rms_norm_eps = loaded->rms_norm_eps;
+    o->window = loaded->window;
+    o->full_every = loaded->full_every;
+    o->yoco = loaded->yoco;
     o->tie_embeddings = loaded->tied;
     o->has[option_row("tie-embeddings")] = true;
 }

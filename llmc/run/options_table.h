@@ -26,7 +26,8 @@ typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
     double rope_theta;
     bool tie_embeddings, match_params;
-    int64_t seq_len, vocab;
+    int64_t seq_len, vocab, window, full_every; // window, full_every: 0: none
+    bool yoco;
 
     const char *train_data, *val_data, *separator, *tokenizer;
     bool doc_mask;
@@ -59,7 +60,8 @@ typedef struct {
 
     const char *dump_grads;
     int64_t generate; // tokens; 0: not given
-    const char *prompt, *prompt_tokens;
+    const char *prompt, *prompt_tokens, *prompts;
+    bool stop_at_separator;
     double temperature;
     int64_t top_k;
     bool eval, dry_run;
@@ -143,6 +145,13 @@ static const OptionRow option_rows[] = {
         "(from the preset; with --init from the model)", "[1, 16777216]", NULL, "sequence length"},
     {"model", "vocab", OPTION_INT, OPTION_FIXED, FIELD(vocab), "V", "(from the corpus directory, or the preset)",
         "[1, 268435456]", NULL, "vocabulary size"},
+    {"model", "window", OPTION_INT, OPTION_FIXED, FIELD(window), "W", "0", "[0, 16777216]", NULL,
+        "attention to the last W positions only; 0: to all"},
+    {"model", "full-every", OPTION_INT, OPTION_FIXED, FIELD(full_every), "K", "0", "[0, 65536]", NULL,
+        "with --window: every K-th layer attends to all positions; 0: no layer does"},
+    {"model", "yoco", OPTION_BOOL, OPTION_FIXED, FIELD(yoco), NULL, "no", NULL, NULL,
+        "the upper half of the layers attends to keys and values that are computed once, from the output of the lower "
+        "half, whose layers have the --window"},
 
     {"data", "train-data", OPTION_TEXT, OPTION_SAVED, FIELD(train_data), "DATA", NULL, NULL, NULL,
         "training data: token shards (a quoted pattern), a corpus directory, or a mixture 'NAME=DATA:WEIGHT "
@@ -250,6 +259,11 @@ static const OptionRow option_rows[] = {
         "text to continue; the separator is prepended if it is known"},
     {"modes", "prompt-tokens", OPTION_TEXT, OPTION_SAVED, FIELD(prompt_tokens), "ID,ID,...", NULL, NULL, NULL,
         "token IDs to continue; nothing is prepended"},
+    {"modes", "prompts", OPTION_TEXT, OPTION_LOCAL, FIELD(prompts), "FILE", NULL, NULL, NULL,
+        "with --generate: continue each prompt of FILE (- for stdin), a text on each line or JSON lines, --batch-size at "
+        "a time; print JSON lines"},
+    {"modes", "stop-at-separator", OPTION_BOOL, OPTION_LOCAL, FIELD(stop_at_separator), NULL, "no", NULL, NULL,
+        "with --generate: stop at the token that separates documents"},
     {"modes", "temperature", OPTION_REAL, OPTION_SAVED, FIELD(temperature), "X", "0.8", "[0, inf)", NULL,
         "sampling temperature; 0: always the most likely token"},
     {"modes", "top-k", OPTION_INT, OPTION_SAVED, FIELD(top_k), "K", "0", "[0, 268435456]", NULL,

@@ -15,7 +15,7 @@ NAME).
 // Bytes of workspace of cuDNN's attention backward, by the rules that attention_plans.cuh applies to a device whose
 // memory is unknown.
 static inline size_t predicted_workspace(const ModelPlan *plan, bool deterministic) {
-    AttentionShape s = key_set(plan, 0, plan->B, plan->T, 0).shape;
+    AttentionShape s = key_set(plan, 0, 0, plan->B, plan->T, 0).shape;
     size_t T = s.T, NQ = s.NQ;
     size_t each = deterministic ? NQ * round_up(T, 64) * round_up(T, 128) * FLOATX_BYTES : NQ * T * s.D * FP32_BYTES;
     each += NQ * T * ((s.NQ > s.NKV ? (s.D + s.DV) * FLOATX_BYTES : 0) + FP32_BYTES);
@@ -36,7 +36,7 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool 
     plan->workspace_bytes = predicted_workspace(plan, deterministic);
     plan->copies_bytes = 0;
     for (int kind = 0; kind < LINEAR_BLOCK_COUNT && plan->fp8; kind++) {
-        Linear w = linear_shape(plan, (LinearKind)kind);
+        Linear w = linear_shape(plan, (LinearKind)kind, 0);
         plan->copies_bytes += plan->config.L * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
         plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
     }

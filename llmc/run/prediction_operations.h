@@ -129,7 +129,7 @@ static inline void predict_subnorm(Prediction *p, int N) {
 static inline void predict_heads(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
     const AttentionVariant *v = p->plan->config.attention;
-    predict_attention(p, key_set(p->plan, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
+    predict_attention(p, key_set(p->plan, 0, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
     if (v->sink) predict_rows(p, CLASS_COMBINE, "sink_forward", 1, 1, sink_forward_bytes(N, d->NQ, d->DV));
     if (d->pair_stride && d->lambda_rows == 0)
         predict_rows(p, CLASS_COMBINE,
@@ -201,7 +201,7 @@ static inline void predict_heads_backward(Prediction *p, int N) {
                      2, layer_lambda_bytes((size_t)N * d->OH));
     if (v->sink == SINK_LEARNED)
         predict_rows(p, CLASS_COMBINE, "sink_backward", 1, 2, sink_backward_bytes(N, d->NQ, d->DV));
-    predict_attention(p, key_set(p->plan, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
+    predict_attention(p, key_set(p->plan, 0, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
 }
 
 static inline void predict_backward(Prediction *p, int N) {
@@ -260,7 +260,7 @@ static inline void predict_fp8(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
     bool by_combine = d->pair_stride && !d->norm_count;
     for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
-        Linear w = linear_shape(p->plan, (LinearKind)kind);
+        Linear w = linear_shape(p->plan, (LinearKind)kind, 0);
         predict_begin(p, PART_UPDATE, 1);
         predict_rows(p, CLASS_FP8, "linear_copy_weight", c->L, 3,
                      absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));

@@ -67,7 +67,7 @@ static inline Quantization quantization_next(const char **at, bool *valid) {
 static inline void quantize_weights(const Quantization *q, const ModelPlan *plan, floatX *params) {
     const WeightCopies none = {NULL, NULL};
     for (int l = 0; l < plan->config.L && q->weight_bits; l++)
-        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
+        for (int kind = 0; kind <= (l == yoco_layer(&plan->config) ? LINEAR_KV : LINEAR_BLOCK_COUNT - 1); kind++) {
             Linear w = linear_at(plan, params, &none, NULL, (LinearKind)kind, l);
             quantize_inplace(params + (w.weight - params), w.OC, w.IC, w.IC, q->weight_bits, q->whole);
         }

@@ -1,0 +1,37 @@
+/*
+mma.cuh: a product of small matrices on the tensor cores, by a warp: bf16 operands, sums in fp32 (sm_80 and later).
+
+  mma_bf16   c (16,8) += a (16,16) b (16,8)
+
+Lane 4g + r holds these elements, two bf16 in an unsigned, the first in its low half:
+  a[0] row g, a[1] row g+8, columns 2r and 2r+1;  a[2], a[3] the same rows, columns 2r+8 and 2r+9
+  b[0] rows 2r and 2r+1, b[1] rows 2r+8 and 2r+9 of column g
+  c[0], c[1] row g, c[2], c[3] row g+8, columns 2r and 2r+1
+The 16 columns of a and rows of b may be in any order, if it is the same for both.
+  source     PTX ISA, "Matrix Fragments for mma.m16n8k16"
+*/
+#ifndef LLMC_MMA_CUH
+#define LLMC_MMA_CUH
+#include "kernel_utils.cuh"
+
+static __device__ inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#ifdef CUDA_ON_CPU
+    cuda_on_cpu_mma(c, a, b);
+#else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// The bits of two numbers rounded to bf16, the first in the low half.
+static __device__ inline unsigned bf16_pair(float first, float second) {
+    __nv_bfloat16 pair[2] = {__float2bfloat16_rn(first), __float2bfloat16_rn(second)};
+    unsigned bits;
+    memcpy(&bits, pair, sizeof(bits));
+    return bits;
+}
+static __device__ inline float bf16_first(unsigned pair) { return __uint_as_float(pair << 16); }
+static __device__ inline float bf16_second(unsigned pair) { return __uint_as_float(pair & 0xFFFF0000u); }
+#endif
