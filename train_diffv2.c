@@ -588,7 +588,9 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
     model->documents = starts != NULL;
-    if (starts) buffer_upload(model->acts.starts, starts, bytes);
+    if (!starts) return;
+    buffer_upload(model->acts.starts, starts, bytes);
+    attention_documents(model->acts.starts, starts, N, model->plan.T);
 }
 
 // One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
