@@ -96,9 +96,13 @@ static inline void attention_reserve(size_t bytes) { (void)bytes; }
 static inline void attention_prepare(AttentionShape s, bool backward, bool add_dv) {
     (void)s, (void)backward, (void)add_dv;
 }
+static inline void attention_documents(const int *first_key, const int *starts, int N, int T) {
+    (void)first_key, (void)starts, (void)N, (void)T; // first_key says it all
+}
 static inline const char *attention_backend(void) { return NULL; }
 static inline const char *attention_library_version(void) { return "none"; }
 static inline const char *attention_warning(void) { return NULL; }
+static inline size_t attention_deterministic_bytes(void) { return 0; }
 
 static inline size_t attention_workspace_bytes(AttentionShape s, int threads) {
     return attention_workspace(s, threads, s.first == 0, NULL).total * sizeof(real);
