@@ -264,6 +264,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     const AttentionDims *d = &model->plan.cross_dims;
     Activations *a = &model->acts;
     int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
@@ -512,6 +513,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
 
     // inverts x_mid = x + o(attn_out), attn_out = heads(rope(fused(norm1)))
     linear_backward(g->dattn_out, grad(model, T_O, l), g->dx, a->attn_out, linear_of(model, LINEAR_O, l), N, add);
+    // the halves of a YOCO model have fused rows of different widths: the zeros after them move
+    if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
+        buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
     attention_heads_backward(model, l, B, T);
     rope_backward(g->dfused, g->rope, B, T, d->rope_heads, d->QD, d->fused_ld, NULL);
     if (g->maxima) absmax_update(output_max(model, LINEAR_FUSED, l), g->dfused, N, d->fused_width, d->fused_ld);

@@ -12,13 +12,18 @@ typedef struct {
     const char *why;
     int V, C, L, NH, NKV, D, F, B, T;
     bool tied;
+    int window, full_every;
+    bool yoco;
 } ModelCase;
 
 static const ModelCase model_cases[] = {
-    {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true},
-    {"NH*D differs from C, groups of 3 heads, prime T, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false},
-    {"as many key/value heads as heads, one row more than a block of 64", 29, 24, 2, 2, 2, 16, 20, 1, 65, true},
-    {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false},
+    {"one token, one layer, one key/value head", 11, 16, 1, 2, 1, 8, 12, 1, 1, true, 0, 0, false},
+    {"NH*D differs from C, groups of 3 heads, prime T, untied", 37, 20, 2, 6, 2, 8, 28, 2, 13, false, 0, 0, false},
+    {"as many key/value heads as heads, one row more than a block of 64", 29, 24, 2, 2, 2, 16, 20, 1, 65, true, 0, 0,
+     false},
+    {"head dimension 256, one key/value head for all", 5, 12, 1, 2, 1, 256, 8, 1, 3, false, 0, 0, false},
+    {"windows, and every second layer full", 19, 16, 2, 4, 2, 8, 12, 1, 17, true, 5, 2, false},
+    {"YOCO with two upper layers, and windows in the lower ones", 19, 16, 4, 4, 2, 8, 12, 2, 9, false, 4, 0, true},
 };
 enum { MODEL_CASE_COUNT = sizeof(model_cases) / sizeof(model_cases[0]) };
 
@@ -30,6 +35,7 @@ static inline ModelConfig case_config(const ModelCase *m, const AttentionVariant
     c.rope_theta = 10000;
     c.rms_norm_eps = 1e-5;
     c.tied = m->tied;
+    c.window = m->window, c.full_every = m->full_every, c.yoco = m->yoco;
     return c;
 }
 
@@ -215,6 +221,25 @@ static void test_gradients_equal_reference(void) {
     for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
         check_fixture(attention_variants[v].name, "a");
         check_fixture(attention_variants[v].name, "b");
+    }
+}
+
+static void test_gradients_of_windows_equal_reference(void) {
+    const char *const variants[] = {"baseline", "diff_v2", "diff_v1"};
+    for (int v = 0; v < 3; v++) {
+        ModelConfig all = check_fixture(variants[v], "w"), some = check_fixture(variants[v], "f");
+        EXPECT(all.window == 6 && all.full_every == 0, "%s_w: window %d, full every %d", variants[v], all.window,
+               all.full_every);
+        EXPECT(some.window == 4 && some.full_every == 2, "%s_f: window %d, full every %d", variants[v], some.window,
+               some.full_every);
+    }
+}
+
+static void test_gradients_of_yoco_equal_reference(void) {
+    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
+        ModelConfig config = check_fixture(attention_variants[v].name, "y");
+        EXPECT(config.yoco && config.window == 5 && config.full_every == 0, "%s_y: YOCO %d, window %d, full every %d",
+               attention_variants[v].name, config.yoco, config.window, config.full_every);
     }
 }
 
@@ -503,9 +528,11 @@ static void test_equivalent_variants(void) {
 
 // Compares a prompt in one forward, then token by token, with a forward over the whole prefix.
 static void test_cached_logits(void) {
-    for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-        const ModelCase *mc = &model_cases[2];
-        ModelConfig config = case_config(mc, &attention_variants[v]);
+    for (int v = 0; v < 3 * ATTENTION_VARIANT_COUNT; v++) {
+        const int cases[] = {2, 4, 5}; // all positions, windows, YOCO
+        const ModelCase *mc = &model_cases[cases[v / ATTENTION_VARIANT_COUNT]];
+        const AttentionVariant *variant = &attention_variants[v % ATTENTION_VARIANT_COUNT];
+        ModelConfig config = case_config(mc, variant);
         Model cached, fresh;
         case_open(&cached, &config, 1, mc->T, FOR_GENERATION);
         case_randomise(&cached, 5);
@@ -521,7 +548,7 @@ static void test_cached_logits(void) {
             for (int i = 0; i < mc->V; i++) largest = fmaxf(largest, fabsf(b[i]));
             for (int i = 0; i < mc->V; i++)
                 EXPECT(fabsf(a[i] - b[i]) <= 1e-5f * largest,
-                       "%s: position %d, logit %d: %g with the cache, %g without", attention_variants[v].name, end - 1,
+                       "%s, %s: position %d, logit %d: %g with the cache, %g without", variant->name, mc->why, end - 1,
                        i, (double)a[i], (double)b[i]);
         }
         free(tokens);
@@ -684,9 +711,18 @@ static void test_step_flops(void) {
             Model model;
             model_plan(&model, &c, mc->B, mc->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
             const AttentionDims *d = &model.plan.dims;
-            double layer = 0, per_row = (double)d->fused_rows * c.C + (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
-            for (int t = 0; t < mc->T; t++) layer += per_row + (double)d->NQ * (t + 1) * (d->QD + d->DV);
-            double want = 3 * 2 * (mc->B * (c.L * layer + (double)mc->T * c.V * c.C)),
+            int kv_rows = d->NK * d->QD + d->NV * d->DV;
+            double layers = 0, per_row = (double)c.NH * c.D * c.C + 3.0 * c.C * c.F;
+            for (int l = 0; l < c.L; l++) {
+                bool cross = c.yoco && l >= c.L / 2, full = cross || (c.full_every && (l + 1) % c.full_every == 0);
+                int rows =
+                    d->fused_rows - (c.yoco && l > c.L / 2 ? kv_rows : 0); // layer L/2: those of all the upper ones
+                for (int t = 0; t < mc->T; t++) {
+                    int keys = c.window && !full ? min_int(t + 1, c.window) : t + 1;
+                    layers += per_row + (double)rows * c.C + (double)d->NQ * keys * (d->QD + d->DV);
+                }
+            }
+            double want = 3 * 2 * (mc->B * (layers + (double)mc->T * c.V * c.C)),
                    got = training_flops(&model.plan, mc->B, mc->T);
             EXPECT(fabs(got - want) <= 1e-12 * want, "%s, %s: %.17g FLOPs, not %.17g", attention_variants[v].name,
                    mc->why, got, want);
@@ -724,6 +760,9 @@ static void test_initial_values_of_variants(void) {
 
 static const Test model_tests[] = {
     {"gradients equal those of the float64 reference", test_gradients_equal_reference},
+    {"gradients of models with windows equal those of the float64 reference",
+     test_gradients_of_windows_equal_reference},
+    {"gradients of YOCO models equal those of the float64 reference", test_gradients_of_yoco_equal_reference},
     {"the norm before o_proj has the epsilon of its variant", test_head_norm_epsilon},
     {"gradients add up over micro-steps", test_gradient_accumulation},
     {"zero rows pad matrices so that products have widths of whole 16 bytes", test_padded_widths},
