@@ -19,10 +19,12 @@ default build tests files and processes.
 #include "tests/harness.h"
 #include "tests/operations.h"
 #include "tests/model.h"
+#include "tests/windows.h"
 #include "tests/options.h"
 #include "tests/data.h"
 #include "tests/checkpoint.h"
 #include "tests/program.h"
+#include "tests/generation.h"
 #include "tests/host.h"
 #include "tests/faults.h"
 #include "tests/stats.h"
@@ -47,6 +49,7 @@ static const struct {
 } test_tables[] = {
     {"operations", operations_tests, OPERATIONS_TEST_COUNT, EVERY_BUILD},
     {"model", model_tests, MODEL_TEST_COUNT, EVERY_BUILD},
+    {"windows", windows_tests, WINDOWS_TEST_COUNT, EVERY_BUILD},
     {"model in fp64", model_fp64_tests, MODEL_FP64_TEST_COUNT, FP64_BUILD},
     {"recompute", recompute_tests, RECOMPUTE_TEST_COUNT, EVERY_BUILD},
     {"recompute", recompute_program_tests, RECOMPUTE_PROGRAM_TEST_COUNT, FP32_BUILD},
@@ -58,6 +61,8 @@ static const struct {
     {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"generation", generation_tests, GENERATION_TEST_COUNT, EVERY_BUILD},
+    {"generation", generation_program_tests, GENERATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},

@@ -7,12 +7,18 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   bench_cuda [OPTION...] profile PRESET ATTENTION KV_HEADS B T         time of each operation in a step
   bench_cuda [OPTION...] turns PRESET ATTENTION KV_HEADS B T           one step for each line on stdin; prints its
                                                                        milliseconds (for dev/gpu_check)
+  bench_cuda [OPTION...] decode PRESET KV_HEADS B CONTEXT...           attention over a cache, by variant
+  bench_cuda [OPTION...] decode-turns PRESET ATTENTION KV_HEADS B T    a token of each sequence for each context on
+                                                                       stdin; prints the milliseconds
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many);
   fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
   and B*T <= 32768.
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
+  --window W          all layers attend to the last W positions
+  --yoco              the upper half of the layers attends to one set of keys and values
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
+  --window W, --full-every K, --yoco, --doc-mask   layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
   --json FILE         appends each result to FILE as one line of JSON
@@ -65,7 +71,15 @@ static const char *quotable(const char *text) {
     return clean;
 }
 
+static int number(const char *text, int least) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': expected a number of at least %d", text, least);
+    return (int)value;
+}
+
 #include "bench_cuda_kernels.h"
+#include "bench_cuda_decode.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Steps
@@ -254,29 +268,26 @@ static void run_facts(void) {
            name, driver, gemm_library(), free_bytes, total, l2, source_revision());
 }
 
-static int number(const char *text, int least) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': expected a number of at least %d", text, least);
-    return (int)value;
-}
-
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--json FILE] facts | kernels PRESET KV_HEADS B T "
-        "[WORD] | model PRESET T CASE... | "
-        "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--yoco] [--json FILE] facts | "
+        "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
+        "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
+        "decode-turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
     bool fp8 = false;
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
+        else if (bench_layer_option(argc, argv, &i)) continue;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
         else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
+        else if (strcmp(argv[i], "--window") == 0 && i + 1 < argc) bench_layers.window = number(argv[++i], 1);
+        else if (strcmp(argv[i], "--yoco") == 0) bench_layers.yoco = true;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));
@@ -297,6 +308,10 @@ int main(int argc, char **argv) {
         run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else if (strcmp(command, "turns") == 0 && count == 5)
         bench_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "decode") == 0 && count >= 4)
+        run_decode(a[0], number(a[1], 0), number(a[2], 1), count - 3, a + 3);
+    else if (strcmp(command, "decode-turns") == 0 && count == 5)
+        run_decode_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else {
         warn("%s", usage);
         return EXIT_USAGE;

@@ -77,6 +77,11 @@ static inline double attention_visible(AttentionShape s) {
     hidden = rows * (beyond - 0.5 * (rows - 1));
     return s.B * (keys - hidden);
 }
+// Of one new position per sequence, over `keys` positions of a cache.
+static inline size_t attention_decode_bytes(AttentionShape s, size_t keys) {
+    return s.B * (s.D + s.DV) * (keys * s.NKV + s.NQ) * FLOATX_BYTES;
+}
+static inline size_t cache_store_bytes(size_t rows, size_t width) { return 2 * rows * width * FLOATX_BYTES; }
 static inline double attention_forward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
 }
@@ -128,6 +133,9 @@ static inline size_t gate_forward_bytes(size_t N, size_t heads, size_t D, size_t
 }
 static inline size_t gate_backward_bytes(size_t N, size_t heads, size_t D, size_t width) {
     return N * heads * (3 * D + 2 * width) * FLOATX_BYTES;
+}
+static inline size_t accumulate_bytes(size_t count, bool add) {
+    return count * (2 * FLOATX_BYTES + (add ? 2 : 1) * FP32_BYTES);
 }
 static inline size_t scale_bytes(size_t count) { return 2 * count * FLOATX_BYTES; }
 static inline size_t swiglu_forward_bytes(size_t N, size_t F) { return 3 * N * F * FLOATX_BYTES; }
