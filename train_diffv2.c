@@ -264,6 +264,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     const AttentionDims *d = &model->plan.cross_dims;
     Activations *a = &model->acts;
     int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
