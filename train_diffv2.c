@@ -131,7 +131,7 @@ static void model_alloc(Model *model, const Model *shared) {
     }
     model->copies = weight_copies_alloc(plan);
     model->activations_memory = (char *)buffer_alloc(plan->activations_bytes, "activations");
-    Arena arena = {model->activations_memory, 0, own_elements};
+    Arena arena = {model->activations_memory, 0, 0, own_elements};
     activations_carve(&model->acts, plan, &arena);
 
     size_t count = (size_t)plan->config.T * plan->dims.QD;
@@ -501,6 +501,9 @@ static void block_backward(Model *model, int l, const floatX *x, int B, int T) {
     Activations *g = &model->acts;
     int N = B * T, C = c->C;
     bool add = grads_add(model), yoco = l == yoco_layer(c);
+    // columns that pad the rows of this half of YOCO were others in the other half
+    if (c->yoco && (l == c->L - 1 || l == c->L / 2 - 1))
+        buffer_zero(g->dfused, (size_t)N * d->fused_ld * sizeof(floatX));
 
     // inverts x_out = x_mid + down(hidden), hidden = swiglu(gate_up(norm2)); the sum passes dx on unchanged
     linear_backward(g->dhidden, grad(model, T_MLP_DOWN, l), g->dx, a->hidden, linear_of(model, LINEAR_DOWN, l), N, add);
@@ -585,7 +588,9 @@ static void model_read_batch(Model *model, const int *inputs, const int *targets
     buffer_upload(model->acts.inputs, inputs, bytes);
     buffer_upload(model->acts.targets, targets, bytes);
     model->documents = starts != NULL;
-    if (starts) buffer_upload(model->acts.starts, starts, bytes);
+    if (!starts) return;
+    buffer_upload(model->acts.starts, starts, bytes);
+    attention_documents(model->acts.starts, starts, N, model->plan.T);
 }
 
 // One micro-step of an update over total_rows rows: adds its part of the gradient of their mean loss.
