@@ -23,6 +23,7 @@ default build tests files and processes.
 #include "tests/data.h"
 #include "tests/checkpoint.h"
 #include "tests/program.h"
+#include "tests/generation.h"
 #include "tests/host.h"
 #include "tests/faults.h"
 #include "tests/stats.h"
@@ -58,6 +59,8 @@ static const struct {
     {"documents", documents_tests, DOCUMENTS_TEST_COUNT, EVERY_BUILD},
     {"checkpoint", checkpoint_tests, CHECKPOINT_TEST_COUNT, FP32_BUILD},
     {"program", program_tests, PROGRAM_TEST_COUNT, FP32_BUILD},
+    {"generation", generation_tests, GENERATION_TEST_COUNT, EVERY_BUILD},
+    {"generation", generation_program_tests, GENERATION_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"host", host_tests, HOST_TEST_COUNT, EVERY_BUILD},
     {"host", host_program_tests, HOST_PROGRAM_TEST_COUNT, FP32_BUILD},
     {"progress", progress_tests, PROGRESS_TEST_COUNT, FP32_BUILD},

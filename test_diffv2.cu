@@ -109,6 +109,9 @@ static const Case cuda_cases[] = {
     {&attention_stats_check, {1, 300, 2, 1, 1, 0}, 0, "more keys than threads"},
     {&attention_stats_check, {1, 200, 2, 2, 1, 1}, 0, "pairs (h, h + NH), documents, more keys than threads"},
     {&attention_stats_check, {3, 17, 4, 1, 2, 1}, 1, "two key sets"},
+    {&attention_stats_check, {2, 200, 4, 1, 1, 0, 9}, 0, "a window"},
+    {&attention_stats_check, {1, 300, 2, 2, 1, 1, 20}, 0, "a window and documents"},
+    {&attention_stats_check, {2, 40, 2, 1, 1, 0, 1}, 0, "window 1: no statistics"},
     {&attention_stats_check, {2, 1, 2, 1, 1, 0}, 0, "T = 1: no statistics"},
 };
 

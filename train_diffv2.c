@@ -18,7 +18,7 @@ CUDA operations.
 #include "llmc/run/environment.h"
 #include "llmc/run/evaluation.h"
 #include "llmc/run/gemm_table.h"
-#include "llmc/run/generation.h"
+#include "llmc/run/generated_text.h"
 #include "llmc/run/layer_stats.h"
 #include "llmc/run/linear_layers.h"
 #include "llmc/run/model_init.h"
@@ -728,9 +728,10 @@ static void model_decode(void *generator, const int *tokens, const int *first, i
     model_logits(model, model->acts.norm_final, B, logits);
 }
 
-static Generator model_generator(Model *sampling_model, double temperature, int top_k) {
-    Generator g = {sampling_model,         model_prefill, model_decode, sampling_model->plan.config.V,
-                   sampling_model->plan.T, temperature,   top_k};
+static Generator model_generator(Model *sampling_model, double temperature, int top_k, int stop) {
+    const ModelPlan *plan = &sampling_model->plan;
+    Generator g = {sampling_model, model_prefill, model_decode, plan->B, plan->T,
+                   plan->config.V, temperature,   top_k,        stop};
     return g;
 }
 
@@ -748,11 +749,13 @@ typedef struct {
     DataLoader train, val;
     uint64_t fingerprint, val_fingerprint; // of their data
     RunTokenizer tokenizer;
-    Log log;           // rank 0 with --out; else closed
-    double first_loss; // of the steps of this start
-    double last_loss;  // likewise
-    double val_loss;   // the last one; 0: none yet
-    int stop;          // the signal that one of the ranks got, as of the last step; 0: none
+    Prompts prompts;     // --prompts
+    Sequence *sequences; // their tokens
+    Log log;             // rank 0 with --out; else closed
+    double first_loss;   // of the steps of this start
+    double last_loss;    // likewise
+    double val_loss;     // the last one; 0: none yet
+    int stop;            // the signal that one of the ranks got, as of the last step; 0: none
     Checkpointer checkpointer;
     double *agreed;        // [ranks + 1][AGREED_NUMBERS + buckets]: what the ranks gather once per step
     int micro_steps;       // per update
@@ -908,9 +911,15 @@ static void run_evaluate(Run *run) {
     CHECK(isfinite(loss), "the validation loss is not finite: the model's weights are broken or training diverged");
 }
 
+static Generator run_generator(const Run *run, Model *model) {
+    const Options *o = &run->options;
+    int stop = o->stop_at_separator ? run->tokenizer.separator : -1;
+    return model_generator(model, o->temperature, (int)o->top_k, stop);
+}
+
 // Prints `count` tokens that a model for generation appends to the prompt; false when its logits are not finite.
 static bool run_generate(const Run *run, Model *model, int count, uint64_t key) {
-    Generator generator = model_generator(model, run->options.temperature, (int)run->options.top_k);
+    Generator generator = run_generator(run, model);
     return print_generated(&generator, &run->tokenizer, count, key);
 }
 
@@ -1127,7 +1136,8 @@ static void warn_of_attention(void) {
 // The plans of the model and of the one for samples; nothing is allocated.
 static void run_plan(Run *run, const ModelConfig *config) {
     const Options *o = &run->options;
-    int B = run->mode == MODE_GENERATE ? 1 : (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
+    int B = (int)o->batch_size, T = (int)o->seq_len, ranks = options_ranks(o);
+    if (run->mode == MODE_GENERATE) B = o->prompts ? min_int(B, run->prompts.count) : 1;
     model_plan(&run->model, config, B, T, mode_rows[run->mode].purpose, (Recompute)o->recompute, comm_rank(), ranks,
                (int)o->zero);
     bool samples = o->sample_every && (run->mode == MODE_TRAIN || run->mode == MODE_DRY_RUN);
@@ -1140,7 +1150,7 @@ static void run_plan(Run *run, const ModelConfig *config) {
         if (samples) plan_for_device(&run->sampling_model.plan, gpu, o->deterministic);
         return;
     }
-    if (attention_backend() && is_rank0()) printf("attention: %s\n", attention_backend());
+    if (attention_backend() && is_rank0() && !o->prompts) printf("attention: %s\n", attention_backend());
     warn_of_attention();
 }
 
@@ -1175,6 +1185,9 @@ static void run_open_data(Run *run, const char *loaded) {
     const ModeRow *mode = &mode_rows[run->mode];
     int V = run->model.plan.config.V;
     run_tokenizer_open(&run->tokenizer, o, loaded, !mode->prompts);
+    if (o->prompts)
+        run->sequences = prompts_sequences(&run->prompts, &run->tokenizer, V, (int)o->seq_len, (int)o->generate,
+                                           random_key("generate", o->seed));
     bool generates = mode->prompts || run_sampling_plan(run);
     if (generates && run->tokenizer.implied && run->tokenizer.separator < 0 && is_rank0())
         warn("generated text begins after token 0, because the token that separates documents is unknown: give "
@@ -1241,6 +1254,7 @@ static void run_open(Run *run, const ModelConfig *config, const Resume *resume) 
     run->checkpointer.log = &run->log;
     bool trains = run->mode == MODE_TRAIN;
     if (trains) signal(SIGPIPE, SIG_IGN); // progress_flush
+    if (o->prompts) run->prompts = prompts_read(o->prompts);
     run_plan(run, config);
     if (run->mode == MODE_DRY_RUN) return;
     run_check_memory(run, loaded);
@@ -1269,6 +1283,8 @@ static void run_close(Run *run) {
     if (run->train.shard_count) dataloader_close(&run->train);
     if (run->val.shard_count) dataloader_close(&run->val);
     log_close(&run->log);
+    free_sequences(run->sequences, run->prompts.count);
+    prompts_close(&run->prompts);
     run_tokenizer_close(&run->tokenizer);
     if (run_sampling_plan(run)) model_free(&run->sampling_model, false);
     model_free(&run->model, true);
@@ -1360,7 +1376,17 @@ static int mode_train(Run *run, const Resume *resume, int argc, char **argv) {
 
 static void mode_generate(Run *run) {
     const Options *o = &run->options;
-    bool whole = run_generate(run, &run->model, (int)o->generate, random_key("generate", o->seed));
+    Model *model = &run->model;
+    if (o->prompts) {
+        Generator g = run_generator(run, model);
+        print_cache(&model->plan);
+        int broken = print_results(&g, run->sequences, &run->prompts, &run->tokenizer);
+        CHECK(broken == 0,
+              "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",
+              broken, run->prompts.count);
+        return;
+    }
+    bool whole = run_generate(run, model, (int)o->generate, random_key("generate", o->seed));
     CHECK(whole, "the model's logits are not finite: its weights are broken or training diverged");
 }
 

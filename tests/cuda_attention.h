@@ -150,7 +150,7 @@ static void check_magnitudes(const Case *c) {
 }
 static const Check magnitudes_check = {"magnitude_stats", check_magnitudes, "count"};
 
-// n: B, T, output heads, pair stride (0: one map), key sets, documents
+// n: B, T, output heads, pair stride (0: one map), key sets, documents, window
 static void check_attention_stats(const Case *c) {
     int B = c->n[0], T = c->n[1], NH = c->n[2], stride = c->n[3], sets = c->n[4], documents = c->n[5], D = 12,
         maps = stride ? 2 : 1;
@@ -161,6 +161,7 @@ static void check_attention_stats(const Case *c) {
     int q_width = s.NQ * sets * D, ld = q_width + s.NKV * sets * D + 1, ldl = NH + 2;
     s.ldq = s.ldkv = ld;
     s.scale = (float)(1 / sqrt((double)D));
+    s.window = c->n[6];
     Operands o(c->shift);
     Tensor &fused = o.in("q and k", product(B * T, ld), 2), &l = o.in("l", product(B * T, ldl), 3);
     Tensor &lse = o.in_fp32("lse", (size_t)sets * lse_set_stride(s)),
@@ -185,5 +186,5 @@ static void check_attention_stats(const Case *c) {
     attention_stats_limit = SCRATCH_BYTES;
 }
 static const Check attention_stats_check = {"attention_stats", check_attention_stats,
-                                            "B T heads stride sets documents"};
+                                            "B T heads stride sets documents window"};
 #endif

@@ -323,6 +323,41 @@ static void sizes_attention(const Case *c) {
     if (sizeof(floatX) == 2) sizes_attention_by(m, "cuDNN", false);
 }
 
+// attention_decode of diff_v2 after T positions: the last group of heads in the last sequence against the twin.
+static void sizes_decode(const Case *c) {
+    SizesShape m(c);
+    Sizes s((size_t)m.N);
+    int NQ = 2 * m.NH, group = NQ / m.NKV, width = 2 * m.NKV * m.D;
+    AttentionShape shape;
+    memset(&shape, 0, sizeof(shape));
+    shape.B = m.B, shape.T = 1, shape.NQ = NQ, shape.NKV = m.NKV, shape.D = shape.DV = m.D;
+    shape.ldq = shape.ldo = NQ * m.D, shape.ldkv = width;
+    shape.q_head = shape.k_head = shape.v_head = shape.o_head = m.D;
+    shape.scale = (real)(1 / sqrt((double)m.D));
+    size_t B = (size_t)m.B, T = (size_t)m.T, ld = (size_t)shape.ldq, D = (size_t)m.D, v_at = product(m.NKV, m.D);
+    Big &cache = s.random((size_t)m.N, (size_t)width, 2), &q = s.random(B, ld, 2), &out = s.poisoned(B, ld),
+        &lse = s.poisoned(B, (size_t)NQ, FP32), &first = s.zero(B, 1, INT32);
+    std::vector<int> positions(B, m.T - 1);
+    buffer_upload(first.at, positions.data(), B * sizeof(int));
+    with_workspace(attention_decode_workspace_bytes(shape, m.T, 1), [&] {
+        attention_decode(out.x(), lse.f(), q.x(), cache.x(), cache.x() + v_at, first.i(), m.T, shape);
+    });
+    Rows last;
+    for (size_t t = 0; t < T; t++) last.push_back((size_t)m.N - T + t);
+    Values kv = s.sample(cache, last), qs = s.sample(q, {B - 1}), want(ld), want_lse((size_t)NQ);
+    twin::AttentionShape one = twin_shape(shape, nullptr);
+    one.B = 1, one.NQ = group, one.NKV = 1;
+    size_t h = (size_t)(NQ - group), k = v_at - D;
+    twin_workspace(twin::attention_decode_workspace_bytes(one, m.T, omp_get_max_threads()));
+    twin::attention_decode(&want[h * D], &want_lse[h], &qs[h * D], &kv[k], &kv[v_at + k], positions.data(), m.T, one);
+    Values got = s.sample(out, {B - 1}), got_lse = s.sample(lse, {B - 1});
+    double limit = sizeof(floatX) == 2 ? 2 * ROUND_STORE : 1e-4;
+    expect_near("decoding", "out", columns_of(got, ld, h * D, ld - h * D), columns_of(want, ld, h * D, ld - h * D),
+                limit);
+    expect_near("decoding", "lse", columns_of(got_lse, (size_t)NQ, h, (size_t)group),
+                columns_of(want_lse, (size_t)NQ, h, (size_t)group), 1e-4);
+}
+
 // The cases at the shapes of a preset.
 static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) {
     const Preset *p = NULL;
@@ -341,7 +376,8 @@ static std::vector<Case> sizes_cases(const char *preset, int NKV, int B, int T) 
                                    {"sink", sizes_sink, SIZES_DIMS},
                                    {"update", sizes_update, SIZES_DIMS},
                                    {"products", sizes_products, SIZES_DIMS},
-                                   {"attention", sizes_attention, SIZES_DIMS}};
+                                   {"attention", sizes_attention, SIZES_DIMS},
+                                   {"attention_decode", sizes_decode, SIZES_DIMS}};
     std::vector<Case> cases;
     for (const Check &check : checks) cases.push_back({&check, {B, T, p->C, p->F, p->NH, NKV, p->D, p->V}, 0, p->name});
     return cases;

@@ -78,7 +78,7 @@ esac
 echo "========= ERROR SUMMARY: 0 errors"
 END
 
-parts=ops,gradients,train,sizes,models,fp8,kernels,profile
+parts=ops,gradients,train,sizes,models,fp8,kernels,decode,profile
 check a "${bundle[@]}" --parts "$parts"
 ok "all parts pass with the emulated device" "$status"
 state 'all(p[n]["status"] == "passed" for n in "'"$parts"'".split(","))'
@@ -103,6 +103,13 @@ state '[x["ratio"] > 0 for x in p["fp8"]["records"] if x["table"] == "fp8"] == [
     {"fp8_quantize", "linear_forward in fp8", "gemm in fp8"} <= {x["kernel"] for x in p["kernels"]["records"]
         if x["table"] == "kernels"}' && results "bf16/fp8" && results "^ *mean of the last 5 .* [+-]0[.]"
 ok "the results contain the time of a step in fp8 beside bf16, the losses of both, and the kernels of fp8" $?
+state '(lambda d: {(x["arm"], x["B"], x["context"]) for x in d if x["table"] == "decode"} ==
+        {(arm, B, c) for arm in ("Transformer NH", "Transformer 1.5 NH", "Transformer 2 NH", "DIFF V1", "DIFF V2")
+            for B in (1, 8) for c in (40, 200)} and
+    len([x for x in d if x["table"] == "decode_steps" and 0 < x["least"] <= x["ratio"] <= x["most"]]) == 24 and
+    any(", window 16," in x["shape"] for x in d if x["table"] == "kernels"))(p["decode"]["records"])' \
+    && results "relative to NH" && results "tiny DIFF V2 with YOCO"
+ok "the results contain decoding of every variant at each context and batch size, and attention with a window" $?
 check a "${bundle[@]}" --parts "$parts"
 found 0 && ! found 0 starts
 ok "a second run repeats no part" $?
@@ -175,6 +182,13 @@ found 1 "FAIL bench_cuda model.* attention's backward: no plan" 'all models run:
     && state '[r["model"] for r in p["models"]["records"] if r["table"] == "models"][::2] ==
         ["baseline", "diff_v2", "baseline with 2 NH heads", "diff_v2, not deterministic"]'
 ok "the other models are tested after a model fails" $?
+fake decoder <<'END' # the third arm does not fit in the memory
+case "$*" in *-2h*) echo "diffv2: out of device memory" >&2; exit 1 ;; esac
+exec build/oncpu/bench_cuda --tiny "$@"
+END
+BENCH_CUDA="$fakes/decoder" check o --parts decode
+found 1 'FAIL B 8: steps of every arm: diffv2: out of device memory' 'ok   attention with a window is measured'
+ok "an arm of the decoding benchmark that does not run is reported with its reason" $?
 COMPUTE_SANITIZER="$fakes/sanitizer" check e --parts sanitizer
 found 1 'FAIL compute-sanitizer, racecheck rmsnorm: Error: Race reported between Write access at x.cuh:3' \
     '14 passed, 1 failed'

@@ -41,8 +41,9 @@ static inline void case_open(Model *model, const ModelConfig *config, int B, int
 
 static int case_generate(Model *model, int *tokens, int length, int count, double temperature, int top_k,
                          uint64_t key) {
-    Generator generator = model_generator(model, temperature, top_k);
-    return generate_tokens(&generator, tokens, length, count, key);
+    Generator generator = model_generator(model, temperature, top_k, -1);
+    StopReason stopped;
+    return generate_tokens(&generator, tokens, length, count, key, &stopped);
 }
 
 // Of the gradients of one rank, before clipping.
@@ -533,10 +534,12 @@ static void test_cached_logits(void) {
 // Draws a token from the logits after tokens[begin .. end-1], which are at positions from 0, without a cache.
 static inline int draw_uncached(Model *model, const int *tokens, int begin, int end, uint64_t key, int drawn) {
     float logits[64];
-    Candidate candidates[64];
     assert(model->plan.config.V <= 64 && end - begin <= model->plan.T);
     model_prefill(model, 0, tokens + begin, end - begin, logits);
-    return sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), candidates);
+    Sampler sampler = sampler_open(model->plan.config.V);
+    int token = sample_token(logits, model->plan.config.V, 1, 0, random_uniform(key, (uint64_t)drawn), &sampler);
+    sampler_close(&sampler);
+    return token;
 }
 
 // The context begins with the last T tokens of the prompt. When it is full, its last T/2 tokens remain. Compares every

@@ -467,14 +467,14 @@ static void cache_store_setup(OpCase *c) {
     op_rows(&c->x[0], "cache", d[0] * d[2], d[3], d[3]);
     op_rows(&c->x[1], "rows", d[0] * d[1], d[3], d[4]);
     op_rows(&c->y[0], "cache", d[0] * d[2], d[3], d[3]);
-    op_index(c, d[0], d[5] + 1); // the first positions of the sequences
+    if (d[5] >= 0) op_index(c, d[0], d[5] + 1); // the first positions of the sequences
     c->in_place = c->no_backward = true;
 }
 static void cache_store_reference(OpCase *c) {
     int T = c->d[1], capacity = c->d[2], width = c->d[3];
     memcpy(c->y->ref, c->x->ref, c->y->count * sizeof(double));
     for (int n = 0; n < c->d[0] * T; n++) {
-        int place = n / T * capacity + (c->index[n / T] + n % T) % capacity;
+        int place = n / T * capacity + ((c->index ? c->index[n / T] : 0) + n % T) % capacity;
         memcpy(c->y->ref + place * width, c->x[1].ref + n * c->d[4], (size_t)width * sizeof(double));
     }
 }
@@ -650,7 +650,7 @@ static const struct {
     {"fill", "count 8*value", fill_setup, fill_reference},
     {"scale_inplace", "count 10*factor", scale_setup, scale_reference},
     {"accumulate", "count add", accumulate_setup, accumulate_reference},
-    {"cache_store", "B T capacity width ld first", cache_store_setup, cache_store_reference},
+    {"cache_store", "B T capacity width ld first,NULL=-1", cache_store_setup, cache_store_reference},
     {"cache_load", "first count capacity width", cache_load_setup, cache_load_reference},
     {"attention_decode", "B NQ NKV D DV maps padding capacity first no_lse", decode_setup, decode_reference},
     {"quantize_inplace", "N columns ld bits whole", quantize_setup, quantize_reference},

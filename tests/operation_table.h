@@ -186,6 +186,7 @@ static const OpRow op_cases[] = {
     {OP_CACHE_STORE, {1, 37, 9, 8, 11, 5}, BOTH, "a chunk longer than the ring: its last rows stay"},
     {OP_CACHE_STORE, {2, 9, 9, 8, 8, 13}, BOTH, "a chunk as long as the ring"},
     {OP_CACHE_STORE, {1, 3, 5, 2568, 2600, 4}, BOTH, "rows wider than a block of packs"},
+    {OP_CACHE_STORE, {2, 5, 7, 24, 64, -1}, BOTH, "without first: from position 0 on"},
     {OP_CACHE_STORE, {70, 2, 4, 9, 9, 3}, BOTH, "more rows than a block, no packs"},
 
     {OP_CACHE_LOAD, {0, 1, 1, 1}, BOTH, "the smallest"},
@@ -212,6 +213,8 @@ static const OpRow op_cases[] = {
     {OP_DECODE, {1, 3, 3, 20, 40, 2, 64, 7, 30}, BOTH, "diff_scalar: half-width keys, values of a whole head"},
     {OP_DECODE, {1, 2, 1, 256, 512, 1, 0, 70, 69}, BOTH, "the widest"},
     {OP_DECODE, {2, 5, 1, 1, 3, 1, 3, 9, 8}, BOTH, "the narrowest, a group of 5"},
+    {OP_DECODE, {1, 20, 1, 8, 512, 1, 0, 20, 19}, BOTH, "a group of 20, values of 512: two blocks of heads"},
+    {OP_DECODE, {200, 1, 1, 8, 8, 1, 0, 130, 140}, BOTH, "many sequences: one part of three turns each"},
 
     {OP_QUANTIZE, {1, 1, 1, 8, 0}, BOTH, "one number, the largest"},
     {OP_QUANTIZE, {7, 37, 64, 8, 0}, BOTH, "a step per row, in padded rows"},

@@ -7,6 +7,9 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   bench_cuda [OPTION...] profile PRESET ATTENTION KV_HEADS B T         time of each operation in a step
   bench_cuda [OPTION...] turns PRESET ATTENTION KV_HEADS B T           one step for each line on stdin; prints its
                                                                        milliseconds (for dev/gpu_check)
+  bench_cuda [OPTION...] decode PRESET KV_HEADS B CONTEXT...           attention over a cache, by variant
+  bench_cuda [OPTION...] decode-turns PRESET ATTENTION KV_HEADS B T    a token of each sequence for each context on
+                                                                       stdin; prints the milliseconds
   KV_HEADS 0: the preset's. CASE: ATTENTION,KV_HEADS,HEADS[,fast] with HEADS 1 or 2 (the preset's, or twice as many);
   fast: --no-deterministic. All cases of a call run with the same B: the largest power of two with which every case fits
   and B*T <= 32768.
@@ -66,7 +69,15 @@ static const char *quotable(const char *text) {
     return clean;
 }
 
+static int number(const char *text, int least) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': expected a number of at least %d", text, least);
+    return (int)value;
+}
+
 #include "bench_cuda_kernels.h"
+#include "bench_cuda_decode.h"
 
 // ---------------------------------------------------------------------------------------------------
 // Steps
@@ -255,18 +266,13 @@ static void run_facts(void) {
            name, driver, gemm_library(), free_bytes, total, l2, source_revision());
 }
 
-static int number(const char *text, int least) {
-    char *end;
-    long value = strtol(text, &end, 10);
-    CHECK(*text && !*end && value >= least && value <= 1 << 20, "'%s': expected a number of at least %d", text, least);
-    return (int)value;
-}
-
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--json FILE] facts | kernels PRESET KV_HEADS B T "
-        "[WORD] | model PRESET T CASE... | "
-        "profile PRESET ATTENTION KV_HEADS B T | turns PRESET ATTENTION KV_HEADS B T";
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--full-every K] [--yoco] [--doc-mask] "
+        "[--json FILE] facts | "
+        "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
+        "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
+        "decode-turns PRESET ATTENTION KV_HEADS B T";
     int i = 1;
     bool fp8 = false;
     AttentionOptions use = {false, false, true, false, false};
@@ -299,6 +305,10 @@ int main(int argc, char **argv) {
         run_profile(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else if (strcmp(command, "turns") == 0 && count == 5)
         bench_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
+    else if (strcmp(command, "decode") == 0 && count >= 4)
+        run_decode(a[0], number(a[1], 0), number(a[2], 1), count - 3, a + 3);
+    else if (strcmp(command, "decode-turns") == 0 && count == 5)
+        run_decode_turns(a[0], a[1], number(a[2], 0), number(a[3], 1), number(a[4], 1));
     else {
         warn("%s", usage);
         return EXIT_USAGE;

@@ -432,9 +432,11 @@ static void kernels_of_attention(const char *what, const char *preset, const cha
     size_t n = (size_t)B * (size_t)T, fused = n * (size_t)m.plan.dims.fused_ld, out = n * (size_t)s.ldo,
            lse = n * (size_t)s.NQ;
     ops_init(m.plan.workspace_bytes);
+    char window[32] = "";
+    if (s.window) FORMAT(window, ", window %d", s.window);
     KernelCase k = kernel_case("attention_forward", 0, attention_forward_flops(s),
-                               "%s: B %d T %d, %d on %d, D %d, values %d; %.80s", what, B, T, s.NQ, s.NKV, s.D, s.DV,
-                               quotable(attention_backend()));
+                               "%s: B %d T %d%s, %d on %d, D %d, values %d; %.80s", what, B, T, window, s.NQ, s.NKV,
+                               s.D, s.DV, quotable(attention_backend()));
     tensors(k, "xfxxx", out, lse, fused, fused, out);
     kernel_measure(k, [=](void **t) {
         attention_forward(X(0) + set.out, (real *)t[1], X(2) + set.q, X(2) + set.k, X(2) + set.v, s);

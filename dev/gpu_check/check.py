@@ -17,6 +17,8 @@ Parts, the most valuable first:
     peer       the same models in PyTorch (dev/bench/bench_torch.py), alternating step by step
     fp8        --gemm fp8 beside bf16 at 1.4b: the time of a step, alternating, and the loss of 200 steps
     kernels    time of each operation, and its share of the rate of a copy or of a matmul
+    decode     a token after 1K to 64K positions, at batch sizes 1 and 8: attention over the cache and whole steps of
+               baselines, diff_v1, diff_v2, and diff_v2 with YOCO, in turns; attention with a window
     profile    the operations' shares of a step, beside the prediction of --dry-run --device; with ncu also its counters
     sanitizer  runs all operations under compute-sanitizer: memory and races
 After an interruption the same command continues: finished parts are not repeated, unfinished ones continue after their
@@ -39,6 +41,7 @@ from pathlib import Path
 import benchmarks
 import build
 import correctness
+import decode
 import fp8
 import probe
 import sanitizer
@@ -60,6 +63,7 @@ PARTS = {  # name: (function, seconds that it needs at least, programs that it r
     "peer": (torch_comparison.peer, 45, ["BENCH_CUDA"]),
     "fp8": (fp8.fp8, 60, ["BENCH_CUDA", "TRAIN_DIFFV2CU"]),
     "kernels": (benchmarks.kernels, 20, ["BENCH_CUDA"]),
+    "decode": (decode.decode, 30, ["BENCH_CUDA"]),
     "profile": (benchmarks.profile, 20, ["BENCH_CUDA"]),
     "sanitizer": (sanitizer.sanitizer, 30, ["TEST_DIFFV2CU"]),
 }

@@ -54,9 +54,9 @@ class StepServer:
             raise OutOfTime
         return line
 
-    def step(self, limit):
+    def step(self, limit, line=""):
         try:
-            self.process.stdin.write("\n")
+            self.process.stdin.write(f"{line}\n")
             self.process.stdin.flush()
         except OSError:
             return None

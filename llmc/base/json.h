@@ -78,15 +78,17 @@ static inline size_t json_escape(const char **text, char out[8]) {
     return length;
 }
 
-static inline void json_print_string(FILE *f, const char *s) {
+// A string of `size` bytes, which may include NUL; s[size] must be 0.
+static inline void json_print_bytes(FILE *f, const char *s, size_t size) {
     char piece[8];
     fputc('"', f);
-    while (*s) {
+    for (const char *end = s + size; s < end;) {
         size_t length = json_escape(&s, piece);
         fwrite(piece, 1, length, f);
     }
     fputc('"', f);
 }
+static inline void json_print_string(FILE *f, const char *s) { json_print_bytes(f, s, strlen(s)); }
 
 static inline void json_print_number(FILE *f, double x) {
     char digits[40];

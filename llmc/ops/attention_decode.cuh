@@ -19,13 +19,21 @@ cache in cache.h.
 
 enum { DECODE_MULTIPROCESSORS = 132, DECODE_KEYS = 64 }; // of an H200; keys of a turn
 
+// Blocks that reside on the device.
+static inline int decode_blocks(AttentionShape s) { return (decode_narrow(s) ? 3 : 2) * DECODE_MULTIPROCESSORS; }
 static inline int decode_splits(AttentionShape s, int capacity) {
-    int blocks = (decode_narrow(s) ? 3 : 2) * DECODE_MULTIPROCESSORS; // that reside on the device
-    return max_int(1, min_int(blocks / (s.B * s.NKV), (capacity + DECODE_KEYS - 1) / DECODE_KEYS));
+    return max_int(1, min_int(decode_blocks(s) / (s.B * s.NKV), (capacity + DECODE_KEYS - 1) / DECODE_KEYS));
 }
+static inline size_t decode_bytes(AttentionShape s, size_t splits) { // of all sequences
+    return splits * s.NQ * (s.DV + 2) * sizeof(real);
+}
+// Enough for fewer sequences too, which have more splits each.
 static inline size_t attention_decode_workspace_bytes(AttentionShape s, int capacity, int threads) {
     (void)threads; // of the host
-    return (size_t)s.B * s.NQ * decode_splits(s, capacity) * (s.DV + 2) * sizeof(real);
+    AttentionShape one = s;
+    one.B = 1;
+    size_t most = min_size((size_t)s.B * decode_splits(one, capacity), (size_t)(decode_blocks(s) / s.NKV));
+    return decode_bytes(s, max_size((size_t)s.B, most));
 }
 
 // Scores of the keys j0 .. j0 + DECODE_KEYS - 1: `lanes` neighbours share a row. scores (16, DECODE_KEYS), q (16, D)
@@ -156,7 +164,7 @@ static inline void attention_decode(floatX *out, real *lse, const floatX *q, con
     attention_check(s);
     AttentionDecode a;
     size_t splits = (size_t)decode_splits(s, capacity), items = (size_t)s.B * s.NQ * splits;
-    a.out = ops_workspace_take(attention_decode_workspace_bytes(s, capacity, 1));
+    a.out = ops_workspace_take(decode_bytes(s, (size_t)s.B * splits));
     a.max = a.out + items * s.DV;
     a.sum = a.max + items;
     a.q = q, a.k = k, a.v = v;

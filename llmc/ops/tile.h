@@ -22,45 +22,49 @@ enum { TILE_BYTES = 16, TILE_VECTORS = 2 };
 enum { TILE_ROWS = 6, TILE_LANES = TILE_BYTES / (int)sizeof(real), TILE_COLUMNS = TILE_VECTORS * TILE_LANES };
 
 typedef real TileVector __attribute__((vector_size(TILE_BYTES), aligned(sizeof(real)), may_alias));
+static const TileVector tile_zero = {0};
+typedef __typeof__(tile_zero > tile_zero) TileMask; // integers
 
-// Inlined, so that `vectors` and `a_row` or `a_k` are constants.
-static inline __attribute__((always_inline)) void tile_kernel(int vectors, int K, const real *A, size_t a_row,
+// Inlined, so that `rows`, `vectors` and `a_row` or `a_k` are constants.
+static inline __attribute__((always_inline)) void tile_kernel(int rows, int vectors, int K, const real *A, size_t a_row,
                                                               size_t a_k, const real *B, size_t ldb, real *C,
                                                               size_t ldc, bool add) {
     TileVector sum[TILE_ROWS][TILE_VECTORS];
 #pragma GCC unroll 6
-    for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) {
             const TileVector *c = (const TileVector *)(const void *)(C + i * ldc + j * TILE_LANES);
-            sum[i][j] = add ? *c : (TileVector){0};
+            sum[i][j] = add ? *c : tile_zero;
         }
     for (int k = 0; k < K; k++, A += a_k, B += ldb) {
         TileVector b[TILE_VECTORS];
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) b[j] = *(const TileVector *)(const void *)(B + j * TILE_LANES);
 #pragma GCC unroll 6
-        for (int i = 0; i < TILE_ROWS; i++)
+        for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
             for (int j = 0; j < vectors; j++) sum[i][j] += A[i * a_row] * b[j];
     }
 #pragma GCC unroll 6
-    for (int i = 0; i < TILE_ROWS; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < vectors; j++) *(TileVector *)(void *)(C + i * ldc + j * TILE_LANES) = sum[i][j];
 }
 
 // `columns` columns of C, a multiple of TILE_LANES, tile by tile
-static inline __attribute__((always_inline)) void tile_product(int columns, int K, const real *A, size_t a_row,
-                                                               size_t a_k, const real *B, size_t ldb, real *C,
-                                                               size_t ldc, bool add) {
+static inline __attribute__((always_inline)) void tile_product(int rows, int columns, int K, const real *A,
+                                                               size_t a_row, size_t a_k, const real *B, size_t ldb,
+                                                               real *C, size_t ldc, bool add) {
     int c = 0;
     for (; c + TILE_COLUMNS <= columns; c += TILE_COLUMNS)
-        tile_kernel(TILE_VECTORS, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add);
+        tile_kernel(rows, TILE_VECTORS, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add);
     switch ((columns - c) / TILE_LANES) {
-    case 3: tile_kernel(TILE_VECTORS < 3 ? TILE_VECTORS : 3, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
-    case 2: tile_kernel(2, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
-    case 1: tile_kernel(1, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
+    case 3:
+        tile_kernel(rows, TILE_VECTORS < 3 ? TILE_VECTORS : 3, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add);
+        break;
+    case 2: tile_kernel(rows, 2, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
+    case 1: tile_kernel(rows, 1, K, A, a_row, a_k, B + c, ldb, C + c, ldc, add); break;
     default: break;
     }
 }
@@ -68,12 +72,56 @@ static inline __attribute__((always_inline)) void tile_product(int columns, int 
 // C (TILE_ROWS, columns) = A B or, with add, += A B;  A (TILE_ROWS, K), B (K, columns)
 static inline void tile_multiply(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb, real *C,
                                  size_t ldc, bool add) {
-    tile_product(columns, K, A, lda, 1, B, ldb, C, ldc, add);
+    tile_product(TILE_ROWS, columns, K, A, lda, 1, B, ldb, C, ldc, add);
 }
 
 // C (TILE_ROWS, columns) = A^T B or, with add, += A^T B;  A (K, TILE_ROWS), B (K, columns)
 static inline void tile_multiply_transposed(int columns, int K, const real *A, size_t lda, const real *B, size_t ldb,
                                             real *C, size_t ldc, bool add) {
-    tile_product(columns, K, A, 1, lda, B, ldb, C, ldc, add);
+    tile_product(TILE_ROWS, columns, K, A, 1, lda, B, ldb, C, ldc, add);
+}
+
+// C (rows, columns) += A B for any number of rows;  A (rows, K), B (K, columns)
+static inline void tile_multiply_rows(int rows, int columns, int K, const real *A, size_t lda, const real *B,
+                                      size_t ldb, real *C, size_t ldc) {
+    for (int i = 0, n; i < rows; i += n) {
+        const real *a = A + i * lda;
+        real *c = C + i * ldc;
+        if (rows - i >= TILE_ROWS) tile_product(n = TILE_ROWS, columns, K, a, lda, 1, B, ldb, c, ldc, true);
+        else if (rows - i >= 4) tile_product(n = 4, columns, K, a, lda, 1, B, ldb, c, ldc, true);
+        else if (rows - i >= 2) tile_product(n = 2, columns, K, a, lda, 1, B, ldb, c, ldc, true);
+        else tile_product(n = 1, columns, K, a, lda, 1, B, ldb, c, ldc, true);
+    }
+}
+
+// The sums of adjacent lanes of x, then of y.
+static inline TileVector tile_pairs(TileVector x, TileVector y) {
+#ifdef __clang__
+    TileVector sum = tile_zero;
+    for (int l = 0; l < TILE_LANES / 2; l++)
+        sum[l] = x[2 * l] + x[2 * l + 1], sum[TILE_LANES / 2 + l] = y[2 * l] + y[2 * l + 1];
+    return sum;
+#else
+    TileMask even, odd;
+    for (int l = 0; l < TILE_LANES; l++) even[l] = 2 * l, odd[l] = 2 * l + 1;
+    return __builtin_shuffle(x, y, even) + __builtin_shuffle(x, y, odd);
+#endif
+}
+
+// y[i] = a . B[i,:] for TILE_LANES rows of B;  a (K), B (TILE_LANES, K), K a multiple of TILE_LANES
+static inline void tile_dots(real *y, const real *a, const real *B, size_t ldb, int K) {
+    TileVector sum[TILE_LANES];
+#pragma GCC unroll 16
+    for (int i = 0; i < TILE_LANES; i++) sum[i] = tile_zero;
+    for (int k = 0; k < K; k += TILE_LANES) {
+        TileVector x = *(const TileVector *)(const void *)(a + k);
+#pragma GCC unroll 16
+        for (int i = 0; i < TILE_LANES; i++) sum[i] += x * *(const TileVector *)(const void *)(B + i * ldb + k);
+    }
+#pragma GCC unroll 4
+    for (int n = TILE_LANES / 2; n > 0; n /= 2)
+#pragma GCC unroll 8
+        for (int i = 0; i < n; i++) sum[i] = tile_pairs(sum[2 * i], sum[2 * i + 1]);
+    *(TileVector *)(void *)y = sum[0];
 }
 #endif

@@ -77,6 +77,11 @@ static inline double attention_visible(AttentionShape s) {
     hidden = rows * (beyond - 0.5 * (rows - 1));
     return s.B * (keys - hidden);
 }
+// Of one new position per sequence, over `keys` positions of a cache.
+static inline size_t attention_decode_bytes(AttentionShape s, size_t keys) {
+    return s.B * (s.D + s.DV) * (keys * s.NKV + s.NQ) * FLOATX_BYTES;
+}
+static inline size_t cache_store_bytes(size_t rows, size_t width) { return 2 * rows * width * FLOATX_BYTES; }
 static inline double attention_forward_flops(AttentionShape s) {
     return 2.0 * s.NQ * attention_visible(s) * (s.D + s.DV);
 }

@@ -1,63 +1,160 @@
 /*
-generation.h: text from a model: the tokens that continue a prompt, one after another.
+generation.h: text from a model: the tokens that continue prompts, one after another.
 
-  The model is two callbacks, and keeps keys and values of earlier positions:
-    prefill(model, sequence, tokens, count, logits)   processes `count` tokens from position 0; logits [V] after them
-    decode(model, tokens, first, B, logits)           processes one more token of each sequence, at position first[b];
-                                                      logits [B][V]
+  prefill(model, b, tokens, count, logits)     computes the tokens of sequence b at positions 0 .. count-1, and the
+                                               logits [V] after the last one
+  decode(model, tokens, first, B, logits)      computes one more token of each of the sequences 0 .. B-1, tokens[b] at
+                                               position first[b], and the logits [B][V]
+  The model keeps earlier positions of a sequence in its key/value cache.
+
+  batches   g->B sequences are generated at a time. When one has stopped, the next of the list takes its place. The
+            tokens of a sequence depend on its own prompt and random stream alone, apart from the rounding of products
+            of different sizes.
+  context   a prompt longer than T tokens begins with its last T. When the context is full, its second half is processed
+            again from position 0.
 */
 #ifndef LLMC_GENERATION_H
 #define LLMC_GENERATION_H
 #include "../base/random.h"
 #include "../text/sampler.h"
-#include "run_tokenizer.h"
 
 typedef struct {
     void *model;
-    void (*prefill)(void *model, int sequence, const int *tokens, int count, float *logits);
+    void (*prefill)(void *model, int b, const int *tokens, int count, float *logits);
     void (*decode)(void *model, const int *tokens, const int *first, int B, float *logits);
-    int V, T; // vocabulary, longest context
+    int B, T, V; // sequences at a time, longest context, vocabulary
     double temperature;
     int top_k;
+    int stop; // token that ends a sequence; -1: none
 } Generator;
 
-// Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many. It
-// stops early when the logits are not finite. When the context is full, its second half is processed again from
-// position 0.
-static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key) {
-    float *logits = (float *)checked_calloc(g->V, sizeof(float));
-    Candidate *candidates = (Candidate *)checked_calloc(g->V, sizeof(Candidate));
-    int begin = max_int(0, length - g->T),
-        cached = 0; // tokens[begin ..] is the context; `cached` of it are in the cache
-    int end = length;
-    for (; end < length + count; end++) {
-        if (end - begin > g->T) {
-            begin = end - max_int(1, g->T / 2);
-            cached = 0;
-        }
-        if (cached && end - begin - cached == 1) g->decode(g->model, tokens + end - 1, &cached, 1, logits);
-        else g->prefill(g->model, 0, tokens + begin, end - begin, logits);
-        cached = end - begin;
-        if (!isfinite(logits[0])) break;
-        tokens[end] = sample_token(logits, g->V, g->temperature, g->top_k,
-                                   random_uniform(key, (uint64_t)(end - length)), candidates);
-    }
-    free(candidates);
-    free(logits);
-    return end - length;
+typedef enum { NOT_STOPPED, STOPPED_AT_LENGTH, STOPPED_AT_SEPARATOR, STOPPED_NOT_FINITE } StopReason;
+
+typedef struct {
+    int *tokens; // [length + count]: the prompt, then the generated ones
+    int length, count;
+    uint64_t key;      // of the random stream
+    int end;           // tokens so far
+    int begin, cached; // tokens[begin .. end-1] is the context; `cached` of it are in the model's cache
+    StopReason stopped;
+} Sequence;
+
+typedef struct {
+    double prefill_seconds, decode_seconds;
+    int64_t prefill_tokens, decode_tokens;
+} GenerationTimes;
+
+static inline Sequence sequence_of(const Generator *g, int *tokens, int length, int count, uint64_t key) {
+    Sequence s = {tokens, length, count, key, length, max_int(0, length - g->T), 0, NOT_STOPPED};
+    return s;
 }
 
-// Prints the prompt and the text that continues it; false when the logits were not finite.
-static inline bool print_generated(const Generator *g, const RunTokenizer *tokenizer, int count, uint64_t key) {
-    int length = tokenizer->prompt_length;
-    int *tokens = (int *)checked_calloc((size_t)length + (size_t)count, sizeof(int));
-    memcpy(tokens, tokenizer->prompt, (size_t)length * sizeof(int));
-    int generated = generate_tokens(g, tokens, length, count, key);
-    print_tokens(stdout, tokens + tokenizer->implied, length - tokenizer->implied + generated, g->V,
-                 tokenizer->tokenizer, tokenizer->separator);
-    printf("\n");
-    fflush(stdout);
-    free(tokens);
-    return generated == count;
+// Draws the token that follows the context. A separator at which the sequence stops is not part of it.
+static inline void sequence_draw(const Generator *g, Sequence *s, const float *logits, Sampler *sampler) {
+    int token = sample_token(logits, g->V, g->temperature, g->top_k,
+                             random_uniform(s->key, (uint64_t)(s->end - s->length)), sampler);
+    s->cached = s->end - s->begin;
+    if (token < 0) s->stopped = STOPPED_NOT_FINITE;
+    else if (token == g->stop) s->stopped = STOPPED_AT_SEPARATOR;
+    else s->tokens[s->end++] = token;
+    if (!s->stopped && s->end == s->length + s->count) s->stopped = STOPPED_AT_LENGTH;
+    if (s->end - s->begin <= g->T) return;
+    s->begin = s->end - max_int(1, g->T / 2);
+    s->cached = 0;
+}
+
+// The sequences that are being generated, and their scratch memory.
+typedef struct {
+    Sequence **running;   // [B]; NULL: none
+    int *tokens, *first;  // [B]
+    float *logits;        // [B][V]
+    Sampler *samplers;    // one for each thread that draws
+    int B, threads, next; // next: the sequences of the list before this one have been started
+} GenerationBatch;
+
+static inline GenerationBatch batch_open(const Generator *g, int count) {
+    GenerationBatch w;
+    w.B = min_int(g->B, count);
+    w.threads = min_int(w.B, omp_get_max_threads());
+    w.next = 0;
+    w.running = (Sequence **)checked_calloc(w.B, sizeof(Sequence *));
+    w.tokens = (int *)checked_calloc(w.B, sizeof(int));
+    w.first = (int *)checked_calloc(w.B, sizeof(int));
+    w.logits = (float *)checked_calloc((size_t)w.B * g->V, sizeof(float));
+    w.samplers = (Sampler *)checked_calloc(w.threads, sizeof(Sampler));
+    for (int i = 0; i < w.threads; i++) w.samplers[i] = sampler_open(g->V);
+    return w;
+}
+
+static inline void batch_close(GenerationBatch *w) {
+    for (int i = 0; i < w->threads; i++) sampler_close(&w->samplers[i]);
+    free(w->samplers);
+    free(w->logits);
+    free(w->first);
+    free(w->tokens);
+    free(w->running);
+}
+
+// Gives each place whose sequence has stopped the next one of the list, and processes contexts that are not in the
+// cache. Returns the number of places up to the last one in use.
+static inline int batch_prefill(const Generator *g, GenerationBatch *w, Sequence *list, int count,
+                                GenerationTimes *times) {
+    double start = now_seconds();
+    int used = 0;
+    for (int b = 0; b < w->B; b++) {
+        for (;;) {
+            Sequence *s = w->running[b];
+            if (!s || s->stopped) s = w->running[b] = w->next < count ? &list[w->next++] : NULL;
+            if (!s || s->cached) break;
+            g->prefill(g->model, b, s->tokens + s->begin, s->end - s->begin, w->logits);
+            times->prefill_tokens += s->end - s->begin;
+            sequence_draw(g, s, w->logits, w->samplers);
+        }
+        if (w->running[b]) used = b + 1;
+    }
+    times->prefill_seconds += now_seconds() - start;
+    return used;
+}
+
+// One token for each of the places 0 .. used-1. A place without a sequence computes a token that nothing reads.
+static inline void batch_decode(const Generator *g, GenerationBatch *w, int used, GenerationTimes *times) {
+    double start = now_seconds();
+    for (int b = 0; b < used; b++) {
+        const Sequence *s = w->running[b];
+        w->tokens[b] = s ? s->tokens[s->end - 1] : 0;
+        w->first[b] = s ? s->cached : 0;
+        times->decode_tokens += s != NULL;
+    }
+    g->decode(g->model, w->tokens, w->first, used, w->logits);
+#pragma omp parallel for num_threads(w->threads) if (used > 1)
+    for (int b = 0; b < used; b++)
+        if (w->running[b])
+            sequence_draw(g, w->running[b], w->logits + (size_t)b * g->V, &w->samplers[omp_get_thread_num()]);
+    times->decode_seconds += now_seconds() - start;
+}
+
+// Generates the sequences of a list until each has stopped. report(to, i), unless it is NULL, is called for each of
+// them in the order of the list, as soon as it and those before it have stopped.
+static inline GenerationTimes generate_sequences(const Generator *g, Sequence *list, int count,
+                                                 void (*report)(void *to, int i), void *to) {
+    GenerationTimes times = {0, 0, 0, 0};
+    GenerationBatch w = batch_open(g, count);
+    int reported = 0;
+    for (int used; (used = batch_prefill(g, &w, list, count, &times)) > 0;) {
+        for (; report && reported < count && list[reported].stopped; reported++) report(to, reported);
+        batch_decode(g, &w, used, &times);
+    }
+    for (; report && reported < count; reported++) report(to, reported);
+    batch_close(&w);
+    return times;
+}
+
+// Appends up to `count` tokens to tokens[0 .. length-1], drawn with the random stream `key`, and returns how many.
+static inline int generate_tokens(const Generator *g, int *tokens, int length, int count, uint64_t key,
+                                  StopReason *stopped) {
+    Sequence s = sequence_of(g, tokens, length, count, key);
+    generate_sequences(g, &s, 1, NULL, NULL);
+    *stopped = s.stopped;
+    return s.end - length;
 }
 #endif

@@ -117,7 +117,7 @@ static inline int options_number_problems(const Options *o, int ranks) {
         REFUSE(problems,
                "--batch-size %" PRId64 " times --seq-len %" PRId64 " is more than %d tokens; use a smaller one",
                o->batch_size, o->seq_len, INT_MAX);
-    else if (o->total_batch % micro_step) {
+    else if (!o->generate && o->total_batch % micro_step) { // generation has no updates
         int64_t smaller = options_smaller_batch(o, ranks), larger = (o->total_batch / micro_step + 1) * micro_step;
         OptionText batch_size = ""; // suggested first: it does not change the updates
         if (smaller) FORMAT(batch_size, "--batch-size %" PRId64 " or ", smaller);
@@ -170,6 +170,9 @@ static inline int options_missing(const Options *o, bool adopted) {
     if (o->eval_out && !o->eval) REFUSE(problems, "--eval-out requires --eval");
     if (o->dump_attention && !o->eval) REFUSE(problems, "--dump-attention requires --eval");
     if (o->quantize && !o->eval) REFUSE(problems, "--quantize requires --eval");
+    bool generates = o->generate || o->refused[option_row("generate")];
+    if (o->prompts && !generates) REFUSE(problems, "--prompts requires --generate N");
+    if (o->stop_at_separator && !generates) REFUSE(problems, "--stop-at-separator requires --generate N");
     return problems;
 }
 
@@ -211,6 +214,11 @@ static inline int options_exclusions(const Options *o) {
         REFUSE(problems, "--init and --resume are mutually exclusive: a resumed run already has weights");
     if (o->prompt && o->prompt_tokens)
         REFUSE(problems, "--prompt and --prompt-tokens are mutually exclusive: both specify the prompt");
+    const char *other = options_given(o, "prompt")          ? "prompt"
+                        : options_given(o, "prompt-tokens") ? "prompt-tokens"
+                                                            : NULL;
+    if (o->prompts && other) // those of a checkpoint are not used
+        REFUSE(problems, "--prompts and --%s are mutually exclusive: both specify the prompt", other);
     if (o->prompt_tokens && !prompt_numbers_valid(o->prompt_tokens))
         REFUSE(problems, "--prompt-tokens '%s' is not accepted: it must be token IDs separated by commas",
                option_shown(shown, o->prompt_tokens));

@@ -81,19 +81,20 @@ static inline void prompt_from_numbers(RunTokenizer *s, const char *text, int V)
     s->prompt_length = (int)list.count;
 }
 
+// The tokens of a text, by the tokenizer or, without one, its bytes; free(*ids). Returns their number.
+static inline int text_tokens(const RunTokenizer *s, const char *text, size_t size, int **ids) {
+    if (s->tokenizer) return (int)tokenizer_encode(s->tokenizer, text, size, ids);
+    *ids = (int *)checked_calloc(size, sizeof(int));
+    for (size_t i = 0; i < size; i++) (*ids)[i] = (unsigned char)text[i];
+    return (int)size;
+}
+
 static inline void prompt_from_text(RunTokenizer *s, const char *text, int V) {
     CHECK(s->tokenizer || V == BYTE_VOCABULARY,
           "--prompt: there is no tokenizer for a vocabulary of %d: give --tokenizer FILE, or token IDs with "
           "--prompt-tokens",
           V);
-    size_t size = strlen(text);
-    if (s->tokenizer) {
-        s->prompt_length = (int)tokenizer_encode(s->tokenizer, text, size, &s->prompt);
-        return;
-    }
-    s->prompt = (int *)checked_calloc(size, sizeof(int));
-    s->prompt_length = (int)size;
-    for (size_t i = 0; i < size; i++) s->prompt[i] = (unsigned char)text[i];
+    s->prompt_length = text_tokens(s, text, strlen(text), &s->prompt);
 }
 
 // The separator of the first corpus that specifies one; -1: none does.
@@ -140,9 +141,12 @@ static inline void run_tokenizer_open(RunTokenizer *s, const Options *o, const c
     }
     CHECK(!s->tokenizer || s->tokenizer->vocab_size <= V,
           "the tokenizer of %s has %d tokens and the model a vocabulary of %d", s->path, s->tokenizer->vocab_size, V);
+    s->separator = run_tokenizer_find_separator(s, o, train_data);
+    CHECK(!o->stop_at_separator || s->separator >= 0,
+          "--stop-at-separator: the token that separates documents is unknown: give --separator ID");
+    if (o->prompts) return; // instead of the prompt of the options
     if (o->prompt) prompt_from_text(s, o->prompt, V);
     else if (o->prompt_tokens) prompt_from_numbers(s, o->prompt_tokens, V);
-    s->separator = run_tokenizer_find_separator(s, o, train_data);
     s->implied = !o->prompt_tokens && (s->separator >= 0 || s->prompt_length == 0);
     int *tokens = (int *)checked_calloc((size_t)s->prompt_length + 1, sizeof(int));
     tokens[0] = max_int(s->separator, 0);

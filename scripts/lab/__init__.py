@@ -12,6 +12,7 @@ report.py             the command `report`: runs become a page, PNG files and ta
 study.py              reads the runs of a report and finds what prevents a comparison
 tables.py             the tables of a report
 low_bit.py            what low precision costs each arm
+long_context.py       what windows and YOCO cost each variant
 attention_maps.py     reads attention maps
 stats.py              intervals, tests, smoothing
 figures.py            the curves of each figure

@@ -1,6 +1,6 @@
 """markdown.py: the main tables of the report as Markdown (results.md)."""
 
-from . import stats
+from . import long_context, stats
 
 
 def interval(e, sign=False, digits=4):
@@ -126,6 +126,34 @@ def low_bit(r):
     return "\n".join([*(f"* Missing: {line}\n" for line in part["missing"]), *tables])
 
 
+def windows(r):
+    part, whats = r["long_context"], list(r["long_context"]["arms"][0]["values"])
+    undecided = lambda e: e["half"] is not None and abs(e["mean"]) <= e["half"]
+    shown = lambda e: interval(e, True) + (" not shown" if undecided(e) else "")
+    adjusted = lambda e: f"{e['p_holm']:.3f}" if e and stats.finite(e["p_holm"]) else "–"
+    arms = [
+        [
+            row["label"],
+            long_context.caches(row),
+            f"{row['cache_numbers']:,}",
+            f"{row['flops_per_token'] / 1e6:.2f}M" if row["flops_per_token"] else "–",
+            *(interval(row["values"][what]) for what in whats),
+        ]
+        for row in part["arms"]
+    ]
+    costs = [
+        [row["what"], f"{row['change']} against {row['base']}", row["label"], shown(row["cost"])]
+        + [adjusted(row["cost"]), shown(row["gap"]) if row["gap"] else "–", adjusted(row["gap"]), row["cost"]["n"]]
+        for row in part["costs"]
+    ]
+    return "\n".join(
+        [
+            table(["arm", "caches x positions", "numbers in a cache", "FLOPs/token", *whats], arms),
+            table(["value", "change", "arm", "cost", "p (Holm)", "gap", "p (Holm)", "seeds"], costs),
+        ]
+    )
+
+
 def page(r):
     t = r["training"]
     steps = f"{int(t['steps'])} steps of {int(t['total-batch'])}{' at the end' if r['runs'][0]['changes'] else ''}"
@@ -139,6 +167,8 @@ def page(r):
     ]
     if r["low_bit"]:
         parts += ["## Low precision\n", low_bit(r)]
+    if r["long_context"]:
+        parts += ["## Windows and YOCO\n", windows(r)]
     if r["ladder"]:
         parts += ["## Learning rates\n", ladder(r)]
     parts += ["## Spikes\n", spikes(r)]

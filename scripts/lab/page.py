@@ -7,7 +7,7 @@ import math
 import time
 from pathlib import Path
 
-from . import stats
+from . import long_context, stats
 from .option_history import shown
 
 HERE = Path(__file__).resolve().parent
@@ -259,6 +259,51 @@ def low_bit_section(r):
     )
 
 
+def long_context_section(r):
+    """What windows and YOCO cost each variant, and what they save."""
+    part, confidence = r["long_context"], f"{100 * r['confidence']:.0f}%"
+    first = next((row for row in part["arms"] if row["arm"] == r["reference"]), part["arms"][0])
+    whats = list(first["values"])
+    arms = [
+        [
+            arm_cell(row),
+            long_context.caches(row),
+            f"{row['cache_numbers']:,}",
+            f"{100 * row['cache_numbers'] / first['cache_numbers']:.0f}%",
+            engineering(row["flops_per_token"]),
+            *(interval(row["values"][what]) for what in whats),
+        ]
+        for row in part["arms"]
+    ]
+    costs = []
+    for row in part["costs"]:
+        cells = [escape(row["what"]), f"{row['change']} against {row['base']}", arm_cell(row)]
+        for key in ("cost", "gap"):
+            e = row[key]
+            kind = "open" if not decided(e) else "good" if e["mean"] < 0 else "bad"
+            open_end = " <span class=note>not shown</span>" if e and e["half"] is not None and kind == "open" else ""
+            cells += [(interval(e, True) + open_end, kind) if e else "–", number((e or {}).get("p_holm"), 3)]
+        costs.append([*cells, str(row["cost"]["n"])])
+    return (
+        "<h2 id=windows>Windows and YOCO</h2>"
+        + table(
+            ["arm", "caches x positions", "numbers in a cache", "of the reference", "FLOPs/token", *map(escape, whats)],
+            arms,
+            "Cache: keys and values of one sequence of the full context, as generation keeps them. Losses: nats per "
+            f"token, mean over seeds with {confidence} t intervals. A last column below 0: positions far beyond the "
+            "window are predicted better than those before its end.",
+        )
+        + table(
+            ["value", "change", "arm", "cost", "p", "gap", "p", "seeds"],
+            costs,
+            "Cost: the arm minus the arm of the same variant that the change is compared with, at the same seed. Gap: "
+            f"the cost minus that of the same change in the reference's variant. Square brackets: {confidence} t "
+            "intervals over seeds; an interval that contains 0 shows no difference. p: adjusted by Holm's method for "
+            "the costs, and for the gaps, of the table.",
+        )
+    )
+
+
 def fairness(study, r):
     """The settings that are equal, and those that differ between arms, as a list and a table."""
     first = study.runs[0]
@@ -426,11 +471,23 @@ def arm_button(arm, label):
     )
 
 
-SECTIONS = ("Result", "Precision", "Loss", "Stability", "Layers", "Attention", "Published", "Fairness", "Runs")
+SECTIONS = (
+    "Result",
+    "Precision",
+    "Windows",
+    "Loss",
+    "Stability",
+    "Layers",
+    "Attention",
+    "Published",
+    "Fairness",
+    "Runs",
+)
 
 
 def header(study, r):
-    names = [name for name in SECTIONS if name != "Precision" or r["low_bit"]]
+    absent = [name for name, part in (("Precision", "low_bit"), ("Windows", "long_context")) if not r[part]]
+    names = [name for name in SECTIONS if name not in absent]
     links = "".join(f"<a href=#{name.lower()}>{name}</a>" for name in names)
     legend = "".join(arm_button(arm, label) for arm, label in study.arms.items())
     return (
@@ -471,6 +528,7 @@ def build(study, r, figures, maps, published, plotly_js, watch=0):
         "<h2 id=result>Result</h2><ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>",
         summary_table(r),
         low_bit_section(r) if r["low_bit"] else "",
+        long_context_section(r) if r["long_context"] else "",
         "<h2 id=loss>Loss</h2>",
         *map(figure_html, curves),
         noise_table(r) if r["noise"] else "",

@@ -1,6 +1,6 @@
 """tables.py: the tables of a report: losses and gaps, spikes, learning rates, layers, positions, recall, seed noise."""
 
-from . import low_bit, option_history, stats
+from . import long_context, low_bit, option_history, stats
 
 
 def main_rate(study):
@@ -300,4 +300,5 @@ def results(study):
         "recall": recall(study, lr),
         "noise": noise(study),
         "low_bit": low_bit.tables(study, lr),
+        "long_context": long_context.tables(study, lr),
     }

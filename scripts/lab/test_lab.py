@@ -22,7 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 sys.path[0] = str(HERE.parent)
-from lab import option_history, plan as plans, run_directory, scheduler, stats
+from lab import long_context, option_history, plan as plans, run_directory, scheduler, stats
 from lab.testing import expect_error
 from lab.trainer import Trainer
 
@@ -882,6 +882,29 @@ def the_plans_of_the_repository_are_valid_at_every_size():
                     got = trainer.dry_run(options)[0]
                     assert abs(got / wanted - 1) < 2e-3, (path.name, size, arm, got, wanted)
                 trainer.dry_run(options)
+
+
+@test
+def caches_follow_the_layers_of_the_trainers_config():
+    with tempfile.TemporaryDirectory() as place:
+        corpus(place)
+        shape = "--layers 4 --hidden 16 --heads 2 --kv-heads 1 --head-dim 8 --ffn 16 --seq-len 32 --steps 1".split()
+        for number, words in enumerate(("--window 8", "--window 8 --full-every 2", "--window 8 --yoco", "--window 99")):
+            out = Path(place) / f"out{number}"
+            command = [str(TRAINER), "--train-data", "corpus", "--out", str(out), *shape, *words.split()]
+            subprocess.run(command, cwd=place, capture_output=True, check=True)
+            config = run_directory.read_json(
+                run_directory.checkpoint(out, 1) / "config.json", {"layer_types": ["text"]}
+            )
+            lengths = [
+                min(config["sliding_window"], 32) if kind == "sliding_attention" else 32
+                for kind in config["layer_types"]
+            ]
+            if config.get("yoco"):
+                lengths = lengths[:3]  # the upper half has one cache
+            options = run_directory.read_run(out)["options"]
+            assert long_context.layer_windows(options) == lengths, (words, lengths)
+            assert long_context.cache_numbers(options) == sum(lengths) * 2 * 8, words
 
 
 @test

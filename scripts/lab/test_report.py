@@ -430,6 +430,75 @@ def labs_with_the_same_runs_at_several_precisions_are_kept_apart():
         assert all(row["cost"]["n"] == 3 for row in r["low_bit"]["training"])
 
 
+WINDOWS = {"window": 8, "full-every": 2}
+LONG_ARMS = {  # arm: variant, windows, parameters, loss above the variant's own, share of NOISE in it
+    "baseline": ("baseline", {}, 1000, 0, 0),
+    "baseline-w": ("baseline", WINDOWS, 1000, 0.03, 1),
+    "baseline-yoco": ("baseline", {"window": 8, "yoco": True}, 1000, 0.08, 0),
+    "diff_v2": ("diff_v2", {}, 1300, -0.5, 0),  # has other parameters: not what the arms below are compared with
+    "diff_v2-p": ("diff_v2", {}, 1000, 0, 0),
+    "diff_v2-w": ("diff_v2", WINDOWS, 1000, 0.01, 0),
+    "diff_v2-yoco": ("diff_v2", {"window": 8, "yoco": True}, 1000, 0.05, 0.2),
+}
+LATE = 0.4  # a model with YOCO loses this much more in the last half of the context
+
+
+def made_long_lab(place):
+    lab, runs = Path(place) / "lab", []
+    for arm, (attention, options, parameters, above, share) in LONG_ARMS.items():
+        for seed, noise in NOISE.items():
+            run = f"{arm}.lr0.001.seed{seed}"
+            final = 2 + seed / 10 + above + share * noise
+            made_run(lab / run, arm, 0.001, seed, final, attention=attention, **options)
+            rewrite(lab / run / "run.json", lambda j: j["model"].update(parameters=parameters))
+            late = [LATE * (t >= T // 2) * bool(options.get("yoco")) for t in range(T)]
+            added = lambda j: [x + more for x, more in zip(j["loss_by_position"], late)]
+            rewrite(lab / run / "eval.json", lambda j: j.update(loss_by_position=added(j)))
+            runs.append({"name": run, "arm": arm})
+    lab_json = {"plan": "p", "size": "s", "title": "Long", "reference": "baseline", "runs": runs}
+    (lab / "lab.json").write_text(json.dumps({**lab_json, "arms": {arm: {"label": arm} for arm in LONG_ARMS}}))
+    return lab
+
+
+@test
+def the_cost_of_windows_and_yoco_is_that_within_a_variant():
+    with tempfile.TemporaryDirectory() as place:
+        lab = made_long_lab(place)
+        done = report(lab, "--no-png")
+        assert done.returncode == 0, done.stderr
+        part = json.loads((lab / "report/results.json").read_text())["long_context"]
+        rows = {(x["what"], x["change"], x["base"], x["arm"]): x for x in part["costs"]}
+        assert len(rows) == len(part["costs"]) == 18, list(rows)
+        whole, late, use = "loss", "loss at positions 8 to 15", "that minus the loss at 4 to 7"
+        for key, cost, noise, gap, gap_noise in (
+            ((whole, "windows", "neither", "baseline-w"), 0.03, 1, None, 0),
+            ((whole, "YOCO", "neither", "baseline-yoco"), 0.08, 0, None, 0),
+            ((whole, "YOCO", "windows", "baseline-yoco"), 0.05, 1, None, 0),
+            ((whole, "windows", "neither", "diff_v2-w"), 0.01, 0, -0.02, 1),
+            ((whole, "YOCO", "neither", "diff_v2-yoco"), 0.05, 0.2, -0.03, 0.2),
+            ((whole, "YOCO", "windows", "diff_v2-yoco"), 0.04, 0.2, -0.01, 1.2),
+            ((late, "YOCO", "neither", "diff_v2-yoco"), 0.05 + LATE, 0.2, -0.03, 0.2),
+            ((use, "YOCO", "windows", "baseline-yoco"), LATE, 0, None, 0),
+            ((use, "windows", "neither", "diff_v2-w"), 0, 0, 0, 0),
+        ):
+            row, half = rows[key], 4.302652730 * 0.01 / math.sqrt(3)
+            near(row["cost"]["mean"], cost)
+            near(row["cost"]["half"], noise * half)
+            assert (row["gap"] is None) == (gap is None), row
+            if gap is not None:
+                near(row["gap"]["mean"], gap)
+                near(row["gap"]["half"], gap_noise * half)
+        assert rows[whole, "windows", "neither", "diff_v2-w"]["minus"] == "diff_v2-p"
+        arms = {row["arm"]: row for row in part["arms"]}
+        numbers = [arms[arm]["cache_numbers"] for arm in ("baseline", "diff_v2-w", "diff_v2-yoco")]
+        assert numbers == [2 * 16 * 8, (8 + 16) * 8, (8 + 16) * 8], numbers
+        near(arms["baseline"]["values"][use]["mean"], -0.6)
+        said = (lab / "report/results.md").read_text()
+        assert "| loss | windows against neither | baseline-w | +0.0300 [+0.0052, +0.0548] |" in said, said
+        assert "-0.0200 [-0.0448, +0.0048] not shown" in said and "| 1 x 8, 1 x 16 |" in said, said
+        assert "<h2 id=windows>" in (lab / "report/report.html").read_text()
+
+
 @test
 def runs_that_are_not_comparable_are_an_error():
     with tempfile.TemporaryDirectory() as place:

@@ -1,0 +1,135 @@
+"""long_context.py: what windows and YOCO cost each attention variant, and whether the end of the context is used.
+
+Arms of one family differ in windows, YOCO and the MLP width only. A cost is the value of an arm minus that of another
+arm of its family, at the same seed: windows and YOCO against neither, and YOCO against windows alone, which is the cost
+of shared keys and values where as many layers have windows. The gap of an arm is its cost minus the cost of the same
+change in the family of the reference, paired by seed.
+"""
+
+from . import stats
+
+FAMILY = "attention preset layers hidden heads kv-heads head-dim".split()
+CHANGES = (("windows", "neither"), ("YOCO", "neither"), ("YOCO", "windows"))
+
+
+def kind(options):
+    return "YOCO" if options.get("yoco") else "windows" if window_of(options) else "neither"
+
+
+def window_of(options):
+    """Positions that a layer with a window attends to; 0: no layer has one."""
+    return int(options.get("window") or 0)
+
+
+def layer_windows(options):
+    """Of each layer the positions whose keys and values generation keeps, as layer_window() of the trainer; with YOCO
+    the upper half keeps them once."""
+    T, L, window, every = (int(options.get(key) or 0) for key in ("seq-len", "layers", "window", "full-every"))
+    short = min(window or T, T)
+    if options.get("yoco"):
+        return [short] * (L // 2) + [T]
+    return [T if every and (l + 1) % every == 0 else short for l in range(L)]
+
+
+def cache_numbers(options):
+    """Numbers in the cache of one sequence of seq-len positions: keys and values have this width in every variant."""
+    return sum(layer_windows(options)) * 2 * int(options["kv-heads"]) * int(options["head-dim"])
+
+
+def measures(study):
+    """{what: function of a run}: the loss, and where positions were evaluated that of the last half of the context, and
+    how much lower it is than just before the end of the smallest window."""
+    by_eval, T = study.all_evaluated(), int(study.runs[0].options["seq-len"])
+    window = min(window_of(run.options) for run in study.runs if window_of(run.options))
+    late = lambda run: at(run, T // 2, T)
+    found = {"loss": lambda run: run.final_loss(by_eval), f"loss at positions {T // 2} to {T - 1}": late}
+    if 2 <= window <= T // 2:
+        early = f"{window // 2} to {window - 1}"
+        found[f"that minus the loss at {early}"] = lambda run: difference(late(run), at(run, window // 2, window))
+    return found
+
+
+def at(run, begin, end):
+    return stats.mean_or_none((run.eval or {}).get("loss_by_position", [])[begin:end])
+
+
+def difference(a, b):
+    return a - b if stats.finite(a) and stats.finite(b) else None
+
+
+def values(study, arm, lr, get):
+    """{seed: value} of the finished runs of an arm."""
+    found = {run.seed: get(run) for run in study.runs_of(arm, lr) if run.state == "done"}
+    return {seed: x for seed, x in found.items() if stats.finite(x)}
+
+
+def pairs(study, lr):
+    """[(change, base, arm, base arm, family)]: of several possible base arms that with the most similar window and
+    number of parameters."""
+    first = {arm: runs[0] for arm in study.arms if (runs := study.runs_of(arm, lr))}
+    family = {arm: tuple(run.options.get(key) for key in FAMILY) for arm, run in first.items()}
+    found = []
+    for change, base in CHANGES:
+        for arm, run in first.items():
+            same = [a for a in first if family[a] == family[arm] and kind(first[a].options) == base]
+            if kind(run.options) == change and same:
+                unlike = lambda a: (
+                    window_of(first[a].options) != window_of(run.options),
+                    abs((first[a].parameters or 0) - (run.parameters or 0)),
+                )
+                found.append((change, base, arm, min(same, key=unlike), family[arm]))
+    return found
+
+
+def costs(study, lr):
+    table, known = [], pairs(study, lr)
+    own = next((family for _, _, arm, base, family in known if study.reference in (arm, base)), None)
+    for what, get in measures(study).items():
+        paid = {}
+        for change, base, arm, other, _ in known:
+            mine, theirs = (values(study, a, lr, get) for a in (arm, other))
+            paid[change, base, arm] = {seed: mine[seed] - theirs[seed] for seed in mine if seed in theirs}
+        for change, base, arm, other, family in known:
+            cost = paid[change, base, arm]
+            window = window_of(study.runs_of(arm, lr)[0].options)
+            peers = [a for c, b, a, _, f in known if (c, b, f) == (change, base, own) and f != family]
+            peer = next((a for a in peers if window_of(study.runs_of(a, lr)[0].options) == window), None)
+            if cost:
+                gap = stats.paired_gap(cost, paid[change, base, peer]) if peer else None
+                row = {"what": what, "change": change, "base": base, "arm": arm, "label": study.arms[arm]}
+                row |= {"minus": other, "cost": stats.as_json(stats.t_interval(list(cost.values())))}
+                row |= {"gap": stats.as_json(gap), "seeds": {str(seed): x for seed, x in cost.items()}}
+                table.append(row)
+    for key in ("cost", "gap"):
+        for row, p in zip(table, stats.holm([(row[key] or {}).get("p") for row in table])):
+            if row[key]:
+                row[key]["p_holm"] = p
+    return table
+
+
+def arms(study, lr):
+    table = []
+    for arm, label in study.arms.items():
+        runs = study.runs_of(arm, lr)
+        if runs:
+            row = {"arm": arm, "label": label, "kind": kind(runs[0].options)}
+            row |= {"window": window_of(runs[0].options), "layers": layer_windows(runs[0].options)}
+            row |= {"cache_numbers": cache_numbers(runs[0].options), "flops_per_token": runs[0].flops_per_token}
+            each = {what: values(study, arm, lr, get) for what, get in measures(study).items()}
+            row["values"] = {what: stats.as_json(stats.t_interval(list(x.values()))) for what, x in each.items()}
+            row["seeds"] = {what: {str(seed): y for seed, y in x.items()} for what, x in each.items()}
+            table.append(row)
+    return table
+
+
+def caches(row):
+    """Positions of the caches of an arm in words: "2 x 64, 1 x 512"."""
+    lengths = row["layers"]
+    return ", ".join(f"{lengths.count(x)} x {x}" for x in dict.fromkeys(lengths))
+
+
+def tables(study, lr):
+    """The tables of the section, or None if no run has windows."""
+    if not any(window_of(run.options) for run in study.runs):
+        return None
+    return {"lr": lr, "arms": arms(study, lr), "costs": costs(study, lr)}
