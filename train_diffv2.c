@@ -1385,6 +1385,7 @@ static void mode_generate(Run *run) {
     Model *model = &run->model;
     if (o->prompts) {
         Generator g = run_generator(run, model);
+        print_cache(&model->plan);
         int broken = print_results(&g, run->sequences, &run->prompts, &run->tokenizer);
         CHECK(broken == 0,
               "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",
