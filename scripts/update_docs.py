@@ -155,8 +155,30 @@ def hours():
     return table(["size", *(f"{ranks} x {device}" for device, ranks in MACHINES)], rows)
 
 
+LAYERS = ["", "--window 1024 --full-every 4", "--window 1024 --yoco"]
+
+
+def contexts():
+    rows = []
+    for length in (4096, 16384, 65536):
+        for layers in LAYERS:
+            words = f"--preset 1.4b --kv-heads 8 --seq-len {length} --batch-size 1 --recompute 1 {layers}".split()
+            text, prediction = dry_run(("--device", "H200", "--sample-every", "1", *words))
+            cache = re.search(r"^ +keys and values for samples +([0-9.]+) MiB$", text, re.M)
+            if not cache:
+                fail("--dry-run does not print the memory of keys and values")
+            hours = 1e9 / prediction["tokens_per_s"] / 3600
+            memory = prediction["memory_bytes"] / 2**30
+            row = [f"{float(cache[1]):.0f} MiB", f"{memory:.0f} GiB", f"{hours:.1f}"]
+            rows.append([f"{length // 1024}K", f"`{layers}`" if layers else "full attention", *row])
+    return table(["context", "layers", "cache", "training", "hours per 1G tokens"], rows)
+
+
 # document -> marker -> what is written between the markers
-GENERATED = {"docs/options.md": {"help": options}, "docs/sizing.md": {"settings": settings, "hours": hours}}
+GENERATED = {
+    "docs/options.md": {"help": options},
+    "docs/sizing.md": {"settings": settings, "hours": hours, "contexts": contexts},
+}
 
 
 def main():

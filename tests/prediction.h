@@ -12,11 +12,17 @@ typedef struct {
     ModelPlan model;
     Options options;
 } PredictedRun;
-static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
-                          int B, int ranks) {
+typedef struct {
+    int window, full_every;
+    bool yoco;
+} PredictedLayers;
+static bool predicted_layers_run(PredictedRun *run, const char *device, const char *preset, const char *attention,
+                                 int NKV, int B, int ranks, PredictedLayers layers) {
     Problem problem;
     ModelConfig c;
     int i = 0;
+    memset(&c, 0, sizeof(c));
+    c.window = layers.window, c.full_every = layers.full_every, c.yoco = layers.yoco;
     while (strcmp(presets[i].name, preset) != 0) i++;
     const Preset *p = &presets[i];
     c.attention = variant_find(attention);
@@ -29,6 +35,11 @@ static bool predicted_run(PredictedRun *run, const char *device, const char *pre
     plan_build(&run->model, &c, B, p->T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, ranks, 1);
     plan_for_device(&run->model, device_peak_named(device), true);
     return true;
+}
+static bool predicted_run(PredictedRun *run, const char *device, const char *preset, const char *attention, int NKV,
+                          int B, int ranks) {
+    const PredictedLayers full = {0, 0, false};
+    return predicted_layers_run(run, device, preset, attention, NKV, B, ranks, full);
 }
 static void predicted_run_free(PredictedRun *run) {
     plan_free(&run->model);
@@ -74,24 +85,100 @@ static double predicted_sum(const Prediction *p, const char *name, bool flops) {
     return sum;
 }
 
+static void expect_predicted_flops(const char *preset, const char *variant, PredictedLayers layers) {
+    PredictedRun run;
+    if (!predicted_layers_run(&run, "H200", preset, variant, 0, 2, 1, layers)) return;
+    const ModelPlan *m = &run.model;
+    Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
+    // the trainer counts the backward as twice the forward; flash attention also recomputes the scores
+    double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
+                   2 * predicted_sum(&p, "attention_forward", true);
+    double want = training_flops(m, m->B, m->T);
+    EXPECT(fabs(flops / want - 1) < 1e-12, "%s %s, window %d, every %d, yoco %d: %.6g FLOPs, %.6g in the trainer",
+           preset, variant, layers.window, layers.full_every, layers.yoco, flops, want);
+    double values = (double)m->config.L * m->B * m->T * m->config.F;
+    EXPECT(predicted_sum(&p, "swiglu_forward", false) == values * 3 * 2, "%s: bytes of swiglu", variant);
+    predicted_run_free(&run);
+}
 static void test_prediction_flops_and_bytes(void) {
+    static const PredictedLayers layers[] = {{0, 0, false}, {100, 0, false}, {100, 3, false}, {100, 0, true}};
     for (int i = 0; i < PRESET_COUNT; i++)
-        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++) {
-            const char *variant = attention_variants[v].name;
-            PredictedRun run;
-            if (!predicted_run(&run, "H200", presets[i].name, variant, 0, 2, 1)) continue;
-            const ModelPlan *m = &run.model;
-            Prediction p = predict_step(m, &run.options, ASSUMPTION_COUNT);
-            // the trainer counts the backward as twice the forward; flash attention also recomputes the scores
-            double flops = predicted_sum(&p, NULL, true) - predicted_sum(&p, "attention_backward", true) +
-                           2 * predicted_sum(&p, "attention_forward", true);
-            double want = training_flops(m, m->B, m->T);
-            EXPECT(fabs(flops / want - 1) < 1e-12, "%s %s: %.6g FLOPs, %.6g in the trainer", presets[i].name, variant,
-                   flops, want);
-            double values = (double)m->config.L * m->B * m->T * m->config.F;
-            EXPECT(predicted_sum(&p, "swiglu_forward", false) == values * 3 * 2, "%s: bytes of swiglu", variant);
-            predicted_run_free(&run);
-        }
+        for (int v = 0; v < ATTENTION_VARIANT_COUNT; v++)
+            for (int k = 0; k < 4; k++) expect_predicted_flops(presets[i].name, attention_variants[v].name, layers[k]);
+}
+
+// Pairs of a query and a key, counted one by one.
+static void test_visible_pairs(void) {
+    static const int windows[] = {0, 1, 2, 5, 7, 8, 12, 13, 40};
+    AttentionShape s;
+    memset(&s, 0, sizeof(s));
+    s.B = 3;
+    for (s.T = 1; s.T < 12; s.T += 5)
+        for (s.first = 0; s.first < 9; s.first += 4)
+            for (int w = 0; w < 9; w++) {
+                double count = 0;
+                s.window = windows[w];
+                for (int t = s.first; t < s.first + s.T; t++) count += s.window ? min_int(s.window, t + 1) : t + 1;
+                EXPECT(attention_visible(s) == s.B * count, "T %d, first %d, window %d: %g pairs, not %g", s.T, s.first,
+                       s.window, attention_visible(s), s.B * count);
+            }
+}
+
+// The time of attention grows with the window, to that of full attention. YOCO saves products of the upper half.
+static void test_prediction_of_windows(void) {
+    static const int windows[] = {128, 512, 1024, 2048};
+    const PredictedLayers full = {0, 0, false}, half = {256, 2, false}, yoco = {256, 0, true};
+    PredictedRun run;
+    double before = 0, times[3];
+    for (int w = 0; w < 4; w++) {
+        const PredictedLayers layers = {windows[w], 0, false};
+        predicted_layers_run(&run, "H200", "1.4b", "diff_v2", 8, 16, 1, layers);
+        double ms = predict_step(&run.model, &run.options, ASSUMPTION_COUNT).class_ms[CLASS_ATTENTION_FORWARD];
+        EXPECT(ms > 1.05 * before, "window %d: %g ms, half of it %g", windows[w], ms, before);
+        predicted_run_free(&run);
+        before = ms;
+    }
+    const PredictedLayers layers[] = {full, half, yoco};
+    double products[3];
+    for (int k = 0; k < 3; k++) {
+        predicted_layers_run(&run, "H200", "1.4b", "diff_v2", 8, 16, 1, layers[k]);
+        Prediction p = predict_step(&run.model, &run.options, ASSUMPTION_COUNT);
+        times[k] = p.class_ms[CLASS_ATTENTION_FORWARD], products[k] = p.class_ms[CLASS_BLOCK_GEMMS];
+        EXPECT((p.class_ms[CLASS_YOCO] > 0) == layers[k].yoco, "%g ms of sums", p.class_ms[CLASS_YOCO]);
+        predicted_run_free(&run);
+    }
+    EXPECT(fabs(before / times[0] - 1) < 1e-12, "a window of T: %g ms, full attention %g", before, times[0]);
+    // a row attends to 240.1 keys of 1024.5, at 479 / (479 + 914 + 112) of the rate of long sequences, not 2048 / 2962
+    EXPECT(fabs(times[1] / times[0] - 0.7545) < 0.0005, "half of the layers with windows: %g of %g ms", times[1],
+           times[0]);
+    EXPECT(fabs(times[2] / times[1] - 1) < 1e-12, "YOCO: %g ms, the same windows %g", times[2], times[1]);
+    EXPECT(products[2] < 0.99 * products[0] && fabs(products[1] / products[0] - 1) < 1e-12,
+           "products take %g, %g and %g ms", products[0], products[1], products[2]);
+}
+
+// The cache by hand, for 1.4b with 8 key/value heads of width 128: 2 x 8 x 128 numbers per position and layer.
+static void test_cache_bytes(void) {
+    enum { B = 3, T = 4096, W = 1000, L = 24, POSITION = 2 * 8 * 128 * 2 };
+    static const struct {
+        PredictedLayers layers;
+        size_t positions; // of all layers, per sequence
+    } cases[] = {{{0, 0, false}, (size_t)L * T},
+                 {{W, 0, false}, (size_t)L * W},
+                 {{W, 6, false}, (size_t)20 * W + 4 * T},
+                 {{W, 0, true}, (size_t)L / 2 * W + T},
+                 {{2 * T, 0, false}, (size_t)L * T}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        PredictedRun run;
+        ModelPlan plan;
+        predicted_layers_run(&run, "H200", "1.4b", "baseline", 8, 1, 1, cases[i].layers);
+        plan_build(&plan, &run.model.config, B, T, FOR_GENERATION, RECOMPUTE_NOTHING, 0, 1, 0);
+        plan_for_device(&plan, device_peak_named("H200"), true);
+        size_t want = B * POSITION * cases[i].positions;
+        EXPECT(plan.cache_bytes == want, "case %zu: %zu bytes of keys and values, not %zu", i, plan.cache_bytes, want);
+        EXPECT(plan.activations_bytes > want, "case %zu: all activations have %zu bytes", i, plan.activations_bytes);
+        plan_free(&plan);
+        predicted_run_free(&run);
+    }
 }
 
 static void test_prediction_sums(void) {
@@ -306,6 +393,9 @@ static void test_prediction_of_4096_gpus(void) {
 static const Test prediction_tests[] = {
     {"a step of 1.4b on an H200 has the times derived by hand", test_prediction_step_times},
     {"operations have the FLOPs that the trainer counts, and bytes of bf16", test_prediction_flops_and_bytes},
+    {"the pairs that attention computes are those that a window leaves", test_visible_pairs},
+    {"windows and YOCO take the time of the pairs and products that they leave", test_prediction_of_windows},
+    {"the cache has the positions of windows, and one of YOCO's upper half", test_cache_bytes},
     {"classes and operations add up to the step on every device", test_prediction_sums},
     {"worse assumptions never make a step faster, up to 4096 ranks", test_prediction_is_monotone},
     {"rings take the time of their hops and bytes", test_prediction_ring_times},

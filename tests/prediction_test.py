@@ -20,6 +20,7 @@ from prediction import calls, compare, predict
 from variants import VARIANTS
 
 B, T = 1, 32
+LAYERS = ["--window 8 --full-every 2 --doc-mask", "--window 8 --yoco --doc-mask"]
 MEMORY = [
     "--preset 124m --batch-size 4",
     "--preset 350m --batch-size 2 --recompute 1 --ranks 8 --zero 1",
@@ -29,6 +30,12 @@ MEMORY = [
     "--preset 350m --heads 15 --kv-heads 5 --head-dim 72 --ffn 1000 --batch-size 2 --seq-len 100 --gemm fp8",
     "--preset 1.4b --kv-heads 8 --batch-size 2 --recompute 2 --ranks 64 --zero 2 --gemm fp8",
     "--preset 830m --attention gated_elem --batch-size 2 --gemm fp8",
+    "--preset 1.4b --kv-heads 8 --seq-len 16384 --batch-size 1 --recompute 2",
+    "--preset 350m --window 256 --full-every 4 --batch-size 2 --recompute 1",
+    "--preset 350m --window 256 --yoco --batch-size 2 --ranks 8 --zero 2 --recompute 2",
+    "--preset 350m --window 256 --yoco --batch-size 2 --attention diff_v1 --gemm fp8",
+    "--preset 124m --window 256 --full-every 4 --batch-size 2 --sample-every 1",
+    "--preset 124m --window 256 --yoco --batch-size 2 --sample-every 1",
 ]
 BUFFERS = [
     "parameters",
@@ -37,6 +44,8 @@ BUFFERS = [
     "master weights",
     "rounded copies of weights",
     "activations",
+    "activations for samples",
+    "keys and values for samples",
     "gradients received from other ranks",
 ]
 
@@ -48,18 +57,18 @@ def run(words):
     return done.stdout
 
 
-def operations_of(bench, variant, gemm):
-    command = [*bench, "--tiny", *gemm, "profile", "tiny", variant, 2, B, T]
+def operations_of(bench, variant, options):
+    command = [*bench, "--tiny", *options, "profile", "tiny", variant, 2, B, T]
     records = [json.loads(line) for line in run(command).splitlines()]
     return {
         r["operation"]: r for r in records if r.get("table") == "profile" and r["operation"] not in ("step", "outside")
     }
 
 
-def same_operations(trainer, bench, variant, *gemm):
+def same_operations(trainer, bench, variant, *more):
     options = f"--preset tiny --kv-heads 2 --attention {variant} --batch-size {B} --seq-len {T}"
-    prediction = predict(trainer, "H200", [*options.split(), *gemm])
-    measured = operations_of(bench, variant, gemm)
+    prediction = predict(trainer, "H200", [*options.split(), *more])
+    measured = operations_of(bench, variant, more)
     predicted = calls(prediction)
     made = {name: r["calls"] for name, r in measured.items() if name != "buffer_upload"}
     if predicted != made:
@@ -104,8 +113,14 @@ def main():
         for v in VARIANTS
     ]
     cases += [
-        (f"the same in fp8 of {v}", same_operations, trainer, bench, v, "--gemm", "fp8")
+        (f"the same of {v} with {options}", same_operations, trainer, bench, v, *options.split())
+        for v in VARIANTS
+        for options in LAYERS
+    ]
+    cases += [
+        (f"the same in fp8 of {v} with {options}", same_operations, trainer, bench, v, *options.split())
         for v in ("diff_v2", "baseline", "diff_v1", "gated_head")
+        for options in ("--gemm fp8", "--gemm fp8 --window 8 --yoco")
     ]
     cases += [
         (

@@ -15,9 +15,8 @@ bench_cuda.cu: speed of the CUDA trainer on a GPU, and the time of each operatio
   and B*T <= 32768.
   --gemm fp8          matrix products of blocks in FP8 (model, profile, turns; kernels measures both)
   --sdpa own          attention by the built-in kernel
-  --window W          all layers attend to the last W positions
-  --yoco              the upper half of the layers attends to one set of keys and values
   --no-deterministic  cuDNN's faster backward, whose bits may vary from run to run
+  --window W, --full-every K, --yoco, --doc-mask   layers as the trainer's options; documents of a third of T
   --repeats N         repetitions of each operation (default: as many as take 0.15 s; 1 for profilers)
   --tiny              few repetitions and little memory, for dev/cuda_on_cpu
   --json FILE         appends each result to FILE as one line of JSON
@@ -269,7 +268,8 @@ static void run_facts(void) {
 
 int main(int argc, char **argv) {
     const char *usage =
-        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--yoco] [--json FILE] facts | "
+        "usage: bench_cuda [--tiny] [--repeats N] [--gemm fp8] [--window W] [--full-every K] [--yoco] [--doc-mask] "
+        "[--json FILE] facts | "
         "kernels PRESET KV_HEADS B T [WORD] | model PRESET T CASE... | profile PRESET ATTENTION KV_HEADS B T | "
         "turns PRESET ATTENTION KV_HEADS B T | decode PRESET KV_HEADS B CONTEXT... | "
         "decode-turns PRESET ATTENTION KV_HEADS B T";
@@ -278,14 +278,13 @@ int main(int argc, char **argv) {
     AttentionOptions use = {false, false, true, false, false};
     for (; i < argc && argv[i][0] == '-'; i++) {
         if (strcmp(argv[i], "--tiny") == 0) bench_tiny = true, bench_repeats = 3;
+        else if (bench_layer_option(argc, argv, &i)) continue;
         else if (strcmp(argv[i], "--repeats") == 0 && i + 1 < argc)
             bench_repeats = min_int(number(argv[++i], 1), MOST_REPEATS);
         else if (strcmp(argv[i], "--sdpa") == 0 && i + 1 < argc && strcmp(argv[i + 1], "own") == 0)
             use.builtin = true, i++;
         else if (strcmp(argv[i], "--gemm") == 0 && i + 1 < argc && strcmp(argv[i + 1], "fp8") == 0) fp8 = true, i++;
         else if (strcmp(argv[i], "--no-deterministic") == 0) use.deterministic = false;
-        else if (strcmp(argv[i], "--window") == 0 && i + 1 < argc) bench_window = number(argv[++i], 1);
-        else if (strcmp(argv[i], "--yoco") == 0) bench_yoco = true;
         else if (strcmp(argv[i], "--json") == 0 && i + 1 < argc) {
             bench_json = fopen(argv[++i], "a");
             CHECK(bench_json, "cannot write %s: %s", argv[i], strerror(errno));

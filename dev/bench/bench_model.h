@@ -13,8 +13,21 @@ static double median(double *values, int count) {
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
 
-static int bench_window; // traits of the layers of all models of a call
-static bool bench_yoco;
+// Traits of the layers of all models of a call: --window W, --full-every K and --yoco, as the trainer's; --doc-mask:
+// documents of a third of T.
+static int bench_window, bench_full_every;
+static bool bench_yoco, bench_documents;
+// Reads one of these options at argv[*i], and its value; false: it is another one.
+static bool bench_layer_option(int argc, char **argv, int *i) {
+    const char *names[] = {"--window", "--full-every"};
+    int *values[] = {&bench_window, &bench_full_every};
+    if (strcmp(argv[*i], "--yoco") == 0) return bench_yoco = true;
+    if (strcmp(argv[*i], "--doc-mask") == 0) return bench_documents = true;
+    for (int k = 0; k < 2; k++)
+        if (strcmp(argv[*i], names[k]) == 0 && *i + 1 < argc && sscanf(argv[*i + 1], "%d", values[k]) == 1)
+            return (*i)++, true;
+    return false;
+}
 
 // A preset with NKV key/value heads (0: the preset's); false for an unknown preset or variant.
 static bool find_model(ModelConfig *c, const char *preset, const char *attention, int NKV, int T) {
@@ -28,8 +41,7 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
     c->V = p->V, c->tied = p->tied;
     c->rope_theta = 10000;
     c->rms_norm_eps = 1e-5;
-    c->window = bench_window;
-    c->yoco = bench_yoco;
+    c->window = bench_window, c->full_every = bench_full_every, c->yoco = bench_yoco;
     return true;
 }
 
@@ -37,7 +49,9 @@ static bool find_model(ModelConfig *c, const char *preset, const char *attention
 static void plan_model(Model *model, const char *preset, const char *attention, int NKV, int B, int T,
                        Purpose purpose) {
     ModelConfig c;
+    Problem problem;
     CHECK(find_model(&c, preset, attention, NKV, T), "no preset '%s' or no variant '%s'", preset, attention);
+    CHECK(model_config_problems(&c, &problem, 1) == 0, "%s", problem);
     model_plan(model, &c, B, T, purpose, RECOMPUTE_NOTHING, 0, 1, 0);
 }
 
@@ -85,6 +99,7 @@ static void bench_init(Model *model) {
 typedef struct {
     Model model;
     int B, T, *tokens;
+    int *starts; // of each position's document; NULL without --doc-mask
 } BenchModel;
 
 static void bench_open(BenchModel *b, const char *preset, const char *attention, int NKV, int B, int T,
@@ -95,6 +110,8 @@ static void bench_open(BenchModel *b, const char *preset, const char *attention,
     ops_init(b->model.plan.workspace_bytes);
     bench_init(&b->model);
     b->tokens = bench_tokens((size_t)B * (size_t)T + 1, b->model.plan.config.V);
+    b->starts = bench_documents ? (int *)checked_calloc((size_t)B * (size_t)T, sizeof(int)) : NULL;
+    for (int n = 0; b->starts && n < B * T; n++) b->starts[n] = n % T / max_int(1, T / 3) * max_int(1, T / 3);
 }
 static void bench_close(BenchModel *b) {
     model_free(&b->model, true);
@@ -102,6 +119,7 @@ static void bench_close(BenchModel *b) {
     ops_release(); // the next model needs the memory
 #endif
     free(b->tokens);
+    free(b->starts);
 }
 
 // One update as in the trainer, or a forward with its loss. Returns seconds; part: those of the forward with the
@@ -115,7 +133,7 @@ static double bench_step(BenchModel *b, double part[3]) {
     int N = b->B * b->T;
     double start = now_seconds();
     buffer_zero(model->acts.losses, (size_t)N * sizeof(real));
-    model_read_batch(model, b->tokens, b->tokens + 1, NULL, N);
+    model_read_batch(model, b->tokens, b->tokens + 1, b->starts, N);
     model_forward(model, b->B, b->T);
     if (training) grads_open(model, 0), grads_open(model, model->plan.config.L + 1); // as model_micro_step
     model_classify(model, N, training ? (real)(1.0 / N) : 0);

@@ -134,6 +134,9 @@ static inline size_t gate_forward_bytes(size_t N, size_t heads, size_t D, size_t
 static inline size_t gate_backward_bytes(size_t N, size_t heads, size_t D, size_t width) {
     return N * heads * (3 * D + 2 * width) * FLOATX_BYTES;
 }
+static inline size_t accumulate_bytes(size_t count, bool add) {
+    return count * (2 * FLOATX_BYTES + (add ? 2 : 1) * FP32_BYTES);
+}
 static inline size_t scale_bytes(size_t count) { return 2 * count * FLOATX_BYTES; }
 static inline size_t swiglu_forward_bytes(size_t N, size_t F) { return 3 * N * F * FLOATX_BYTES; }
 static inline size_t swiglu_backward_bytes(size_t N, size_t F) { return 5 * N * F * FLOATX_BYTES; }

@@ -25,8 +25,11 @@ static inline int memory_parts(const ModelPlan *plan, const ModelPlan *sampling,
         memory_part("optimizer states", plan->moments_bytes, false),
         memory_part("master weights", plan->master_bytes, false),
         memory_part("rounded copies of weights", plan->copies_bytes, false),
-        memory_part("activations", plan->activations_bytes, false),
-        memory_part("activations for samples", sampling ? sampling->activations_bytes : 0, false),
+        memory_part("activations", plan->activations_bytes - plan->cache_bytes, false),
+        memory_part("keys and values of earlier positions", plan->cache_bytes, false),
+        memory_part("activations for samples", sampling ? sampling->activations_bytes - sampling->cache_bytes : 0,
+                    false),
+        memory_part("keys and values for samples", sampling ? sampling->cache_bytes : 0, false),
         memory_part("gradients received from other ranks", plan->received_bytes, false),
         memory_part("workspace", plan->workspace_bytes, false),
     };
@@ -68,6 +71,12 @@ static inline size_t memory_available(const DeviceMemory *now, size_t estimated)
 }
 
 static inline double in_mib(size_t bytes) { return (double)bytes / 1048576.0; }
+
+// The size of the cache of a model for generation, before the first token; on stderr, as stdout has the results.
+static inline void print_cache(const ModelPlan *plan) {
+    fprintf(stderr, "keys and values: %.1f MiB for %d sequence%s of up to %d positions\n", in_mib(plan->cache_bytes),
+            plan->B, plan->B == 1 ? "" : "s", plan->T);
+}
 
 static inline void print_memory(const ModelPlan *plan, const ModelPlan *sampling) {
     MemoryPart parts[MEMORY_PARTS];
@@ -138,6 +147,11 @@ static inline void memory_advice_text(char *text, size_t size) {
     }
     if (B > 0 && m->purpose != FOR_GENERATION)
         memory_offer(offers, sizeof(offers), now, "batch-size", B, B, m->recompute, level);
+    size_t saved = attention_deterministic_bytes();
+    if (saved) {
+        size_t at = strlen(offers);
+        snprintf(offers + at, sizeof(offers) - at, "%s --no-deterministic (%.1f MiB)", at ? "," : "", in_mib(saved));
+    }
     if (offers[0]) snprintf(text + used, size - used, "; options that save memory:%s", offers);
     else snprintf(text + used, size - used, "; use a smaller --seq-len or model");
 }

@@ -82,7 +82,7 @@ static const ElementBytes own_elements = {sizeof(int), sizeof(double), sizeof(re
 // Allocates consecutive aligned pieces of a buffer; with base NULL it only counts their bytes.
 typedef struct {
     char *base;
-    size_t used;
+    size_t used, cached; // cached: by the caches of keys and values
     ElementBytes bytes;
 } Arena;
 static inline void *carve(Arena *arena, size_t count, size_t element_bytes) {
@@ -100,7 +100,10 @@ static inline bool layer_keeps(const ModelPlan *plan, int l, Recompute level) {
 // The cache of layer l: with YOCO the layers of the upper half share one.
 static inline floatX *layer_carve_cache(const Activations *a, const ModelPlan *plan, int l, Arena *arena) {
     if (layer_cross(&plan->config, l) && l > yoco_layer(&plan->config)) return a->layers[l - 1].kv;
-    return CARVE(arena, floatX, (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows);
+    size_t before = arena->used;
+    floatX *cache = CARVE(arena, floatX, (size_t)plan->B * cache_capacity(plan, l) * plan->dims.kv_rows);
+    arena->cached += arena->used - before;
+    return cache;
 }
 
 // Lays the activations of the model out in the arena. Only this function knows their sizes.
@@ -192,12 +195,13 @@ static inline size_t group_grads_count(const ModelPlan *plan, size_t *layer_coun
 static inline void plan_count_bytes(ModelPlan *plan, ElementBytes e) {
     int level = plan->sharding.level;
     size_t layer_count, own = plan->sharding.own;
-    Arena count = {NULL, 0, e};
+    Arena count = {NULL, 0, 0, e};
     Activations acts;
     acts.layers = (LayerActivations *)checked_calloc(plan->config.L, sizeof(LayerActivations));
     activations_carve(&acts, plan, &count);
     free(acts.layers);
     plan->activations_bytes = count.used;
+    plan->cache_bytes = count.cached;
     plan->params_bytes = plan->tensors.buffer_count * e.floatX_;
     if (plan->purpose != FOR_TRAINING) return;
     plan->grads_bytes = (group_grads_count(plan, &layer_count) + (level == 2 ? own : 0)) * e.grad_t_;
@@ -217,8 +221,10 @@ static inline size_t plan_attention(const ModelPlan *plan) {
             int piece = min_int(plan->T, PREFILL_ROWS);
             AttentionShape one = key_set(plan, l, 0, plan->B, 1, 0).shape;
             bytes = max_size(bytes, attention_decode_workspace_bytes(one, cache_capacity(plan, l), threads));
-            one = key_set(plan, l, 0, 1, piece, plan->T - piece).shape;
-            bytes = max_size(bytes, attention_workspace_bytes(one, threads));
+            for (int last = 0; last < 2; last++) { // the first piece of a prompt, and the last
+                one = key_set(plan, l, 0, 1, piece, last * (plan->T - piece)).shape;
+                bytes = max_size(bytes, attention_workspace_bytes(one, threads));
+            }
             continue;
         }
         AttentionShape shape = key_set(plan, l, 0, plan->B, plan->T, 0).shape;

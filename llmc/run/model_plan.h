@@ -50,6 +50,7 @@ typedef struct {
     size_t layer_copies_bytes;
     bool fp8;              // --gemm fp8: the largest magnitudes of operands are kept
     size_t received_bytes; // gradient pieces received from other ranks
+    size_t cache_bytes;    // for generation: keys and values of earlier positions, a part of the activations
 } ModelPlan;
 
 static inline void plan_free(ModelPlan *plan) {

@@ -12,16 +12,23 @@ NAME).
 #include "prediction_communication.h"
 #include "prediction_operations.h"
 
-// Bytes of workspace of cuDNN's attention backward, by the rules that attention_plans.cuh applies to a device whose
-// memory is unknown.
+// As attention_share of attention_plans.cuh, for a device whose memory is unknown.
+static inline size_t predicted_share(size_t n, size_t bytes, size_t lse) {
+    size_t best = n;
+    for (size_t d = n; d > 0 && best * bytes > GPU_ATTENTION_LIMIT; d--)
+        if (n % d == 0 && d * lse % 4 == 0) best = d;
+    return best;
+}
+// Bytes of workspace of cuDNN's attention backward, by the rules of attention_plans.cuh. Layers differ only in their
+// windows, which need the same.
 static inline size_t predicted_workspace(const ModelPlan *plan, bool deterministic) {
     AttentionShape s = key_set(plan, 0, 0, plan->B, plan->T, 0).shape;
-    size_t T = s.T, NQ = s.NQ;
-    size_t each = deterministic ? NQ * round_up(T, 64) * round_up(T, 128) * FLOATX_BYTES : NQ * T * s.D * FP32_BYTES;
-    each += NQ * T * ((s.NQ > s.NKV ? (s.D + s.DV) * FLOATX_BYTES : 0) + FP32_BYTES);
-    int n = s.B;
-    while (n > 1 && (s.B % n || each * n > GPU_ATTENTION_LIMIT)) n--;
-    return each * n;
+    size_t T = s.T, group = s.NQ / s.NKV, head = T * FP32_BYTES; // rowsum(dO O)
+    head += deterministic ? round_up(T, 64) * round_up(T, 128) * FLOATX_BYTES : T * s.D * FP32_BYTES;
+    head += group > 1 ? T * (s.D + s.DV) * FLOATX_BYTES : 0;
+    size_t sequences = predicted_share(s.B, s.NQ * head, s.NQ * T);
+    size_t groups = sequences == 1 ? predicted_share(s.NKV, group * head, group * T) : (size_t)s.NKV;
+    return sequences * groups * group * head;
 }
 
 // Turns a plan into that of the bf16 program on this GPU, with the same --gemm fp8. The plan must not be allocated. A
@@ -35,9 +42,11 @@ static inline void plan_for_device(ModelPlan *plan, const DevicePeak *gpu, bool 
     plan_count_bytes(plan, gpu_elements);
     plan->workspace_bytes = predicted_workspace(plan, deterministic);
     plan->copies_bytes = 0;
-    for (int kind = 0; kind < LINEAR_BLOCK_COUNT && plan->fp8; kind++) {
+    for (int kind = 0; kind < LINEAR_HEAD && plan->fp8; kind++) {
         Linear w = linear_shape(plan, (LinearKind)kind, 0);
-        plan->copies_bytes += plan->config.L * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
+        size_t copies = kind < LINEAR_BLOCK_COUNT ? plan->config.L : 1;
+        if (w.OC == 0) continue;
+        plan->copies_bytes += copies * round_up(fp8_copy_bytes(w.IC, w.OC), COPY_ALIGN);
         plan->workspace_bytes = max_size(plan->workspace_bytes, fp8_workspace_bytes(plan->B * plan->T, w.IC, w.OC));
     }
     plan->received_bytes = s->level == 2 ? s->largest / s->ranks * FP32_BYTES : 0;

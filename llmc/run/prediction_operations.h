@@ -36,7 +36,7 @@ static inline void predict_op(Prediction *p, PredictionClass kind, const char *n
     op->ms += p->repeats * ms;
     p->class_ms[kind] += p->repeats * ms;
     p->bound_ms[bound] += p->repeats * ms;
-    p->part_ms[p->part] += ms;
+    p->part_ms[p->part] += p->share * ms;
 }
 
 // An operation whose speed memory bandwidth limits.
@@ -104,9 +104,15 @@ static inline double gradient_writes(const Prediction *p) { return p->plan->shar
 static inline void predict_attention(Prediction *p, AttentionShape s, int sets, bool backward) {
     double share = p->assumed[backward ? ASSUME_ATTENTION_BACKWARD : ASSUME_ATTENTION_FORWARD];
     double length = p->assumed[backward ? ASSUME_BACKWARD_HALF : ASSUME_FORWARD_HALF];
-    share *= s.T / (s.T + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
+    // A row of a long sequence attends to half of `span` keys on average; without a window span is T. Rows behind the
+    // first W also compute the rest of the tile in which their window begins: half of it on average.
+    enum { TILE = 128 };
+    double span = 2 * attention_visible(s) / ((double)s.B * s.T) - 1;
+    if (s.window) length += TILE * (1 - (double)s.window / s.T);
+    share *= span / (span + length) * fmin(1, 0.5 + s.D / 256.0); // narrow heads leave matrix units idle
     if (backward && p->options->deterministic) share *= p->assumed[ASSUME_DETERMINISTIC];
-    if (p->options->sdpa == SDPA_OWN) share = p->assumed[ASSUME_OWN_ATTENTION];
+    bool masked = backward && p->options->doc_mask && p->plan->device->generation <= CARD; // not by cuDNN
+    if (p->options->sdpa == SDPA_OWN || masked) share = p->assumed[ASSUME_OWN_ATTENTION];
     double flops = backward ? attention_backward_flops(s) : attention_forward_flops(s);
     double bytes = (double)(backward ? attention_backward_bytes(s) : attention_forward_bytes(s));
     double ms = fmax(1e-9 * flops / (share * p->plan->device->tflops), memory_ms(p, bytes));
@@ -116,7 +122,37 @@ static inline void predict_attention(Prediction *p, AttentionShape s, int sets, 
 
 // ---- the operations of a step
 
-static inline void predict_begin(Prediction *p, StepPart part, double repeats) { p->part = part, p->repeats = repeats; }
+// Begins a part that a micro-step, or the update, has once.
+static inline void predict_begin(Prediction *p, StepPart part) {
+    p->part = part, p->share = 1;
+    p->repeats = part == PART_UPDATE ? 1 : p->micro_steps;
+}
+// Begins operations of `count` layers.
+static inline void predict_begin_layers(Prediction *p, StepPart part, int count) {
+    p->part = part, p->share = (double)count / (p->plan->config.L - (part == PART_RECOMPUTE));
+    p->repeats = p->micro_steps * count;
+}
+
+// Layers with the same operations and sizes: the first of them, and their number.
+typedef struct {
+    int l, count;
+} LayerKind;
+enum { LAYER_KINDS = 2 }; // with and without a window; the halves of YOCO
+
+// The kinds among the first `layers` layers; returns their number.
+static inline int layer_kinds(const ModelConfig *c, int layers, LayerKind kinds[LAYER_KINDS]) {
+    int count = 0;
+    for (int l = 0; l < layers; l++) {
+        int k = 0;
+        while (k < count &&
+               (layer_window(c, kinds[k].l) != layer_window(c, l) || layer_cross(c, kinds[k].l) != layer_cross(c, l)))
+            k++;
+        assert(k < LAYER_KINDS);
+        if (k == count) kinds[count].l = l, kinds[count++].count = 0;
+        kinds[k].count++;
+    }
+    return count;
+}
 
 static inline void predict_subnorm(Prediction *p, int N) {
     const AttentionDims *d = &p->plan->dims;
@@ -126,10 +162,10 @@ static inline void predict_subnorm(Prediction *p, int N) {
         predict_rows(p, CLASS_NORMS, "scale_inplace", 1, 1, scale_bytes((size_t)N * d->OH * d->DV));
 }
 
-static inline void predict_heads(Prediction *p, int N) {
-    const AttentionDims *d = &p->plan->dims;
+static inline void predict_heads(Prediction *p, int l, int N) {
+    const AttentionDims *d = plan_dims(p->plan, l);
     const AttentionVariant *v = p->plan->config.attention;
-    predict_attention(p, key_set(p->plan, 0, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
+    predict_attention(p, key_set(p->plan, l, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, false);
     if (v->sink) predict_rows(p, CLASS_COMBINE, "sink_forward", 1, 1, sink_forward_bytes(N, d->NQ, d->DV));
     if (d->pair_stride && d->lambda_rows == 0)
         predict_rows(p, CLASS_COMBINE,
@@ -144,12 +180,12 @@ static inline void predict_heads(Prediction *p, int N) {
         predict_rows(p, CLASS_COMBINE, "gate_forward", 1, 1, gate_forward_bytes(N, d->OH, d->DV, d->gate_width));
 }
 
-static inline void predict_block_attention(Prediction *p, int N) {
+static inline void predict_block_attention(Prediction *p, int l, int N) {
     const ModelConfig *c = &p->plan->config;
-    const AttentionDims *d = &p->plan->dims;
+    const AttentionDims *d = plan_dims(p->plan, l);
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->C, d->fused_rows);
-    predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
-    predict_heads(p, N);
+    predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->rope_heads, d->QD));
+    predict_heads(p, l, N);
     predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->NH * c->D, c->C);
     predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
 }
@@ -159,22 +195,50 @@ static inline void predict_block_mlp(Prediction *p, int N) {
     predict_rows(p, CLASS_SWIGLU, "swiglu_forward", 1, 1, swiglu_forward_bytes(N, c->F));
 }
 
+// YOCO: the keys and values of the upper half.
+static inline void predict_yoco(Prediction *p, int N) {
+    const AttentionDims *d = &p->plan->cross_dims;
+    int C = p->plan->config.C;
+    if (!p->plan->config.yoco) return;
+    predict_begin_layers(p, PART_LAYER, 1);
+    predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, C));
+    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, C, d->kv_rows);
+    predict_rows(p, CLASS_ROPE, "rope_forward", 1, 1, rope_bytes(N, d->NK, d->QD));
+}
+static inline void predict_yoco_backward(Prediction *p, int N) {
+    const AttentionDims *d = &p->plan->cross_dims;
+    int C = p->plan->config.C, layers = p->plan->config.L / 2;
+    size_t count = (size_t)N * d->kv_ld;
+    if (!p->plan->config.yoco) return;
+    predict_begin_layers(p, PART_LAYER_BACKWARD, 1);
+    predict_rows(p, CLASS_YOCO, "accumulate", 1, 1, accumulate_bytes(count, false));
+    predict_rows(p, CLASS_YOCO, "accumulate", layers - 1, 1, accumulate_bytes(count, true));
+    predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NK, d->QD));
+    predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, gradient_writes(p), N, C, d->kv_rows);
+    predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
+}
+
 static inline void predict_forward(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
-    predict_begin(p, PART_EMBED, p->micro_steps);
+    LayerKind kinds[LAYER_KINDS];
+    int count = layer_kinds(c, c->L, kinds);
+    predict_begin(p, PART_EMBED);
     predict_rows(p, CLASS_EMBEDDING, "embedding_forward", 1, 1, embedding_forward_bytes(N, c->C));
     predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, c->C));
-    predict_begin(p, PART_LAYER, p->micro_steps * c->L);
-    predict_block_attention(p, N);
-    predict_block_mlp(p, N);
-    predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
-    predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
+    for (int k = 0; k < count; k++) {
+        predict_begin_layers(p, PART_LAYER, kinds[k].count);
+        predict_block_attention(p, kinds[k].l, N);
+        predict_block_mlp(p, N);
+        predict_linear_forward(p, CLASS_BLOCK_GEMMS, 1, N, c->F, c->C);
+        predict_rows(p, CLASS_NORMS, "residual_rmsnorm_forward", 1, 1, residual_rmsnorm_forward_bytes(N, c->C));
+    }
+    predict_yoco(p, N);
 }
 
 static inline void predict_head(Prediction *p, int N) {
     const ModelPlan *m = p->plan;
     int C = m->config.C, V = m->config.V, rows = min_int(m->logit_rows, N), rest = N % rows;
-    predict_begin(p, PART_HEAD, p->micro_steps);
+    predict_begin(p, PART_HEAD);
     for (int last = 0; last <= (rest > 0); last++) {
         int n = last ? rest : rows, chunks = last ? 1 : N / rows;
         predict_linear_forward(p, CLASS_LM_HEAD, chunks, n, C, V);
@@ -184,8 +248,8 @@ static inline void predict_head(Prediction *p, int N) {
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 1, 2, rmsnorm_backward_bytes(N, C));
 }
 
-static inline void predict_heads_backward(Prediction *p, int N) {
-    const AttentionDims *d = &p->plan->dims;
+static inline void predict_heads_backward(Prediction *p, int l, int N) {
+    const AttentionDims *d = plan_dims(p->plan, l);
     const AttentionVariant *v = p->plan->config.attention;
     if (d->gate_width)
         predict_rows(p, CLASS_COMBINE, "gate_backward", 1, 1, gate_backward_bytes(N, d->OH, d->DV, d->gate_width));
@@ -201,46 +265,57 @@ static inline void predict_heads_backward(Prediction *p, int N) {
                      2, layer_lambda_bytes((size_t)N * d->OH));
     if (v->sink == SINK_LEARNED)
         predict_rows(p, CLASS_COMBINE, "sink_backward", 1, 2, sink_backward_bytes(N, d->NQ, d->DV));
-    predict_attention(p, key_set(p->plan, 0, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
+    predict_attention(p, key_set(p->plan, l, 0, p->plan->B, p->plan->T, 0).shape, v->key_sets, true);
 }
 
-static inline void predict_backward(Prediction *p, int N) {
+static inline void predict_layers_backward(Prediction *p, LayerKind kind, int N) {
     const ModelConfig *c = &p->plan->config;
-    const AttentionDims *d = &p->plan->dims;
-    double writes = gradient_writes(p) * c->L;
-    predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
+    const AttentionDims *d = plan_dims(p->plan, kind.l);
+    double writes = gradient_writes(p) * kind.count;
+    predict_begin_layers(p, PART_LAYER_BACKWARD, kind.count);
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->F, c->C);
     predict_rows(p, CLASS_SWIGLU, "swiglu_backward", 1, 1, swiglu_backward_bytes(N, c->F));
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, 2 * c->F);
     predict_rows(p, CLASS_NORMS, "rmsnorm_backward", 2, 2, rmsnorm_backward_bytes(N, c->C));
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->NH * c->D, c->C);
-    predict_heads_backward(p, N);
-    predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->NQ + d->NK, d->QD));
+    predict_heads_backward(p, kind.l, N);
+    predict_rows(p, CLASS_ROPE, "rope_backward", 1, 1, rope_bytes(N, d->rope_heads, d->QD));
     predict_linear_backward(p, CLASS_BLOCK_GEMMS, 1, writes, N, c->C, d->fused_rows);
-    predict_begin(p, PART_EMBED_BACKWARD, p->micro_steps);
+}
+static inline void predict_backward(Prediction *p, int N) {
+    const ModelConfig *c = &p->plan->config;
+    LayerKind kinds[LAYER_KINDS];
+    int count = layer_kinds(c, c->L, kinds);
+    for (int k = 0; k < count; k++) predict_layers_backward(p, kinds[k], N);
+    predict_yoco_backward(p, N);
+    predict_begin(p, PART_EMBED_BACKWARD);
     int distinct =
         (int)(c->V * (1 - exp(-(double)N / c->V))); // expected number of different tokens among N, all equally likely
     predict_rows(p, CLASS_EMBEDDING, "embedding_backward", 1, 13, embedding_backward_bytes(N, c->C, distinct));
 }
 
+// The last layer computes nothing again.
 static inline void predict_recompute(Prediction *p, int N) {
     const ModelPlan *m = p->plan;
-    predict_begin(p, PART_RECOMPUTE, p->micro_steps * (m->config.L - 1));
-    if (m->recompute == RECOMPUTE_NOTHING) return;
-    predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
-    if (m->recompute == RECOMPUTE_BLOCK) predict_block_attention(p, N);
-    else {
-        predict_subnorm(p, N);
+    LayerKind kinds[LAYER_KINDS];
+    int count = m->recompute == RECOMPUTE_NOTHING ? 0 : layer_kinds(&m->config, m->config.L - 1, kinds);
+    for (int k = 0; k < count; k++) {
+        predict_begin_layers(p, PART_RECOMPUTE, kinds[k].count);
         predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
+        if (m->recompute == RECOMPUTE_BLOCK) predict_block_attention(p, kinds[k].l, N);
+        else {
+            predict_subnorm(p, N);
+            predict_rows(p, CLASS_NORMS, "rmsnorm_forward", 1, 1, rmsnorm_forward_bytes(N, m->config.C));
+        }
+        predict_block_mlp(p, N);
     }
-    predict_block_mlp(p, N);
 }
 
 static inline void predict_update(Prediction *p) {
     const ModelPlan *m = p->plan;
     const Sharding *s = &m->sharding;
     size_t own = s->level ? s->own : m->tensors.buffer_count;
-    predict_begin(p, PART_UPDATE, 1);
+    predict_begin(p, PART_UPDATE);
     int zeroed = 0; // gradients that no matrix product writes
     size_t zeros = 0;
     for (int i = 0; i < m->tensors.count; i++) {
@@ -253,27 +328,37 @@ static inline void predict_update(Prediction *p) {
     predict_rows(p, CLASS_UPDATE, "adamw_update", m->tensors.count, 1, adamw_bytes(own, true) / m->tensors.count);
 }
 
+static inline void predict_fp8_copy(Prediction *p, LinearKind kind, LayerKind layers) {
+    Linear w = linear_shape(p->plan, kind, layers.l);
+    predict_begin(p, PART_UPDATE);
+    predict_rows(p, CLASS_FP8, "linear_copy_weight", layers.count, 3,
+                 absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
+}
+static inline void predict_fp8_maximum(Prediction *p, StepPart part, int layers, int N, int columns) {
+    if (layers == 0) return;
+    predict_begin_layers(p, part, layers);
+    predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, columns));
+}
 // What --gemm fp8 adds: the copies of weights, once per update, and maxima of tensors whose producers do not compute
 // them.
 static inline void predict_fp8(Prediction *p, int N) {
     const ModelConfig *c = &p->plan->config;
     const AttentionDims *d = &p->plan->dims;
+    LayerKind kinds[LAYER_KINDS], once = {yoco_layer(c), 1};
+    int count = layer_kinds(c, c->L, kinds);
     bool by_combine = d->pair_stride && !d->norm_count;
-    for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) {
-        Linear w = linear_shape(p->plan, (LinearKind)kind, 0);
-        predict_begin(p, PART_UPDATE, 1);
-        predict_rows(p, CLASS_FP8, "linear_copy_weight", c->L, 3,
-                     absmax_bytes(w.OC, w.IC) + fp8_quantize_bytes(w.OC, w.IC, 2));
-    }
-    predict_begin(p, PART_EMBED, p->micro_steps);
+    predict_begin(p, PART_EMBED);
     predict_rows(p, CLASS_FP8, "buffer_zero", 1, 1, linear_max_count(p->plan) * sizeof(absmax_t));
-    predict_begin(p, PART_LAYER_BACKWARD, p->micro_steps * c->L);
-    predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, d->fused_width));
+    for (int k = 0; k < count; k++) {
+        for (int kind = 0; kind < LINEAR_BLOCK_COUNT; kind++) predict_fp8_copy(p, (LinearKind)kind, kinds[k]);
+        predict_fp8_maximum(p, PART_LAYER_BACKWARD, kinds[k].count, N, plan_dims(p->plan, kinds[k].l)->fused_width);
+    }
+    if (c->yoco) {
+        predict_fp8_copy(p, LINEAR_KV, once);
+        predict_fp8_maximum(p, PART_LAYER_BACKWARD, 1, N, d->kv_rows);
+    }
     if (by_combine || d->gate_width) return;
-    predict_begin(p, PART_LAYER, p->micro_steps * c->L);
-    predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, (size_t)d->OH * d->DV));
-    predict_begin(p, PART_RECOMPUTE, p->micro_steps * (c->L - 1));
-    if (p->plan->recompute == RECOMPUTE_BLOCK)
-        predict_rows(p, CLASS_FP8, "absmax_update", 1, 1, absmax_bytes(N, (size_t)d->OH * d->DV));
+    predict_fp8_maximum(p, PART_LAYER, c->L, N, d->OH * d->DV);
+    if (p->plan->recompute == RECOMPUTE_BLOCK) predict_fp8_maximum(p, PART_RECOMPUTE, c->L - 1, N, d->OH * d->DV);
 }
 #endif

@@ -25,6 +25,7 @@ static const char *const bound_names[BOUNDS] = {"matrix products", "attention", 
     CLASS(CLASS_NORMS, "norms", BOUND_MEMORY)                                    \
     CLASS(CLASS_ROPE, "rope", BOUND_MEMORY)                                      \
     CLASS(CLASS_COMBINE, "combine and gates", BOUND_MEMORY)                      \
+    CLASS(CLASS_YOCO, "sums of YOCO's gradients", BOUND_MEMORY)                  \
     CLASS(CLASS_CROSS_ENTROPY, "cross-entropy", BOUND_MEMORY)                    \
     CLASS(CLASS_EMBEDDING, "embedding", BOUND_MEMORY)                            \
     CLASS(CLASS_UPDATE, "optimizer", BOUND_MEMORY)                               \
@@ -37,7 +38,7 @@ static const struct { const char *name; Bound bound; } prediction_classes[] = {P
 #undef CLASS_ROW
 // clang-format on
 
-// Parts of a step. PART_LAYER, PART_LAYER_BACKWARD and PART_RECOMPUTE are of one layer.
+// Parts of a step. PART_LAYER, PART_LAYER_BACKWARD and PART_RECOMPUTE are of one layer: of the mean of all.
 typedef enum {
     PART_EMBED,
     PART_LAYER,
@@ -64,7 +65,8 @@ typedef struct {
     int op_count;
     PredictedOp ops[PREDICTED_OPS];
     StepPart part;         // the part that is being predicted
-    double repeats;        // executions of this part in a step
+    double repeats;        // executions of the operations that are being predicted, in a step
+    double share;          // of the executions of the part: layers differ in their operations
     double part_ms[PARTS]; // of one execution
     double class_ms[PREDICTION_CLASSES];
     double bound_ms[BOUNDS];
