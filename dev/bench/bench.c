@@ -2,16 +2,18 @@
 bench.c: speed of the CPU trainer and its share of what the machine allows. `make bench` runs it.
 
   build/bench [--filter WORD] [--rounds N] [--threads N] [--gemm TYPE] [--turns PRESET,ATTENTION,KV_HEADS,B,T]
-              [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--window W] [--full-every K] [--yoco] [--doc-mask]
+              [--preset NAME] [--batch N] [--longest N] [--memory GIB] [--seconds N]
+              [--window W] [--full-every K] [--yoco] [--doc-mask]
     --filter  only tables and rows whose name contains WORD (peaks, operations, steps, threads, loader, memory, ...)
     --rounds  repetitions of each measurement (7); medians are printed
     --threads OpenMP threads (all cores)
     --gemm    fp32 (default), bf16 or fp8, as train_diffv2 --gemm
     --window, --full-every, --yoco, --doc-mask
               traits of the layers in steps and threads, as the trainer's
-    --preset, --batch, --longest, --memory
+    --preset, --batch, --longest, --memory, --seconds
               of the tables decode, prefill and windows: the shape (small), the batch (1 and 8), the longest context
-              (65536), and the memory for all arms together (4 GiB); there --window is the window of YOCO (512)
+              (65536), the memory for all arms together (4 GiB), and the time of a prompt up to which the prompt of
+              twice its length is measured too (20 s); there --window is the window of YOCO (512)
     --turns   no tables: one step for each line on stdin; prints its milliseconds (for dev/bench/bench_peers.py)
 
 peaks       GEMM rate of the library (1024^3), and memory bandwidth for five mixes of streams. Bytes are those that the
@@ -180,6 +182,7 @@ int main(int argc, char **argv) {
         else if (strcmp(argv[i], "--preset") == 0 && value[0]) bench.preset = value;
         else if (strcmp(argv[i], "--batch") == 0 && (number == 1 || number == 8)) bench.batch = number;
         else if (strcmp(argv[i], "--longest") == 0 && number >= DECODE_SHORTEST) bench.longest = number;
+        else if (strcmp(argv[i], "--seconds") == 0 && number > 0) bench.seconds = number;
         else if (strcmp(argv[i], "--memory") == 0 && number > 0) bench.memory = (double)number * (1 << 30);
         else if (strcmp(argv[i], "--gemm") == 0 && find_gemm(value)) continue;
         else {
