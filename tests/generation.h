@@ -326,7 +326,7 @@ static void test_prompts_that_do_not_fit(void) {
         run_command(&r, "%s %s --prompts %s", test_program(), cases[i].options, path);
         if (cases[i].words) EXPECT_ONE_LINE(r, EXIT_FAILED, cases[i].words);
         else
-            EXPECT(r.status == 0 && count_lines(r.err) == 1, "%s: status %d: %.300s", cases[i].options, r.status,
+            EXPECT(r.status == 0 && count_lines(r.err) == 2, "%s: status %d: %.300s", cases[i].options, r.status,
                    r.err);
         EXPECT((r.out[0] == 0) == (cases[i].words != NULL), "%s: printed %.200s", cases[i].options, r.out);
     }
@@ -392,9 +392,10 @@ static void test_results_of_prompts(void) {
     FORMAT(common, "%s --init '%s/run/checkpoints/step_00000030' --temperature 0.7 --generate %d", test_program(),
            d.dir.path, TOKENS);
     run_command(&r, "%s --prompts '%s' --batch-size 1", common, path);
-    EXPECT(r.status == 0 && count_lines(r.out) == COUNT && count_lines(r.err) == 1, "status %d: %.300s", r.status,
+    EXPECT(r.status == 0 && count_lines(r.out) == COUNT && count_lines(r.err) == 2, "status %d: %.300s", r.status,
            r.err);
-    EXPECT(strstr(r.err, "6 prompts, up to 1 at a time: 43 tokens of prompts in"), "%.300s", r.err);
+    EXPECT(strncmp(r.err, "keys and values: 0.0 MiB for 1 sequence of up to 64 positions\n", 62) == 0, "%.300s", r.err);
+    EXPECT(strstr(r.err, "6 prompts, up to 1 at a time: prefill of 43 tokens in"), "%.300s", r.err);
     const char *at = r.out;
     for (int i = 0; i < COUNT; i++) {
         cJSON *json = result_line(&at);
@@ -418,6 +419,16 @@ static void test_results_of_prompts(void) {
         EXPECT(other.status == 0 && strcmp(r.out, other.out) == 0, "--batch-size %d: %.300s%.300s", B, other.out,
                other.err);
     }
+    // notes of a resume are not on stdout; updates of 4 sequences do not restrict generation
+    run_command(
+        &other,
+        "%s --out '%s/run' --resume --temperature 0.7 --generate %d --prompts '%s' --batch-size 3 --prompt-tokens 9",
+        test_program(), d.dir.path, TOKENS, path);
+    EXPECT_ONE_LINE(other, EXIT_USAGE, "mutually exclusive");
+    run_command(&other, "%s --out '%s/run' --resume --temperature 0.7 --generate %d --prompts '%s' --batch-size 3",
+                test_program(), d.dir.path, TOKENS, path);
+    EXPECT(other.status == 0 && strcmp(r.out, other.out) == 0, "--resume: %.300s%.300s", other.out, other.err);
+    EXPECT(strstr(other.err, "option --batch-size: 4 in the checkpoint, 3 now\n"), "%.300s", other.err);
     test_remove_directory(&d.dir);
 }
 
