@@ -264,6 +264,7 @@ static void yoco_forward(Model *model, const floatX *x, Rows r) {
     const AttentionDims *d = &model->plan.cross_dims;
     Activations *a = &model->acts;
     int l = yoco_layer(c), N = r.B * r.T, capacity = cache_capacity(&model->plan, l);
+    weight_copies_refresh(&model->copies, &model->plan, model->params, l);
     rmsnorm_forward(a->kv_norm, a->kv_rstd, x, param(model, T_YOCO_NORM, l), N, c->C, (real)c->rms_norm_eps,
                     input_max(model, LINEAR_KV, l));
     block_linear_forward(model, a->kv, a->kv_norm, LINEAR_KV, l, N);
@@ -1384,6 +1385,7 @@ static void mode_generate(Run *run) {
     Model *model = &run->model;
     if (o->prompts) {
         Generator g = run_generator(run, model);
+        print_cache(&model->plan);
         int broken = print_results(&g, run->sequences, &run->prompts, &run->tokenizer);
         CHECK(broken == 0,
               "the model's logits are not finite after %d of %d prompts: its weights are broken or training diverged",

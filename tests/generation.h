@@ -361,7 +361,7 @@ static void test_prompts_that_do_not_fit(void) {
         run_command(&r, "%s %s --prompts %s", test_program(), cases[i].options, path);
         if (cases[i].words) EXPECT_ONE_LINE(r, EXIT_FAILED, cases[i].words);
         else
-            EXPECT(r.status == 0 && count_lines(r.err) == 1, "%s: status %d: %.300s", cases[i].options, r.status,
+            EXPECT(r.status == 0 && count_lines(r.err) == 2, "%s: status %d: %.300s", cases[i].options, r.status,
                    r.err);
         EXPECT((r.out[0] == 0) == (cases[i].words != NULL), "%s: printed %.200s", cases[i].options, r.out);
     }
@@ -427,8 +427,9 @@ static void test_results_of_prompts(void) {
     FORMAT(common, "%s --init '%s/run/checkpoints/step_00000030' --temperature 0.7 --generate %d", test_program(),
            d.dir.path, TOKENS);
     run_command(&r, "%s --prompts '%s' --batch-size 1", common, path);
-    EXPECT(r.status == 0 && count_lines(r.out) == COUNT && count_lines(r.err) == 1, "status %d: %.300s", r.status,
+    EXPECT(r.status == 0 && count_lines(r.out) == COUNT && count_lines(r.err) == 2, "status %d: %.300s", r.status,
            r.err);
+    EXPECT(strncmp(r.err, "keys and values: 0.0 MiB for 1 sequence of up to 64 positions\n", 62) == 0, "%.300s", r.err);
     EXPECT(strstr(r.err, "6 prompts, up to 1 at a time: prefill of 43 tokens in"), "%.300s", r.err);
     const char *at = r.out;
     for (int i = 0; i < COUNT; i++) {
