@@ -13,17 +13,31 @@ typedef struct {
     bool yoco;
 } DecodeArm;
 static const DecodeArm decode_arms[] = {
-    {"Transformer NH", "baseline", 1, false},  {"Transformer 1.5 NH", "baseline", 1.5, false},
+    {"Transformer NH", "baseline", 1, false},   {"Transformer 1.5 NH", "baseline", 1.5, false},
     {"Transformer 2 NH", "baseline", 2, false}, {"DIFF V1", "diff_v1", 1, false},
     {"DIFF V2", "diff_v2", 1, false},           {"DIFF V2 YOCO", "diff_v2", 1, true},
 };
 enum { DECODE_ARMS = sizeof(decode_arms) / sizeof(decode_arms[0]), DECODE_SHORTEST = 1024 };
 
+// With one thread the time of the CPU, which other processes on the machine change less.
+static double decode_now(void) {
+    struct timespec t;
+    if (bench.threads > 1) return now_seconds();
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+static double decode_bandwidth(void) {
+    double start = decode_now();
+    probe_bandwidth(READ, PROBE_COUNT);
+    return sizeof(float) * (double)PROBE_COUNT / (decode_now() - start);
+}
+
+static int decode_window(void) { return bench_layers.window ? bench_layers.window : 512; }
 static void decode_config(ModelConfig *c, const DecodeArm *arm, int T) {
     CHECK(find_model(c, bench.preset, arm->attention, 0, T), "no preset '%s'", bench.preset);
     c->NH = (int)(arm->heads * c->NH);
     c->yoco = arm->yoco;
-    c->window = arm->yoco ? bench.window : 0;
+    c->window = arm->yoco ? decode_window() : 0, c->full_every = 0;
 }
 
 // A model for generation whose caches are full.
@@ -50,8 +64,8 @@ static void decode_bytes(const Model *model, int B, double *weights, double *cac
     for (int i = 0; i < plan->tensors.count; i++)
         if (is_product_weight(plan, &plan->tensors.tensors[i])) *weights += (double)plan->tensors.tensors[i].count;
     for (int l = 0; l < plan->config.L; l++)
-        *cache += (double)B * cache_capacity(plan, l) *
-                  (d->NK * d->QD + plan->config.attention->key_sets * d->NV * d->DV);
+        *cache +=
+            (double)B * cache_capacity(plan, l) * (d->NK * d->QD + plan->config.attention->key_sets * d->NV * d->DV);
     *weights *= sizeof(floatX), *cache *= sizeof(floatX);
 }
 
@@ -72,10 +86,10 @@ static double decode_seconds(BenchModel *b, bool attention, int calls) {
     float *logits = (float *)checked_calloc((size_t)b->B * (size_t)b->model.plan.config.V, sizeof(float));
     int *first = (int *)checked_calloc((size_t)b->B, sizeof(int));
     for (int i = 0; i < b->B; i++) first[i] = b->T - 1;
-    double start = now_seconds();
-    for (int i = 0; i < calls; i++) attention ? decode_attention(&b->model, b->B) :
-                                                model_decode(&b->model, b->tokens, first, b->B, logits);
-    double seconds = (now_seconds() - start) / calls;
+    double start = decode_now();
+    for (int i = 0; i < calls; i++)
+        attention ? decode_attention(&b->model, b->B) : model_decode(&b->model, b->tokens, first, b->B, logits);
+    double seconds = (decode_now() - start) / calls;
     CHECK(attention || isfinite(logits[0]), "the logits of a model with random weights are not finite");
     free(first);
     free(logits);
@@ -113,11 +127,11 @@ static void decode_round(BenchModel *models, DecodeTimes *times, int r, const in
     for (int k = 0; k < DECODE_ARMS; k++) {
         int i = (k + r) % DECODE_ARMS; // no arm always follows the same one
         DecodeTimes *t = &times[i];
-        double weights, cache, bandwidth = probe_bandwidth(READ, PROBE_COUNT);
+        double weights, cache, bandwidth = decode_bandwidth();
         decode_bytes(&models[i].model, B, &weights, &cache);
         t->token[r] = decode_seconds(&models[i], false, calls[i]);
         t->attention[r] = decode_seconds(&models[i], true, calls[i]);
-        bandwidth = 0.5 * (bandwidth + probe_bandwidth(READ, PROBE_COUNT));
+        bandwidth = 0.5 * (bandwidth + decode_bandwidth());
         t->share[r] = (weights + cache) / t->token[r] / bandwidth;
         t->attention_share[r] = cache / t->attention[r] / bandwidth;
     }
@@ -132,8 +146,8 @@ static void decode_round(BenchModel *models, DecodeTimes *times, int r, const in
 static void decode_case(int B, int T) {
     double need = decode_memory(B, T);
     if (need > bench.memory) {
-        printf("  batch %d, context %d: not measured: all arms need %.1f GiB, --memory is %.1f\n", B, T, need / (1 << 30),
-               bench.memory / (1 << 30));
+        printf("  batch %d, context %d: not measured: all arms need %.1f GiB, --memory is %.1f\n", B, T,
+               need / (1 << 30), bench.memory / (1 << 30));
         return;
     }
     BenchModel models[DECODE_ARMS];
@@ -170,7 +184,7 @@ static void table_decode(void) {
     printf("\ndecode %s, window of YOCO %d; ratios to the first arm in the same round, with quartiles\n"
            "  batch context                   tokens/s ms/token  MB read share  ratio                  attn. ms share"
            "  ratio                  ratio of the rest\n",
-           bench.preset, bench.window);
+           bench.preset, decode_window());
     for (int B = 1; B <= 8; B += 7)
         for (int T = DECODE_SHORTEST; T <= bench.longest; T *= 2)
             if (!bench.batch || bench.batch == B) decode_case(B, T);
@@ -182,7 +196,7 @@ static void table_decode(void) {
 static void table_prefill(void) {
     printf("\nprefill %s, window of YOCO %d: seconds of a prompt, tokens/s\n"
            "  context  %22s %22s %22s\n",
-           bench.preset, bench.window, decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
+           bench.preset, decode_window(), decode_arms[0].name, decode_arms[DECODE_ARMS - 2].name,
            decode_arms[DECODE_ARMS - 1].name);
     static const int arms[] = {0, DECODE_ARMS - 2, DECODE_ARMS - 1};
     double last[3] = {0, 0, 0}; // seconds at half the length
@@ -200,9 +214,9 @@ static void table_prefill(void) {
             float *logits = (float *)checked_calloc((size_t)b.model.plan.config.V, sizeof(float));
             int rounds = last[i] > 1 ? 1 : min_int(3, bench.rounds);
             for (int r = 0; r < rounds; r++) {
-                double start = now_seconds();
+                double start = decode_now();
                 model_prefill(&b.model, 0, b.tokens, T, logits);
-                seconds[r] = now_seconds() - start;
+                seconds[r] = decode_now() - start;
             }
             CHECK(isfinite(logits[0]), "the logits of a model with random weights are not finite");
             last[i] = median(seconds, rounds);
@@ -221,7 +235,7 @@ static void table_prefill(void) {
 static void windows_row(int T, int window) {
     ModelConfig c;
     CHECK(find_model(&c, bench.preset, "diff_v2", 0, T), "no preset '%s'", bench.preset);
-    c.window = window;
+    c.window = window, c.full_every = 0, c.yoco = false;
     Model model;
     model_plan(&model, &c, 1, T, FOR_TRAINING, RECOMPUTE_NOTHING, 0, 1, 0);
     KeySet k = key_set(&model.plan, 0, 0, 1, T, 0);
@@ -235,11 +249,11 @@ static void windows_row(int T, int window) {
     double forward[64], backward[64];
     int rounds = min_int(5, bench.rounds);
     for (int r = 0; r < rounds; r++) {
-        double start = now_seconds();
+        double start = decode_now();
         attention_forward(o, lse, x + k.q, x + k.k, x + k.v, s);
-        double middle = now_seconds();
+        double middle = decode_now();
         attention_backward(dx + k.q, dx + k.k, dx + k.v, d, o, lse, x + k.q, x + k.k, x + k.v, s, false);
-        forward[r] = middle - start, backward[r] = now_seconds() - middle;
+        forward[r] = middle - start, backward[r] = decode_now() - middle;
     }
     printf("  %7d %7d %12.2f %12.2f\n", T, window, 1e6 * median(forward, rounds) / T,
            1e6 * median(backward, rounds) / T);
@@ -252,7 +266,7 @@ static void table_windows(void) {
     printf("\nwindows %s diff_v2: attention of one layer, microseconds per token\n"
            "        T  window      forward     backward\n",
            bench.preset);
-    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, bench.window);
+    for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 32768); T *= 2) windows_row(T, decode_window());
     for (int T = DECODE_SHORTEST; T <= min_int(bench.longest, 8192); T *= 2) windows_row(T, 0);
 }
 #endif
